@@ -1,0 +1,26 @@
+# Two commands for users: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "setting up $(VENV): a few minutes, once"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pack,export,recipes,dev]"
+	touch $@
+
+demo: $(VENV)/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" dev/demo
+
+test: $(VENV)/installed
+	PYTHON=$(BIN)/python dev/test
+
+check: $(VENV)/installed
+	PYTHON=$(BIN)/python dev/check
+
+clean:
+	rm -rf demo $(VENV)

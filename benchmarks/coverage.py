@@ -1,0 +1,149 @@
+"""How much of the ONNX standard each library passes: `python -m benchmarks.coverage [--match TEXT]`.
+
+The backend tests of the onnx package, run against onward, onnxruntime and onnx2torch by the same runner with the same
+tolerances. "Tensor cases" leave out the cases whose inputs or outputs are strings, and the domain ai.onnx.ml.
+onnx2torch is optional (`pip install --no-deps onnx2torch`); torchvision, which it asks for, is stubbed out, so its
+RoiAlign and NonMaxSuppression cases count as failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+from tests.conformance.cases import KINDS, Case, load_cases
+from tests.conformance.checking import check, compare, to_torch_value
+
+_TYPE_CODES = {
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, onnx.TensorProto.BFLOAT16),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, onnx.TensorProto.FLOAT8E4M3FN),
+    np.dtype(ml_dtypes.float8_e4m3fnuz): (np.uint8, onnx.TensorProto.FLOAT8E4M3FNUZ),
+    np.dtype(ml_dtypes.float8_e5m2): (np.uint8, onnx.TensorProto.FLOAT8E5M2),
+    np.dtype(ml_dtypes.float8_e5m2fnuz): (np.uint8, onnx.TensorProto.FLOAT8E5M2FNUZ),
+}
+
+
+def is_tensor_case(case: Case) -> bool:
+    """No strings, and not the domain of classical machine learning."""
+    if any(o.domain == "ai.onnx.ml" for o in case.model.opset_import):
+        return False
+    values = [*case.model.graph.input, *case.model.graph.output]
+    return not any(_element_type(v.type) == onnx.TensorProto.STRING for v in values)
+
+
+def _element_type(kind: onnx.TypeProto) -> int:
+    which = kind.WhichOneof("value")
+    if which == "tensor_type":
+        return kind.tensor_type.elem_type
+    if which in ("sequence_type", "optional_type"):
+        return _element_type(getattr(kind, which).elem_type)
+    return 0
+
+
+def check_onnxruntime(case: Case) -> None:
+    """Through an inference session; types that numpy lacks go in and come out as raw bits."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    for inputs, outputs in case.data_sets:
+        feeds = {name: _ort_value(onnxruntime, value) for name, value in zip(names, inputs, strict=False)}
+        feeds = {name: value for name, value in feeds.items() if value is not None}
+        if all(isinstance(value, onnxruntime.OrtValue) for value in feeds.values()):
+            results = [_from_ort(r, o) for r, o in zip(session.run_with_ort_values(None, feeds), outputs, strict=True)]
+        else:
+            results = session.run(
+                None, {k: v.numpy() if isinstance(v, onnxruntime.OrtValue) else v for k, v in feeds.items()}
+            )
+        for index, (expected, actual) in enumerate(zip(outputs, results, strict=True)):
+            compare(expected, actual, case.rtol, case.atol, f"output {index}")
+
+
+def _ort_value(onnxruntime: Any, value: Any) -> Any:
+    if value is None or isinstance(value, list):
+        return value
+    array = np.asarray(value)
+    if array.dtype in _TYPE_CODES:
+        bits, code = _TYPE_CODES[array.dtype]
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.array(array).view(bits), code)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
+
+
+def _from_ort(value: Any, expected: Any) -> Any:
+    if not value.is_tensor():
+        return value._ortvalue.to_python_obj() if hasattr(value._ortvalue, "to_python_obj") else value.numpy()
+    array = np.asarray(expected)
+    if array.dtype in _TYPE_CODES:
+        raw = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack())
+        return raw.to(torch.float32).numpy()
+    return value.numpy()
+
+
+def make_onnx2torch_check() -> Callable[[Case], None] | None:
+    """A checker over onnx2torch, or None where it is not installed."""
+    stub = types.ModuleType("torchvision")
+    stub.ops = types.ModuleType("torchvision.ops")  # type: ignore[attr-defined]
+    for name in ("roi_align", "nms", "batched_nms", "deform_conv2d"):
+        setattr(stub.ops, name, None)
+    sys.modules.setdefault("torchvision", stub)
+    sys.modules.setdefault("torchvision.ops", stub.ops)  # type: ignore[attr-defined]
+    try:
+        convert = importlib.import_module("onnx2torch").convert
+    except ImportError:
+        return None
+
+    def run(case: Case) -> None:
+        net = convert(case.model)
+        for inputs, outputs in case.data_sets:
+            with torch.no_grad():
+                results = net(*(to_torch_value(value) for value in inputs))
+            results = results if isinstance(results, list | tuple) and len(outputs) > 1 else [results]
+            for index, (expected, actual) in enumerate(zip(outputs, results, strict=True)):
+                actual = actual.numpy() if isinstance(actual, torch.Tensor) else actual
+                compare(expected, actual, case.rtol, case.atol, f"output {index}")
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--match", default="")
+    options = parser.parse_args()
+    checks: dict[str, Callable[[Case], None] | None] = {
+        "onward": check,
+        "onnxruntime": check_onnxruntime,
+        "onnx2torch": make_onnx2torch_check(),
+    }
+    passed: dict[str, Counter[str]] = {name: Counter() for name in checks}
+    total: Counter[str] = Counter()
+    for kind in KINDS:
+        for case in load_cases(kind, options.match):
+            groups = ["all", kind] + (["tensor cases"] if is_tensor_case(case) else [])
+            total.update(groups)
+            for name, one in checks.items():
+                if one is None:
+                    continue
+                try:
+                    one(case)
+                except Exception:
+                    continue
+                passed[name].update(groups)
+    names = [name for name, one in checks.items() if one is not None]
+    print(f"{'':20} {'cases':>7}" + "".join(f"{name:>13}" for name in names))
+    for group in ("tensor cases", "all", *(kind for kind in KINDS if total[kind])):
+        print(f"{group:20} {total[group]:7}" + "".join(f"{passed[name][group]:13}" for name in names))
+
+
+if __name__ == "__main__":
+    main()

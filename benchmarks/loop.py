@@ -1,0 +1,194 @@
+"""What a step costs beside the network: `python -m benchmarks.loop [--size small] [--steps 40] [--runs 3]`.
+
+Trains a GPT-2 through `TrainingRunner` with console, metrics file, TensorBoard, shuffled shards and asynchronous
+checkpoints on, and counts the time spent inside the network (forward, backward, clipping, optimizer). The rest is the
+loop's own. Beside it, in the same run: how fast batches come from disk against how fast training takes them, and how
+long a blocking and an asynchronous checkpoint of this state make training stand still. Medians over the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onward.checkpoint.writing import CheckpointWriter
+from onward.data.loader import DataLoader
+from onward.data.shard_format import ShardWriter
+from onward.engine import steps as engine_steps
+from onward.engine.forward import Forward
+from onward.environment import Environment
+from onward.models import create_model
+from onward.parameters import Parameters
+from onward.report.console import ConsoleWatcher
+from onward.report.watching import make_watchers
+from onward.runner import TrainingRunner
+
+SIZES = {
+    "small": {"layers": 4, "heads": 4, "width": 128, "vocab_size": 1024, "context_length": 128},
+    "medium": {"layers": 8, "heads": 8, "width": 256, "vocab_size": 4096, "context_length": 256},
+}
+BATCH = 8
+
+
+@dataclass
+class Stopwatch:
+    """Sums the time spent in the functions it wraps."""
+
+    seconds: float = 0.0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+def prepare(folder: Path, size: dict[str, int]) -> None:
+    """The model and ten shards of random tokens."""
+    ir.save(create_model("gpt2", size="tiny", **size), folder / "model.onnx")
+    (folder / "data").mkdir()
+    generator = np.random.default_rng(0)
+    length = size["context_length"]
+    for number in range(10):
+        with ShardWriter(folder / "data" / f"{number}.pb") as writer:
+            for _ in range(200):
+                tokens = generator.integers(0, size["vocab_size"], length + 1)
+                writer.write({"input_ids": tokens[:-1], "labels": tokens[1:]})
+
+
+def make_runner(folder: Path, out: Path, steps: int) -> TrainingRunner:
+    """A run with everything on that a user would have on."""
+    parameters = Parameters.from_mapping(
+        {
+            "paths": {"model_path": folder / "model.onnx", "train_data_dir": folder / "data"},
+            "data": {"shuffle_data": True},
+            "loss": {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"},
+            "training": {"batch_size": BATCH, "num_train_steps": steps, "display_loss_steps": 5},
+            "learning_rate": {"initial_lr": 1e-3, "warmup_mode": "cosine", "warmup_steps": 5},
+            "optimizer": {"training_optimizer_name": "AdamW", "max_norm_clip": 1.0},
+            "checkpoint": {"checkpoints_dir": out / "checkpoints", "checkpoint_period": 20},
+            "tensorboard": {"log_dir": out / "tensorboard"},
+        }
+    )
+    log = open(out / "log.txt", "w")  # noqa: SIM115 - closed with the process
+    watchers = make_watchers(
+        console=ConsoleWatcher(log), metrics_path=out / "metrics.jsonl", tensorboard_dir=out / "tensorboard"
+    )
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), watchers.watchers)
+    runner.initialize()
+    return runner
+
+
+def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
+    """Shares of a step, and samples a second, of one run; the first steps, which make the program, are left out."""
+    out.mkdir()
+    warm = 5
+    watch = Stopwatch()
+    runner = make_runner(folder, out, steps + warm)
+    original = (
+        Forward.__call__,
+        torch.autograd.backward,
+        engine_steps.clip_grads_with_norm_,
+        engine_steps.get_total_norm,
+    )
+    Forward.__call__ = watch.wrap(original[0])  # type: ignore[method-assign]
+    torch.autograd.backward = watch.wrap(original[1])  # type: ignore[assignment]
+    engine_steps.clip_grads_with_norm_ = watch.wrap(original[2])
+    engine_steps.get_total_norm = watch.wrap(original[3])
+    runner.state.optimizer.step = watch.wrap(runner.state.optimizer.step)  # type: ignore[method-assign]
+    marks: list[tuple[int, float, float]] = []
+
+    class Marks(ConsoleWatcher):
+        def on_step(self, report: Any) -> None:
+            marks.append((report.step, time.perf_counter(), watch.seconds))
+
+    runner.watchers.add([Marks(open(out / "marks.txt", "w"))])  # noqa: SIM115
+    try:
+        with DataLoader({}, folder / "data", shuffle=True) as loader:
+            summary = runner.run(loader)
+    finally:
+        Forward.__call__, torch.autograd.backward = original[0], original[1]  # type: ignore[method-assign,assignment]
+        engine_steps.clip_grads_with_norm_, engine_steps.get_total_norm = original[2], original[3]
+    runner.watchers.close()
+    first = next(mark for mark in marks if mark[0] >= warm)
+    last = marks[-1]
+    total, network = last[1] - first[1], last[2] - first[2]
+    return {
+        "step_ms": 1e3 * total / (last[0] - first[0]),
+        "outside_share": (total - network) / total,
+        "samples_per_second": summary.stable_samples_per_second,
+    }
+
+
+def measure_data(folder: Path) -> float:
+    """Samples a second that the loader gives when nobody computes."""
+    with DataLoader({}, folder / "data", shuffle=True) as loader:
+        batches = loader.batches(BATCH)
+        next(batches)
+        started, samples = time.perf_counter(), 0
+        while time.perf_counter() - started < 2.0:
+            samples += next(batches).sample_count
+        return samples / (time.perf_counter() - started)
+
+
+def measure_stall(folder: Path, out: Path, blocking: bool) -> float:
+    """Milliseconds that training stands still for one checkpoint of this model's state."""
+    runner = make_runner(folder, out, 20)
+    stalls = []
+    with CheckpointWriter(out / f"stall-{blocking}", 2, blocking=blocking) as writer:
+        for number in range(6):
+            started = time.perf_counter()
+            writer.save(number, runner.state.tensors(), runner.state.record())
+            stalls.append(time.perf_counter() - started)
+            writer.wait()
+    runner.watchers.close()
+    return 1e3 * statistics.median(stalls[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder, SIZES[options.size])
+        loops = [measure_loop(folder, folder / f"run-{i}", options.steps) for i in range(options.runs)]
+        data = [measure_data(folder) for _ in range(options.runs)]
+        stalls = {}
+        for blocking in (True, False):
+            out = folder / f"stalls-{blocking}"
+            out.mkdir()
+            stalls[blocking] = measure_stall(folder, out, blocking)
+    middle = {key: statistics.median(run[key] for run in loops) for key in loops[0]}
+    supply = statistics.median(data)
+    print(
+        f"GPT-2 {options.size} {SIZES[options.size]}, batch {BATCH}, {torch.get_num_threads()} threads, "
+        f"median of {options.runs} runs of {options.steps} steps"
+    )
+    print(f"a step                          {middle['step_ms']:10.2f} ms")
+    print(f"outside the network             {100 * middle['outside_share']:10.2f} %   (goal: under 1)")
+    print(f"training takes                  {middle['samples_per_second']:10.1f} samples/s")
+    ratio = supply / middle["samples_per_second"]
+    print(f"the loader gives                {supply:10.1f} samples/s, {ratio:.0f} times that")
+    print(f"a blocking checkpoint stalls    {stalls[True]:10.1f} ms")
+    print(f"an asynchronous one             {stalls[False]:10.1f} ms, {stalls[False] / stalls[True]:.2f} of it")
+
+
+if __name__ == "__main__":
+    main()

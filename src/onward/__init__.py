@@ -1,0 +1,38 @@
+"""onward: train any ONNX model across processes, GPUs and nodes. ONNX in, ONNX out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onward.artifacts.inference_model import export as export
+    from onward.data.loader import DataLoader as DataLoader
+    from onward.environment import Environment as Environment
+    from onward.lowering.conversion import to_torch as to_torch
+    from onward.parameters import Parameters as Parameters
+    from onward.runner import TrainingRunner as TrainingRunner
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DataLoader": "onward.data.loader",
+    "Environment": "onward.environment",
+    "Parameters": "onward.parameters",
+    "TrainingRunner": "onward.runner",
+    "export": "onward.artifacts.inference_model",
+    "to_torch": "onward.lowering.conversion",
+}
+"""Public name -> the module it lives in; imported at first use, so that `onward --help` does not load torch."""
+
+__all__ = ["DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'onward' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,7 @@
+"""`python -m onward` is the command `onward`."""
+
+import sys
+
+from onward.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""What leaves onward: inference models, optimized and quantized ones."""

@@ -1,0 +1,203 @@
+"""Backward operators that ONNX has no counterpart of, written with operators that it has.
+
+Each is a decomposition as torch's tracer takes them: the ATen operator's arguments in, its results out. All sizes may
+be symbolic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+
+_TORCH_WRITES_OUT = (
+    # The exporter translates these, but not all their results: a backward pass needs the rest.
+    aten.nll_loss_forward,
+    aten.nll_loss2d_forward,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten.native_group_norm,
+    aten.nll_loss_backward,
+    aten.nll_loss2d_backward,
+    aten.native_batch_norm_backward,
+    aten.native_group_norm_backward,
+)
+
+
+def _per_axis(values: Sequence[int], axes: int) -> list[int]:
+    """One number for each axis; ATen takes a single one for all."""
+    return list(values) * axes if len(values) == 1 else list(values)
+
+
+def _missing_rows(
+    size: Any, reduced: Any, kernel: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[Any]:
+    """For each axis, by how much a transposed convolution of the result falls short of the input's size."""
+    return [
+        i - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
+        for i, o, k, s, p, d in zip(size, reduced, kernel, stride, padding, dilation, strict=True)
+    ]
+
+
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of a convolution as convolutions (Dumoulin & Visin 2016, arXiv 1603.07285, chapter 4).
+
+    For the input: the transposed convolution of the output's gradient. For the weight (O, I/G, K): the input and the
+    output's gradient, batch and channels exchanged, convolved with stride and dilation exchanged. A transposed
+    convolution exchanges the two roles.
+    """
+    axes = input.dim() - 2
+    stride, padding, dilation = (_per_axis(values, axes) for values in (stride, padding, dilation))
+    zeros = [0] * axes
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        if transposed:
+            grad_input = aten.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
+        else:
+            more = _missing_rows(input.shape[2:], grad_output.shape[2:], weight.shape[2:], stride, padding, dilation)
+            grad_input = _transposed_convolution(grad_output, weight, stride, padding, dilation, more, groups)
+    if output_mask[1]:
+        wide, narrow = (grad_output, input) if transposed else (input, grad_output)
+        grad_weight = _weight_gradient(wide, narrow, weight.shape[2:], stride, padding, dilation, groups)
+    if output_mask[2]:
+        grad_bias = grad_output.sum([0, *range(2, grad_output.dim())])
+    return grad_input, grad_weight, grad_bias
+
+
+def _transposed_convolution(
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    more: list[Any],
+    groups: int,
+) -> Tensor:
+    """A transposed convolution whose result is larger by `more` rows at the end of each axis."""
+    if all(isinstance(m, int) and 0 <= m < max(s, d) for m, s, d in zip(more, stride, dilation, strict=True)):
+        return aten.convolution(x, weight, None, stride, padding, dilation, True, more, groups)  # type: ignore[no-any-return]
+    # Without padding the result covers every row that a window touched; the rest is cut off or is zero.
+    zeros = [0] * len(stride)
+    full = aten.convolution(x, weight, None, stride, zeros, dilation, True, zeros, groups)
+    pads: list[Any] = []
+    for p, m in zip(reversed(padding), reversed(more), strict=True):
+        pads += [-p, m - p]
+    return aten.constant_pad_nd(full, pads, 0.0)  # type: ignore[no-any-return]
+
+
+def _weight_gradient(
+    wide: Tensor,
+    narrow: Tensor,
+    kernel: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """The gradient (channels of narrow, channels of wide / groups, kernel) of a weight that maps `wide` to `narrow`."""
+    batch, channels = wide.shape[:2]
+    inside = channels // groups
+    x = wide.reshape(batch, groups, inside, *wide.shape[2:]).transpose(0, 2)
+    x = x.reshape(inside, groups * batch, *wide.shape[2:])
+    filters = narrow.transpose(0, 1)
+    zeros = [0] * len(stride)
+    found = aten.convolution(x, filters, None, dilation, padding, stride, False, zeros, groups)
+    # Rows of the input that no window reached give the result more places than the kernel has.
+    for axis, size in enumerate(kernel, start=2):
+        found = found.narrow(axis, 0, size)
+    return found.transpose(0, 1)  # type: ignore[no-any-return]
+
+
+def _scatter_to_planes(grad_output: Tensor, like: Tensor, indices: Tensor, axes: int) -> Tensor:
+    """Adds gradients to the places that `indices` name in each flattened plane of `like`."""
+    planes = like.shape[: like.dim() - axes]
+    flat = torch.zeros(*planes, math.prod(like.shape[-axes:]), dtype=grad_output.dtype, device=grad_output.device)
+    added = flat.scatter_add(-1, indices.flatten(-axes), grad_output.flatten(-axes))
+    return added.reshape(like.shape)
+
+
+def max_pool2d_with_indices_backward(
+    grad_output: Tensor, self: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:  # fmt: skip
+    """Every gradient goes to the place of the maximum."""
+    return _scatter_to_planes(grad_output, self, indices, 2)
+
+
+def max_pool3d_with_indices_backward(
+    grad_output: Tensor, self: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:  # fmt: skip
+    """Every gradient goes to the place of the maximum."""
+    return _scatter_to_planes(grad_output, self, indices, 3)
+
+
+def avg_pool_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Every gradient, divided as its window was, goes to all places of the window: a transposed convolution of ones."""
+    axes = len(kernel_size) if len(kernel_size) > 1 else (2 if self.dim() < 5 else 3)
+    kernel, padding = _per_axis(kernel_size, axes), _per_axis(padding, axes)
+    stride = _per_axis(stride, axes) if stride else kernel
+    sizes, windows = self.shape[-axes:], grad_output.shape[-axes:]
+    shares = grad_output
+    for axis in range(axes):
+        count = _window_sizes(sizes[axis], windows[axis], kernel[axis], stride[axis], padding[axis], count_include_pad)
+        if divisor_override is None:
+            shape = [1] * axes
+            shape[axis] = -1
+            shares = shares / count.to(device=self.device, dtype=grad_output.dtype).reshape(shape)
+    if divisor_override is not None:
+        shares = shares / divisor_override
+    more = _missing_rows(sizes, windows, kernel, stride, padding, [1] * axes)
+    ones = torch.ones(1, 1, *kernel, dtype=grad_output.dtype, device=grad_output.device)
+    planes = shares.reshape(-1, 1, *windows)
+    spread = _transposed_convolution(planes, ones, stride, padding, [1] * axes, more, 1)
+    return spread.reshape(self.shape)
+
+
+def _window_sizes(size: Any, windows: Any, kernel: int, stride: int, padding: int, include_pad: bool) -> Tensor:
+    """How many rows each window of an axis divides by: padding counts with `include_pad`, what lies beyond it never."""
+    starts = torch.arange(windows) * stride - padding
+    ends = (starts + kernel).clamp(max=size + padding)
+    if not include_pad:
+        starts, ends = starts.clamp(min=0), ends.clamp(max=size)
+    return ends - starts
+
+
+def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """ATen operator -> its decomposition: torch's own where it has one, above where ONNX lacks the operator."""
+    return {
+        **get_decompositions(_TORCH_WRITES_OUT),
+        aten.convolution_backward.default: convolution_backward,
+        aten.max_pool2d_with_indices_backward.default: max_pool2d_with_indices_backward,
+        aten.max_pool3d_with_indices_backward.default: max_pool3d_with_indices_backward,
+        aten.avg_pool2d_backward.default: avg_pool_backward,
+        aten.avg_pool3d_backward.default: avg_pool_backward,
+    }

@@ -1,0 +1,319 @@
+"""`onward.export`: the user's own graph with the trained weights and running statistics, ready for any ONNX runtime.
+
+Files are written beside their place and moved there when they are complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from onward.errors import ModelError, StorageError
+from onward.graph.reading import TRAINING_INFO
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.module import OnnxModule
+
+EXTERNAL_ABOVE_BYTES = 1_500_000_000
+"""Protobuf ends at 2 GiB; above this, weights go to a file beside the model."""
+
+_NOT_NUMPY = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+}
+
+
+def export(net: OnnxModule, path: str | os.PathLike[str]) -> None:
+    """Writes the graph a module came from, with the current values of its weights and running statistics.
+
+    Names, opset, metadata, types and `training_info` are the user's own. Dropout and batch normalization that were
+    exported in training mode are switched to inference. Models above 1.5 GB, and those that had external data, get
+    `<path>.data` beside them.
+
+    Raises:
+        StorageError: the disk is full or refuses; what stood at `path` before is still there.
+        ModelError: a weight has no place in the user's graph.
+    """
+    tensors = net.tensors_by_name()
+    export_weights(net.graph, lambda name: tensors[name], path)
+
+
+def export_weights(graph: TrainingGraph, read: Callable[[str], torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """`export` of weights that are in no module; `read` gives a weight or running statistic by its name."""
+    model = graph.source.clone()
+    model.meta.update(graph.source.meta)
+    holders = dict(_places(model))
+    for name in (*graph.weights, *graph.states):
+        _set(model, holders, name, lambda name=name: read(name), None)  # type: ignore[misc]
+    for copy, tie in graph.ties.items():
+        if tie.weight in graph.weights:
+            _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie.permutation)  # type: ignore[misc]
+    switch_to_inference(model)
+    save_model(model, Path(path), external=_has_external_data(graph.source), readers=(graph.source, graph.model))
+
+
+def _places(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:
+    """Every initializer and every output of a constant node by name, nested graphs included."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        yield from graph.initializers.items()
+        for node in graph:
+            if node.domain == "" and node.op_type in ("Constant", "ConstantOfShape"):
+                yield str(node.outputs[0].name), node.outputs[0]
+
+
+def _set(
+    model: ir.Model,
+    holders: Mapping[str, ir.Value],
+    name: str,
+    read: Callable[[], torch.Tensor],
+    permutation: tuple[int, ...] | None,
+) -> None:
+    value = holders.get(name)
+    if value is None:
+        raise ModelError(
+            f"the weight {name!r} has no place of its own in the model: it is a constant inside a function. "
+            "Inline the model's functions first (onnx.inliner.inline_local_functions)."
+        )
+    tensor = _lazy_tensor(value, name, read, permutation)
+    node = value.producer()
+    if node is None:
+        value.const_value = tensor
+    elif node.op_type == "Constant":
+        node.attributes.clear()
+        node.attributes["value"] = ir.Attr("value", ir.AttributeType.TENSOR, tensor)
+    else:
+        _replace_by_initializer(model, node, value, tensor)
+
+
+def _replace_by_initializer(model: ir.Model, node: ir.Node, value: ir.Value, tensor: ir.LazyTensor) -> None:
+    """A node that filled a tensor with one number cannot hold trained values: an initializer of the same name does."""
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    name = value.name
+    initializer = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    value.replace_all_uses_with(initializer, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    value.name = f"{name}_removed"
+    graph.register_initializer(initializer)
+    if model.ir_version is not None and model.ir_version < 4:
+        graph.inputs.append(initializer)  # until IR version 4 every initializer is an input, too
+
+
+def _lazy_tensor(
+    value: ir.Value, name: str, read: Callable[[], torch.Tensor], permutation: tuple[int, ...] | None
+) -> ir.LazyTensor:
+    """A tensor that is fetched when it is written, in the type the user's graph has for it."""
+    example = read()
+    dtype = _stored_dtype(value) or ir.tensor_adapters.from_torch_dtype(example.dtype)
+    shape = [int(example.shape[i]) for i in permutation] if permutation else [int(size) for size in example.shape]
+
+    def load() -> ir.TensorProtocol:
+        tensor = read().detach()
+        if permutation is not None:
+            tensor = tensor.permute(permutation)
+        return ir.Tensor(_to_numpy(tensor, dtype), dtype=dtype, name=name)
+
+    stored = value.const_value
+    return ir.LazyTensor(
+        load,
+        dtype=dtype,
+        shape=ir.Shape(shape),
+        name=name,
+        doc_string=None if stored is None else stored.doc_string,
+        metadata_props={} if stored is None else dict(stored.metadata_props),
+    )
+
+
+def _stored_dtype(value: ir.Value) -> ir.DataType | None:
+    """The element type that the user's graph has for a weight; a module may have been moved to another."""
+    node = value.producer()
+    attribute = None if node is None else node.attributes.get("value")
+    if attribute is not None:
+        return attribute.as_tensor().dtype
+    return value.dtype
+
+
+def _to_numpy(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
+    target = ir.tensor_adapters.to_torch_dtype(dtype)
+    tensor = tensor.to(device="cpu", dtype=target).contiguous()
+    view = _NOT_NUMPY.get(target)
+    return tensor.view(view).numpy().view(dtype.numpy()) if view is not None else tensor.numpy()
+
+
+def switch_to_inference(model: ir.Model) -> None:
+    """Turns off, in place, what an export in training mode left on: dropout and batch statistics.
+
+    Where the mode, or the statistics themselves, are inputs of the graph, the caller decides, and the node stays.
+    """
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        parameters = () if graph is model.graph else tuple(graph.inputs)
+        for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+            if node.domain != "":
+                continue
+            if node.op_type == "BatchNormalization":
+                if all(_is_stored(value) or value in parameters for value in node.inputs[3:5]):
+                    _use_running_statistics(node)
+            elif node.op_type == "Dropout" and len(node.inputs) > 2 and _is_stored_and_true(node.inputs[2]):
+                node.resize_inputs(2)
+
+
+def _is_stored(value: ir.Value | None) -> bool:
+    if value is None:
+        return False
+    node = value.producer()
+    if node is None:
+        return value.is_initializer()
+    return node.domain == "" and node.op_type in ("Constant", "ConstantOfShape")
+
+
+def _is_stored_and_true(value: ir.Value | None) -> bool:
+    if value is None or not _is_stored(value):
+        return False
+    tensor = value.const_value
+    node = value.producer()
+    if tensor is None and node is not None and "value" in node.attributes:
+        tensor = node.attributes["value"].as_tensor()
+    return tensor is None or bool(np.all(tensor.numpy()))
+
+
+def _use_running_statistics(node: ir.Node) -> None:
+    """A node that trains says so by `training_mode`, before opset 14 by further outputs: the updated statistics."""
+    if "training_mode" in node.attributes:
+        if not node.attributes["training_mode"].as_int():
+            return
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+    for index, output in enumerate(node.outputs[1:]):
+        if output.uses() or output.is_graph_output():
+            _repeat_statistic(node, node.inputs[3 + index % 2], output)
+    node.resize_outputs(1)
+
+
+def _repeat_statistic(node: ir.Node, statistic: ir.Value | None, output: ir.Value) -> None:
+    """In inference the updated statistics are the running ones: what read the output reads a copy of them."""
+    assert statistic is not None
+    assert node.graph is not None
+    copy = ir.node("Identity", [statistic], name=f"{node.name}_{output.name}")
+    same = copy.outputs[0]
+    same.type, same.shape = output.type, output.shape
+    output.replace_all_uses_with(same, replace_graph_outputs=True)
+    name, output.name = output.name, None
+    same.name = name
+    node.graph.insert_after(node, copy)
+
+
+def _has_external_data(model: ir.Model) -> bool:
+    return any(isinstance(tensor, ir.ExternalTensor) for tensor in _initial_tensors(model))
+
+
+def _initial_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+
+
+def save_model(model: ir.Model, path: Path, external: bool = False, readers: Iterable[ir.Model] = ()) -> None:
+    """Writes to a temporary folder beside the target and moves the files in place when they are complete.
+
+    Args:
+        model: what to write.
+        path: where to; `<path>.data` beside it holds the weights of models above 1.5 GB.
+        external: write weights there in any case; so it is where some are external now.
+        readers: models that may read the file that is replaced; they read the new one from then on.
+
+    Raises:
+        StorageError: the disk is full or refuses; the files that were there before stay.
+    """
+    total = sum(tensor.nbytes for tensor in _initial_tensors(model))
+    external = external or total > EXTERNAL_ABOVE_BYTES or _has_external_data(model)
+    data = f"{path.name}.data" if external else None
+    _load_attributes(model)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            ir.save(model, written, external_data=data)
+            _add_training_info(model, written)
+            if data is not None and (Path(folder) / data).exists():
+                _replace_both(Path(folder), path, data)
+                for reader in readers:
+                    _read_from_new_file(reader, path, path.parent / data)
+            else:
+                os.replace(written, path)
+    except OSError as error:
+        raise _storage_error(path, total, error) from error
+
+
+def _load_attributes(model: ir.Model) -> None:
+    """Tensors of attributes cannot be external in a file of another folder: they are written into the model."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            for name, attribute in list(node.attributes.items()):
+                if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    tensor = ir.Tensor(attribute.value.numpy(), dtype=attribute.value.dtype, name=attribute.value.name)
+                    node.attributes[name] = ir.Attr(name, ir.AttributeType.TENSOR, tensor)
+
+
+def _add_training_info(model: ir.Model, path: Path) -> None:
+    """onnx-ir knows no `training_info`; `read_model` kept the messages."""
+    kept = model.meta.get(TRAINING_INFO)
+    if kept:
+        proto = onnx.load(path, load_external_data=False)
+        proto.training_info.extend(kept)
+        onnx.save(proto, path)
+
+
+def _replace_both(folder: Path, path: Path, data: str) -> None:
+    """Moves model and data in place; if the model cannot be moved, the data that were there come back."""
+    target, before = path.parent / data, folder / f"{data}.before"
+    if target.exists():
+        os.replace(target, before)
+    try:
+        os.replace(folder / data, target)
+        os.replace(folder / path.name, path)
+    except OSError:
+        if before.exists():
+            os.replace(before, target)
+        raise
+
+
+def _read_from_new_file(reader: ir.Model, path: Path, data: Path) -> None:
+    """A model that was read from the replaced file finds its tensors in the new one, by name."""
+    written: ir.Model | None = None
+    for graph in reader.graphs():
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == data.resolve():
+                written = written or ir.load(path)
+                found = written.graph.initializers.get(name)
+                if found is not None and found.const_value is not None:
+                    value.const_value = found.const_value
+
+
+def _storage_error(path: Path, needed_bytes: int, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        folder = next(folder for folder in path.absolute().parents if folder.is_dir())
+        free = shutil.disk_usage(folder).free
+        return StorageError(
+            f"the model {str(path)!r} needs about {needed_bytes:,} bytes; the disk has {free:,} free. "
+            "Free some space, or choose another output_dir."
+        )
+    return StorageError(
+        f"the model {str(path)!r} cannot be written: {error.strerror or error}. "
+        "Choose another place, or make this one writable."
+    )

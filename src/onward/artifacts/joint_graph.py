@@ -1,0 +1,241 @@
+"""Forward and backward pass of a network as one graph of ATen operators, traced on tensors without memory.
+
+Sizes that stay open are symbols of the trace, so that the graph holds for any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from onward.artifacts.backward_decompositions import backward_decompositions
+from onward.errors import ModelError, ParametersError, UserError
+from onward.lowering.module import OnnxModule
+from onward.lowering.program import Program
+from onward.lowering.specialization import fold_constants, specialize
+
+CPU = torch.device("cpu")
+_DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
+_EXAMPLE_SIZES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+"""Stand for the sizes that stay open; all different, so that none is taken for another."""
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """The inputs of a network with the sizes they are traced with.
+
+    Attributes:
+        shapes: input -> its axes: a number, or the name of a size that stays open.
+        examples: size that stays open -> the number that stands for it in the trace.
+    """
+
+    shapes: Mapping[str, tuple[int | str, ...]]
+    examples: Mapping[str, int]
+
+    def example(self, name: str) -> tuple[int, ...]:
+        """The shape of an input in the trace."""
+        return tuple(self.examples[size] if isinstance(size, str) else size for size in self.shapes[name])
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """Loss and gradients as a function of features, weights, running statistics and constants.
+
+    Attributes:
+        code: called with the tensors of `inputs`, in order; returns the loss, one gradient a weight and the new
+            running statistics.
+        features, weights, states: names of the inputs, in the order in which `code` takes them.
+        constants: the last inputs by name, with their values.
+        sizes: of the features.
+    """
+
+    code: fx.GraphModule
+    features: tuple[str, ...]
+    weights: tuple[str, ...]
+    states: tuple[str, ...]
+    constants: Mapping[str, torch.Tensor]
+    sizes: OpenSizes
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All names that `code` takes, in order."""
+        return (*self.features, *self.weights, *self.states, *self.constants)
+
+
+def open_sizes(net: OnnxModule, sizes: Mapping[str, int]) -> OpenSizes:
+    """Which sizes of the inputs are fixed and which stay open.
+
+    Args:
+        net: whose program names its inputs.
+        sizes: symbolic dimension -> its size; those that are not in it stay open.
+
+    Raises:
+        ParametersError: a name is no symbolic dimension of the inputs.
+        ModelError: an input has no shape.
+    """
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for name in net.program.inputs:
+        if name not in net.input_shapes:
+            raise ModelError(f"input {name!r} has no known rank; a training graph needs the shape of every input.")
+        axes = enumerate(net.input_shapes[name])
+        named = [f"{name}_axis_{axis}" if size == "?" else size for axis, size in axes]
+        shapes[name] = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in named)
+    known = {size for shape in net.input_shapes.values() for size in shape if isinstance(size, str)}
+    for name in sizes:
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise ParametersError(f"{name!r} is no symbolic dimension of the model's inputs; they have: {listed}.")
+    _name_batch_of_labels(shapes, () if net.graph.loss_names is None else net.graph.loss_names.labels)
+    symbols = dict.fromkeys(size for shape in shapes.values() for size in shape if isinstance(size, str))
+    if len(symbols) > len(_EXAMPLE_SIZES):
+        raise ModelError(
+            f"{len(symbols)} sizes are open ({', '.join(symbols)}); give some of them in mapped_dimensions."
+        )
+    return OpenSizes(shapes, dict(zip(symbols, _EXAMPLE_SIZES, strict=False)))
+
+
+def _name_batch_of_labels(shapes: dict[str, tuple[int | str, ...]], labels: Collection[str]) -> None:
+    """The first axis of a label is the batch, whatever an exporter named the first axis of the outputs."""
+    features = [shape for name, shape in shapes.items() if name not in labels and shape]
+    known = {size for shape in features for size in shape}
+    for label in labels:
+        shape = shapes.get(label)
+        if features and shape and isinstance(shape[0], str) and shape[0] not in known:
+            shapes[label] = (features[0][0], *shape[1:])
+
+
+def trace_joint_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -> JointGraph:
+    """Traces the loss of a network and its gradients, in training mode.
+
+    Args:
+        net: whose first output is the loss, of rank 0; its weights are only looked at.
+        sizes: symbolic dimension -> its size; those that are not in it stay open.
+
+    Raises:
+        ModelError: a size that should stay open decides what is computed, or the model's shapes depend on its data.
+    """
+    opened = open_sizes(net, sizes or {})
+    weights, states = tuple(net.graph.weights), tuple(net.graph.states)
+    own = net.tensors_by_name()
+    program = net.program
+    on_cpu = {name: program.tensor(name, own).detach().to(CPU) for name in program.tensors}
+    constant = frozenset(on_cpu) - {*weights, *states}
+    if opened.examples:
+        program = fold_constants(program, CPU, on_cpu, constant)
+    else:
+        features = [_example(net, name, opened) for name in program.inputs]
+        program = specialize(program, CPU, features, on_cpu, constant)
+    learned = {*weights, *states}
+    constants = {n: program.tensor(n, own).detach().to(CPU) for n in program.tensors if n not in learned}
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    features = [_fake_feature(mode, net, name, opened) for name in program.inputs]
+    with mode:
+        kept = [_empty_like(tensor) for tensor in (*(own[n] for n in (*weights, *states)), *constants.values())]
+    code = _trace(_joint_function(program, weights, states, tuple(constants)), [*features, *kept], opened)
+    _check_open(mode, dict(zip(program.inputs, features, strict=True)), opened)
+    return JointGraph(code, tuple(program.inputs), weights, states, constants, opened)
+
+
+def example_arguments(net: OnnxModule, joint: JointGraph) -> list[torch.Tensor]:
+    """Tensors on the CPU that `joint.code` can be called with: zeros as features, and the network's own."""
+    own = net.tensors_by_name()
+    learned = [own[name].detach().to(CPU) for name in (*joint.weights, *joint.states)]
+    return [*(_example(net, name, joint.sizes) for name in joint.features), *learned, *joint.constants.values()]
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _example(net: OnnxModule, name: str, sizes: OpenSizes) -> torch.Tensor:
+    return torch.zeros(sizes.example(name), dtype=net.input_dtypes[name])
+
+
+def _fake_feature(mode: FakeTensorMode, net: OnnxModule, name: str, sizes: OpenSizes) -> torch.Tensor:
+    kinds = [DimDynamic.DYNAMIC if isinstance(size, str) else DimDynamic.STATIC for size in sizes.shapes[name]]
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(_example(net, name, sizes), symbolic_context=context)
+
+
+def _joint_function(
+    program: Program, weights: Sequence[str], states: Sequence[str], constants: Sequence[str]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """(features, weights, states, constants) -> (loss, gradients of the weights, new states)."""
+    names = (*program.inputs, *weights, *states, *constants)
+
+    def joint(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(names, arguments, strict=True))
+        # Batch normalization writes its running statistics in place: into copies, which are results.
+        changed = {name: given[name].clone() for name in states}
+        leaves = {name: given[name].detach().requires_grad_() for name in weights}
+        features = [given[name] for name in program.inputs]
+        with torch.enable_grad():
+            loss = program(True, CPU, features, {**given, **leaves, **changed})[0]
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        unreached = [name for name, gradient in zip(weights, gradients, strict=True) if gradient is None]
+        if unreached:
+            raise ModelError(
+                f"no gradient of the loss reaches {', '.join(map(repr, unreached))}; list them in weights_not_to_train."
+            )
+        return (loss.detach(), *(g for g in gradients if g is not None), *changed.values())
+
+    return joint
+
+
+def _trace(function: Callable[..., Any], arguments: Sequence[torch.Tensor], sizes: OpenSizes) -> fx.GraphModule:
+    tracer = make_fx(function, decomposition_table=dict(backward_decompositions()), tracing_mode="symbolic")
+    try:
+        # With the dispatcher in Python, torch writes some operators out before autograd sees them (resizing, LSTM);
+        # attention in its mathematical form has a backward pass of matrix products.
+        with enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH):
+            return tracer(*arguments)
+    except (*_DATA_DEPENDENT, UserError) as error:
+        if isinstance(error, _DATA_DEPENDENT) or isinstance(error.__cause__, _DATA_DEPENDENT):
+            raise ModelError(
+                "the model computes shapes, or which way to go, from its data, so it has no training graph: "
+                f"{_first_line(error)}"
+            ) from error
+        if sizes.examples:
+            given = ", ".join(f"{name}={size}" for name, size in sizes.examples.items())
+            raise ModelError(
+                f"the training graph cannot be traced with the open sizes {given}: {_first_line(error)} "
+                "Give sizes that the model needs in training.mapped_dimensions."
+            ) from error
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    """Without the advice that torch appends for whoever wrote the network in Python."""
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _check_open(mode: FakeTensorMode, features: Mapping[str, torch.Tensor], sizes: OpenSizes) -> None:
+    """Every open size is still a symbol, and one of its own."""
+    environment = mode.shape_env
+    assert environment is not None
+    fixed = set()
+    for name, tensor in features.items():
+        for axis, size in enumerate(sizes.shapes[name]):
+            traced: Any = tensor.shape[axis]
+            if isinstance(size, str) and not environment.replace(traced.node.expr).is_symbol:
+                fixed.add(size)
+    if fixed:
+        listed = ", ".join(f"{name!r}" for name in sorted(fixed))
+        raise ModelError(
+            f"the training graph cannot leave {listed} open: the model computes differently for every size (a loop "
+            "over it, or a comparison with it). Give its size in training.mapped_dimensions."
+        )

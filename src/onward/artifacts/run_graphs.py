@@ -1,0 +1,107 @@
+"""The training graphs that a run asks for, as its RUN.yaml or the command line names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from onward.artifacts.optimizer_graph import write_optimizer_graph
+from onward.artifacts.training_graph import write_train_step, write_training_graph
+from onward.checkpoint.reading import find_checkpoint, read_new_tensors
+from onward.engine.preparation import read_training_graph
+from onward.errors import CheckpointError, ParametersError
+from onward.lowering.module import OnnxModule
+from onward.parameters import Parameters
+
+
+def write_graphs(
+    net: OnnxModule,
+    parameters: Parameters,
+    *,
+    training_graph: Path | None = None,
+    optimizer_graph: Path | None = None,
+    train_step: Path | None = None,
+) -> list[Path]:
+    """Writes the graphs that are asked for, of a network whose first output is the loss.
+
+    Dimensions in `training.mapped_dimensions` are fixed, all others stay open. The graphs compute in the types of the
+    model, also in a run with mixed precision.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ModelError: the graph cannot be written in standard operators.
+        ParametersError: a step graph is asked for of a run that accumulates gradients, or `mapped_dimensions` names
+            a dimension that the model's inputs do not have.
+        StorageError: a file cannot be written.
+    """
+    sizes = parameters.training.mapped_dimensions
+    accumulation = parameters.training.gradient_accumulation_steps
+    if train_step is not None and accumulation != 1:
+        raise ParametersError(
+            f"training.gradient_accumulation_steps is {accumulation}; a step graph updates the weights at every call. "
+            "Set it to 1, or write the training graph and the optimizer graph and add gradients up between them."
+        )
+    if training_graph is not None:
+        write_training_graph(net, training_graph, sizes)
+    if optimizer_graph is not None:
+        write_optimizer_graph(net, parameters.optimizer, optimizer_graph)
+    if train_step is not None:
+        write_train_step(net, parameters.optimizer, train_step, sizes)
+    return [path for path in (training_graph, optimizer_graph, train_step) if path is not None]
+
+
+def export_graphs(
+    model: str | Path,
+    run: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    training_graph: str | Path | None = None,
+    optimizer_graph: str | Path | None = None,
+    train_step: str | Path | None = None,
+) -> list[Path]:
+    """Writes training graphs of a model without training it.
+
+    Args:
+        model: the ONNX file.
+        run: the RUN.yaml whose loss, optimizer, weights to train and dimensions count.
+        checkpoint: whose weights and running statistics become the defaults; absent: the model's own.
+        training_graph, optimizer_graph, train_step: where each goes; absent: it is not written.
+
+    Returns:
+        The files written.
+
+    Raises:
+        CheckpointError: no complete checkpoint, or one of another model.
+        ModelError, ParametersError, StorageError: as `write_graphs` does.
+    """
+    parameters = Parameters.load(run)
+    graph = read_training_graph(parameters, Path(model))
+    assert graph.loss is not None
+    net = OnnxModule(graph, (graph.loss,))
+    if checkpoint is not None:
+        _load(net, find_checkpoint(Path(checkpoint)))
+    training, optimizer, step = (
+        None if path is None else Path(path) for path in (training_graph, optimizer_graph, train_step)
+    )
+    return write_graphs(net, parameters, training_graph=training, optimizer_graph=optimizer, train_step=step)
+
+
+def _load(net: OnnxModule, checkpoint: Path) -> None:
+    stored = {
+        key.partition("/")[2]: tensor
+        for prefix in ("weights/", "states/")
+        for key, tensor in read_new_tensors(checkpoint, prefix).items()
+    }
+    own = net.tensors_by_name()
+    learned = (*net.graph.weights, *net.graph.states)
+    wrong = [name for name in learned if name not in stored or stored[name].shape != own[name].shape]
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint} is of another model: it lacks {', '.join(wrong[:5])}, or holds them in other shapes."
+        )
+    with torch.no_grad():
+        for name in learned:
+            own[name].copy_(stored[name])

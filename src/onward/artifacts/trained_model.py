@@ -1,0 +1,113 @@
+"""`onward export`: the inference model of a checkpoint, without training anything.
+
+Optimized or quantized on request, by the tools of `quantization`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onward.artifacts.inference_model import export_weights, save_model
+from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
+from onward.checkpoint.manifest import read_manifest
+from onward.checkpoint.reading import find_checkpoint, read_new_tensors, read_record
+from onward.errors import CheckpointError, ParametersError, StorageError
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+
+
+def export_checkpoint(
+    model: str | Path,
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    optimize: bool = False,
+    quantize: str | None = None,
+    calibration_dir: str | Path | None = None,
+    calibration_batch_size: int = 8,
+    calibration_batches: int = 16,
+) -> Path:
+    """Writes a model with the weights and running statistics of a checkpoint.
+
+    Args:
+        model: the ONNX file that was trained.
+        checkpoint: a checkpoint, or a folder of them (the latest is taken).
+        output: where the trained model goes.
+        optimize: fold constants and dead work with onnxscript's optimizer.
+        quantize: "fp16", "int8-dynamic" or "int8-static".
+        calibration_dir: shards whose samples calibrate "int8-static".
+        calibration_batch_size, calibration_batches: how many of them.
+
+    Raises:
+        CheckpointError: no complete checkpoint, or one of another model.
+        ParametersError: an option is missing or does not fit another.
+        StorageError: the output cannot be written.
+    """
+    if quantize == "int8-static" and calibration_dir is None:
+        raise ParametersError("--quantize int8-static needs --calibration-data DIR, shards of typical samples.")
+    path, output = find_checkpoint(Path(checkpoint)), Path(output)
+    graph = _graph_of_checkpoint(Path(model), path)
+    stored = {
+        key.partition("/")[2]: tensor
+        for prefix in ("weights/", "states/")
+        for key, tensor in read_new_tensors(path, prefix).items()
+    }
+    if not optimize and quantize is None:
+        export_weights(graph, lambda name: stored[name], output)
+        return output
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        workplace = tempfile.TemporaryDirectory(prefix=".onward-export-", dir=output.parent)
+    except OSError as error:
+        raise StorageError(
+            f"{str(output)!r} cannot be written: {error.strerror or error}. Choose another place for the model."
+        ) from error
+    with workplace as folder:
+        step = Path(folder) / "trained.onnx"
+        export_weights(graph, lambda name: stored[name], step)
+        if optimize:
+            step = optimize_model(step, Path(folder) / "optimized.onnx")
+        if quantize is not None:
+            calibration = None
+            if calibration_dir is not None:
+                name_map = read_record(path).get("parameters", {}).get("data", {}).get("input_name_map", {})
+                calibration = Calibration(Path(calibration_dir), name_map, calibration_batch_size, calibration_batches)
+            step = quantize_model(step, Path(folder) / "quantized.onnx", quantize, calibration)
+        save_model(ir.load(step), output)
+    return output
+
+
+def _graph_of_checkpoint(model: Path, checkpoint: Path) -> TrainingGraph:
+    """The training graph of a model, its trained weights those that the checkpoint holds."""
+    manifest = read_manifest(checkpoint)
+    training = read_record(checkpoint).get("parameters", {}).get("training", {})
+    graph = make_training_graph(model, tied_weights=tuple(training.get("tied_weights", ())))
+    held = {
+        name: tuple(int(size) for size in value.const_value.shape.numpy())
+        for name, value in graph.model.graph.initializers.items()
+        if value.const_value is not None
+    }
+    stored = {}
+    for key, entry in manifest.tensors.items():
+        kind, _, name = key.partition("/")
+        if kind in ("weights", "states"):
+            stored[name] = entry.shape
+    wrong = sorted(name for name, shape in stored.items() if held.get(name) != tuple(shape))
+    if wrong:
+        listed = ", ".join(f"{name!r} {list(stored[name])}" for name in wrong[:5])
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise CheckpointError(
+            f"{checkpoint} is of another model: of its {len(stored)} weights and running statistics, {len(wrong)} are "
+            f"not in {str(model)!r} with these shapes: {listed}{more}. Give the ONNX file that was trained."
+        )
+    lacking = [name for name in graph.states if name not in stored]
+    if lacking:
+        raise CheckpointError(
+            f"{checkpoint} is of another model: it lacks {len(lacking)} running statistics of {str(model)!r}, the "
+            f"first {lacking[0]!r}. Give the ONNX file that was trained."
+        )
+    weights = tuple(name for name in stored if f"weights/{name}" in manifest.tensors)
+    return replace(graph, weights=weights)

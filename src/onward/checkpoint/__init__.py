@@ -1,0 +1,1 @@
+"""Saving and loading a run's state on top of torch.distributed.checkpoint: whole or not at all."""

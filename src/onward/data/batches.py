@@ -1,0 +1,247 @@
+"""What training and evaluation get from data: batches, the position after each of them, and who hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from onward.data.shard import FeatureSpec
+from onward.errors import CheckpointError, DataError, ParametersError
+
+LastBatch = Literal["wrap", "drop", "short"]
+"""What happens to the samples at an epoch's end that do not fill a batch.
+
+- ``wrap``: the batch is completed with the first samples of the next epoch. Every batch is full, every epoch reads
+  every sample exactly once, nothing is lost; a batch may span two epochs (or more, where it is larger than an epoch).
+- ``drop``: they are left out of this epoch and counted in `dropped_samples`. Every batch is full; a batch larger than
+  an epoch is an error, since nothing would ever be read.
+- ``short``: they make a smaller batch. Nothing is lost, but one batch of each epoch has another size.
+"""
+
+
+@dataclass(frozen=True)
+class DataCursor:
+    """A position between two samples; the next sample read is the one after it.
+
+    Attributes:
+        epoch: passes over the data finished before.
+        sample: samples of this epoch read before.
+        file: position, in this epoch's order of files, of the file that holds the next sample; None: to be found from
+            `sample`, through the files' indexes.
+        file_sample: samples of that file read before, in this epoch's order of its samples.
+        fingerprint: of files, partition and shuffling that the position belongs to; empty: unknown.
+    """
+
+    epoch: int = 0
+    sample: int = 0
+    file: int | None = None
+    file_sample: int = 0
+    fingerprint: str = ""
+
+    def to_dict(self) -> dict[str, int | str | None]:
+        """A JSON-able form, for checkpoints."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DataCursor:
+        """The inverse of `to_dict`.
+
+        Raises:
+            CheckpointError: a field is unknown, missing or of the wrong type.
+        """
+        known = {field.name for field in fields(cls)}
+        if set(values) != known:
+            raise CheckpointError(f"a data cursor has the fields {sorted(known)}, not {sorted(values)}.")
+        cursor = cls(**values)
+        counts = (cursor.epoch, cursor.sample, cursor.file_sample, 0 if cursor.file is None else cursor.file)
+        if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(cursor.fingerprint, str):
+            raise CheckpointError(f"a data cursor's fields are counts from 0, not {dict(values)}.")
+        return cursor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples for one step.
+
+    Attributes:
+        features: model input name -> array [sample_count, *sample shape], owned by whoever takes the batch.
+        cursor: the position after this batch.
+        sample_count: samples in it.
+        epoch: passes over the data finished before its first sample.
+    """
+
+    features: dict[str, np.ndarray]
+    cursor: DataCursor
+    sample_count: int
+    epoch: int
+
+
+START = DataCursor()
+"""The first sample of the first epoch."""
+
+
+class BatchSource(Protocol):
+    """What a runner needs of training or test data."""
+
+    def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
+        """Batches for training from `cursor` on, epoch after epoch, without end."""
+
+    def one_pass(self, batch_size: int) -> Iterator[Batch]:
+        """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
+
+    def feature_specs(self) -> dict[str, FeatureSpec]:
+        """Model input name -> shape and dtype of one sample."""
+
+    def close(self) -> None:
+        """Stops background work; iterators still open end with an error."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Samples of one file, in the order in which they are to be read.
+
+    Attributes:
+        features: name -> array over the file's samples.
+        count: samples in the file.
+        order: permutation of them; None: as they stand.
+        first: how many of them, in that order, were read before.
+        epoch, sample, file: as in `DataCursor`, at the file's first sample.
+        file_count: files of the epoch.
+        path: where the samples come from, for messages.
+        fingerprint: for cursors.
+    """
+
+    features: Mapping[str, np.ndarray]
+    count: int
+    order: np.ndarray | None
+    first: int
+    epoch: int
+    sample: int
+    file: int
+    file_count: int
+    path: Path | str
+    fingerprint: str
+
+    def cursor_after(self, position: int) -> DataCursor:
+        """The cursor after `position` samples of this segment's file."""
+        if position < self.count:
+            return DataCursor(self.epoch, self.sample + position, self.file, position, self.fingerprint)
+        if self.file + 1 < self.file_count:
+            return DataCursor(self.epoch, self.sample + position, self.file + 1, 0, self.fingerprint)
+        return DataCursor(self.epoch + 1, 0, 0, 0, self.fingerprint)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises ParametersError unless it is a positive integer."""
+    if type(batch_size) is not int or batch_size < 1:
+        raise ParametersError(f"batch_size is {batch_size!r}; expected an integer of at least 1.")
+
+
+def check_last_batch(last_batch: str) -> None:
+    """Raises ParametersError for an unknown policy."""
+    if last_batch not in get_args(LastBatch):
+        raise ParametersError(f"last_batch is {last_batch!r}; expected one of {', '.join(get_args(LastBatch))}.")
+
+
+def cut_batches(
+    segments: Generator[Segment, None, None],
+    batch_size: int,
+    last_batch: LastBatch,
+    count_dropped: Callable[[int], None],
+) -> Iterator[Batch]:
+    """Cuts a stream of files into batches, over file ends; see `LastBatch` for epoch ends.
+
+    Holds no reference to a segment while it asks for the next, so that its memory can be given back.
+
+    Raises:
+        DataError: files differ in features, shapes or dtypes, or an epoch is smaller than a batch that may not wrap.
+    """
+    with closing(segments):
+        yield from _cut(segments, batch_size, last_batch, count_dropped)
+
+
+def _cut(
+    segments: Iterator[Segment], batch_size: int, last_batch: LastBatch, count_dropped: Callable[[int], None]
+) -> Iterator[Batch]:
+    out: dict[str, np.ndarray] = {}
+    filled, batch_epoch, epoch, epoch_samples = 0, 0, 0, 0
+    cursor = DataCursor()
+    specs: dict[str, FeatureSpec] = {}
+    specs_path: Path | str = ""
+    while (segment := next(segments, None)) is not None:
+        if filled and segment.epoch != epoch and last_batch != "wrap":
+            if last_batch == "short":
+                yield _make_batch(out, filled, cursor, batch_epoch)
+            elif epoch_samples < batch_size:
+                raise _too_small(epoch_samples, batch_size)
+            else:
+                count_dropped(filled)
+            filled = 0
+        epoch = segment.epoch
+        epoch_samples = segment.sample + segment.count
+        if not specs:
+            specs, specs_path = describe_features(segment.features), segment.path
+        _check_like(segment, specs, specs_path)
+        position = segment.first
+        while position < segment.count:
+            if filled == 0:
+                out = {name: np.empty((batch_size, *spec.shape), spec.dtype) for name, spec in specs.items()}
+                batch_epoch = epoch
+            take = min(batch_size - filled, segment.count - position)
+            _copy(segment, position, take, out, filled)
+            filled += take
+            position += take
+            cursor = segment.cursor_after(position)
+            if filled == batch_size:
+                filled = 0
+                yield _make_batch(out, batch_size, cursor, batch_epoch)
+                out = {}
+        segment = None
+    if filled:
+        yield _make_batch(out, filled, cursor, batch_epoch)
+
+
+def describe_features(features: Mapping[str, np.ndarray]) -> dict[str, FeatureSpec]:
+    """Shape and dtype of one sample of each stacked feature."""
+    return {name: FeatureSpec(array.shape[1:], array.dtype) for name, array in features.items()}
+
+
+def _make_batch(out: dict[str, np.ndarray], count: int, cursor: DataCursor, epoch: int) -> Batch:
+    return Batch({name: array[:count] for name, array in out.items()}, cursor, count, epoch)
+
+
+def _copy(segment: Segment, position: int, count: int, out: Mapping[str, np.ndarray], filled: int) -> None:
+    rows = slice(position, position + count)
+    for name, array in segment.features.items():
+        target = out[name][filled : filled + count]
+        if segment.order is None:
+            target[...] = array[rows]
+        else:
+            # mode="clip" writes straight into the target; the default buffers it. Orders are permutations, in range.
+            np.take(array, segment.order[rows], axis=0, out=target, mode="clip")
+
+
+def _too_small(samples: int, batch_size: int) -> DataError:
+    return DataError(
+        f"an epoch has only {samples} samples, fewer than batch_size {batch_size}: with last_batch 'drop' every one of "
+        "them would be dropped. Lower training.batch_size, add data, or set data.last_batch to 'wrap'."
+    )
+
+
+def _check_like(segment: Segment, specs: Mapping[str, FeatureSpec], specs_path: Path | str) -> None:
+    found = describe_features(segment.features)
+    if found == specs:
+        return
+    for name in sorted({*found, *specs}):
+        here, there = found.get(name), specs.get(name)
+        if here != there:
+            raise DataError(
+                f"shard {str(segment.path)!r}: feature {name!r} is {here or 'missing'}, but {there or 'missing'} in "
+                f"{str(specs_path)!r}. All shards of a data set must hold the same features with the same shapes and "
+                "dtypes: pack them again with one set of options."
+            )

@@ -1,0 +1,146 @@
+"""Batches from arrays in memory: data that a program already holds, and synthetic data for measuring speed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from onward.data.batches import (
+    START,
+    Batch,
+    DataCursor,
+    LastBatch,
+    Segment,
+    check_batch_size,
+    check_last_batch,
+    cut_batches,
+    describe_features,
+)
+from onward.data.epoch_order import EpochOrder
+from onward.data.shard import FeatureSpec
+from onward.errors import DataError, ParametersError
+
+
+class InMemoryDataLoader:
+    """Batches from arrays, with the interface of `DataLoader`.
+
+    Args:
+        features: model input name -> array [samples, *sample shape]; all with the same number of samples, at least 1.
+        shuffle, seed, last_batch: as in `DataLoader`; here an epoch's order covers all samples.
+
+    Attributes:
+        messages, dropped_samples: as in `DataLoader`.
+
+    Raises:
+        DataError: no features, no samples, or arrays of unequal length.
+        ParametersError: an argument that makes no sense.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, np.ndarray],
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        last_batch: LastBatch = "wrap",
+    ) -> None:
+        check_last_batch(last_batch)
+        arrays = {name: np.asarray(array) for name, array in features.items()}
+        lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
+        if not arrays or len(set(lengths.values())) != 1 or next(iter(lengths.values())) in (0, None):
+            raise DataError(
+                f"features with sample counts {lengths}; expected at least one feature, and the same number of samples "
+                "(at least 1) along axis 0 of each."
+            )
+        self.messages: list[str] = []
+        self.dropped_samples = 0
+        self.sample_count = int(next(iter(arrays.values())).shape[0])
+        self._features = arrays
+        self._order = EpochOrder(shuffle, seed)
+        self._last_batch: LastBatch = last_batch
+
+    def feature_specs(self) -> dict[str, FeatureSpec]:
+        """Model input name -> shape and dtype of one sample."""
+        return describe_features(self._features)
+
+    def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
+        """Batches for training, from `cursor` on, without end; see `DataLoader.batches`.
+
+        Raises:
+            ParametersError: `batch_size` is not a positive integer.
+            DataError: `cursor` lies outside of the data; a batch is larger than an epoch and may not wrap.
+        """
+        check_batch_size(batch_size)
+        if cursor.sample > self.sample_count or cursor.file:
+            raise DataError(
+                f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
+                f"{self.sample_count} samples: the data changed."
+            )
+        return cut_batches(self._segments(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
+
+    def one_pass(self, batch_size: int) -> Iterator[Batch]:
+        """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
+        check_batch_size(batch_size)
+        segments = self._segments(EpochOrder(False, 0), START, epochs=1)
+        return cut_batches(segments, batch_size, "short", self._count_dropped)
+
+    def close(self) -> None:
+        """Does nothing: there is no background work."""
+
+    def _segments(
+        self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None
+    ) -> Generator[Segment, None, None]:
+        epoch, first = cursor.epoch, cursor.sample
+        if first == self.sample_count:
+            epoch, first = epoch + 1, 0
+        end = None if epochs is None else epoch + epochs
+        while epoch != end:
+            permutation = order.samples(epoch, 0, self.sample_count)
+            yield Segment(self._features, self.sample_count, permutation, first, epoch, 0, 0, 1, "memory", "")
+            epoch, first = epoch + 1, 0
+
+    def _count_dropped(self, samples: int) -> None:
+        self.dropped_samples += samples
+
+
+@dataclass(frozen=True)
+class SyntheticFeature:
+    """A feature of synthetic data: shape of one sample, dtype, and the half-open range of its values."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike = np.float32
+    low: float = 0
+    high: float = 1
+
+
+def make_synthetic_loader(
+    features: Mapping[str, SyntheticFeature], sample_count: int, *, seed: int = 0
+) -> InMemoryDataLoader:
+    """Uniformly random data, for measuring speed without a data set.
+
+    Args:
+        features: model input name -> what to draw; whole numbers for integer and boolean dtypes.
+        sample_count: samples, at least 1; an epoch reads each once.
+        seed: the same seed gives the same data.
+
+    Raises:
+        ParametersError: no samples, or an empty range.
+    """
+    if sample_count < 1:
+        raise ParametersError(f"sample_count is {sample_count}; expected at least 1.")
+    random = np.random.Generator(np.random.PCG64(seed))
+    arrays: dict[str, np.ndarray] = {}
+    for name, feature in features.items():
+        if not feature.low < feature.high:
+            raise ParametersError(f"feature {name!r}: the range [{feature.low}, {feature.high}) is empty.")
+        shape = (sample_count, *feature.shape)
+        dtype = np.dtype(feature.dtype)
+        if dtype.kind in "iub":
+            arrays[name] = random.integers(int(feature.low), int(np.ceil(feature.high)), shape).astype(dtype)
+        else:
+            drawn = random.random(shape, np.float32) * np.float32(feature.high - feature.low) + np.float32(feature.low)
+            arrays[name] = drawn.astype(dtype)
+    return InMemoryDataLoader(arrays)

@@ -1,0 +1,361 @@
+"""Shards on disk -> batches: one rank's files, read ahead in the background, in an order that a cursor resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from onward.data.batches import (
+    START,
+    Batch,
+    DataCursor,
+    LastBatch,
+    Segment,
+    check_batch_size,
+    check_last_batch,
+    cut_batches,
+)
+from onward.data.epoch_order import EpochOrder
+from onward.data.prefetch import Prefetch
+from onward.data.shard import FeatureSpec, Shard, load_shard, read_feature_specs
+from onward.data.shard_files import find_shard_files
+from onward.data.shard_format import index_shard
+from onward.errors import DataError, ParametersError
+
+_WORTH_A_THREAD_BYTES = 1 << 20
+"""Below this size, handing a batch from thread to thread takes longer than copying its samples."""
+
+
+class _Visit(NamedTuple):
+    """One reading of one file: in which epoch, at which position of its order, and which of this rank's files."""
+
+    epoch: int
+    position: int
+    file: int
+
+
+class DataLoader:
+    """Batches from a directory of shards.
+
+    Args:
+        input_name_map: name in the file -> model input name. Empty: every feature, under its own name.
+        data_dir: directory of `.pb` shards, read in the order of their names; hidden files and folders are left out.
+        max_num_files_preload: files in memory at once, the one being read included. If all files of this rank fit,
+            they stay in memory and are read from disk once.
+        rank, size: of the data-parallel group: this loader reads the files i with i mod size == rank. The default
+            reads all: what replicated evaluation wants.
+        shuffle: draw the order of files, and of the samples in each file, anew for every epoch. Samples do not move
+            between files. `one_pass` never shuffles.
+        seed: of the shuffling.
+        last_batch: what happens to an epoch's last, incomplete batch; see `LastBatch`.
+        skip_corrupt: leave broken files out, saying so in `messages`, instead of raising; all of them broken is an
+            error even so.
+
+    Attributes:
+        messages: sentences for the user: files skipped, data changed since a cursor was taken, unequal partition.
+        skipped_files: path -> why it was left out.
+        dropped_samples: left out by last_batch "drop" since this loader was made.
+
+    Raises:
+        ParametersError: an argument that makes no sense.
+        DataError: the directory is missing, holds no shards, fewer shards than ranks, or shards that contradict its
+            `pack.json`.
+    """
+
+    def __init__(
+        self,
+        input_name_map: Mapping[str, str],
+        data_dir: str | os.PathLike[str],
+        max_num_files_preload: int = 2,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        last_batch: LastBatch = "wrap",
+        skip_corrupt: bool = False,
+    ) -> None:
+        _check_name_map(input_name_map)
+        if type(max_num_files_preload) is not int or max_num_files_preload < 1:
+            raise ParametersError(
+                f"max_num_files_preload is {max_num_files_preload!r}; expected an integer of at least 1."
+            )
+        check_last_batch(last_batch)
+        self.messages: list[str] = []
+        self.skipped_files: dict[Path, str] = {}
+        self.dropped_samples = 0
+        self._input_name_map = dict(input_name_map)
+        self._capacity = max_num_files_preload
+        self._order = EpochOrder(shuffle, seed)
+        self._last_batch: LastBatch = last_batch
+        self._skip_corrupt = skip_corrupt
+        self._files = find_shard_files(Path(data_dir), rank, size)
+        self._sample_counts: dict[int, int] = {}
+        self._resident: dict[int, Shard] = {}
+        self._open: weakref.WeakSet[Prefetch[Any, Any]] = weakref.WeakSet()
+        self._read_manifest_counts()
+        if self._files.total % size:
+            self.messages.append(
+                f"{self._files.total} shards over {size} data-parallel ranks: ranks 0 to "
+                f"{self._files.total % size - 1} read one more than the others, whose epochs are shorter."
+            )
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """This rank's files, in order of name."""
+        return self._files.paths
+
+    @property
+    def file_count_of_all_ranks(self) -> int:
+        """Files in the directory."""
+        return self._files.total
+
+    @property
+    def sample_count(self) -> int:
+        """Samples that an epoch of this rank reads, by the files' indexes; skipped files do not count.
+
+        The first use reads the length fields of every file that `pack.json` does not list.
+        """
+        return sum(self._count_samples(file) for file in range(len(self.files)))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that gives a cursor its meaning: file names and sizes, partition, shuffling."""
+        order = (True, self._order.seed) if self._order.shuffle else (False,)
+        return hashlib.sha256(repr((self._files.fingerprint, order)).encode()).hexdigest()[:16]
+
+    def feature_specs(self) -> dict[str, FeatureSpec]:
+        """Model input name -> shape and dtype of one sample, from the first sample of the first file that has one.
+
+        Raises:
+            DataError: that sample is broken, or every file is.
+        """
+        for file, path in enumerate(self.files):
+            if path in self.skipped_files:
+                continue
+            try:
+                return read_feature_specs(path, self._input_name_map)
+            except DataError as error:
+                self._skip_or_raise(file, error)
+        raise self._all_broken()
+
+    # ------------------------------------------------------------------------------------------------------- batches
+
+    def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
+        """Batches for training, from `cursor` on, epoch after epoch, without end.
+
+        Continuing from the cursor of a batch gives exactly the samples that would have followed it. Each call reads
+        independently of others, with files of its own in memory.
+
+        Raises:
+            ParametersError: `batch_size` is not a positive integer.
+            DataError: a file is broken; files differ in features, shapes or dtypes; `cursor` lies outside of the data;
+                a batch is larger than an epoch and may not wrap.
+        """
+        check_batch_size(batch_size)
+        cursor = self._locate(cursor)
+        visits = self._endless_visits(cursor)
+        segments = self._read(visits, self._order, cursor)
+        return self._run_ahead(cut_batches(segments, batch_size, self._last_batch, self._count_dropped))
+
+    def one_pass(self, batch_size: int) -> Iterator[Batch]:
+        """Batches for evaluation: every sample of this rank once, unshuffled, the last batch as short as it comes.
+
+        Raises:
+            ParametersError: `batch_size` is not a positive integer.
+            DataError: as `batches`.
+        """
+        check_batch_size(batch_size)
+        visits = (_Visit(0, file, file) for file in range(len(self.files)))
+        segments = self._read(visits, EpochOrder(False, 0), DataCursor(0, 0, 0))
+        return self._run_ahead(cut_batches(segments, batch_size, "short", self._count_dropped))
+
+    def cursor_at(self, epoch: int, sample: int) -> DataCursor:
+        """The cursor after `sample` samples of an epoch, found through the files' indexes without reading data.
+
+        Raises:
+            DataError: the epoch has fewer samples.
+        """
+        before = 0
+        for position, file in enumerate(self._order.files(epoch, len(self.files)).tolist()):
+            count = self._count_samples(file)
+            if sample < before + count:
+                return DataCursor(epoch, sample, position, sample - before, self.fingerprint)
+            before += count
+        if sample == before:
+            return DataCursor(epoch + 1, 0, 0, 0, self.fingerprint)
+        raise DataError(
+            f"the data position is sample {sample} of epoch {epoch}, but an epoch of {str(self._files.data_dir)!r} has "
+            f"{before} samples for this rank: the data changed. Start a new round, or restore the data."
+        )
+
+    def close(self) -> None:
+        """Stops reading ahead and frees the files kept in memory; iterators still open raise when asked for more."""
+        for prefetch in list(self._open):
+            prefetch.close()
+        self._resident.clear()
+
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    def _locate(self, cursor: DataCursor) -> DataCursor:
+        if cursor.fingerprint and cursor.fingerprint != self.fingerprint:
+            self.messages.append(
+                f"the data of {str(self._files.data_dir)!r} (files, partition or shuffling) are not those that "
+                "the data position was taken from: training continues at the same place of other samples."
+            )
+        if cursor.file is None and cursor.sample == 0:
+            return DataCursor(cursor.epoch, 0, 0, 0, self.fingerprint)
+        if cursor.file is None:
+            return self.cursor_at(cursor.epoch, cursor.sample)
+        if cursor.file >= len(self.files):
+            raise DataError(
+                f"the data position is in file {cursor.file} (from 0) of epoch {cursor.epoch}, but this rank has "
+                f"{len(self.files)} files in {str(self._files.data_dir)!r}: the data changed. Start a new round, or "
+                "restore the data."
+            )
+        return cursor
+
+    def _endless_visits(self, cursor: DataCursor) -> Iterator[_Visit]:
+        epoch, first = cursor.epoch, cursor.file or 0
+        while True:
+            order = self._order.files(epoch, len(self.files)).tolist()
+            for position in range(first, len(order)):
+                yield _Visit(epoch, position, order[position])
+            epoch, first = epoch + 1, 0
+
+    def _read(self, visits: Iterator[_Visit], order: EpochOrder, cursor: DataCursor) -> Generator[Segment, None, None]:
+        """Files read ahead -> segments; only the file that `cursor` points into starts in its middle."""
+        fingerprint = self.fingerprint
+        prefetch = Prefetch(visits, self._load_visit, self._capacity)
+        self._open.add(prefetch)
+        epoch, sample = cursor.epoch, cursor.sample - cursor.file_sample
+        try:
+            for visit, shard in prefetch:
+                if visit.epoch != epoch:
+                    epoch, sample = visit.epoch, 0
+                here = (visit.epoch, visit.position) == (cursor.epoch, cursor.file)
+                first = cursor.file_sample if here else 0
+                count = shard.sample_count
+                if first >= count:
+                    raise DataError(
+                        f"the data position is sample {first} of {str(shard.path)!r}, which has {count} samples: the "
+                        "data changed. Start a new round, or restore the data."
+                    )
+                yield Segment(
+                    features=shard.features,
+                    count=count,
+                    order=order.samples(visit.epoch, self._files.numbers[visit.file], count),
+                    first=first,
+                    epoch=epoch,
+                    sample=sample,
+                    file=visit.position,
+                    file_count=len(self.files),
+                    path=shard.path,
+                    fingerprint=fingerprint,
+                )
+                del shard
+                sample += count
+        finally:
+            prefetch.stop()
+
+    def _run_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Puts large batches together one ahead, on a second background thread, while the consumer works."""
+        first = next(batches, None)
+        if first is None or sum(array.nbytes for array in first.features.values()) < _WORTH_A_THREAD_BYTES:
+            if first is not None:
+                yield first
+            yield from batches
+            return
+        prefetch = Prefetch(batches, _pass_on, capacity=2)
+        self._open.add(prefetch)
+        try:
+            yield first
+            del first
+            yield from prefetch
+        finally:
+            prefetch.stop()
+
+    def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard] | None:
+        """Runs in the background; None: the file is skipped."""
+        path = self.files[visit.file]
+        if path in self.skipped_files:
+            return None
+        shard = self._resident.get(visit.file)
+        if shard is None:
+            try:
+                shard = load_shard(path, self._input_name_map)
+            except DataError as error:
+                self._skip_or_raise(visit.file, error)
+                return None
+            self._sample_counts[visit.file] = shard.sample_count
+            if len(self.files) <= self._capacity:
+                self._resident[visit.file] = shard
+        return visit, shard
+
+    def _count_samples(self, file: int) -> int:
+        path = self.files[file]
+        if file not in self._sample_counts and path not in self.skipped_files:
+            try:
+                self._sample_counts[file] = index_shard(path).sample_count
+            except DataError as error:
+                self._skip_or_raise(file, error)
+        return 0 if path in self.skipped_files else self._sample_counts[file]
+
+    def _read_manifest_counts(self) -> None:
+        for path, problem in self._files.damaged.items():
+            if not self._skip_corrupt:
+                raise DataError(problem)
+            self.messages.append(f"skipped: {problem}")
+            if path in self.files:
+                self.skipped_files[path] = problem
+        for file, path in enumerate(self.files):
+            if path.name in self._files.sample_counts:
+                self._sample_counts[file] = self._files.sample_counts[path.name]
+        if len(self.skipped_files) == len(self.files):
+            raise self._all_broken()
+
+    def _skip_or_raise(self, file: int, error: DataError) -> None:
+        if not self._skip_corrupt:
+            raise error
+        path = self.files[file]
+        self.skipped_files[path] = str(error)
+        self.messages.append(f"skipped, {len(self.skipped_files)} of {len(self.files)} files so far: {error}")
+        if len(self.skipped_files) == len(self.files):
+            raise self._all_broken() from error
+
+    def _all_broken(self) -> DataError:
+        path, problem = next(iter(self.skipped_files.items()))
+        return DataError(
+            f"all {len(self.files)} shards of this rank in {str(self._files.data_dir)!r} are broken, nothing is left "
+            f"to read. The first, {path.name!r}: {problem}"
+        )
+
+    def _count_dropped(self, samples: int) -> None:
+        self.dropped_samples += samples
+
+
+def _pass_on(batch: Batch) -> Batch:
+    return batch
+
+
+def _check_name_map(input_name_map: Mapping[str, str]) -> None:
+    taken: dict[str, str] = {}
+    for name_in_file, name in input_name_map.items():
+        if name in taken:
+            raise ParametersError(
+                f"data.input_name_map gives the model's input {name!r} two features, {taken[name]!r} and "
+                f"{name_in_file!r}; name each input once."
+            )
+        taken[name] = name_in_file

@@ -1,0 +1,17 @@
+"""Packing: text, arrays, tables and image folders into shards."""
+
+from onward.data.packing.command import add_arguments, run
+from onward.data.packing.options import ArrayOptions, ImageOptions, PackOptions, TableOptions, TextOptions
+from onward.data.packing.packer import PackSummary, pack
+
+__all__ = [
+    "ArrayOptions",
+    "ImageOptions",
+    "PackOptions",
+    "PackSummary",
+    "TableOptions",
+    "TextOptions",
+    "add_arguments",
+    "pack",
+    "run",
+]

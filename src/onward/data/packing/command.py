@@ -1,0 +1,102 @@
+"""The command line of packing: every field of the options dataclasses is an option, typed and explained."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from onward.data.packing.options import KINDS, PackOptions
+from onward.data.packing.packer import PackSummary, pack
+from onward.data.packing.source import find_source_files
+from onward.errors import ParametersError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds `SOURCE DEST` and all options; what is not given is absent from the parsed namespace."""
+    parser.add_argument("source", metavar="SOURCE", help="a file, or a folder that is walked in the order of names")
+    parser.add_argument("dest", metavar="DEST", help="directory for the shards")
+    parser.add_argument("--kind", choices=tuple(KINDS), help="what SOURCE is (default: found out from suffixes)")
+    _add_options(parser, PackOptions)
+    for kind, options_type in KINDS.items():
+        doc = " ".join((options_type.__doc__ or "").split("\n\n")[0].split())
+        _add_options(parser.add_argument_group(kind, doc.replace("%", "%%")), options_type)
+
+
+def run(arguments: argparse.Namespace) -> PackSummary:
+    """Packs as a parsed command line says.
+
+    Raises:
+        ParametersError: an option of another kind of source was given.
+        UserError: as `pack`.
+    """
+    given = vars(arguments)
+    kind, _ = find_source_files(
+        Path(arguments.source), arguments.kind, given.get("pattern", ""), given.get("exclude", ())
+    )
+    for other, options_type in KINDS.items():
+        wrong = [field.name for field in _fields(options_type) if field.name in given and other != kind]
+        if wrong:
+            raise ParametersError(
+                f"--{wrong[0].replace('_', '-')} is an option for {other}, but {arguments.source!r} is packed as "
+                f"{kind}: leave it out, or say --kind {other}."
+            )
+    return pack(arguments.source, arguments.dest, _make(PackOptions, given, source=_make(KINDS[kind], given)))
+
+
+def _fields(options_type: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(options_type) if "help" in field.metadata]
+
+
+def _make(options_type: type[Any], given: dict[str, Any], **others: Any) -> Any:
+    values = {field.name: given[field.name] for field in _fields(options_type) if field.name in given}
+    return options_type(**{name: _freeze(value) for name, value in values.items()}, **others)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _add_options(parser: argparse._ActionsContainer, options_type: type[Any]) -> None:
+    for field in _fields(options_type):
+        name = "--" + field.name.replace("_", "-")
+        text = field.metadata["help"].replace("%", "%%") + _describe_default(field.default)
+        if isinstance(field.default, bool):
+            parser.add_argument(
+                name, dest=field.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+            continue
+        parser.add_argument(
+            name,
+            dest=field.name,
+            type=_explain(field.metadata["parse"]),
+            choices=field.metadata["choices"] or None,
+            action="append" if field.metadata["repeated"] else "store",
+            default=argparse.SUPPRESS,
+            metavar=None if field.metadata["choices"] else field.name.upper(),
+            help=text,
+        )
+
+
+def _describe_default(default: Any) -> str:
+    if default in ("", ()):
+        return ""
+    if isinstance(default, bool):
+        return f" (default: {'yes' if default else 'no'})"
+    if isinstance(default, tuple):
+        return f" (default: {'x'.join(map(str, default)) if len(default) > 1 else default[0]})"
+    return f" (default: {default})"
+
+
+def _explain(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse hides a ValueError's message; this keeps it."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert

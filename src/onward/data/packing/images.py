@@ -1,0 +1,96 @@
+"""A folder of images per class -> image tensors and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.data.packing.options import ImageOptions
+from onward.data.packing.source import Advance, ChooseSplit, Sample, Source, require
+from onward.errors import DataError
+
+
+def open_images(folder: Path, paths: list[Path], options: ImageOptions, seed: int) -> Source:
+    """Opens a folder whose folders are classes, numbered in the order of their names.
+
+    Raises:
+        DataError: an image lies in no class folder, or there is one class only.
+        UserError: pillow is not installed.
+    """
+    require("PIL.Image", "packing images")
+    if folder.is_file():
+        raise DataError(f"{str(folder)!r} is one file; images are packed from a folder with one folder per class.")
+    names = []
+    for path in paths:
+        parts = path.relative_to(folder).parts
+        if len(parts) < 2:
+            raise DataError(
+                f"image {str(path)!r} lies in no class folder; expected {str(folder / 'CLASS' / path.name)!r}: the "
+                "class is the name of the folder inside the source."
+            )
+        names.append(parts[0])
+    classes = sorted(set(names))
+    labels = [classes.index(name) for name in names]
+    order = np.arange(len(paths))
+    if options.shuffle_images:
+        order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 3]))).permutation(len(paths))
+    images = [(paths[k], labels[k]) for k in order.tolist()]
+    details: dict[str, Any] = {"classes": classes, "images_per_class": {name: names.count(name) for name in classes}}
+    return Source("images", len(paths), partial(_read, images, options, details), details)
+
+
+def _read(
+    images: list[tuple[Path, int]],
+    options: ImageOptions,
+    details: dict[str, Any],
+    choose_split: ChooseSplit,
+    advance: Advance,
+) -> Iterator[tuple[str, Sample]]:
+    skipped: list[str] = []
+    number = 0
+    for path, label in images:
+        advance(1)
+        image = read_image(path, options)
+        if image is None:
+            skipped.append(str(path))
+            continue
+        yield choose_split(number), {"image": image, "label": np.array(label, np.int64)}
+        number += 1
+    if skipped:
+        details["images_skipped"] = skipped
+
+
+def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:
+    """Decodes, turns as the camera says, resizes and normalizes one image.
+
+    Returns:
+        float32 [channels, height, width]; None: it cannot be decoded and is to be skipped.
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    pil = require("PIL.Image", "packing images")
+    operations = require("PIL.ImageOps", "packing images")
+    height, width = options.image_size
+    try:
+        with pil.open(path) as opened:
+            image = operations.exif_transpose(opened).convert("RGB" if options.image_mode == "rgb" else "L")
+    except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
+        if options.unreadable == "skip":
+            return None
+        raise DataError(
+            f"image {str(path)!r} cannot be decoded: {error}. Replace it, or leave such images out with "
+            "--unreadable skip."
+        ) from error
+    if options.resize == "crop":
+        image = operations.fit(image, (width, height), method=pil.Resampling.BILINEAR)
+    else:
+        image = image.resize((width, height), resample=pil.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.float32) / np.float32(255)
+    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (options.mean, options.std))
+    return np.ascontiguousarray((planes - mean) / std)

@@ -1,0 +1,352 @@
+"""Any source -> a directory of shards that appears complete or not at all, with a manifest beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from onward.data.manifest import MANIFEST_NAME, Manifest, ShardEntry
+from onward.data.packing.arrays import open_arrays
+from onward.data.packing.images import open_images
+from onward.data.packing.options import (
+    KINDS,
+    ArrayOptions,
+    ImageOptions,
+    PackOptions,
+    SourceOptions,
+    TableOptions,
+    kind_of,
+)
+from onward.data.packing.source import Advance, Sample, Source, find_source_files, make_split_chooser
+from onward.data.packing.tables import open_table
+from onward.data.packing.text import open_text
+from onward.data.shard import FeatureSpec
+from onward.data.shard_format import ShardWriter
+from onward.errors import DataError, ParametersError, StorageError
+
+_STAGING = ".packing-"
+
+
+@dataclass(frozen=True)
+class PackSummary:
+    """What was packed.
+
+    Attributes:
+        dest: the directory.
+        kind: of source.
+        folders: directory of shards -> its manifest; one of them, or `train` and `test`.
+        seconds: how long it took.
+    """
+
+    dest: Path
+    kind: str
+    folders: Mapping[Path, Manifest]
+    seconds: float
+
+    @property
+    def sample_count(self) -> int:
+        """Samples of all folders."""
+        return sum(manifest.sample_count for manifest in self.folders.values())
+
+    def describe(self) -> str:
+        """A few lines for the user."""
+        lines = []
+        for folder, manifest in self.folders.items():
+            size = sum(shard.bytes for shard in manifest.shards)
+            lines.append(
+                f"{folder}: {manifest.sample_count} samples in {len(manifest.shards)} shards, {size / 1e6:.1f} MB"
+            )
+        manifest = next(iter(self.folders.values()))
+        lines += [f"  {name}: {spec['dtype']} {list(spec['shape'])}" for name, spec in manifest.features.items()]
+        lines += [f"  {key.replace('_', ' ')}: {_shorten(value)}" for key, value in manifest.details.items()]
+        return "\n".join(lines)
+
+
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def pack(
+    source: str | os.PathLike[str], dest: str | os.PathLike[str], options: PackOptions | None = None
+) -> PackSummary:
+    """Packs a file or folder into shards, sample by sample, in an order that depends on source and options alone.
+
+    Args:
+        source: a file, or a folder that is walked in the order of names.
+        dest: directory for the shards; made if absent. With a test fraction it gets the folders `train` and `test`.
+        options: absent: the kind is found out from suffixes, with that kind's defaults.
+
+    Raises:
+        DataError: the source is missing, broken or gives no samples, or `dest` already holds shards.
+        ParametersError: an option that makes no sense here.
+        UserError: a package that this kind needs is not installed.
+        StorageError: the disk refused the shards. After any error or interrupt `dest` is as it was before.
+    """
+    options = options or PackOptions()
+    start, dest = time.monotonic(), Path(dest)
+    asked = kind_of(options.source) if options.source is not None else None
+    kind, paths = find_source_files(Path(source), asked, options.pattern, options.exclude)
+    source_options = options.source if options.source is not None else KINDS[kind]()
+    _check_dest(dest, options.overwrite)
+    opened = _open(Path(source), paths, source_options, options.seed)
+    splits = ("train", "test") if options.test_fraction > 0 else ("",)
+    with _staging(dest) as staging:
+        sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in splits}
+        _write_all(opened, sequences, options)
+        manifests = {}
+        if not splits[0]:
+            opened.details.pop("split_by", None)
+        for split, sequence in sequences.items():
+            manifest = Manifest(
+                source=str(source),
+                kind=kind,
+                options=options.to_dict(source_options),
+                features=sequence.describe_features(),
+                sample_count=sum(entry.samples for entry in sequence.entries),
+                shards=tuple(sequence.entries),
+                details=opened.details,
+            )
+            _check_not_empty(manifest, split, options, str(source))
+            for name, text in {**opened.files, MANIFEST_NAME: manifest.to_json()}.items():
+                (staging / split / name).write_text(text, encoding="utf-8")
+            manifests[dest / split] = manifest
+        _publish(staging, dest)
+    return PackSummary(dest, kind, manifests, time.monotonic() - start)
+
+
+def _open(source: Path, paths: list[Path], options: SourceOptions, seed: int) -> Source:
+    if isinstance(options, ArrayOptions):
+        return open_arrays(paths, options)
+    if isinstance(options, TableOptions):
+        return open_table(paths, options)
+    if isinstance(options, ImageOptions):
+        return open_images(source, paths, options, seed)
+    return open_text(paths, options, seed)
+
+
+def _check_not_empty(manifest: Manifest, split: str, options: PackOptions, source: str) -> None:
+    if manifest.sample_count:
+        return
+    if split:
+        raise DataError(
+            f"no sample of {source!r} fell into {split!r} with test_fraction {options.test_fraction}; the source is "
+            "too small for it: choose another fraction, or pack train and test data from two sources."
+        )
+    raise DataError(f"{source!r} gave no samples; nothing was packed.")
+
+
+# ------------------------------------------------------------------------------------------------------------ samples
+
+
+class _ShardSequence:
+    """Shards of equal sample counts, one after the other, in one folder."""
+
+    def __init__(self, folder: Path, samples_per_file: int) -> None:
+        self.entries: list[ShardEntry] = []
+        self._folder = folder
+        self._samples_per_file = samples_per_file
+        self._specs: dict[str, FeatureSpec] = {}
+        self._writer: ShardWriter | None = None
+        folder.mkdir(exist_ok=True)
+
+    def write(self, sample: Sample) -> None:
+        specs = {name: FeatureSpec(array.shape, array.dtype) for name, array in sample.items()}
+        if specs != self._specs:
+            self._accept(specs)
+        if self._writer is None:
+            self._writer = ShardWriter(self._folder / f"shard-{len(self.entries):06d}.pb")
+        self._writer.write(sample)
+        if self._writer.sample_count == self._samples_per_file:
+            self.end_shard()
+
+    def end_shard(self) -> None:
+        if self._writer is not None:
+            self._writer.publish()
+            self.entries.append(ShardEntry(self._writer.path.name, self._writer.sample_count, self._writer.byte_count))
+            self._writer = None
+
+    def discard(self) -> None:
+        """Removes the shard begun, if any."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+
+    def describe_features(self) -> dict[str, dict[str, Any]]:
+        return {name: {"dtype": str(spec.dtype), "shape": list(spec.shape)} for name, spec in self._specs.items()}
+
+    def _accept(self, specs: dict[str, FeatureSpec]) -> None:
+        if self._specs:
+            number = sum(entry.samples for entry in self.entries) + (self._writer.sample_count if self._writer else 0)
+            names = sorted(name for name in {*specs, *self._specs} if specs.get(name) != self._specs.get(name))
+            differences = "; ".join(
+                f"{name!r} is {specs.get(name, 'missing')}, was {self._specs.get(name, 'missing')}" for name in names
+            )
+            raise DataError(
+                f"sample {number} differs from those before it: {differences}. All samples need the same features, "
+                "shapes and dtypes; for a dtype, choose one with --cast NAME=DTYPE."
+            )
+        self._specs = specs
+
+
+def _write_all(source: Source, sequences: Mapping[str, _ShardSequence], options: PackOptions) -> None:
+    cast = _make_cast(options)
+    only = next(iter(sequences.values())) if len(sequences) == 1 else None
+    with _progress(source, options.progress) as advance, ExitStack() as stack:
+        for sequence in sequences.values():
+            stack.callback(sequence.discard)
+        samples = source.read(make_split_chooser(options.test_fraction, options.seed), advance)
+        if options.shuffle_buffer > 1:
+            samples = _mix(samples, options.shuffle_buffer, options.seed)
+        for split, sample in samples:
+            (only or sequences[split]).write(cast(sample))
+        for sequence in sequences.values():
+            sequence.end_shard()
+
+
+def _mix(samples: Iterator[tuple[str, Sample]], size: int, seed: int) -> Iterator[tuple[str, Sample]]:
+    """Each sample leaves the buffer when a later one, at random, takes its place."""
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1])))
+    buffer: list[tuple[str, Sample]] = []
+    for sample in samples:
+        if len(buffer) < size:
+            buffer.append(sample)
+            continue
+        place = int(random.integers(size))
+        yield buffer[place]
+        buffer[place] = sample
+    for place in random.permutation(len(buffer)).tolist():
+        yield buffer[place]
+
+
+def _make_cast(options: PackOptions) -> Callable[[Sample], Sample]:
+    dtypes = {name: _dtype(name, text) for name, text in options.cast}
+
+    def cast(sample: Sample) -> Sample:
+        for name, dtype in dtypes.items():
+            if name not in sample:
+                raise ParametersError(f"--cast names {name!r}; the samples hold {', '.join(map(repr, sample))}.")
+            sample[name] = sample[name].astype(dtype)
+        return sample
+
+    return cast if dtypes else lambda sample: sample
+
+
+def _dtype(name: str, text: str) -> np.dtype:
+    if text == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    try:
+        dtype = np.dtype(text)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "biufc":
+        raise ParametersError(f"--cast {name}={text}: expected a dtype of numbers as int64, float32, bfloat16.")
+    return dtype
+
+
+@contextmanager
+def _progress(source: Source, shown: bool) -> Iterator[Advance]:
+    columns = (
+        TextColumn("packing"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} {task.fields[unit]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        task = bar.add_task("packing", total=source.total, unit=source.unit)
+        yield lambda amount: bar.advance(task, amount)
+
+
+# ---------------------------------------------------------------------------------------------------------- directory
+
+
+def _shards_of(dest: Path) -> list[Path]:
+    """What an earlier packing left in `dest`, the manifests included."""
+    folders = [dest, dest / "train", dest / "test"]
+    return sorted(
+        entry
+        for folder in folders
+        if folder.is_dir()
+        for entry in folder.iterdir()
+        if (entry.suffix == ".pb" and not entry.name.startswith(".")) or entry.name == MANIFEST_NAME
+    )
+
+
+def _check_dest(dest: Path, overwrite: bool) -> None:
+    if dest.exists() and not dest.is_dir():
+        raise DataError(f"destination {str(dest)!r} is a file; give a directory.")
+    if not dest.is_dir():
+        return
+    shards = _shards_of(dest)
+    if shards and not overwrite:
+        raise DataError(
+            f"destination {str(dest)!r} already holds {len(shards)} files of packed data, the first "
+            f"{str(shards[0].relative_to(dest))!r}: give another directory, or replace them with --overwrite."
+        )
+
+
+@contextmanager
+def _staging(dest: Path) -> Iterator[Path]:
+    """A hidden folder in `dest` for unfinished shards: no loader looks there, and renaming out of it is one step."""
+    made = _make_folders(dest)
+    _remove_abandoned(dest)
+    staging = dest / f"{_STAGING}{os.getpid()}"
+    try:
+        staging.mkdir()
+        yield staging
+    except OSError as error:
+        raise StorageError(
+            f"cannot pack into {str(dest)!r}: {error.strerror or error}. Nothing was left there; free space and pack "
+            "again."
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        for folder in made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _make_folders(dest: Path) -> list[Path]:
+    """Makes `dest`; returns what did not exist before, innermost first."""
+    missing = [folder for folder in (dest, *dest.parents) if not folder.exists()]
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make the directory {str(dest)!r}: {error.strerror or error}.") from error
+    return missing
+
+
+def _remove_abandoned(dest: Path) -> None:
+    """Removes what a killed packing left; one that is still running is left alone."""
+    for entry in dest.glob(f"{_STAGING}*"):
+        pid = entry.name.removeprefix(_STAGING)
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _publish(staging: Path, dest: Path) -> None:
+    """Moves the finished files to `dest`, manifests first: a loader that comes in between finds shards missing."""
+    for old in reversed(_shards_of(dest)):
+        old.unlink()
+    for folder in ("train", "test"):
+        if (dest / folder).is_dir() and not any((dest / folder).iterdir()):
+            (dest / folder).rmdir()
+    entries = sorted(path for path in staging.rglob("*") if path.is_file())
+    for entry in sorted(entries, key=lambda path: path.name != MANIFEST_NAME):
+        target = dest / entry.relative_to(staging)
+        target.parent.mkdir(exist_ok=True)
+        os.replace(entry, target)

@@ -1,0 +1,145 @@
+"""What every kind of source offers to packing, and how files are found and missing packages named."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from onward.errors import DataError, UserError
+
+Sample = dict[str, np.ndarray]
+ChooseSplit = Callable[[int], str]
+"""Number of a sample or document -> "train" or "test"."""
+Advance = Callable[[int], None]
+"""Called with what was read since the last call, in the source's unit."""
+
+SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "text": (".txt", ".text", ".md", ".rst", ".py"),
+    "arrays": (".npz", ".npy"),
+    "table": (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
+    "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"),
+}
+"""Kind of source -> the suffixes by which its files are found in a folder."""
+
+_OTHER_SUFFIXES = {"text": (".jsonl", ".ndjson", ".parquet")}
+"""Also read by a kind, where the kind was asked for."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened source.
+
+    Attributes:
+        unit: what progress counts: bytes, samples, images.
+        total: how many of them there are.
+        read: gives ("train" or "test", sample) in a fixed order.
+        details: what the manifest says of this kind; may be filled while reading.
+        files: name -> text of files that belong beside the shards.
+    """
+
+    unit: str
+    total: int
+    read: Callable[[ChooseSplit, Advance], Iterator[tuple[str, Sample]]]
+    details: dict[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def require(package: str, what_for: str) -> ModuleType:
+    """Imports a package of the `pack` extra.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{what_for} needs the Python package {package.partition('.')[0]!r}, which is not installed: run "
+            "pip install onward[pack]"
+        ) from error
+
+
+def make_split_chooser(test_fraction: float, seed: int) -> ChooseSplit:
+    """Assigns numbers to "test" with the given probability; a number's split depends on it and on `seed` alone."""
+    threshold = int(test_fraction * 2**64)
+
+    def choose(number: int) -> str:
+        digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
+        return "test" if int.from_bytes(digest, "little") < threshold else "train"
+
+    return choose if test_fraction > 0 else lambda _: "train"
+
+
+def find_source_files(
+    source: Path, kind: str | None, pattern: str = "", exclude: Sequence[str] = ()
+) -> tuple[str, list[Path]]:
+    """The kind of a source and its files, sorted by path; hidden files and folders are left out.
+
+    Args:
+        source: a file or a folder, walked to its leaves.
+        kind: None: found out from suffixes.
+        pattern: of file names in a folder; empty: the suffixes of the kind.
+        exclude: patterns of names of files and folders to leave out.
+
+    Raises:
+        DataError: nothing there, nothing of a known kind, or several kinds.
+    """
+    if source.is_file():
+        kind = kind or _kind_of_suffix(source)
+        return kind, [source]
+    if not source.is_dir():
+        raise DataError(f"source {str(source)!r} does not exist; give a file or a folder.")
+    everything = [path for path in _walk(source, exclude) if not pattern or fnmatchcase(path.name, pattern)]
+    kind = kind or _kind_of_folder(source, everything, pattern)
+    suffixes = SUFFIXES[kind] + _OTHER_SUFFIXES.get(kind, ())
+    paths = [path for path in everything if pattern or path.suffix.lower() in suffixes]
+    if not paths:
+        wanted = f"of the name {pattern!r}" if pattern else f"with the suffix {', '.join(suffixes)}"
+        raise DataError(f"source folder {str(source)!r} holds no files {wanted} ({kind}); name others with --pattern.")
+    return kind, paths
+
+
+def _walk(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
+    """Files below a folder in the order of their paths' parts; links to folders are not followed."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or any(fnmatchcase(entry.name, pattern) for pattern in exclude):
+            continue
+        if entry.is_dir():
+            if not entry.is_symlink():
+                yield from _walk(entry, exclude)
+        elif entry.is_file():
+            yield entry
+
+
+def _kind_of_suffix(path: Path) -> str:
+    for kind, suffixes in SUFFIXES.items():
+        if path.suffix.lower() in suffixes and kind != "images":
+            return kind
+    known = ", ".join(suffix for kind, suffixes in SUFFIXES.items() if kind != "images" for suffix in suffixes)
+    raise DataError(
+        f"the kind of {str(path)!r} cannot be told from its suffix (known: {known}); say --kind text, arrays or table."
+    )
+
+
+def _kind_of_folder(folder: Path, paths: Sequence[Path], pattern: str) -> str:
+    counts = {
+        kind: count
+        for kind, suffixes in SUFFIXES.items()
+        if (count := sum(path.suffix.lower() in suffixes for path in paths))
+    }
+    if len(counts) == 1:
+        return next(iter(counts))
+    found = ", ".join(f"{count} of {kind}" for kind, count in counts.items()) or "none of a known suffix"
+    named = f" named {pattern!r}" if pattern else ""
+    raise DataError(
+        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Say which to pack with --kind text, "
+        "arrays, table or images, or with --pattern."
+    )

@@ -1,0 +1,200 @@
+"""Rows of a table -> features: columns grouped, words turned into class numbers, dtypes found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.data.packing.options import TableOptions
+from onward.data.packing.rows import Block, read_blocks
+from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
+from onward.errors import DataError
+
+
+@dataclass(frozen=True)
+class _Column:
+    """How a column is read: by the numbers of its words, as whole numbers, or as numbers."""
+
+    name: str
+    words: dict[str, int] | None
+    whole: bool
+
+
+def open_table(paths: list[Path], options: TableOptions) -> Source:
+    """Opens table files of the same columns.
+
+    The dtypes of columns are those of the first block of rows; words of `categories` are collected in a first pass.
+
+    Raises:
+        DataError: a file is broken or empty, or an option names a column that is not there.
+    """
+    first = next((block for path in paths for block in read_blocks(path, options) if block.count), None)
+    if first is None:
+        raise DataError(f"table {str(paths[0])!r} has no rows.")
+    features = _group_columns(list(first.columns), options, str(first.path))
+    words = _collect_words(paths, options) if options.categories else {}
+    needed = dict.fromkeys(name for names in features.values() for name in names)
+    columns = {name: _describe(name, words.get(name), first) for name in needed}
+    details: dict[str, Any] = {"categories": {name: list(numbers) for name, numbers in words.items()}} if words else {}
+    total = sum(path.stat().st_size for path in paths)
+    return Source("bytes", total, partial(_read, paths, options, features, columns, details), details)
+
+
+def _group_columns(names: list[str], options: TableOptions, where: str) -> dict[str, list[str]]:
+    """Feature -> columns."""
+
+    def match(pattern: str) -> list[str]:
+        found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+        if not found:
+            raise DataError(f"table {where!r} has no column {pattern!r}; it has {', '.join(map(repr, names))}.")
+        return found
+
+    for name in options.categories:
+        match(name)
+    if not options.columns:
+        return {name: [name] for name in names}
+    return {
+        feature: [name for pattern in patterns.split(",") for name in match(pattern)]
+        for feature, patterns in options.columns
+    }
+
+
+def _collect_words(paths: list[Path], options: TableOptions) -> dict[str, dict[str, int]]:
+    found: dict[str, set[str]] = {name: set() for name in options.categories}
+    for path in paths:
+        for block in read_blocks(path, options):
+            for name, words in found.items():
+                words.update(_word(value) for value in block.columns.get(name, []) if value is not None)
+    return {name: {word: number for number, word in enumerate(sorted(words))} for name, words in found.items()}
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _describe(name: str, words: dict[str, int] | None, block: Block) -> _Column:
+    if words is not None:
+        return _Column(name, words, True)
+    values = [value for value in block.columns[name] if value is not None]
+    try:
+        whole = all(_is_whole(value) for value in values)
+    except ValueError as error:
+        raise DataError(
+            f"table {str(block.path)!r}: column {name!r} holds {error}, which is not a number. Make it a class with "
+            f"--categories {name}, or leave it out by naming the features' columns with --columns NAME=COLUMN,..."
+        ) from error
+    return _Column(name, None, whole)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, or lists of them.
+
+    Raises:
+        ValueError: it is not a number; the message is its text.
+    """
+    if isinstance(value, list):
+        wholes = [_is_whole(part) for part in value]
+        return all(wholes)
+    if isinstance(value, str):
+        try:
+            int(value)
+        except ValueError:
+            try:
+                float(value)
+            except ValueError:
+                raise ValueError(repr(value)) from None
+            return False
+        return True
+    if isinstance(value, bool | int):
+        return True
+    if isinstance(value, float):
+        return False
+    raise ValueError(repr(value))
+
+
+def _read(
+    paths: list[Path],
+    options: TableOptions,
+    features: dict[str, list[str]],
+    columns: dict[str, _Column],
+    details: dict[str, Any],
+    choose_split: ChooseSplit,
+    advance: Advance,
+) -> Iterator[tuple[str, Sample]]:
+    number = skipped = 0
+    for path in paths:
+        for block in read_blocks(path, options):
+            advance(block.read_bytes)
+            kept = _complete_rows(block, columns, options)
+            skipped += block.count - len(kept)
+            values = {name: _convert(block, column, kept) for name, column in columns.items()} if kept else {}
+            for row in range(len(kept)):
+                yield (
+                    choose_split(number),
+                    {feature: _join([values[name][row] for name in names]) for feature, names in features.items()},
+                )
+                number += 1
+    if skipped:
+        details["rows_skipped"] = skipped
+
+
+def _join(values: list[np.ndarray]) -> np.ndarray:
+    if len(values) == 1:
+        return values[0]
+    joined: np.ndarray = np.concatenate([np.ravel(value) for value in values])
+    # numpy makes int64 and float32 float64.
+    return joined if joined.dtype == np.int64 else joined.astype(np.float32)
+
+
+def _complete_rows(block: Block, columns: dict[str, _Column], options: TableOptions) -> list[int]:
+    kept = []
+    absent = next((name for name in columns if name not in block.columns), None)
+    for row in range(block.count):
+        missing = absent or next((name for name in columns if block.columns[name][row] is None), None)
+        if missing is None:
+            kept.append(row)
+        elif options.missing == "error":
+            raise DataError(
+                f"table {str(block.path)!r}, {block.where(row)}: column {missing!r} has no value. Fill it, or leave "
+                "such rows out with --missing skip."
+            )
+    return kept
+
+
+def _convert(block: Block, column: _Column, rows: list[int]) -> list[np.ndarray]:
+    """A column's values of some rows, as arrays of one dtype."""
+    values = [block.columns[column.name][row] for row in rows]
+    if column.words is not None:
+        return [np.array(column.words[_word(value)], np.int64) for value in values]
+    dtype = np.dtype(np.int64 if column.whole else np.float32)
+    try:
+        if column.whole and not all(_is_whole(value) for value in values):
+            raise ValueError
+        if not any(isinstance(value, list) for value in values):
+            return list(np.array(values).astype(dtype))
+        return [np.array(value, dtype) for value in values]
+    except (ValueError, TypeError, OverflowError):
+        raise _find_bad_value(block, column, rows, dtype) from None
+
+
+def _find_bad_value(block: Block, column: _Column, rows: list[int], dtype: np.dtype) -> DataError:
+    for row in rows:
+        value = block.columns[column.name][row]
+        try:
+            np.array(value).astype(dtype)
+            fits = not column.whole or _is_whole(value)
+        except (ValueError, TypeError, OverflowError):
+            fits = False
+        if not fits:
+            break
+    kind = "whole numbers" if column.whole else "numbers"
+    return DataError(
+        f"table {str(block.path)!r}, {block.where(row)}: column {column.name!r} holds {value!r}, but {kind} before. "
+        f"Mend the value, or make the column a class with --categories {column.name}."
+    )

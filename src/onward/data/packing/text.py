@@ -1,0 +1,146 @@
+"""Text -> token sequences for next-token training, or pairs of segments for BERT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.data.packing.bert import BertSampler
+from onward.data.packing.documents import Piece, count_bytes, is_split_by_document, read_documents
+from onward.data.packing.options import TextOptions
+from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
+from onward.data.packing.tokenizing import TextTokenizer, make_tokenizer
+from onward.errors import DataError
+
+
+def open_text(paths: list[Path], options: TextOptions, seed: int) -> Source:
+    """Opens text files; trains the tokenizer where one is to be trained."""
+    tokenizer = make_tokenizer(paths, options)
+    by_document = is_split_by_document(paths, options)
+    details: dict[str, Any] = {
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "special_tokens": tokenizer.specials,
+        "split_by": "document" if by_document else "sample",
+    }
+    read = partial(_read_causal if options.objective == "causal" else _read_bert, paths, options, tokenizer, details)
+    if options.objective == "bert":
+        read = partial(read, seed)
+    return Source("bytes", count_bytes(paths), partial(read, by_document), details, {"tokenizer.json": tokenizer.json})
+
+
+def _read_causal(
+    paths: list[Path],
+    options: TextOptions,
+    tokenizer: TextTokenizer,
+    details: dict[str, Any],
+    by_document: bool,
+    choose_split: ChooseSplit,
+    advance: Advance,
+) -> Iterator[tuple[str, Sample]]:
+    """Documents one after the other, cut every `sequence_length` tokens; the label of a token is the one after it."""
+    streams: dict[str, np.ndarray] = {}
+    end = np.array([tokenizer.specials[next(iter(tokenizer.specials))]], np.int64)
+    length, number, total = options.sequence_length, 0, 0
+    for piece in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
+        advance(piece.read_bytes)
+        parts = tokenizer.encode([piece.text]) if piece.text else []
+        if piece.last:
+            parts.append(end)
+        if not parts:
+            continue
+        document_split = choose_split(piece.document) if by_document else ""
+        tokens = np.concatenate([streams.get(document_split, end[:0]), *parts])
+        total += sum(map(len, parts))
+        start = 0
+        while len(tokens) - start > length:
+            window = tokens[start : start + length + 1]
+            sample = {"tokens": window[:-1], "labels": window[1:]}
+            if options.position_ids:
+                sample["position_ids"] = np.arange(length)
+            yield (document_split if by_document else choose_split(number)), sample
+            number += 1
+            start += length
+        streams[document_split] = tokens[start:]
+    details["token_count"] = total
+    details["tokens_left_over"] = sum(len(tokens) for tokens in streams.values())
+    if number == 0:
+        raise DataError(
+            f"the text has {total} tokens, fewer than one sample of sequence_length {length} and its last label needs "
+            f"({length + 1}): give more text, or a smaller --sequence-length."
+        )
+
+
+def _read_bert(
+    paths: list[Path],
+    options: TextOptions,
+    tokenizer: TextTokenizer,
+    details: dict[str, Any],
+    seed: int,
+    by_document: bool,
+    choose_split: ChooseSplit,
+    advance: Advance,
+) -> Iterator[tuple[str, Sample]]:
+    """Non-empty lines are sentences; a split has a sampler of its own, so that no test sentence is seen in training."""
+    samplers: dict[str, BertSampler] = {}
+    number, rest = 0, b""
+    for piece in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
+        advance(piece.read_bytes)
+        text = rest + piece.text
+        end = len(text) if piece.last else text.rfind(b"\n") + 1
+        rest = text[end:]
+        lines = [line for line in text[:end].splitlines() if line.strip()]
+        document_split = choose_split(piece.document) if by_document else ""
+        if document_split not in samplers:
+            key = [seed, 2, len(samplers)]
+            samplers[document_split] = BertSampler(options, tokenizer.specials, tokenizer.vocabulary_size, key)
+        sampler = samplers[document_split]
+        for sample in sampler.add(tokenizer.encode(lines), piece.last):
+            yield (document_split if by_document else choose_split(number)), sample
+            number += 1
+    if number == 0:
+        raise DataError("the text has no lines that hold anything; nothing can be learnt from it.")
+
+
+def _decodable(
+    pieces: Iterator[Piece],
+    paths: list[Path],
+    options: TextOptions,
+    tokenizer: TextTokenizer,
+    details: dict[str, Any],
+) -> Iterator[Piece]:
+    """Handles documents that are not UTF-8 as the options ask; a byte tokenizer takes any bytes."""
+    if not tokenizer.needs_utf8:
+        yield from pieces
+        return
+    skipping, skipped = -1, 0
+    document, offset = -1, 0
+    for piece in pieces:
+        start, document = (offset if piece.document == document else 0), piece.document
+        offset = start + len(piece.text)
+        try:
+            piece.text.decode()
+        except UnicodeDecodeError as error:
+            if options.undecodable == "error":
+                name = f"text {str(paths[piece.document])!r}" if _one_document_per_file(paths, options) else "a text"
+                raise DataError(
+                    f"{name} (document {piece.document}) is not UTF-8: {error.reason} at byte {start + error.start}. "
+                    "Convert it, leave it out with --undecodable skip, or put marks there with --undecodable replace."
+                ) from error
+            if options.undecodable == "replace":
+                piece = piece._replace(text=piece.text.decode("utf-8", "replace").encode())
+            elif skipping != piece.document:
+                skipping, skipped = piece.document, skipped + 1
+        if skipping == piece.document:
+            piece = piece._replace(text=b"")
+        yield piece
+    if skipped:
+        details["documents_not_utf8"] = skipped
+
+
+def _one_document_per_file(paths: list[Path], options: TextOptions) -> bool:
+    plain = all(path.suffix.lower() not in (".jsonl", ".ndjson", ".parquet") for path in paths)
+    return plain and options.documents == "file"

@@ -1,0 +1,242 @@
+"""The loop of one round: a generator that trains one step at a time and reports now and then.
+
+It knows nothing of evaluation, checkpoints or screens; the runner decides what happens between two steps, and the
+time it takes there is not counted as training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from onward.data.batches import Batch
+from onward.engine.reports import RunSummary, StepReport
+from onward.engine.state import Counters
+from onward.engine.steps import Steps, UpdateResult
+from onward.optim.schedules import LearningRateSchedule
+from onward.parameters import Training
+
+STABLE_STEPS = 128
+"""Throughput that has settled is measured over this many last steps (as the original runner did)."""
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """One step is over.
+
+    Attributes:
+        step: steps done in this round.
+        is_update: whether it ended in a weight update.
+        report: what to display, on updates that are displayed.
+    """
+
+    step: int
+    is_update: bool
+    report: StepReport | None
+
+
+@dataclass
+class Clock:
+    """Times and samples of one call of the loop.
+
+    Attributes:
+        steps, samples: done in this call.
+        train_seconds: spent in steps and in waiting for data.
+        data_wait_seconds: the waiting alone.
+        recent: (seconds, samples) of the last steps.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    train_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STABLE_STEPS))
+
+    def add(self, seconds: float, waited_seconds: float, samples: int) -> None:
+        """Counts one step."""
+        self.steps += 1
+        self.samples += samples
+        self.train_seconds += seconds
+        self.data_wait_seconds += waited_seconds
+        self.recent.append((seconds, samples))
+
+    @property
+    def samples_per_second(self) -> float:
+        """Over all steps of the call."""
+        return self.samples / self.train_seconds if self.train_seconds > 0 else 0.0
+
+    @property
+    def stable_samples_per_second(self) -> float:
+        """Over the last steps only."""
+        seconds = sum(s for s, _ in self.recent)
+        return sum(n for _, n in self.recent) / seconds if seconds > 0 else 0.0
+
+
+@dataclass
+class _Window:
+    """What gathers between two reports."""
+
+    loss_sum: torch.Tensor | None = None
+    losses: int = 0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+
+    def add(self, loss: torch.Tensor, seconds: float, waited_seconds: float, samples: int, tokens: int) -> None:
+        # Summed on the device: reading it is left to the report, so that no step waits for the device.
+        self.loss_sum = loss.double() if self.loss_sum is None else self.loss_sum + loss
+        self.losses += 1
+        self.seconds += seconds
+        self.waited_seconds += waited_seconds
+        self.samples += samples
+        self.tokens += tokens
+
+    def mean_loss(self) -> float:
+        assert self.loss_sum is not None
+        return float(self.loss_sum) / self.losses
+
+
+def train_steps(
+    steps: Steps,
+    batches: Iterator[Batch],
+    schedule: LearningRateSchedule,
+    num_train_steps: int,
+    display_loss_steps: int,
+    clock: Clock,
+) -> Iterator[StepDone]:
+    """Trains until the round has `num_train_steps` steps, and says so after each.
+
+    Reports come with the first update, with every `display_loss_steps`-th update and with the last.
+    """
+    state = steps.state
+    window = _Window()
+    state.net.train()
+    state.mark()
+    while state.counters.step < num_train_steps:
+        started = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - started
+        step = state.counters.step + 1
+        is_update = step % steps.accumulation == 0
+        update = step // steps.accumulation
+        shown = is_update and (update == 1 or update % display_loss_steps == 0 or step == num_train_steps)
+        result: UpdateResult | None = None
+        learning_rate = schedule.at(step)
+        if is_update:
+            result = steps.update(batch.features, learning_rate, watch=shown)
+            loss = result.loss
+        else:
+            loss, _ = steps.accumulate(batch.features)
+        state.counters.step = step
+        state.counters.samples += batch.sample_count
+        state.cursor = batch.cursor
+        if is_update:
+            state.mark()
+        seconds = time.perf_counter() - started
+        clock.add(seconds, waited, batch.sample_count)
+        window.add(loss, seconds, waited, batch.sample_count, _count_tokens(batch))
+        report = None
+        if shown and result is not None:
+            report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
+            window = _Window()
+        yield StepDone(step, is_update, report)
+
+
+def _make_report(
+    steps: Steps,
+    window: _Window,
+    result: UpdateResult,
+    batch: Batch,
+    learning_rate: float,
+    num_train_steps: int,
+    clock: Clock,
+) -> StepReport:
+    counters = steps.state.counters
+    read_from = time.perf_counter()
+    loss = window.mean_loss()
+    # Waiting here for the device is training time too.
+    seconds = window.seconds + time.perf_counter() - read_from
+    remaining = num_train_steps - counters.step
+    return StepReport(
+        step=counters.step,
+        num_train_steps=num_train_steps,
+        update=counters.update,
+        round=counters.round,
+        epoch=batch.epoch,
+        loss=loss,
+        learning_rate=learning_rate,
+        gradient_norm=result.gradient_norm,
+        loss_scale=None if steps.state.loss_scale is None else steps.state.loss_scale.scale,
+        skipped_updates=counters.skipped_updates,
+        samples=counters.samples,
+        samples_per_second=window.samples / seconds,
+        tokens_per_second=window.tokens / seconds if window.tokens else None,
+        data_wait_seconds=window.waited_seconds,
+        seconds_left=remaining * clock.train_seconds / clock.steps,
+        tensors=result.tensors,
+    )
+
+
+def _count_tokens(batch: Batch) -> int:
+    """Elements of the longest integer sequence in a batch: its tokens; 0 where no sample is a sequence."""
+    lengths = [
+        array.size for array in batch.features.values() if _is_integer(array) and array.ndim == 2 and array.shape[1] > 1
+    ]
+    return max(lengths, default=0)
+
+
+def _is_integer(array: Any) -> bool:
+    return bool(array.dtype.kind in "iu")
+
+
+def is_due(count: int, period: int) -> bool:
+    """Whether something that happens every `period` steps or updates happens now; never where `period` is 0."""
+    return period > 0 and count % period == 0
+
+
+def summarize(
+    training: Training,
+    begin: Counters,
+    end: Counters,
+    clock: Clock,
+    reports: Sequence[StepReport],
+    metrics: Mapping[str, float],
+    seconds: float,
+    checkpoint: str | None,
+) -> RunSummary:
+    """The summary of one call of `TrainingRunner.run`, from what the loop counted and its first and last report."""
+    return RunSummary(
+        round=begin.round,
+        steps=clock.steps,
+        updates=end.update - begin.update,
+        skipped_updates=end.skipped_updates - begin.skipped_updates,
+        samples=clock.samples,
+        batch_size=training.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        first_loss=reports[0].loss if reports else None,
+        last_loss=reports[-1].loss if reports else None,
+        seconds=seconds,
+        train_seconds=clock.train_seconds,
+        samples_per_second=clock.samples_per_second,
+        stable_samples_per_second=clock.stable_samples_per_second,
+        metrics=metrics,
+        checkpoint=checkpoint,
+    )
+
+
+@contextlib.contextmanager
+def closing_batches(batches: Iterator[Batch]) -> Iterator[Iterator[Batch]]:
+    """Ends a stream of batches, and the thread that feeds it, however the loop is left."""
+    try:
+        yield batches
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()

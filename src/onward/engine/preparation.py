@@ -1,0 +1,138 @@
+"""From parameters to the pieces of a run: the graph with its loss, the schedule, the loss scale, the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from onward.engine.forward import LabelRange
+from onward.engine.steps import WatchedNames
+from onward.errors import ParametersError, StorageError
+from onward.graph.loss import LossSpec
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.module import OnnxModule
+from onward.optim.loss_scale import LossScale
+from onward.optim.schedules import LearningRateSchedule
+from onward.parameters import Loss, Parameters, TensorBoard, Training
+
+
+def read_training_graph(parameters: Parameters, path: Path, choose: bool = True) -> TrainingGraph:
+    """Reads a model, adds the loss, and chooses the weights to train (all that can, where `choose` is false)."""
+    training = parameters.training
+    return make_training_graph(
+        path,
+        weights_to_train=training.weights_to_train if choose else (),
+        weights_not_to_train=training.weights_not_to_train if choose else (),
+        tied_weights=training.tied_weights,
+        immutable_weights=training.immutable_weights,
+        revive_dropout=training.revive_dropout,
+        loss=loss_spec(parameters),
+        count_correct=True,
+    )
+
+
+def loss_spec(parameters: Parameters) -> LossSpec:
+    """The section `loss` as the graph wants it."""
+    return LossSpec(**dataclasses.asdict(parameters.loss))
+
+
+def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
+    """Features that are class labels, with their classes, where the model fixes how many there are."""
+    bert, ignored = parameters.type == "bert", parameters.ignore_index
+    pairs: dict[str, tuple[str, int, int | None]] = {}
+    if bert:
+        pairs[parameters.masked_lm_ids] = (parameters.masked_lm_prediction, -1, 0 if ignored is None else ignored)
+        pairs[parameters.next_sentence_label] = (parameters.next_sentence_prediction, -1, None)
+    elif parameters.type == "softmax_cross_entropy" and not parameters.dense_labels:
+        pairs[str(parameters.label)] = (str(parameters.prediction), parameters.class_axis, ignored)
+    shapes = {value.name: value.shape for value in graph.model.graph.outputs}
+    ranges = {}
+    for label, (prediction, axis, index) in pairs.items():
+        shape = shapes.get(prediction)
+        classes = None if shape is None else shape[axis]
+        if isinstance(classes, int):
+            ranges[label] = LabelRange(classes, index)
+    return ranges
+
+
+def watched_names(board: TensorBoard, net: OnnxModule) -> WatchedNames:
+    """Which tensors reports are to hold.
+
+    Raises:
+        ParametersError: a name is neither a value of the graph, nor a weight, nor the gradient of one.
+    """
+    asked = tuple(dict.fromkeys((*board.scalar_names, *board.histogram_names, *board.norm_names)))
+    values = {str(output.name) for node in net.graph.model.graph for output in node.outputs}
+    known = {*net.weights, *(f"{name}_grad" for name in net.weights), *values}
+    unknown = [name for name in asked if "*" not in name and name not in known]
+    if unknown:
+        raise ParametersError(
+            f"tensorboard names {', '.join(map(repr, unknown))}: neither a value of the graph, nor a weight, "
+            "nor the gradient of one (`<weight>_grad`)."
+        )
+    return WatchedNames(asked, tuple(name for name in asked if name in values))
+
+
+def check_dimensions(mapped: Mapping[str, int], net: OnnxModule) -> None:
+    """Checks that mapped dimensions name symbolic dimensions of the model's inputs.
+
+    Raises:
+        ParametersError: one does not.
+    """
+    symbols = {size for shape in net.input_shapes.values() for size in shape if isinstance(size, str)}
+    for name in mapped:
+        if name not in symbols:
+            listed = ", ".join(sorted(symbols)) or "none"
+            raise ParametersError(
+                f"mapped_dimensions names {name!r}; the symbolic dimensions of the model's inputs are: {listed}."
+            )
+
+
+def check_step(parameters: Training, step: int) -> None:
+    """Checks that a round that is resumed does not stand between two updates.
+
+    Raises:
+        ParametersError: the accumulation was changed to a number of steps that does not divide `step`.
+    """
+    accumulation = parameters.gradient_accumulation_steps
+    if step % accumulation:
+        raise ParametersError(
+            f"training.gradient_accumulation_steps is {accumulation}, but the run goes on from step {step}, which "
+            "is no multiple of it; use the number it was begun with, or change it at the end of a round."
+        )
+
+
+def make_schedule(parameters: Parameters) -> LearningRateSchedule:
+    """The learning rate over the steps of a round."""
+    rate = parameters.learning_rate
+    return LearningRateSchedule(
+        initial_lr=rate.initial_lr,
+        mode=rate.warmup_mode,
+        warmup_ratio=rate.warmup_ratio,
+        warmup_steps=rate.warmup_steps,
+        num_train_steps=parameters.training.num_train_steps,
+        power=rate.power,
+    )
+
+
+def make_loss_scale(parameters: Parameters) -> LossScale | None:
+    """The loss scale a run begins with; None in bf16 and fp32, which need none."""
+    precision = parameters.mixed_precision
+    if not precision.use_mixed_precision or precision.use_bfloat16:
+        return None
+    return LossScale.of_parameter(precision.loss_scale)
+
+
+def make_folder(folder: Path, field: str) -> None:
+    """Makes a folder that a field of the parameters names.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{field}: {str(folder)!r} cannot be made: {error.strerror}. Name another folder."
+        ) from error

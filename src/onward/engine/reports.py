@@ -1,0 +1,133 @@
+"""What the loop tells the world: plain frozen values, one kind per event. Whoever watches a run reads only these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One weight update that is to be displayed.
+
+    Attributes:
+        step: forward/backward passes done in this round.
+        num_train_steps: steps of this round.
+        update: weight updates done over all rounds, skipped ones included.
+        round: rounds finished before this one.
+        epoch: passes over the training data finished before this step's batch.
+        loss: mean over the micro-batches of the updates since the last report, unscaled.
+        learning_rate: of the last update.
+        gradient_norm: global L2 norm of the last update before clipping, unscaled; not finite where it overflowed.
+        loss_scale: after the last update; None without loss scaling.
+        skipped_updates: updates skipped over all rounds because a gradient was not finite.
+        samples: training samples consumed in this round.
+        samples_per_second, tokens_per_second: since the last report; tokens None where a sample is not a sequence.
+        data_wait_seconds: time since the last report spent waiting for batches.
+        seconds_left: estimate until the end of the round.
+        tensors: values asked for by name (`scalar_names`, `histogram_names`, `norm_names`), detached;
+            a weight under its own name, its gradient under `<weight>_grad`.
+    """
+
+    step: int
+    num_train_steps: int
+    update: int
+    round: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    loss_scale: float | None
+    skipped_updates: int
+    samples: int
+    samples_per_second: float
+    tokens_per_second: float | None
+    data_wait_seconds: float
+    seconds_left: float
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """One pass over the whole test set: means over its samples.
+
+    Attributes:
+        step, update, round: when it was made, as in `StepReport`.
+        metrics: name -> mean over the samples; always holds "loss"; "accuracy" where there are class labels.
+        samples: test samples seen, each once.
+        seconds: how long it took.
+    """
+
+    step: int
+    update: int
+    round: int
+    metrics: Mapping[str, float]
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """A checkpoint that was started: its directory, and how long training stood still for it."""
+
+    step: int
+    update: int
+    path: str
+    stall_seconds: float
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What `TrainingRunner.run` returns: one round, from its first to its last step.
+
+    Attributes:
+        round: the round that ended (0 is the first).
+        steps, updates, skipped_updates, samples: done in this call.
+        batch_size, gradient_accumulation_steps: as asked.
+        first_loss, last_loss: means over the first and last display window; None where no step was done.
+        seconds: wall clock of the whole call; train_seconds: without evaluation and checkpoints.
+        samples_per_second: over `train_seconds`; stable_samples_per_second: over the last 128 steps at most.
+        metrics: of the last evaluation; empty where none was made.
+        checkpoint: the last checkpoint's directory, or None.
+    """
+
+    round: int
+    steps: int
+    updates: int
+    skipped_updates: int
+    samples: int
+    batch_size: int
+    gradient_accumulation_steps: int
+    first_loss: float | None
+    last_loss: float | None
+    seconds: float
+    train_seconds: float
+    samples_per_second: float
+    stable_samples_per_second: float
+    metrics: Mapping[str, float]
+    checkpoint: str | None
+
+
+class Watcher(Protocol):
+    """Someone who watches a run: the console, TensorBoard, a file of metrics."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Called for every displayed update."""
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Called after every evaluation."""
+
+    def on_checkpoint(self, report: CheckpointReport) -> None:
+        """Called after a checkpoint was started."""
+
+    def on_message(self, text: str) -> None:
+        """Called with one sentence for the user: a resume, a skipped file, a changed weight."""
+
+    def on_end(self, summary: RunSummary) -> None:
+        """Called when a round ends."""
+
+    def close(self) -> None:
+        """Called once, at the very end."""

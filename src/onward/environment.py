@@ -1,0 +1,60 @@
+"""What belongs to the machine: device, threads, log level, determinism. Chosen by itself where nothing is said."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from onward.errors import ParametersError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a run computes.
+
+    Attributes:
+        execution_provider: `CPU` or `CUDA`; None: CUDA where there is a GPU, else the CPU.
+        threads: CPU threads of this process; None: torch's choice.
+        log_level: of the logger "onward".
+        deterministic: refuse operators whose result depends on timing, and choose deterministic kernels.
+    """
+
+    execution_provider: Literal["CPU", "CUDA"] | None = None
+    threads: int | None = None
+    log_level: int = logging.WARNING
+    deterministic: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        provider = self.execution_provider or ("CUDA" if torch.cuda.is_available() else "CPU")
+        if provider == "CPU":
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def apply(self) -> None:
+        """Sets threads, log level and determinism of this process.
+
+        Raises:
+            ParametersError: CUDA is asked for and there is none, or the number of threads is none.
+        """
+        if self.execution_provider not in (None, "CPU", "CUDA"):
+            raise ParametersError(f"execution_provider is {self.execution_provider!r}; expected 'CPU' or 'CUDA'.")
+        if self.execution_provider == "CUDA" and not torch.cuda.is_available():
+            raise ParametersError(
+                "execution_provider is 'CUDA', but torch finds no GPU here; install a CUDA build of torch and a "
+                "driver, or use 'CPU'."
+            )
+        if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
+            raise ParametersError(f"threads is {self.threads!r}; expected a whole number of at least 1, or None.")
+        logging.getLogger("onward").setLevel(self.log_level)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if self.deterministic:
+            # cuBLAS reads this at its first call; it must be set before.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(self.deterministic)

@@ -1,0 +1,55 @@
+"""Every exception that onward raises on purpose, on one page.
+
+    OnwardError
+    ├── UserError             the user can mend it; the command line exits with 2
+    │   ├── ParametersError       a field of RUN.yaml or of `Parameters`
+    │   ├── ModelError            the ONNX file, its graph or its weights
+    │   │   ├── OperatorError         operators that cannot be lowered, all of them at once
+    │   │   └── NodeError             one node that failed while it ran, with its ONNX name
+    │   ├── DataError             a data file, a feature, a label
+    │   ├── CheckpointError       a checkpoint that is missing, broken or of another model
+    │   └── StorageError          the disk: full, read-only, gone
+    └── Interrupted           stopped by a signal after saving; the command line exits with 3
+
+A message says what is wrong with names and numbers, what was expected, and what to do.
+"""
+
+
+class OnwardError(Exception):
+    """Root of the tree."""
+
+
+class UserError(OnwardError, ValueError):
+    """Something the user can mend."""
+
+
+class ParametersError(UserError):
+    """A field that is unknown, of the wrong type, or impossible beside another."""
+
+
+class ModelError(UserError):
+    """An ONNX model that cannot be read, checked, trained or written."""
+
+
+class OperatorError(ModelError):
+    """Operators of a model that cannot be lowered, all of them, with node names."""
+
+
+class NodeError(ModelError):
+    """A node that failed while it ran; the cause is chained."""
+
+
+class DataError(UserError):
+    """Training or evaluation data that are missing, broken or do not fit the model."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, incomplete, broken or of another model."""
+
+
+class StorageError(UserError):
+    """A file system that refused to store what onward wrote."""
+
+
+class Interrupted(OnwardError):
+    """A signal ended the run after its state was saved."""

@@ -1,0 +1,86 @@
+"""What an export lost or changed that matters for training, one sentence each, for the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onward.graph import provenance
+from onward.graph.weight_evidence import is_buffer_name
+
+_SHOWN = 6
+"""So many names are listed; the rest is counted."""
+
+
+_HOW_TO_KEEP = {
+    True: "torch.onnx.export(..., optimize=False)",
+    False: "torch.onnx.export(..., training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False)",
+}
+"""Whether the exporter noted the traced calls (torch's newer one) -> how to export without the change."""
+
+
+def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...]:
+    """Biases dropped because they were zero, batch normalizations folded away, weights that were computed at export."""
+    notes = []
+    folded = [node for node in model.graph if _holds_batch_norm(node)]
+    without_bias = [node for node in model.graph if _lost_bias(node) and node not in folded]
+    if without_bias:
+        one = len(without_bias) == 1
+        notes.append(
+            f"{_listed('node', [str(node.name) for node in without_bias])} {'was' if one else 'were'} exported without "
+            f"{'its bias, which was' if one else 'their biases, which were'} all zeros; "
+            f"{'it' if one else 'they'} cannot be trained. torch.onnx.export(..., optimize=False) keeps them."
+        )
+    if folded:
+        notes.append(
+            f"batch normalization was folded into {_listed('convolution', [str(node.name) for node in folded])}; "
+            f"its weights and running statistics are gone. {_HOW_TO_KEEP[bool(provenance.call(folded[0]))]} keeps them."
+        )
+    kinds = provenance.declared_kinds(model.graph)
+    for name in weights:
+        value = model.graph.initializers.get(name)
+        sources = () if value is None else provenance.folded_sources(value)
+        parameters = [
+            source
+            for source in sources
+            if (kinds.get(source) == "PARAMETER" if kinds else "." in source and not is_buffer_name(source))
+        ]
+        if parameters and (
+            len(sources) > 1 or (value is not None and value.shape is not None and len(value.shape) != 2)
+        ):
+            notes.append(
+                f"{name!r} was computed at export from {_quoted(parameters)}; it trains as a weight of its own."
+            )
+    return tuple(notes)
+
+
+def _lost_bias(node: ir.Node) -> bool:
+    if not node.metadata_props.get(provenance.REWRITTEN_BY, "").startswith("RemoveOptionalBias"):
+        return False
+    return any(name.endswith("bias") for name in provenance.called_parameters(node))
+
+
+def _holds_batch_norm(node: ir.Node) -> bool:
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm"):
+        return False
+    if node.metadata_props.get(provenance.REWRITTEN_BY, "").startswith("FuseBatchNorm"):
+        return True
+    if "batch_norm" in provenance.call(node):
+        return True
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    return weight is not None and re.fullmatch(r"onnx::Conv(Transpose)?_\d+", str(weight.name)) is not None
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{what} {names[0]!r}"
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {what}s ({shown}{more})"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,148 @@
+"""An inspection as plain text: aligned columns, the largest weights first, long lists counted."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from onward.graph.cuts import CutPoint
+from onward.graph.inspection import Inspection, Shape, Weight
+
+_WIDTH = 110
+_NAMES_SHOWN = 4
+
+
+def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 24) -> str:
+    """The text of `onward inspect`.
+
+    Args:
+        inspection: what to show.
+        largest_weights: how many rows the table of weights has at most.
+        cut_points: how many rows the table of cut points has at most.
+    """
+    sections = [
+        _heading(inspection),
+        _section("Inputs", _table([(t.name, t.type, _shape(t.shape)) for t in inspection.inputs])),
+        _section("Outputs", _table([(t.name, t.type, _shape(t.shape)) for t in inspection.outputs])),
+        _section("Symbolic dimensions", _table([(d, _names(p)) for d, p in inspection.dimensions.items()])),
+        _weights(inspection.weights, largest_weights),
+        _frozen(inspection),
+        _section("Ties", _table([(copy, f"= {tie.weight} transposed") for copy, tie in inspection.ties.items()])),
+        _operators(inspection),
+        _obstacles(inspection),
+        _cuts(inspection.cut_points, cut_points),
+        _section("Notes", [line for note in inspection.notes for line in _bullet(note)]),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _heading(inspection: Inspection) -> str:
+    facts = [
+        ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items()),
+        f"IR version {inspection.ir_version}",
+        f"written by {inspection.producer}" if inspection.producer else "",
+        _counted(inspection.node_count, "node"),
+    ]
+    return f"{inspection.name}\n  {'; '.join(fact for fact in facts if fact)}"
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _table(rows: Iterable[Sequence[str]], right: Sequence[int] = (), head: Sequence[str] = ()) -> list[str]:
+    """Rows as aligned lines; `right` lists the columns that are aligned to the right."""
+    cells = [list(row) for row in rows]
+    if not cells:
+        return []
+    if head:
+        cells.insert(0, list(head))
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _weights(weights: Sequence[Weight], most: int) -> str:
+    trained = [weight for weight in weights if weight.trains]
+    shown = sorted(trained, key=lambda weight: -weight.bytes)[:most]
+    rows = [(w.name, w.type, _shape(w.shape), f"{w.count:,}", _bytes(w.bytes)) for w in shown]
+    lines = _table(rows, right=(3, 4), head=("name", "type", "shape", "numbers", "size"))
+    if len(trained) > len(shown):
+        rest = sum(weight.bytes for weight in trained) - sum(weight.bytes for weight in shown)
+        lines.append(f"... and {len(trained) - len(shown)} smaller ones ({_bytes(rest)})")
+    total = f"{sum(w.count for w in trained):,} numbers, {_bytes(sum(w.bytes for w in trained))}"
+    return _section(f"Weights that train: {len(trained)} ({total})", lines or ["none"])
+
+
+def _frozen(inspection: Inspection) -> str:
+    by_reason: dict[str, list[Weight]] = {}
+    for weight in inspection.weights:
+        if not weight.trains:
+            by_reason.setdefault(weight.frozen_because, []).append(weight)
+    rows = [
+        (str(len(group)), reason, _bytes(sum(weight.bytes for weight in group)), _names([w.name for w in group]))
+        for reason, group in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    ]
+    count = sum(len(group) for group in by_reason.values())
+    return _section(f"Float tensors that do not train: {count}", _table(rows, right=(0, 2))) if count else ""
+
+
+def _operators(inspection: Inspection) -> str:
+    names = [
+        f"{operator.op_type if not operator.domain else f'{operator.domain}.{operator.op_type}'} {operator.count}"
+        for operator in inspection.operators
+    ]
+    lines = textwrap.wrap(", ".join(name.replace(" ", "\0") for name in names), _WIDTH - 2)
+    title = f"Operators: {len(names)} kinds, {_counted(inspection.node_count, 'node')}"
+    return _section(title, [line.replace("\0", " ") for line in lines])
+
+
+def _obstacles(inspection: Inspection) -> str:
+    rows = [
+        (f"{operator.domain or 'ai.onnx'}.{operator.op_type}", operator.obstacle, _names(operator.nodes))
+        for operator in inspection.obstacles
+    ]
+    return _section("Cannot be lowered, so the model cannot be trained as it is", _table(rows))
+
+
+def _cuts(points: Sequence[CutPoint], most: int) -> str:
+    if not points:
+        return "Cut points: none; no single activation separates two trained parts of the network"
+    shown = points if len(points) <= most else [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+    rows = [
+        (p.value, _shape(p.shape), f"{p.nodes_before:,}", f"{p.nodes_after:,}", f"{p.weights_before:,}") for p in shown
+    ]
+    head = ("value", "shape", "nodes before", "after", "weights before")
+    lines = _table(rows, right=(2, 3, 4), head=head)
+    if len(shown) < len(points):
+        lines.append(f"... {len(shown)} of {len(points)} shown, evenly spread")
+    return _section(f"Cut points: {len(points)}, where one activation separates two parts", lines)
+
+
+def _bullet(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH - 2, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _shape(shape: Shape) -> str:
+    return "of unknown rank" if shape is None else f"[{', '.join(str(size) for size in shape)}]"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f", ... {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,113 @@
+"""What an exporter wrote down about where nodes and initializers come from: modules, parameters, folded constants.
+
+torch's exporter (`dynamo=True`) keeps the text of each traced call and the stack of module names as node metadata;
+its older exporter puts module paths into node names. Other exporters write nothing of the kind.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+import onnx_ir as ir
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""PARAMETER or BUFFER, on initializers that torch's exporter took over as they were."""
+
+FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+"""Names of the values that an initializer was computed from at export."""
+
+REWRITTEN_BY = "pkg.onnxscript.rewriter.rule_name"
+"""Name of the rewriting that made a node at export."""
+
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_CALL = "pkg.torch.onnx.fx_node"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_AUTOMATIC_NAME = re.compile(r"^(onnx::|/|val_|_val|\d+$)")
+_DIGITS = re.compile(r"(\d+)")
+
+
+def is_automatic_name(name: str) -> bool:
+    """Whether torch's exporters make such a name up, for a value that is no attribute of a module."""
+    return _AUTOMATIC_NAME.search(name) is not None
+
+
+def declared_kinds(graph: ir.Graph | None) -> Mapping[str, str]:
+    """PARAMETER, BUFFER or CONSTANT_TENSOR by the name of each tensor of the torch module, folded ones included.
+
+    Empty where the exporter did not write the module's signature down.
+    """
+    return {} if graph is None else _kinds(graph.metadata_props.get(_SIGNATURE, ""))
+
+
+@lru_cache(maxsize=8)
+def _kinds(signature: str) -> Mapping[str, str]:
+    found = re.findall(r"^\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", signature, re.MULTILINE)
+    return {name: kind for kind, name in found}
+
+
+def module_scope(node: ir.Node) -> str:
+    """The dotted path of the torch module that a node belongs to, or "" where it is not known."""
+    try:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
+    except (SyntaxError, ValueError):
+        return ""
+    # A module that is called again appears as `name@1`.
+    return re.sub(r"@\d+", "", str(scopes[-2])) if len(scopes) >= 2 else ""
+
+
+def placeholder(parameter: str) -> str:
+    """What torch's exporter calls a parameter in the text of its calls."""
+    return "p_" + re.sub(r"\W", "_", parameter).lower()
+
+
+def call(node: ir.Node) -> str:
+    """The text of the traced call behind a node, or ""."""
+    return node.metadata_props.get(_CALL, "")
+
+
+def called_parameters(node: ir.Node) -> tuple[str, ...]:
+    """The placeholders of the parameters that the traced call behind a node reads."""
+    return tuple(re.findall(r"%(p_\w+)", call(node)))
+
+
+def folded_sources(value: ir.Value) -> tuple[str, ...]:
+    """The names an initializer was folded from, or none."""
+    return tuple(re.findall(r"'([^']*)'", value.metadata_props.get(FOLDED_FROM, "")))
+
+
+def path_scope(node: ir.Node, paths: frozenset[str]) -> str:
+    """The module of a node of torch's older exporter: `/layers.0/linear1/MatMul` -> `layers.0.linear1`.
+
+    A module that is called again has `_1` after its name, if the same path without it is among `paths`.
+    """
+    if not (node.name or "").startswith("/"):
+        return ""
+    parts: list[str] = []
+    for part in str(node.name).split("/")[1:-1]:
+        first = re.sub(r"_\d+$", "", part)
+        parts.append(first if "/".join([*parts, first]) in paths else part)
+    return ".".join(parts)
+
+
+def module_paths(graph: ir.Graph) -> frozenset[str]:
+    """Every prefix of the node names of torch's older exporter."""
+    paths: set[str] = set()
+    for node in graph:
+        parts = str(node.name or "").split("/")[1:-1]
+        paths.update("/".join(parts[: i + 1]) for i in range(len(parts)))
+    return frozenset(paths)
+
+
+def differ_in_digits_only(left: str, right: str) -> bool:
+    """Whether two names are the same but for numbers, as those of repeated layers are."""
+    return left != right and _DIGITS.split(left)[::2] == _DIGITS.split(right)[::2]
+
+
+def like(original: str, renamed: str) -> str:
+    """`original` with the numbers of `renamed`; both have the same number of numbers."""
+    parts, numbers = _DIGITS.split(original), _DIGITS.findall(renamed)
+    parts[1::2] = numbers
+    return "".join(parts)

@@ -1,0 +1,201 @@
+"""From a file to a checked onnx-ir model; external data stay on disk, memory-mapped, until they are used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx_ir.passes import common as passes
+
+from onward.errors import ModelError
+from onward.graph.constant_fills import fold_constant_fills
+from onward.graph.differentiated import enclose_differentiated_graphs
+from onward.graph.node_writer import value_names
+from onward.graph.structure import check_proto, check_structure
+from onward.graph.tensor_storage import check_tensors
+
+ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+
+TRAINING_INFO = "onward.training_info"
+"""Key in `ir.Model.meta` of a file's `training_info`, for which onnx-ir has no place; export writes it back."""
+
+
+def read_model(source: ModelSource) -> ir.Model:
+    """Reads and checks an ONNX model; the result may be changed without changing `source`.
+
+    Args:
+        source: a path, a `ModelProto`, or an onnx-ir model.
+
+    Raises:
+        ModelError: the file is missing or broken, its external data are missing, too short or outside of the
+            model's folder, its opset is unknown, or its graph is not well formed.
+    """
+    if isinstance(source, ir.Model):
+        where, folder = "the given onnx-ir model", Path()
+        model = source.clone()
+    elif isinstance(source, onnx.ModelProto):
+        where, folder = "the given ModelProto", None
+        model = _from_proto(source, where)
+    else:
+        path = Path(source).absolute()
+        where, folder = f"model {str(source)!r}", path.parent
+        model = _from_proto(_parse(path, where), where)
+        _set_folder(model, folder)
+    check_tensors(model, where, folder)
+    check_structure(model, where)
+    _sort(model, where)
+    return model
+
+
+def _parse(path: Path, where: str) -> onnx.ModelProto:
+    """The bytes of a file as a protobuf message; external data stay where they are."""
+    try:
+        if not path.is_file():
+            what = "is a directory" if path.is_dir() else "does not exist"
+            raise ModelError(f"{where} {what}; give the path of an .onnx file.")
+        size = path.stat().st_size
+        if size == 0:
+            raise ModelError(f"{where} is empty (0 bytes); it was not written completely.")
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"{where} cannot be opened: {error.strerror or error}.") from error
+    except (ModelError, MemoryError):
+        raise
+    except DecodeError as error:
+        raise ModelError(
+            f"{where} ({size} bytes) is not an ONNX file, or is cut off: {error}. Copy or export it again."
+        ) from error
+    except Exception as error:
+        # The readers of the text and JSON forms, chosen by the file's name, have errors of their own.
+        raise ModelError(f"{where} is not an ONNX file: {_innermost(error)}") from error
+    if not proto.HasField("graph"):
+        raise ModelError(f"{where} ({size} bytes) holds no graph: it is not an ONNX model, or is cut off.")
+    return proto
+
+
+def _from_proto(proto: onnx.ModelProto, where: str) -> ir.Model:
+    check_proto(proto, where)
+    try:
+        model = ir.from_proto(proto)
+        model.meta[TRAINING_INFO] = tuple(proto.training_info)
+        return model
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{where} cannot be read: {_innermost(error)}") from error
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return error
+
+
+def _set_folder(model: ir.Model, folder: Path) -> None:
+    """External data are found beside the model, also after a change of the working directory."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(graph, folder)
+
+
+def _sort(model: ir.Model, where: str) -> None:
+    """Nodes in topological order, as the standard asks; a cycle has none."""
+    if _is_sorted(model.graph, set()):
+        return
+    try:
+        model.graph.sort()
+    except ValueError as error:
+        cycle = ", ".join(_nodes_on_cycles(model.graph)[:8])
+        raise ModelError(f"{where}: its nodes form a cycle, through {cycle}.") from error
+
+
+def _is_sorted(graph: ir.Graph, outer: set[ir.Value]) -> bool:
+    known = outer | set(graph.inputs) | set(graph.initializers.values())
+    for node in graph:
+        if any(value is not None and value not in known for value in node.inputs):
+            return False
+        for attribute in node.attributes.values():
+            if attribute.type is ir.AttributeType.GRAPH and not _is_sorted(attribute.as_graph(), known):
+                return False
+        known.update(node.outputs)
+    return True
+
+
+def _nodes_on_cycles(graph: ir.Graph) -> list[str]:
+    """What is left when every node that depends on no other left node was taken away, from both ends."""
+    left = list(graph)
+    while True:
+        made = {value for node in left for value in node.outputs}
+        read = {value for node in left for value in node.inputs}
+        kept = [node for node in left if made & set(node.inputs) and read & set(node.outputs)]
+        if len(kept) == len(left) or not kept:
+            return [repr(node.name or node.outputs[0].name) for node in kept or left]
+        left = kept
+
+
+def prepare_for_lowering(model: ir.Model) -> ir.Model:
+    """A copy in which functions are inlined and every constant is an initializer of the main graph.
+
+    The names of values stay; weights that were `Constant` or `ConstantOfShape` nodes keep the name of that node's
+    output.
+
+    Raises:
+        ModelError: a function calls itself, or a `Constant` node has no value that can be read.
+    """
+    model = model.clone()
+    chain: list[Any] = [
+        passes.InlinePass(),
+        passes.RemoveInitializersFromInputsPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        fold_constant_fills,
+        _copy_initializers_that_are_nested_outputs,
+        _own_names_of_nested_initializers,
+        passes.LiftSubgraphInitializersToMainGraphPass(),
+        enclose_differentiated_graphs,
+        passes.TopologicalSortPass(),
+    ]
+    try:
+        for one in chain:
+            one(model)
+    except ModelError:
+        raise
+    except (ValueError, TypeError, RuntimeError, ir.passes.InvariantError, ir.passes.PassError) as error:
+        raise ModelError(f"the model cannot be prepared for lowering: {_innermost(error)}") from error
+    return model
+
+
+def _copy_initializers_that_are_nested_outputs(model: ir.Model) -> None:
+    """A branch that gives out a stored tensor as it is gets an `Identity`: its output must be its own."""
+    for graph in model.graph.subgraphs():
+        for index, value in enumerate(graph.outputs):
+            if value.is_initializer() and value.graph is graph:
+                node = ir.node("Identity", [value], name=f"copy_{value.name}")
+                node.outputs[0].name = f"{value.name}_out"
+                node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+                graph.append(node)
+                graph.outputs[index] = node.outputs[0]
+
+
+def _own_names_of_nested_initializers(model: ir.Model) -> None:
+    """Lifting renames a nested tensor whose name is taken; onnx-ir would rename the one it shares with the source."""
+    taken = value_names(model.graph)
+    seen = {*model.graph.initializers, *(value.name for node in model.graph for value in node.outputs)}
+    for graph in model.graph.subgraphs():
+        for name, value in list(graph.initializers.items()):
+            tensor = value.const_value
+            if name in seen and tensor is not None:
+                value.const_value = ir.LazyTensor(
+                    lambda tensor=tensor: tensor,  # type: ignore[misc]
+                    dtype=tensor.dtype,
+                    shape=ir.Shape(tensor.shape.numpy()),
+                    name=name,
+                )
+                count = 1
+                while (unique := f"{name}_{count}") in taken:
+                    count += 1
+                taken.add(unique)
+                value.name = unique
+            seen.add(name)

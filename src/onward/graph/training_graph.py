@@ -1,0 +1,117 @@
+"""What is computed: the user's graph made ready for training, and the names that matter in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onward.graph.dropout import add_dropout
+from onward.graph.export_notes import notes_on_export
+from onward.graph.loss import LossNames, LossSpec, add_loss
+from onward.graph.reading import ModelSource, prepare_for_lowering, read_model
+from onward.graph.ties import Tie, tie_transposed_copies
+from onward.graph.untying import untie_merged_weights
+from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
+from onward.parameter_sections import DropoutRule
+
+WeightPattern = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """The graph to train and its names; a weight's identity is its ONNX initializer name.
+
+    Attributes:
+        source: the user's own graph, which export writes back; only merged weights are untied in it.
+        model: what is computed: functions inlined, constants lifted, later the loss added.
+        weights: initializers that train, in the order of the graph.
+        states: running statistics of batch normalization, updated by forward passes in training mode.
+        ties: initializers of `source` that repeat a weight, transposed; export writes them from that weight.
+        frozen: float initializers that do not train, each with the reason.
+        notes: what was changed on the way, one sentence each, for the user.
+        loss_names: what training minimizes and the labels it reads, once a loss was added.
+    """
+
+    source: ir.Model
+    model: ir.Model
+    weights: tuple[str, ...]
+    states: tuple[str, ...]
+    ties: Mapping[str, Tie]
+    frozen: Mapping[str, str]
+    notes: tuple[str, ...]
+    loss_names: LossNames | None = None
+
+    @property
+    def loss(self) -> str | None:
+        """The value that training minimizes, where a loss was added."""
+        return None if self.loss_names is None else self.loss_names.loss
+
+
+def make_training_graph(
+    source: ModelSource,
+    *,
+    weights_to_train: Sequence[str] = (),
+    weights_not_to_train: Sequence[str] = (),
+    tied_weights: Sequence[str] = (),
+    immutable_weights: ImmutableWeights | None = None,
+    revive_dropout: Sequence[DropoutRule] = (),
+    loss: LossSpec | None = None,
+    count_correct: bool = False,
+) -> TrainingGraph:
+    """Reads a model and chooses what trains in it.
+
+    Args:
+        source: a path, a `ModelProto`, or an onnx-ir model.
+        weights_to_train: exact names or `*`-patterns; empty: every float initializer that can.
+        weights_not_to_train: exact names or patterns taken out again.
+        tied_weights: patterns of constant-valued initializers shared by several nodes that are to stay shared.
+        immutable_weights: operator -> (input index, value) of rank-0 constants that never train.
+        revive_dropout: rules by which dropout that an export left out is put back, for training only.
+        loss: what to minimize; None: only the model's own outputs.
+        count_correct: with a class loss, also compute how many labels the prediction hits.
+
+    Raises:
+        ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
+    """
+    original = read_model(source)
+    untied = untie_merged_weights(original, keep=tied_weights)
+    model = prepare_for_lowering(original)
+    ties, tied = tie_transposed_copies(model)
+    revived = add_dropout(model, revive_dropout)
+    names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
+    states = find_running_statistics(model.graph)
+    roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
+    chosen, frozen = choose_weights(
+        model,
+        roots,
+        states,
+        weights_to_train,
+        weights_not_to_train,
+        immutable_weights,
+        _known_constants(original, model, names),
+    )
+    notes = (*untied, *tied, *revived, *notes_on_export(model, chosen))
+    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names)
+
+
+def _known_constants(source: ir.Model, model: ir.Model, loss: LossNames | None) -> dict[str, str]:
+    """Initializers of the prepared model that are no weights whatever they look like, with the reason."""
+    reasons = dict.fromkeys(() if loss is None else loss.constants, "a constant of the loss")
+    stored: Counter[str] = Counter()
+    for graph in (source.graph, *source.graph.subgraphs()):
+        stored.update(str(name) for name in graph.initializers)
+        for node in graph:
+            if node.op_type in ("Constant", "ConstantOfShape") and node.domain == "":
+                name = str(node.outputs[0].name)
+                stored[name] += 1
+                if node.op_type == "Constant" and source.producer_name == "pytorch":
+                    reasons[name] = "a Constant node of torch's exporter"
+    for name in model.graph.initializers:
+        if name not in stored:
+            reasons.setdefault(name, "a constant inside of an ONNX function")
+        elif stored[name] > 1:
+            reasons.setdefault(name, "its name stands for several tensors of nested graphs")
+    return reasons

@@ -1,0 +1,45 @@
+"""`onward.to_torch`: an ONNX file becomes a `torch.nn.Module`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onward.graph.reading import ModelSource
+from onward.graph.training_graph import make_training_graph
+from onward.lowering.module import OnnxModule
+from onward.parameter_sections import DropoutRule
+
+
+def to_torch(
+    model: ModelSource,
+    *,
+    weights_to_train: Sequence[str] = (),
+    weights_not_to_train: Sequence[str] = (),
+    tied_weights: Sequence[str] = (),
+    revive_dropout: Sequence[DropoutRule] = (),
+) -> OnnxModule:
+    """Turns an ONNX model into a torch module that computes and trains it.
+
+    Args:
+        model: path of an `.onnx` file, an `onnx.ModelProto`, or an `onnx_ir.Model`; opset 7 or newer.
+        weights_to_train: exact initializer names or `*`-patterns; empty: every float initializer that can train.
+        weights_not_to_train: exact names or patterns taken out again.
+        tied_weights: patterns of constant-valued initializers, shared by several layers, that stay shared.
+        revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.
+
+    Returns:
+        A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
+        `net.weights` maps initializer names to parameters; `net.train()` turns dropout and batch statistics on.
+
+    Raises:
+        ModelError: the model is missing, broken, or of an unknown opset.
+        OperatorError: operators without a lowering, all of them, with node names.
+    """
+    graph = make_training_graph(
+        model,
+        weights_to_train=weights_to_train,
+        weights_not_to_train=weights_not_to_train,
+        tied_weights=tied_weights,
+        revive_dropout=revive_dropout,
+    )
+    return OnnxModule(graph)

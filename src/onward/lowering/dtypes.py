@@ -1,0 +1,110 @@
+"""ONNX element types and torch dtypes, and how a stored ONNX tensor becomes a torch tensor.
+
+4-bit and 2-bit integers have no torch arithmetic: they are held unpacked, one element a byte, in int8 or uint8.
+So are 4-bit and 6-bit floats, in float8_e4m3fn, which holds every value of theirs.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onward.errors import ModelError
+
+TORCH_DTYPE: dict[ir.DataType, torch.dtype] = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.INT8: torch.int8,
+    ir.DataType.INT16: torch.int16,
+    ir.DataType.INT32: torch.int32,
+    ir.DataType.INT64: torch.int64,
+    ir.DataType.UINT8: torch.uint8,
+    ir.DataType.UINT16: torch.uint16,
+    ir.DataType.UINT32: torch.uint32,
+    ir.DataType.UINT64: torch.uint64,
+    ir.DataType.BOOL: torch.bool,
+    ir.DataType.COMPLEX64: torch.complex64,
+    ir.DataType.COMPLEX128: torch.complex128,
+    ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    ir.DataType.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
+    ir.DataType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+    ir.DataType.FLOAT8E8M0: torch.float8_e8m0fnu,
+    ir.DataType.FLOAT4E2M1: torch.float8_e4m3fn,
+    ir.DataType.FLOAT6E2M3: torch.float8_e4m3fn,
+    ir.DataType.FLOAT6E3M2: torch.float8_e4m3fn,
+    ir.DataType.INT4: torch.int8,
+    ir.DataType.UINT4: torch.uint8,
+    ir.DataType.INT2: torch.int8,
+    ir.DataType.UINT2: torch.uint8,
+}
+"""ONNX element type -> torch dtype."""
+
+SMALL_FLOATS = frozenset({ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT6E2M3, ir.DataType.FLOAT6E3M2})
+"""Floats of fewer than 8 bits, held unpacked in float8_e4m3fn."""
+
+_BIT_VIEW: dict[torch.dtype, tuple[type[np.generic], torch.dtype]] = {
+    torch.bfloat16: (np.int16, torch.int16),
+    torch.float8_e4m3fn: (np.uint8, torch.uint8),
+    torch.float8_e4m3fnuz: (np.uint8, torch.uint8),
+    torch.float8_e5m2: (np.uint8, torch.uint8),
+    torch.float8_e5m2fnuz: (np.uint8, torch.uint8),
+    torch.float8_e8m0fnu: (np.uint8, torch.uint8),
+}
+
+
+_ML_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BIT_VIEW}
+"""Name of a dtype in ml_dtypes -> the torch dtype."""
+
+
+def torch_dtype(data_type: ir.DataType | int, where: str) -> torch.dtype:
+    """The torch dtype of an ONNX element type; `where` names the value in the error.
+
+    Raises:
+        ModelError: torch has no such type (strings).
+    """
+    data_type = ir.DataType(data_type)
+    if data_type not in TORCH_DTYPE:
+        raise ModelError(f"{where} has element type {data_type.name}, which torch cannot hold.")
+    return TORCH_DTYPE[data_type]
+
+
+def tensor_from_ir(tensor: ir.TensorProtocol, where: str) -> torch.Tensor:
+    """A torch tensor with its own memory that holds what an ONNX tensor holds."""
+    dtype = torch_dtype(tensor.dtype, where)
+    array = tensor.numpy()
+    if tensor.dtype in SMALL_FLOATS:
+        array = array.astype(ml_dtypes.float8_e4m3fn)
+    if dtype in _BIT_VIEW:
+        numpy_view, torch_view = _BIT_VIEW[dtype]
+        bits = torch.from_numpy(np.array(array, order="C").view(numpy_view))
+        assert bits.dtype is torch_view
+        return bits.view(dtype).reshape(tuple(array.shape))
+    if tensor.dtype in (ir.DataType.INT4, ir.DataType.INT2):
+        array = array.astype(np.int8)
+    elif tensor.dtype in (ir.DataType.UINT4, ir.DataType.UINT2):
+        array = array.astype(np.uint8)
+    return torch.from_numpy(np.array(array, order="C")).reshape(tuple(array.shape))
+
+
+def tensor_from_array(array: np.ndarray) -> torch.Tensor:
+    """A torch tensor over the memory of a numpy array, types that only ml_dtypes gives to numpy included."""
+    if array.dtype.name not in _ML_DTYPES:
+        return torch.from_numpy(array)
+    dtype = _ML_DTYPES[array.dtype.name]
+    numpy_view, _ = _BIT_VIEW[dtype]
+    return torch.from_numpy(array.view(numpy_view)).view(dtype)
+
+
+def is_trainable(data_type: ir.DataType | None) -> bool:
+    """Whether a tensor of this type can carry a gradient."""
+    return data_type in (
+        ir.DataType.FLOAT,
+        ir.DataType.DOUBLE,
+        ir.DataType.FLOAT16,
+        ir.DataType.BFLOAT16,
+    )

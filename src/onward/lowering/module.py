@@ -1,0 +1,240 @@
+"""An ONNX graph as a `torch.nn.Module`: its program, its weights by ONNX name, and the graph it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from onward.errors import ModelError
+from onward.graph.expansion import expand_function_operators
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.builder import build_program
+from onward.lowering.dtypes import is_trainable, tensor_from_ir, torch_dtype
+from onward.lowering.host import LARGEST_HOST_ELEMENTS
+from onward.lowering.program import Program
+from onward.lowering.registry import find_lowering
+
+
+class TensorTree(nn.Module):
+    """Holds parameters and buffers under dotted ONNX names: `a.b.c` is tensor `c` of child `b` of child `a`.
+
+    They are in the dictionaries of `nn.Module` itself, so that an ONNX name may equal an attribute ("train").
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Attributes of the module are set beside tensors of the same name, not in their place."""
+        taken = name in self.__dict__.get("_parameters", ()) or name in self.__dict__.get("_buffers", ())
+        if taken and not isinstance(value, torch.Tensor):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def place(self, name: str, tensor: torch.Tensor, persistent: bool = True) -> None:
+        """Puts a tensor under a name; `nn.Parameter` becomes a parameter, anything else a buffer."""
+        holder: nn.Module = self
+        *path, leaf = _parts(name)
+        for part in path:
+            if part not in holder._modules:
+                holder._modules[part] = TensorTree()
+            child = holder._modules[part]
+            assert child is not None
+            holder = child
+        if isinstance(tensor, nn.Parameter):
+            holder._parameters[leaf] = tensor
+        else:
+            holder._buffers[leaf] = tensor
+            if not persistent:
+                holder._non_persistent_buffers_set.add(leaf)
+
+    def find_parameter(self, name: str) -> nn.Parameter:
+        """The parameter that was placed under a name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        holder: nn.Module = self
+        *path, leaf = _parts(name)
+        for part in path:
+            child = holder._modules[part]
+            assert child is not None
+            holder = child
+        found = holder._parameters[leaf]
+        assert found is not None
+        return found
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """torch takes the dot of ".b", which is one name here, for a child's; it is not unexpected."""
+        unexpected: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected, error_msgs)
+        own = {prefix + leaf for leaf in (*self._parameters, *self._buffers)}
+        unexpected_keys.extend(key for key in unexpected if key not in own)
+
+
+def _parts(name: str) -> list[str]:
+    """The names of a tensor and of the modules above it; torch cannot spell a child of the root without a name."""
+    return [name] if name.startswith(".") else name.split(".")
+
+
+class WeightMapping(Mapping[str, nn.Parameter]):
+    """The trained weights of a module by ONNX initializer name, read-only."""
+
+    def __init__(self, tree: TensorTree, names: tuple[str, ...]) -> None:
+        self._tree = tree
+        self._names = names
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        return self._tree.find_parameter(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"weights({', '.join(self._names)})"
+
+
+class OnnxModule(TensorTree):
+    """`net(*inputs)` computes the graph; inputs and outputs in graph order, inputs also by name.
+
+    In evaluation mode (how `to_torch` gives it) the graph means what it says; `net.train()` turns dropout on and
+    makes batch normalization use and update batch statistics, where those belong to the model itself.
+    """
+
+    def __init__(self, graph: TrainingGraph, outputs: tuple[str, ...] | None = None) -> None:
+        super().__init__()
+        self.graph = graph
+        expand_function_operators(graph.model, lambda *operator: find_lowering(*operator) is not None)
+        small = {}
+        initializers = graph.model.graph.initializers
+        for name, value in initializers.items():
+            if name not in graph.weights and name not in graph.states and _may_be_shape_arithmetic(value):
+                small[name] = _materialize(value)
+        self._small = small
+        self.program = self.program_for(outputs)
+        for name in dict.fromkeys((*graph.weights, *graph.states, *self.program.tensors)):
+            if name in self.program.attribute_tensors:
+                tensor = self.program.attribute_tensors[name]
+            else:
+                tensor = small[name] if name in small else _materialize(initializers[name])
+            if name in graph.weights:
+                self.place(name, nn.Parameter(tensor))
+            else:
+                self.place(name, tensor, persistent=name in graph.states)
+        self.weights: Mapping[str, nn.Parameter] = WeightMapping(self, tuple(graph.weights))
+        tensor_inputs = [v for v in graph.model.graph.inputs if isinstance(v.type, ir.TensorType)]
+        self.input_dtypes = {str(v.name): torch_dtype(v.dtype, f"input {v.name!r}") for v in tensor_inputs if v.dtype}
+        self.input_shapes: dict[str, tuple[int | str, ...]] = {
+            str(v.name): tuple(size if isinstance(size, int) else str(size.value or "?") for size in v.shape)
+            for v in tensor_inputs
+            if v.shape is not None
+        }
+        self.graph_dtypes: dict[str, torch.dtype] = {}
+        self.eval()
+
+    def program_for(self, outputs: Sequence[str] | None) -> Program:
+        """A program that computes the values of these names; by default the graph's outputs."""
+        return build_program(self.graph.model.graph, self.graph.model.opset_imports, self._small, outputs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; the CPU for a model without any."""
+        first: torch.Tensor | None = next(self.parameters(), None)
+        if first is None:
+            first = next(self.buffers(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def tensors_by_name(self) -> dict[str, torch.Tensor]:
+        """Weights, running statistics and constants under their ONNX names."""
+        return {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers())}
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Computes the graph's outputs: one tensor, or a tuple in graph order."""
+        results = self.run(self._arrange(inputs, named), self.in_graph_types(self.tensors_by_name()))
+        return results[0] if len(results) == 1 else results
+
+    def hold_masters_in_float32(self) -> tuple[str, ...]:
+        """Keeps 16-bit weights in fp32 from now on, for updates that 16 bits would round away; returns their names.
+
+        The graph goes on computing in its own types: `forward` casts, and gradients arrive in fp32.
+        """
+        for name, weight in self.weights.items():
+            if weight.dtype in (torch.float16, torch.bfloat16):
+                self.graph_dtypes[name] = weight.dtype
+                weight.data = weight.data.float()
+        return tuple(self.graph_dtypes)
+
+    def in_graph_types(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The tensors with fp32 masters cast to the types that the graph has for them."""
+        if not self.graph_dtypes:
+            return tensors
+        return {**tensors, **{name: tensors[name].to(dtype) for name, dtype in self.graph_dtypes.items()}}
+
+    def run(self, inputs: tuple[Any, ...], tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+        """Computes the program with other tensors in the place of the module's own."""
+        return self.program(self.training, self.device, inputs, tensors)
+
+    def _arrange(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        names = self.program.inputs
+        if len(inputs) > len(names):
+            raise ModelError(f"the model takes {len(names)} inputs ({', '.join(names)}); {len(inputs)} were given.")
+        given = dict(zip(names, inputs, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                raise ModelError(f"the model has no input {name!r}; it has: {', '.join(names)}.")
+            if name in given:
+                raise ModelError(f"input {name!r} was given twice, by place and by name.")
+            given[name] = value
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ModelError(f"the model takes {len(names)} inputs; missing: {', '.join(missing)}.")
+        return tuple(self._checked(name, given[name]) for name in names)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        expected = self.input_dtypes.get(name)
+        if expected is None or value is None:
+            return value
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device=self.device)
+        if tensor.dtype != expected and not self._was_moved_to(tensor.dtype, expected):
+            raise ModelError(
+                f"input {name!r} is {str(tensor.dtype).removeprefix('torch.')}; the model expects "
+                f"{str(expected).removeprefix('torch.')}. Convert it with .to({expected})."
+            )
+        return tensor
+
+    def _was_moved_to(self, dtype: torch.dtype, expected: torch.dtype) -> bool:
+        """Whether `net.to(dtype)` gave the weights another float type, which inputs then have, too."""
+        if not (dtype.is_floating_point and expected.is_floating_point):
+            return False
+        first = next((tensor for tensor in self.parameters() if tensor.is_floating_point()), None)
+        return first is not None and first.dtype == dtype
+
+
+def _may_be_shape_arithmetic(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.size > LARGEST_HOST_ELEMENTS:
+        return False
+    return tensor.dtype.is_integer() or tensor.dtype is ir.DataType.BOOL or is_trainable(tensor.dtype)
+
+
+def _materialize(value: ir.Value) -> torch.Tensor:
+    """Copies an initializer out of its file, and closes the file again so that its pages can go."""
+    assert value.const_value is not None
+    tensor = tensor_from_ir(value.const_value, f"initializer {value.name!r}")
+    if isinstance(value.const_value, ir.ExternalTensor):
+        value.const_value.release()
+    return tensor

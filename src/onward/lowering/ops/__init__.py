@@ -1,0 +1,1 @@
+"""One module per family of operators; importing a module registers its lowerings."""

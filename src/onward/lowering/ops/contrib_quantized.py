@@ -1,0 +1,267 @@
+"""Quantized operators of the domain com.microsoft, as ONNX Runtime's quantizer and optimizer write them.
+
+Their meaning is that of onnxruntime's documentation (docs/ContribOperators.md). Tensors of stored integers have no
+gradient; activations, scales and biases in floating point have one.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from onward.lowering.ops.contrib import MICROSOFT
+from onward.lowering.ops.pooling import average_pool
+from onward.lowering.ops.quantization import (
+    INTEGER_RANGE,
+    dequantize_linear_before_21,
+    quantize_linear_before_19,
+    round_straight_through,
+)
+from onward.lowering.registry import lowers
+
+lowers("QuantizeLinear", domain=MICROSOFT)(quantize_linear_before_19)
+lowers("DequantizeLinear", domain=MICROSOFT)(dequantize_linear_before_21)
+
+_RANGE = {dtype: INTEGER_RANGE[ir.DataType[name]] for name, dtype in (("UINT8", torch.uint8), ("INT8", torch.int8))}
+
+
+def _real(x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+    """What a tensor of quantized numbers stands for."""
+    shift = 0 if zero_point is None else zero_point.to(torch.float32)
+    return (x.to(torch.float32) - shift) * scale.to(torch.float32)
+
+
+def _stored(y: Tensor, scale: Tensor, zero_point: Tensor | None, like: Tensor) -> Tensor:
+    """The quantized numbers of a real tensor, in the type of `zero_point`, or of `like` without one."""
+    dtype = like.dtype if zero_point is None else zero_point.dtype
+    shift = 0 if zero_point is None else zero_point.to(torch.float32)
+    return torch.clamp(torch.round(y / scale.to(torch.float32)) + shift, *_RANGE[dtype]).to(dtype)
+
+
+@lowers("QLinearAdd", domain=MICROSOFT)
+def q_linear_add(
+    A: Tensor,
+    A_scale: Tensor,
+    A_zero_point: Tensor | None,
+    B: Tensor,
+    B_scale: Tensor,
+    B_zero_point: Tensor | None,
+    C_scale: Tensor,
+    C_zero_point: Tensor | None = None,
+) -> Tensor:
+    """The sum of two quantized tensors."""
+    total = _real(A, A_scale, A_zero_point) + _real(B, B_scale, B_zero_point)
+    return _stored(total, C_scale, C_zero_point, A)
+
+
+@lowers("QLinearMul", domain=MICROSOFT)
+def q_linear_mul(
+    A: Tensor,
+    A_scale: Tensor,
+    A_zero_point: Tensor | None,
+    B: Tensor,
+    B_scale: Tensor,
+    B_zero_point: Tensor | None,
+    C_scale: Tensor,
+    C_zero_point: Tensor | None = None,
+) -> Tensor:
+    """The product of two quantized tensors, element by element."""
+    product = _real(A, A_scale, A_zero_point) * _real(B, B_scale, B_zero_point)
+    return _stored(product, C_scale, C_zero_point, A)
+
+
+@lowers("QLinearSigmoid", domain=MICROSOFT)
+def q_linear_sigmoid(
+    X: Tensor,
+    X_scale: Tensor,
+    X_zero_point: Tensor | None,
+    Y_scale: Tensor,
+    Y_zero_point: Tensor | None = None,
+) -> Tensor:
+    """Sigmoid of a quantized tensor."""
+    return _stored(torch.sigmoid(_real(X, X_scale, X_zero_point)), Y_scale, Y_zero_point, X)
+
+
+@lowers("QLinearLeakyRelu", domain=MICROSOFT)
+def q_linear_leaky_relu(
+    X: Tensor,
+    X_scale: Tensor,
+    X_zero_point: Tensor | None,
+    Y_scale: Tensor,
+    Y_zero_point: Tensor | None = None,
+    *,
+    alpha: float = 0.01,
+) -> Tensor:
+    """LeakyRelu of a quantized tensor."""
+    activated = torch.nn.functional.leaky_relu(_real(X, X_scale, X_zero_point), alpha)
+    return _stored(activated, Y_scale, Y_zero_point, X)
+
+
+@lowers("QLinearSoftmax", domain=MICROSOFT)
+def q_linear_softmax(
+    X: Tensor,
+    X_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    *,
+    axis: int = -1,
+    opset: int,
+) -> Tensor:
+    """Softmax of a quantized tensor; below opset 13 over all axes from `axis` on."""
+    real = _real(X, X_scale, x_zero_point)
+    if opset < 13:
+        first = axis % X.dim()
+        shares = torch.softmax(real.flatten(first), -1).reshape(X.shape)
+    else:
+        shares = torch.softmax(real, axis)
+    return _stored(shares, y_scale, y_zero_point, X)
+
+
+@lowers("QLinearConcat", domain=MICROSOFT)
+def q_linear_concat(Y_scale: Tensor, Y_zero_point: Tensor, *inputs: Tensor, axis: int) -> Tensor:
+    """Quantized tensors side by side; `inputs` are tensor, scale and zero point of each."""
+    parts = [_real(*inputs[place : place + 3]) for place in range(0, len(inputs), 3)]
+    return _stored(torch.cat(parts, axis), Y_scale, Y_zero_point, Y_zero_point)
+
+
+@lowers("QLinearGlobalAveragePool", domain=MICROSOFT)
+def q_linear_global_average_pool(
+    X: Tensor, x_scale: Tensor, x_zero_point: Tensor, y_scale: Tensor, y_zero_point: Tensor, *, channels_last: int = 0
+) -> Tensor:
+    """GlobalAveragePool of a quantized tensor."""
+    axes = tuple(range(1, X.dim() - 1) if channels_last else range(2, X.dim()))
+    return _stored(_real(X, x_scale, x_zero_point).mean(axes, keepdim=True), y_scale, y_zero_point, X)
+
+
+@lowers("QLinearAveragePool", domain=MICROSOFT)
+def q_linear_average_pool(
+    X: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor | None,
+    y_scale: Tensor,
+    y_zero_point: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: tuple[int, ...],
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """AveragePool of a quantized tensor."""
+    real = _real(X, x_scale, x_zero_point)
+    pooled = average_pool(
+        real.movedim(-1, 1) if channels_last else real,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return _stored(pooled.movedim(1, -1) if channels_last else pooled, y_scale, y_zero_point, X)
+
+
+@lowers("QGemm", domain=MICROSOFT)
+def q_gemm(
+    A: Tensor,
+    a_scale: Tensor,
+    a_zero_point: Tensor,
+    B: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor,
+    C: Tensor | None = None,
+    y_scale: Tensor | None = None,
+    y_zero_point: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    """Gemm of quantized matrices; C counts in units of alpha * a_scale * b_scale. Without `y_scale` Y is float32."""
+    # Sums of products of 8-bit numbers are exact in float64.
+    left = A.to(torch.float64) - a_zero_point.to(torch.float64)
+    shift = b_zero_point.to(torch.float64)
+    right = B.to(torch.float64) - (shift[:, None] if transB and shift.dim() == 1 and shift.numel() > 1 else shift)
+    product = (left.T if transA else left) @ (right.T if transB else right)
+    product = product if C is None else product + C.to(torch.float64)
+    real = (product * (alpha * a_scale.to(torch.float64) * b_scale.to(torch.float64))).to(torch.float32)
+    return real if y_scale is None else _stored(real, y_scale, y_zero_point, A)
+
+
+@lowers("MatMulIntegerToFloat", domain=MICROSOFT)
+def mat_mul_integer_to_float(
+    A: Tensor,
+    B: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero_point: Tensor | None = None,
+    b_zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The real product of quantized matrices, plus `bias`; scales of B per tensor or per column."""
+    product = torch.matmul(_real(A, a_scale, a_zero_point), _real(B, b_scale, b_zero_point))
+    product = product.to(a_scale.dtype)
+    return product if bias is None else product + bias
+
+
+@lowers("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamic_quantize_mat_mul(
+    A: Tensor, B: Tensor, b_scale: Tensor, b_zero_point: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """A quantized to its own range of 8 bits, times a quantized B; the gradient passes the rounding unchanged."""
+    low, high = A.detach().amin().clamp(max=0), A.detach().amax().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, 1, scale)
+    zero_point = torch.round(-low / scale).clamp(0, 255)
+    quantized = round_straight_through(A / scale, zero_point, ir.DataType.UINT8)
+    product = torch.matmul((quantized - zero_point) * scale, _real(B, b_scale, b_zero_point))
+    return product if bias is None else product + bias
+
+
+@lowers("MatMulNBits", domain=MICROSOFT)
+def mat_mul_n_bits(
+    A: Tensor,
+    B: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None = None,
+    g_idx: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    weight_prepacked: int = 0,
+) -> Tensor:
+    """A (.., K) times a matrix (N, K) of 2, 4 or 8 bits in blocks along K, packed from the low bits on, plus `bias`.
+
+    B is (N, blocks, bytes of a block); scales one per block; zero points packed alike, or floats; the middle of the
+    range without them. `accuracy_level` is a hint that changes nothing here.
+    """
+    if g_idx is not None or weight_prepacked:
+        raise ValueError("MatMulNBits with g_idx or prepacked weights is not known.")
+    blocks = -(-K // block_size)
+    packed = _unpack(B.reshape(N, -1), bits)[:, : blocks * block_size].reshape(N, blocks, block_size)
+    if zero_points is None:
+        middle: Tensor | int = 2 ** (bits - 1)
+    elif zero_points.is_floating_point():
+        middle = zero_points.reshape(N, blocks, 1)
+    else:
+        middle = _unpack(zero_points.reshape(N, -1), bits)[:, :blocks].reshape(N, blocks, 1)
+    weight = (packed.to(scales.dtype) - middle) * scales.reshape(N, blocks, 1)
+    product = torch.matmul(A, weight.reshape(N, -1)[:, :K].T.to(A.dtype))
+    return product if bias is None else product + bias
+
+
+def _unpack(rows: Tensor, bits: int) -> Tensor:
+    """(N, bytes) of uint8 -> (N, numbers), the low bits of a byte first."""
+    if bits not in (2, 4, 8):
+        raise ValueError(f"bits is {bits}; 2, 4 and 8 are known.")
+    shifts = torch.arange(0, 8, bits, device=rows.device, dtype=torch.uint8)
+    numbers: Tensor = (rows[..., None] >> shifts) & (2**bits - 1)
+    return numbers.flatten(1)

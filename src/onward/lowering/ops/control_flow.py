@@ -1,0 +1,155 @@
+"""If, Loop and Scan: nested graphs called as often as the data say.
+
+A nested graph arrives as a callable: `body(*inputs)` gives a tuple. Gradients flow through every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.lowering.host import HostValue
+from onward.lowering.host import flatten as numbers_of
+from onward.lowering.registry import lowers
+
+Branch = Callable[..., tuple[Any, ...]]
+
+
+@lowers("If", host=("cond",))
+def if_(cond: HostValue, *, then_branch: Branch, else_branch: Branch, output_count: int) -> tuple[Any, ...]:
+    """https://onnx.ai/onnx/operators/onnx__If.html; only the branch that is taken runs."""
+    return then_branch() if numbers_of(cond)[0] else else_branch()
+
+
+@lowers("Loop", host=("M", "cond"))
+def loop(
+    M: HostValue | None = None,
+    cond: HostValue | None = None,
+    *v_initial: Any,
+    body: Branch,
+    output_count: int,
+    device: torch.device,
+) -> tuple[Any, ...]:
+    """https://onnx.ai/onnx/operators/onnx__Loop.html; runs while fewer than M rounds are done and cond holds."""
+    limit = None if M is None else numbers_of(M)[0]
+    going = True if cond is None else bool(numbers_of(cond)[0])
+    flag = torch.tensor(going, device=device)
+    carried = tuple(v_initial)
+    collected: list[list[Tensor]] = [[] for _ in range(output_count - len(carried))]
+    done = 0
+    while going and (limit is None or done < limit):
+        results = body(torch.tensor(done, device=device), flag, *carried)
+        carried = results[1 : 1 + len(carried)]
+        collected = _append(collected, results[1 + len(carried) :])
+        if results[0] is not flag:
+            flag, going = results[0], bool(results[0])
+        done += 1
+    if not done and collected:
+        probe = _probe(body, torch.tensor(0, device=device), flag, *carried)
+        return (*carried, *(value.new_zeros((0, *value.shape)) for value in probe[1 + len(carried) :]))
+    return (*carried, *(torch.stack(values) for values in collected))
+
+
+def _append(collected: Sequence[list[Tensor]], values: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The lists with one more value each; there may be more values than outputs that are read."""
+    rows = list(collected) or [[] for _ in values]
+    return [[*row, value] for row, value in zip(rows, values, strict=False)]
+
+
+def _probe(body: Branch, *inputs: Any) -> tuple[Any, ...]:
+    """Results of a round that does not count: shapes and types of what no round has made."""
+    with torch.no_grad():
+        return body(*inputs)
+
+
+@lowers("Scan", since=9)
+def scan(
+    *initial_state_and_scan_inputs: Tensor,
+    body: Branch,
+    num_scan_inputs: int,
+    scan_input_axes: tuple[int, ...] = (),
+    scan_input_directions: tuple[int, ...] = (),
+    scan_output_axes: tuple[int, ...] = (),
+    scan_output_directions: tuple[int, ...] = (),
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__Scan.html; one round for each position of the scanned axes."""
+    count = len(initial_state_and_scan_inputs) - num_scan_inputs
+    states, scanned = initial_state_and_scan_inputs[:count], initial_state_and_scan_inputs[count:]
+    axes = scan_input_axes or (0,) * num_scan_inputs
+    length = scanned[0].shape[axes[0]]
+    if any(value.shape[axis] != length for value, axis in zip(scanned, axes, strict=True)):
+        sizes = [value.shape[axis] for value, axis in zip(scanned, axes, strict=True)]
+        raise ValueError(f"the scanned axes have different sizes: {sizes}.")
+    slices = [
+        tuple(reversed(value.unbind(axis))) if backwards else value.unbind(axis)
+        for value, axis, backwards in zip(scanned, axes, _padded(scan_input_directions, num_scan_inputs), strict=True)
+    ]
+    states, collected = _run_scan(body, states, slices, length)
+    if not length:
+        blanks = [value.new_zeros(_without(value.shape, axis)) for value, axis in zip(scanned, axes, strict=True)]
+        probe = _probe(body, *states, *blanks)
+        collected = [[value.new_zeros((0, *value.shape))] for value in probe[count:]]
+    outputs = []
+    for place, values in enumerate(collected):
+        axis = scan_output_axes[place] if place < len(scan_output_axes) else 0
+        if not length:
+            outputs.append(values[0].movedim(0, axis))
+            continue
+        backwards = place < len(scan_output_directions) and scan_output_directions[place]
+        outputs.append(torch.stack(values[::-1] if backwards else values, axis))
+    return (*states, *outputs)
+
+
+def _padded(directions: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(directions) + (0,) * (count - len(directions))
+
+
+def _without(shape: Sequence[int], axis: int) -> list[int]:
+    sizes = list(shape)
+    sizes.pop(axis)
+    return sizes
+
+
+def _run_scan(
+    body: Branch, states: tuple[Tensor, ...], slices: Sequence[Sequence[Tensor]], length: int
+) -> tuple[tuple[Tensor, ...], list[list[Tensor]]]:
+    """Runs the rounds; gives the last states and, for each scan output, its values in order."""
+    collected: list[list[Tensor]] = []
+    for step in range(length):
+        results = body(*states, *(values[step] for values in slices))
+        states = results[: len(states)]
+        collected = _append(collected, results[len(states) :])
+    return states, collected
+
+
+@lowers("Scan", since=8, host=("sequence_lens",))
+def scan_8(
+    sequence_lens: HostValue | None = None,
+    *initial_state_and_scan_inputs: Tensor,
+    body: Branch,
+    num_scan_inputs: int,
+    directions: tuple[int, ...] = (),
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__Scan.html; version 8 scans axis 1 of each sample of a batch."""
+    count = len(initial_state_and_scan_inputs) - num_scan_inputs
+    scanned = initial_state_and_scan_inputs[count:]
+    batch, longest = scanned[0].shape[0], scanned[0].shape[1]
+    lengths = [longest] * batch if sequence_lens is None else numbers_of(sequence_lens)
+    rows = []
+    for sample in range(batch):
+        length = lengths[sample]
+        slices = []
+        for value, backwards in zip(scanned, _padded(directions, num_scan_inputs), strict=True):
+            steps = value[sample, :length].unbind(0)
+            slices.append(tuple(reversed(steps)) if backwards else steps)
+        states = tuple(value[sample] for value in initial_state_and_scan_inputs[:count])
+        final, collected = _run_scan(body, states, slices, length)
+        stacked = [torch.stack(values) for values in collected]
+        filled = [torch.cat([v, v.new_zeros((longest - length, *v.shape[1:]))]) for v in stacked]
+        rows.append((*final, *filled))
+    return tuple(torch.stack(values) for values in zip(*rows, strict=True))

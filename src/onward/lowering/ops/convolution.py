@@ -1,0 +1,242 @@
+"""Convolution, transposed convolution and deformable convolution.
+
+Legend: N batch, C input channels, M output channels, g groups, D1...Dn spatial axes, k1...kn kernel sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.registry import lowers
+from onward.lowering.sampling import linear_taps, pad_with_zeros, sample
+from onward.lowering.windows import (
+    check_length,
+    lay_windows,
+    pad_spatial,
+    per_axis,
+    split_pads,
+    split_total,
+)
+
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
+    1: F.conv_transpose1d,
+    2: F.conv_transpose2d,
+    3: F.conv_transpose3d,
+}
+
+
+@lowers("Conv", since=1)
+def conv(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: tuple[int, ...] | None = None,
+    group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """https://onnx.ai/onnx/operators/onnx__Conv.html; X (N, C, D1..Dn), W (M, C/g, k1..kn), B (M)."""
+    spatial = _check_weight(X, W, kernel_shape)
+    if X.shape[1] != W.shape[1] * group:
+        raise ValueError(
+            f"X has {X.shape[1]} channels, but W of shape {list(W.shape)} with group={group} takes "
+            f"{W.shape[1] * group}."
+        )
+    windows = lay_windows(spatial, W.shape[2:], strides, dilations, pads, auto_pad)
+    padding: tuple[int, ...] = windows.begin
+    if not windows.symmetric or min(windows.begin) < 0:
+        X = pad_spatial(X, windows.begin, windows.end)
+        padding = (0,) * len(spatial)
+    return _convolve(X, W, B, windows.stride, padding, windows.dilation, group)
+
+
+def _check_weight(X: Tensor, W: Tensor, kernel_shape: Sequence[int] | None) -> Sequence[int]:
+    if X.dim() < 3 or W.dim() != X.dim():
+        raise ValueError(
+            f"X has shape {list(X.shape)} and W {list(W.shape)}; both need the same rank, at least 3 "
+            "(batch, channels, spatial axes)."
+        )
+    if kernel_shape and tuple(kernel_shape) != tuple(W.shape[2:]):
+        raise ValueError(f"kernel_shape is {list(kernel_shape)}, but W has the kernel {list(W.shape[2:])}.")
+    return X.shape[2:]
+
+
+def _convolve(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    group: int,
+) -> Tensor:
+    n = X.dim() - 2
+    if n in _CONVOLVE:
+        return _CONVOLVE[n](X, W, B, tuple(stride), tuple(padding), tuple(dilation), group)
+    return _convolve_many_axes(X, W, B, stride, padding, dilation, group)
+
+
+def _convolve_many_axes(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    group: int,
+) -> Tensor:
+    """More than three spatial axes: a sum over the first axis's kernel of convolutions with one axis less."""
+    X = pad_spatial(X, padding, padding)
+    kernel = W.shape[2]
+    count = (X.shape[2] - (kernel - 1) * dilation[0] - 1) // stride[0] + 1
+    total: Tensor | None = None
+    for k in range(kernel):
+        start = k * dilation[0]
+        taken = X[:, :, start : start + (count - 1) * stride[0] + 1 : stride[0]]
+        batched = taken.transpose(1, 2).flatten(0, 1)
+        part = _convolve(batched, W[:, :, k], None, stride[1:], (0,) * (len(stride) - 1), dilation[1:], group)
+        total = part if total is None else total + part
+    assert total is not None
+    Y = total.reshape(X.shape[0], count, *total.shape[1:]).transpose(1, 2)
+    return Y if B is None else Y + B.reshape(-1, *[1] * (Y.dim() - 2))
+
+
+@lowers("ConvTranspose", since=1)
+def conv_transpose(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: tuple[int, ...] | None = None,
+    group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None,
+    output_padding: tuple[int, ...] | None = None,
+    output_shape: tuple[int, ...] | None = None,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """https://onnx.ai/onnx/operators/onnx__ConvTranspose.html; X (N, C, D1..Dn), W (C, M/g, k1..kn), B (M).
+
+    `output_shape` gives the spatial sizes (a leading N, C is accepted, as onnxruntime does) and decides the padding.
+    """
+    spatial = _check_weight(X, W, kernel_shape)
+    n = len(spatial)
+    if n not in _CONVOLVE_TRANSPOSED:
+        raise ValueError(f"a transposed convolution over {n} spatial axes; at most 3 are possible.")
+    if X.shape[1] != W.shape[0]:
+        raise ValueError(f"X has {X.shape[1]} channels, but W of shape {list(W.shape)} takes {W.shape[0]}.")
+    stride, dilation = per_axis("strides", strides, n), per_axis("dilations", dilations, n)
+    extra = tuple(output_padding) if output_padding else (0,) * n
+    check_length("output_padding", extra, n)
+    whole = [
+        s * (size - 1) + (k - 1) * d + 1 + o
+        for size, k, s, d, o in zip(spatial, W.shape[2:], stride, dilation, extra, strict=True)
+    ]
+    begin, end = _transposed_pads(spatial, whole, stride, pads, auto_pad, output_shape)
+    transposed = _CONVOLVE_TRANSPOSED[n]
+    # torch takes output_padding only below the stride or dilation, and pads alike on both sides.
+    direct = all(b >= 0 and b == e for b, e in zip(begin, end, strict=True))
+    if direct and all(o < max(s, d) for o, s, d in zip(extra, stride, dilation, strict=True)):
+        return transposed(X, W, B, stride, begin, extra, group, dilation)
+    Y = transposed(X, W, None, stride, 0, 0, group, dilation)
+    Y = pad_spatial(Y, [-b for b in begin], [o - e for o, e in zip(extra, end, strict=True)])
+    return Y if B is None else Y + B.reshape(-1, *[1] * n)
+
+
+def _transposed_pads(
+    spatial: Sequence[int],
+    whole: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int] | None,
+    auto_pad: str,
+    output_shape: Sequence[int] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is cut off at both sides of each axis of an output of `whole` elements; negative: added."""
+    n = len(spatial)
+    if output_shape:
+        wanted = list(output_shape)[-n:]
+        check_length("output_shape", wanted, n)
+        return _split_transposed([w - o for w, o in zip(whole, wanted, strict=True)], auto_pad)
+    if auto_pad.startswith("SAME"):
+        totals = [w - size * s for w, size, s in zip(whole, spatial, stride, strict=True)]
+        return _split_transposed([max(total, 0) for total in totals], auto_pad)
+    if auto_pad == "VALID":
+        return split_pads(None, n)
+    return split_pads(pads, n)
+
+
+def _split_transposed(totals: Sequence[int], auto_pad: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """SAME_UPPER: the odd one at the end; otherwise at the beginning, as the standard's formula says."""
+    return split_total(totals, auto_pad if auto_pad == "SAME_UPPER" else "SAME_LOWER")
+
+
+@lowers("DeformConv", since=19)
+def deform_conv(
+    X: Tensor,
+    W: Tensor,
+    offset: Tensor,
+    B: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    dilations: tuple[int, ...] | None = None,
+    group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None,
+    offset_group: int = 1,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """https://onnx.ai/onnx/operators/onnx__DeformConv.html, https://arxiv.org/abs/1811.11168.
+
+    Shapes, o the offset groups: X (N, C, D1..Dn), W (M, C/g, k1..kn), offset (N, o*k1*..*kn*n, O1..On),
+    mask (N, o*k1*..*kn, O1..On), Y (N, M, O1..On). Every kernel element samples X linearly at its shifted place,
+    zero outside; the columns so gathered meet the kernel in one product.
+    """
+    spatial = _check_weight(X, W, kernel_shape)
+    n, kernel = len(spatial), tuple(W.shape[2:])
+    windows = lay_windows(spatial, kernel, strides, dilations, pads, "NOTSET")
+    N, C, elements = X.shape[0], X.shape[1], math.prod(kernel)
+    # Places in low precision would miss the elements of a large image.
+    low = offset.dtype in (torch.float16, torch.bfloat16)
+    offset = offset.to(torch.float32) if low else offset
+    places = offset.reshape(N, offset_group, elements, n, *windows.sizes)
+    base = _window_places(kernel, windows.dilation, windows.stride, windows.begin, windows.sizes, offset)
+    places = (places + base).movedim(3, 0).reshape(n, N * offset_group, -1)
+    grouped = X.reshape(N * offset_group, C // offset_group, *spatial)
+    sampled = sample(grouped, [linear_taps(along) for along in places.unbind(0)], pad_with_zeros(grouped))
+    columns = sampled.to(X.dtype).reshape(N, offset_group, C // offset_group, elements, *windows.sizes)
+    if mask is not None:
+        columns = columns * mask.reshape(N, offset_group, 1, elements, *windows.sizes)
+    columns = columns.reshape(N, group, C // group * elements, -1)
+    weights = W.reshape(group, W.shape[0] // group, -1)
+    Y = torch.matmul(weights, columns).reshape(N, W.shape[0], *windows.sizes)
+    return Y if B is None else Y + B.reshape(-1, *[1] * n)
+
+
+def _window_places(
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    stride: Sequence[int],
+    begin: Sequence[int],
+    sizes: Sequence[int],
+    like: Tensor,
+) -> Tensor:
+    """Where each kernel element of each window lies in the input: (k1*..*kn, n, O1..On), in elements."""
+    n = len(kernel)
+    axes = []
+    for axis in range(n):
+        within = torch.arange(kernel[axis], device=like.device, dtype=like.dtype) * dilation[axis]
+        start = torch.arange(sizes[axis], device=like.device, dtype=like.dtype) * stride[axis] - begin[axis]
+        within = within.reshape([-1 if i == axis else 1 for i in range(n)] + [1] * n)
+        start = start.reshape([1] * n + [-1 if i == axis else 1 for i in range(n)])
+        axes.append((within + start).expand(*kernel, *sizes).flatten(0, n - 1))
+    return torch.stack(axes, dim=1)

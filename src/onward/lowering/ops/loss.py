@@ -1,0 +1,142 @@
+"""Losses of the standard: softmax cross entropy and negative log likelihood.
+
+A language model spends its largest tensor here, so classes are brought to the last axis wherever that is a view,
+and nothing is computed that no output asks for.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.registry import lowers
+
+NOTHING_IGNORED = -(2**40)
+"""What torch is told to ignore where the node ignores nothing: no label is so small (torch itself ignores -100)."""
+
+_REDUCTIONS = ("none", "sum", "mean")
+
+
+@lowers("SoftmaxCrossEntropyLoss", since=12)
+def softmax_cross_entropy_loss(
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__SoftmaxCrossEntropyLoss.html
+
+    Scores of 16 bits are normalized in float32. The mean over no label at all is NaN, as in the standard's own
+    definition and in onnxruntime.
+
+    Args:
+        scores: [N, C] or [N, C, d1, ...].
+        labels: [N] or [N, d1, ...], from 0 to C - 1 or `ignore_index`.
+        weights: [C].
+
+    Raises:
+        ValueError: shapes do not fit, or (on the CPU; a GPU asserts by itself) a label is out of range.
+    """
+    _check(scores, labels, weights, ignore_index, reduction)
+    if output_count == 1:
+        rows, row_labels, shape = _as_rows(scores, labels)
+        loss = _likelihood_loss(_log_softmax(rows), row_labels, weights, ignore_index, reduction)
+        return (loss.reshape(shape).to(scores.dtype) if reduction == "none" else loss.to(scores.dtype),)
+    log_prob = _log_softmax(scores)
+    loss = _likelihood_loss(log_prob, labels, weights, ignore_index, reduction)
+    return loss.to(scores.dtype), log_prob.to(scores.dtype)
+
+
+@lowers("NegativeLogLikelihoodLoss", since=12)
+def negative_log_likelihood_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """https://onnx.ai/onnx/operators/onnx__NegativeLogLikelihoodLoss.html
+
+    Args:
+        input: log probabilities, [N, C] or [N, C, d1, ...].
+        target: [N] or [N, d1, ...], from 0 to C - 1 or `ignore_index`.
+        weight: [C].
+
+    Raises:
+        ValueError: shapes do not fit, or (on the CPU; a GPU asserts by itself) a label is out of range.
+    """
+    _check(input, target, weight, ignore_index, reduction)
+    return _likelihood_loss(input, target, weight, ignore_index, reduction)
+
+
+def _as_rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+    """Scores [N, C, d1, ...] as rows [N * d1 * ..., C] if that is a view of them; with labels, and their shape."""
+    if scores.ndim > 2:
+        classes_last = scores.movedim(1, -1)
+        if classes_last.is_contiguous():
+            return classes_last.reshape(-1, scores.shape[1]), labels.reshape(-1), labels.shape
+    return scores, labels, labels.shape
+
+
+def _log_softmax(scores: Tensor) -> Tensor:
+    half = scores.dtype in (torch.float16, torch.bfloat16)
+    return torch.log_softmax(scores, 1, dtype=torch.float32 if half else None)
+
+
+def _likelihood_loss(
+    log_prob: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, reduction: str
+) -> Tensor:
+    ignored = NOTHING_IGNORED if ignore_index is None else ignore_index
+    if weights is not None:
+        weights = weights.to(log_prob.dtype)
+        if weights.requires_grad:
+            return _loss_of_trained_weights(log_prob, labels.long(), weights, ignored, reduction)
+    return F.nll_loss(log_prob, labels.long(), weights, ignore_index=ignored, reduction=reduction)
+
+
+def _loss_of_trained_weights(log_prob: Tensor, labels: Tensor, weights: Tensor, ignored: int, reduction: str) -> Tensor:
+    """The same in steps that are differentiable in the class weights, which torch's own loss is not."""
+    counted = labels != ignored
+    share = torch.where(counted, weights[torch.where(counted, labels, 0)], 0.0)
+    losses = share * F.nll_loss(log_prob, labels, ignore_index=ignored, reduction="none")
+    if reduction == "none":
+        return losses
+    return losses.sum() / share.sum() if reduction == "mean" else losses.sum()
+
+
+def _check(scores: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, reduction: str) -> None:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}; it must be one of {', '.join(_REDUCTIONS)}.")
+    if scores.ndim < 2:
+        raise ValueError(f"scores are {list(scores.shape)}; expected [N, C] or [N, C, d1, ...].")
+    expected = (scores.shape[0], *scores.shape[2:])
+    if tuple(labels.shape) != expected:
+        raise ValueError(
+            f"labels are {list(labels.shape)}; beside scores {list(scores.shape)}, classes on axis 1, they must be "
+            f"{list(expected)}."
+        )
+    classes = scores.shape[1]
+    if weights is not None and tuple(weights.shape) != (classes,):
+        raise ValueError(f"class weights are {list(weights.shape)}; {classes} classes need [{classes}].")
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_range(labels, classes, ignore_index)
+
+
+def _check_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
+    if labels.is_meta or type(labels) is not Tensor or labels.numel() == 0:
+        return
+    outside = (labels < 0) | (labels >= classes)
+    if ignore_index is not None:
+        outside &= labels != ignore_index
+    if outside.any():
+        place = tuple(outside.nonzero()[0].tolist())
+        ignored = "no label is ignored" if ignore_index is None else f"only {ignore_index} is ignored"
+        raise ValueError(
+            f"label {labels[place].item()} is out of range for {classes} classes (0 to {classes - 1}; {ignored}); "
+            f"{int(outside.sum())} of {labels.numel()} labels are, the first at {list(place)}."
+        )

@@ -1,0 +1,395 @@
+"""RNN, GRU and LSTM: torch's fused kernels where the configuration is theirs, otherwise a loop over time.
+
+Legend: T steps of time, N batch, I input size, H hidden size, D directions, G gates. Inside, X is (T, N, I),
+a state (D, N, H) and Y (T, D, N, H), which is ONNX's layout 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.registry import lowers
+
+States = tuple[Tensor, ...]
+Activation = Callable[[Tensor], Tensor]
+Step = Callable[[Tensor, States], States]
+"""(one step's projected inputs (N, G*H), states) -> next states."""
+Cell = Callable[[int], tuple[Callable[[Tensor], Tensor], Step]]
+"""direction -> (projection of all inputs at once, one step)."""
+Kernel = Callable[[Tensor, Sequence[int], States], tuple[Tensor, States]]
+"""(X, directions, states) -> (Y (T, N, D*H), states): a fused call of torch."""
+
+_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True), "foward": (False,)}
+"""Per direction, whether time runs backwards; "foward" is the default that GRU-1's schema spells so."""
+
+
+def _affine(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return alpha * x + beta
+
+
+def _scaled_tanh(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return alpha * torch.tanh(beta * x)
+
+
+def _hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return (alpha * x + beta).clamp(0, 1)
+
+
+def _thresholded_relu(x: Tensor, alpha: float) -> Tensor:
+    return torch.where(x > alpha, x, 0)
+
+
+_ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
+    "relu": (torch.relu, ()),
+    "tanh": (torch.tanh, ()),
+    "sigmoid": (torch.sigmoid, ()),
+    "softsign": (F.softsign, ()),
+    "softplus": (F.softplus, ()),
+    "leakyrelu": (F.leaky_relu, (0.01,)),
+    "elu": (F.elu, (1.0,)),
+    "thresholdedrelu": (_thresholded_relu, (1.0,)),
+    "affine": (_affine, (1.0, 0.0)),
+    "scaledtanh": (_scaled_tanh, (1.0, 1.0)),
+    "hardsigmoid": (_hard_sigmoid, (0.2, 0.5)),
+}
+"""Lower-case name -> (function, default alpha and beta as far as it takes them)."""
+
+
+def _resolve_activations(
+    names: Sequence[str],
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clips: Sequence[float | None],
+) -> list[Activation]:
+    """The functions by name; each takes the next alpha and beta of the lists, if it has such a parameter."""
+    left = [list(alphas or ()), list(betas or ())]
+    chosen: list[Activation] = []
+    for name, clip in zip(names, clips, strict=True):
+        if name.lower() not in _ACTIVATIONS:
+            raise ValueError(f"activation {name!r} is not one of the standard's: {', '.join(sorted(_ACTIVATIONS))}.")
+        function, defaults = _ACTIVATIONS[name.lower()]
+        values = [left[i].pop(0) if left[i] else default for i, default in enumerate(defaults)]
+        chosen.append(partial(_activate, function=function, parameters=tuple(values), clip=clip))
+    return chosen
+
+
+def _activate(x: Tensor, function: Callable[..., Tensor], parameters: tuple[float, ...], clip: float | None) -> Tensor:
+    return function(x if clip is None else x.clamp(-clip, clip), *parameters)
+
+
+def _named(activations: Sequence[str] | None, defaults: Sequence[str], directions: int) -> list[str]:
+    """The activations of all directions, lower-case."""
+    given = [name.lower() for name in activations or ()]
+    if not given:
+        return list(defaults) * directions
+    if len(given) != len(defaults) * directions:
+        raise ValueError(
+            f"activations has {len(given)} entries; {len(defaults)} for each of {directions} direction(s) are expected."
+        )
+    return given
+
+
+def _directions(direction: str, W: Tensor, R: Tensor, gates: int, hidden_size: int | None) -> int:
+    if direction not in _REVERSED:
+        raise ValueError(f"direction is {direction!r}; expected forward, reverse or bidirectional.")
+    count = len(_REVERSED[direction])
+    hidden = R.shape[-1]
+    if W.shape[:2] != (count, gates * hidden) or R.shape != (count, gates * hidden, hidden):
+        raise ValueError(
+            f"W has shape {list(W.shape)} and R {list(R.shape)}; direction={direction!r} with hidden size {hidden} "
+            f"needs [{count}, {gates * hidden}, input size] and [{count}, {gates * hidden}, {hidden}]."
+        )
+    if hidden_size is not None and hidden_size != hidden:
+        raise ValueError(f"hidden_size is {hidden_size}, but R of shape {list(R.shape)} has hidden size {hidden}.")
+    return count
+
+
+def _start(X: Tensor, R: Tensor, layout: int, *states: Tensor | None) -> tuple[Tensor, States]:
+    """X as (T, N, I) and the initial states as (D, N, H), zeros where absent."""
+    if layout:
+        X = X.transpose(0, 1)
+        states = tuple(None if s is None else s.transpose(0, 1) for s in states)
+    shape = (R.shape[0], X.shape[1], R.shape[-1])
+    return X, tuple(torch.zeros(shape, dtype=X.dtype, device=X.device) if s is None else s for s in states)
+
+
+def _finish(Y: Tensor, states: States, layout: int) -> tuple[Tensor, ...]:
+    """Layout 1 wants Y as (N, T, D, H) and states as (N, D, H)."""
+    if layout:
+        return Y.permute(2, 0, 1, 3), *(s.transpose(0, 1) for s in states)
+    return Y, *states
+
+
+def _reverse(X: Tensor, lengths: Tensor | None) -> Tensor:
+    """Time backwards, each sequence within its own length; X is (T, N, ...)."""
+    if lengths is None:
+        return X.flip(0)
+    time = torch.arange(X.shape[0], device=X.device)[:, None]
+    places = torch.where(time < lengths, lengths - 1 - time, time)
+    return X.gather(0, places[..., None].expand(X.shape))
+
+
+def _recur(
+    X: Tensor, states: States, lengths: Tensor | None, direction: str, kernel: Kernel | None, cell: Cell
+) -> tuple[Tensor, States]:
+    """Runs all directions; `kernel` is None where torch has no fused call for the configuration."""
+    reversed_ = _REVERSED[direction]
+    if lengths is not None:
+        lengths = lengths.to(torch.int64)
+    if kernel is not None and lengths is None and reversed_ != (True,):
+        Y, states = kernel(X, range(len(reversed_)), states)
+        return Y.reshape(*Y.shape[:2], len(reversed_), -1).transpose(1, 2), states
+    outputs, finals = [], []
+    for d, backwards in enumerate(reversed_):
+        x = _reverse(X, lengths) if backwards else X
+        start = tuple(s[d] for s in states)
+        if kernel is None:
+            y, final = _loop(x, start, lengths, *cell(d))
+        else:
+            y, last = kernel(x, [d], tuple(s[None] for s in start))
+            final = tuple(s[0] for s in last)
+            if lengths is not None:
+                y, final = _cut(y, start[0], lengths)
+        outputs.append(_reverse(y, lengths) if backwards else y)
+        finals.append(final)
+    return torch.stack(outputs, dim=1), tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+
+
+def _loop(
+    X: Tensor, states: States, lengths: Tensor | None, project: Callable[[Tensor], Tensor], step: Step
+) -> tuple[Tensor, States]:
+    """One direction, step by step; a sequence that has ended keeps its states and gives zeros."""
+    outputs = []
+    for time, x in enumerate(project(X).unbind(0)):
+        following = step(x, states)
+        if lengths is None:
+            outputs.append(following[0])
+        else:
+            alive = (time < lengths)[:, None]
+            following = tuple(torch.where(alive, new, old) for new, old in zip(following, states, strict=True))
+            outputs.append(torch.where(alive, following[0], 0))
+        states = following
+    return torch.stack(outputs), states
+
+
+def _cut(Y: Tensor, start: Tensor, lengths: Tensor) -> tuple[Tensor, States]:
+    """A fused result over all T steps, cut to each sequence's length: outputs and the last hidden state."""
+    time = torch.arange(Y.shape[0], device=Y.device)[:, None, None]
+    last = (lengths - 1).clamp(min=0)[None, :, None].expand(1, *Y.shape[1:])
+    hidden = torch.where(lengths[:, None] > 0, Y.gather(0, last)[0], start)
+    return torch.where(time < lengths[:, None], Y, 0), (hidden,)
+
+
+def _reorder(parameter: Tensor, order: Sequence[int]) -> Tensor:
+    """Gates (the first axis, in equal parts) in torch's order."""
+    parts = parameter.chunk(len(order))
+    return torch.cat([parts[gate] for gate in order])
+
+
+def _flat_weights(
+    W: Tensor, R: Tensor, B: Tensor | None, order: Sequence[int], directions: Sequence[int]
+) -> list[Tensor]:
+    """The parameters as torch's fused calls take them: per direction W, R and the two biases."""
+    weights = []
+    for d in directions:
+        weights += [_reorder(W[d], order), _reorder(R[d], order)]
+        if B is not None:
+            weights += [_reorder(bias, order) for bias in B[d].chunk(2)]
+    return weights
+
+
+def _call_fused(
+    function: Any,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None,
+    order: Sequence[int],
+    X: Tensor,
+    directions: Sequence[int],
+    states: States,
+) -> tuple[Tensor, States]:
+    weights = _flat_weights(W, R, B, order, directions)
+    start: Any = tuple(s.contiguous() for s in states) if len(states) > 1 else states[0].contiguous()
+    # cuDNN keeps what its backward pass needs only in training mode; without dropout the mode changes no value.
+    results = function(X, start, weights, B is not None, 1, 0.0, torch.is_grad_enabled(), len(directions) > 1, False)
+    return results[0], tuple(results[1:])
+
+
+@lowers("RNN", since=1)
+def rnn(
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    output_sequence: int = 0,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__RNN.html; W (D, H, I), R (D, H, H), B (D, 2*H); outputs Y, Y_h."""
+    count = _directions(direction, W, R, 1, hidden_size)
+    # The schema's default names two functions; one direction uses the first.
+    given = activations[:count] if activations == ("Tanh", "Tanh") else activations
+    names = _named(given, ["tanh"], count)
+    functions = _resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
+    X, states = _start(X, R, layout, initial_h)
+
+    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
+        bias = None if B is None else B[d].reshape(2, -1).sum(0)
+
+        def step(x: Tensor, states: States) -> States:
+            return (functions[d](x + F.linear(states[0], R[d])),)
+
+        return partial(F.linear, weight=W[d], bias=bias), step
+
+    kernel: Kernel | None = None
+    if clip is None and len(set(names)) == 1 and names[0] in ("tanh", "relu"):
+        function = torch.rnn_tanh if names[0] == "tanh" else torch.rnn_relu
+        kernel = partial(_call_fused, function, W, R, B, (0,))
+    Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
+    return _finish(Y, states, layout)
+
+
+@lowers("GRU", since=1)
+def gru(
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    linear_before_reset: int = 0,
+    output_sequence: int = 0,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__GRU.html; gates z, r, h; W (D, 3*H, I), R (D, 3*H, H), B (D, 6*H).
+
+    Outputs Y, Y_h. torch's kernel resets after the linear layer, as `linear_before_reset=1` says.
+    """
+    count = _directions(direction, W, R, 3, hidden_size)
+    names = _named(activations, ["sigmoid", "tanh"], count)
+    functions = _resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
+    X, states = _start(X, R, layout, initial_h)
+
+    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
+        f, g = functions[2 * d : 2 * d + 2]
+        hidden = R.shape[-1]
+        of_gates, of_candidate = torch.split(R[d], [2 * hidden, hidden])
+        bias_x, bias_h = (None, None) if B is None else B[d].chunk(2)
+        bias_candidate = None if bias_h is None else bias_h[2 * hidden :]
+        bias_gates = None if bias_h is None else bias_h[: 2 * hidden]
+
+        def step(x: Tensor, states: States) -> States:
+            (h,) = states
+            for_gates, for_candidate = torch.split(x, [2 * hidden, hidden], dim=-1)
+            z, r = f(for_gates + F.linear(h, of_gates, bias_gates)).chunk(2, dim=-1)
+            if linear_before_reset:
+                candidate = g(for_candidate + r * F.linear(h, of_candidate, bias_candidate))
+            else:
+                candidate = g(for_candidate + F.linear(r * h, of_candidate, bias_candidate))
+            return ((1 - z) * candidate + z * h,)
+
+        return partial(F.linear, weight=W[d], bias=bias_x), step
+
+    kernel: Kernel | None = None
+    if clip is None and linear_before_reset and names == ["sigmoid", "tanh"] * count:
+        kernel = partial(_call_fused, torch.gru, W, R, B, (1, 0, 2))
+    Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
+    return _finish(Y, states, layout)
+
+
+@lowers("LSTM", since=1)
+def lstm(
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    initial_c: Tensor | None = None,
+    P: Tensor | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+    output_sequence: int = 0,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__LSTM.html; gates i, o, f, c; W (D, 4*H, I), R (D, 4*H, H), B (D, 8*H).
+
+    Peepholes P (D, 3*H) are those of i, o, f. Outputs Y, Y_h, Y_c. `input_forget` takes 1 - i as the forget gate.
+    `clip` bounds what goes into the gates, but not the cell on its way out, as onnxruntime does.
+    """
+    count = _directions(direction, W, R, 4, hidden_size)
+    names = _named(activations, ["sigmoid", "tanh", "tanh"], count)
+    clips = (clip, clip, None) * count
+    functions = _resolve_activations(names, activation_alpha, activation_beta, clips)
+    X, states = _start(X, R, layout, initial_h, initial_c)
+
+    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
+        bias = None if B is None else B[d].reshape(2, -1).sum(0)
+        peepholes = None if P is None else P[d].chunk(3)
+        step = partial(
+            _lstm_step,
+            recurrence=R[d],
+            peepholes=peepholes,
+            functions=functions[3 * d : 3 * d + 3],
+            input_forget=bool(input_forget),
+        )
+        return partial(F.linear, weight=W[d], bias=bias), step
+
+    kernel: Kernel | None = None
+    plain = clip is None and P is None and not input_forget and names == ["sigmoid", "tanh", "tanh"] * count
+    # The fused call tells the last cell state only, not the one at each sequence's end.
+    if plain and (sequence_lens is None or output_count < 3):
+        kernel = partial(_call_fused, torch.lstm, W, R, B, (0, 2, 3, 1))
+    Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
+    return _finish(Y, states, layout)
+
+
+def _lstm_step(
+    x: Tensor,
+    states: States,
+    recurrence: Tensor,
+    peepholes: tuple[Tensor, ...] | None,
+    functions: Sequence[Activation],
+    input_forget: bool,
+) -> States:
+    h, c = states
+    f, g, output = functions
+    i_in, o_in, f_in, c_in = (x + F.linear(h, recurrence)).chunk(4, dim=-1)
+    if peepholes is not None:
+        i_in, f_in = i_in + peepholes[0] * c, f_in + peepholes[2] * c
+    i = f(i_in)
+    forget = 1 - i if input_forget else f(f_in)
+    c = forget * c + i * g(c_in)
+    if peepholes is not None:
+        o_in = o_in + peepholes[1] * c
+    return f(o_in) * output(c), c

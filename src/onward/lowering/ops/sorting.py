@@ -1,0 +1,57 @@
+"""Elements in order: TopK with the standard's rule for ties, Unique with its four outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onward.lowering.host import HostValue
+from onward.lowering.host import flatten as numbers_of
+from onward.lowering.ops.movement import normalize_axis
+from onward.lowering.registry import lowers
+
+
+@lowers("TopK", since=11, host=("K",))
+def top_k(
+    X: Tensor, K: HostValue, *, axis: int = -1, largest: int = 1, sorted: int = 1, output_count: int
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__TopK.html; of equal values the one that comes first wins."""
+    return _first_of_sorted(X, numbers_of(K)[0], axis, bool(largest))
+
+
+@lowers("TopK", since=10, host=("K",))
+def top_k_10(X: Tensor, K: HostValue, *, axis: int = -1, output_count: int) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__TopK.html; version 10 knows only the largest."""
+    return _first_of_sorted(X, numbers_of(K)[0], axis, True)
+
+
+@lowers("TopK", since=1)
+def top_k_1(X: Tensor, *, k: int, axis: int = -1, output_count: int) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__TopK.html; up to version 9 k is an attribute."""
+    return _first_of_sorted(X, k, axis, True)
+
+
+def _first_of_sorted(X: Tensor, k: int, axis: int, largest: bool) -> tuple[Tensor, ...]:
+    axis = normalize_axis(axis, X.dim())
+    if not 0 <= k <= X.shape[axis]:
+        raise ValueError(f"k = {k} is out of range for axis {axis} of size {X.shape[axis]}.")
+    # torch.topk breaks ties as it likes; a stable sort keeps the order of equal values.
+    keys = X.to(torch.int64) if X.dtype in (torch.uint16, torch.uint32) else X
+    values, indices = torch.sort(keys, dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, k).to(X.dtype), indices.narrow(axis, 0, k)
+
+
+@lowers("Unique", since=11)
+def unique(X: Tensor, *, axis: int | None = None, sorted: int = 1, output_count: int) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__Unique.html; values, first occurrences, inverse, counts."""
+    along = 0 if axis is None else normalize_axis(axis, X.dim())
+    data = X.reshape(-1) if axis is None else X
+    _, inverse, counts = torch.unique(data.detach(), sorted=True, return_inverse=True, return_counts=True, dim=along)
+    places = torch.arange(inverse.numel(), device=X.device)
+    first = torch.full_like(counts, inverse.numel()).scatter_reduce(0, inverse, places, "amin")
+    if not sorted:
+        order = torch.argsort(first)
+        first, counts = first[order], counts[order]
+        inverse = torch.argsort(order)[inverse]
+    # Picked from the input, not from torch.unique, so that a gradient flows.
+    return data.index_select(along, first), first, inverse, counts

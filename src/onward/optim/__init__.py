@@ -1,0 +1,1 @@
+"""What torch.optim lacks: LAMB, learning-rate schedules, loss scale, per-weight attributes."""

@@ -1,0 +1,163 @@
+"""From rules about weights to a torch optimizer: attributes of every weight, groups of equal ones, slots.
+
+Moments exist from the first moment on, as zeros, so that every run has the same state to save and to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from onward.errors import ParametersError
+from onward.optim.lamb import Lamb
+from onward.parameter_checks import ATTRIBUTES_OF
+from onward.parameters import AttributeRule, Optimizer
+
+_DEFAULTS: dict[str, Any] = {
+    "alpha": 0.9,
+    "beta": 0.999,
+    "lambda": 0.0,
+    "epsilon": 1e-8,
+    "momentum": 0.0,
+    "nesterov": False,
+    "do_bias_correction": True,
+    "ratio_min": None,
+    "ratio_max": None,
+    "learning_rate_factor": 1.0,
+}
+_DEFAULTS_OF = {"Lamb": {"epsilon": 1e-6, "do_bias_correction": False}}
+
+Attributes = Mapping[str, Any]
+
+
+def attributes_of_weight(parameters: Optimizer, weight: str) -> dict[str, Any]:
+    """The optimizer attributes of one weight: the defaults, then every rule that matches it, in order.
+
+    Raises:
+        ParametersError: a function given as `optimizer_attributes` returns an attribute the optimizer does not have.
+    """
+    name = parameters.training_optimizer_name
+    attributes = {**_DEFAULTS, **_DEFAULTS_OF.get(name, {})}
+    rules = parameters.optimizer_attributes
+    if callable(rules):
+        known = {n.rstrip("_") for n in ATTRIBUTES_OF[name]} | {"learning_rate_factor"}
+        given = dict(rules(weight))
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise ParametersError(
+                f"optimizer_attributes({weight!r}) returned {', '.join(unknown)}; "
+                f"{name} has: {', '.join(sorted(known))}."
+            )
+        return attributes | given
+    for rule in rules:
+        if _matches(rule, weight):
+            attributes |= _given(rule)
+    return attributes
+
+
+def _matches(rule: AttributeRule, weight: str) -> bool:
+    patterns = (rule.weights,) if isinstance(rule.weights, str) else rule.weights
+    return any(weight == pattern or fnmatchcase(weight, pattern) for pattern in patterns)
+
+
+def _given(rule: AttributeRule) -> dict[str, Any]:
+    names = (*_DEFAULTS, "lambda_")
+    values = {name: getattr(rule, name, None) for name in names if name != "lambda"}
+    return {name.rstrip("_"): value for name, value in values.items() if value is not None}
+
+
+def unmatched_rules(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) -> list[str]:
+    """Patterns of rules that match no weight: worth a word to the user, since it is often a slip."""
+    if callable(parameters.optimizer_attributes):
+        return []
+    patterns = [
+        pattern
+        for rule in parameters.optimizer_attributes
+        for pattern in ((rule.weights,) if isinstance(rule.weights, str) else rule.weights)
+    ]
+    return [p for p in patterns if not any(name == p or fnmatchcase(name, p) for name in weights)]
+
+
+def make_optimizer(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """A torch optimizer over the weights, those with equal attributes in one group, its slots filled with zeros.
+
+    Every group carries `learning_rate_factor`; the loop sets `lr` before each update.
+    """
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name in weights:
+        attributes = attributes_of_weight(parameters, name)
+        key = tuple(sorted((k, v) for k, v in attributes.items() if v is not None))
+        group = groups.setdefault(key, {"params": [], "attributes": attributes})
+        group["params"].append(weights[name])
+    make = _MAKERS[parameters.training_optimizer_name]
+    optimizer = make([_torch_group(parameters.training_optimizer_name, group) for group in groups.values()])
+    _fill_slots(optimizer)
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Sets the rate of every group, times the group's own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["learning_rate_factor"]
+
+
+def _torch_group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    a = group["attributes"]
+    common = {
+        "params": group["params"],
+        "lr": 0.0,
+        "weight_decay": a["lambda"],
+        "learning_rate_factor": a["learning_rate_factor"],
+    }
+    if name == "SGDOptimizer":
+        return {**common, "momentum": a["momentum"], "nesterov": bool(a["nesterov"])}
+    common |= {"betas": (a["alpha"], a["beta"]), "eps": a["epsilon"]}
+    if name == "Lamb":
+        bounds = {key: a[key] for key in ("ratio_min", "ratio_max") if a[key] is not None}
+        return {**common, "do_bias_correction": bool(a["do_bias_correction"]), **bounds}
+    if not a["do_bias_correction"]:
+        raise ParametersError(
+            f"optimizer_attributes: do_bias_correction is false, which {name} of torch cannot do; "
+            "use Lamb, or leave it out."
+        )
+    return common
+
+
+def _make_sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    for group in groups:
+        if group["nesterov"] and not group["momentum"]:
+            raise ParametersError("optimizer_attributes: nesterov is true while momentum is 0; give a momentum.")
+    return torch.optim.SGD(groups, lr=0.0, fused=True)
+
+
+_MAKERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    "SGDOptimizer": _make_sgd,
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.0, fused=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.0, fused=True),
+    "Lamb": lambda groups: Lamb(groups, lr=0.0),
+}
+
+
+def _fill_slots(optimizer: torch.optim.Optimizer) -> None:
+    """Creates the slots that torch's optimizers would create at their first step, with the values they would have."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            slots = optimizer.state[weight]
+            if isinstance(optimizer, torch.optim.SGD):
+                if group["momentum"]:
+                    slots["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+                continue
+            slots["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+            slots["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            slots["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+
+
+def slots_by_name(
+    optimizer: torch.optim.Optimizer, weights: Mapping[str, nn.Parameter]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Weight name -> slot name -> tensor."""
+    return {name: dict(optimizer.state.get(weight, {})) for name, weight in weights.items()}

@@ -1,0 +1,116 @@
+"""Learning-rate schedules: a factor from 0 to 1 for every step of a round, as pure functions of the step. They are the
+ones of ONNX Runtime's training runner, except that what follows the warm-up begins where the warm-up ended, at 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WarmupMode(StrEnum):
+    """How the learning rate goes on after the warm-up; `NONE` is constant without any."""
+
+    NONE = "none"
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    POLYNOMIAL = "polynomial"
+    COSINE = "cosine"
+
+
+DEFAULT_POWER = 0.5
+"""Of the polynomial schedule: ONNX Runtime's runner took the square root."""
+
+
+def parse_mode(name: str) -> WarmupMode:
+    """The mode of a name in any case; ONNX Runtime's "Poly" too.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    lower = name.lower()
+    try:
+        return WarmupMode("polynomial" if lower == "poly" else lower)
+    except ValueError:
+        raise ValueError(f"learning_rate.warmup_mode is {name!r}; expected one of {', '.join(WarmupMode)}") from None
+
+
+def factor(
+    step: int, num_train_steps: int, mode: WarmupMode, warmup_steps: float = 0.0, power: float = DEFAULT_POWER
+) -> float:
+    """The share of the highest learning rate that applies at a step.
+
+    With N steps, W of them warm-up, and the share s = (N - step) / (N - W) of what is left after the warm-up:
+
+        none          1, also during the warm-up
+        step < W      step / W
+        constant      1
+        linear        s
+        polynomial    s ** power
+        cosine        (1 + cos(pi * (1 - s))) / 2
+
+    Args:
+        step: which forward/backward pass of the round, the first being 1.
+        num_train_steps: passes in the round; at the last one, and after it, s is 0, or 1 if W = N.
+        mode: what follows the warm-up.
+        warmup_steps: passes over which the factor rises from 0 to 1; need not be whole.
+        power: exponent of the polynomial schedule.
+
+    Raises:
+        ValueError: a step below 1, or a warm-up that is negative or longer than the round.
+    """
+    if step < 1 or num_train_steps < 1:
+        raise ValueError(f"step {step} of {num_train_steps}; expected both to be at least 1")
+    if not 0 <= warmup_steps <= num_train_steps:
+        raise ValueError(
+            f"a warm-up of {warmup_steps:g} steps; expected 0 to {num_train_steps}, the steps of the round"
+        )
+    if mode is WarmupMode.NONE:
+        return 1.0
+    if step < warmup_steps:
+        return step / warmup_steps
+    if mode is WarmupMode.CONSTANT or warmup_steps == num_train_steps:
+        return 1.0
+    left = max(num_train_steps - step, 0) / (num_train_steps - warmup_steps)
+    if mode is WarmupMode.LINEAR:
+        return left
+    if mode is WarmupMode.POLYNOMIAL:
+        return math.pow(left, power)
+    return 0.5 * (1.0 + math.cos(math.pi * (1.0 - left)))
+
+
+@dataclass(frozen=True)
+class LearningRateSchedule:
+    """The learning rate of every step of a round.
+
+    Attributes:
+        initial_lr: the highest rate.
+        mode: a name that `parse_mode` knows.
+        warmup_ratio: share of the round that is warm-up; None or 0: none.
+        warmup_steps: the same in steps; one of the two at most.
+        num_train_steps: forward/backward passes in the round.
+        power: exponent of the polynomial schedule.
+    """
+
+    initial_lr: float
+    mode: str
+    warmup_ratio: float | None
+    warmup_steps: int | None
+    num_train_steps: int
+    power: float = DEFAULT_POWER
+
+    def __post_init__(self) -> None:
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError(
+                f"learning_rate.warmup_ratio is {self.warmup_ratio:g} and learning_rate.warmup_steps is "
+                f"{self.warmup_steps}; expected one of the two"
+            )
+        self.at(1)
+
+    def at(self, step: int) -> float:
+        """The learning rate at a step of the round, the first being 1."""
+        if self.warmup_steps:
+            warmup_steps = float(self.warmup_steps)
+        else:
+            warmup_steps = (self.warmup_ratio or 0.0) * self.num_train_steps
+        return self.initial_lr * factor(step, self.num_train_steps, parse_mode(self.mode), warmup_steps, self.power)

@@ -1,0 +1,226 @@
+"""Fields beside each other: what no single field can know. Every problem is a sentence with field, value and remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onward.parameter_sections import (
+        Checkpoint,
+        Distributed,
+        LearningRate,
+        Loss,
+        MixedPrecision,
+        Optimizer,
+        Paths,
+        Training,
+    )
+    from onward.parameters import Parameters
+
+
+def find_problems(parameters: Parameters) -> list[str]:
+    """Everything that is wrong with fields beside each other, in any round, one sentence each."""
+    problems = _problems_of_round(parameters)
+    for number, later in enumerate(parameters.next_rounds):
+        where = f"next_rounds[{number}]"
+        if later.next_rounds:
+            problems.append(f"{where}.next_rounds is given; list all later rounds in the first one.")
+        problems += [f"{where}.{problem}" for problem in _problems_of_round(later)]
+        changed = fixed_fields_changed(parameters, later)
+        if changed:
+            problems.append(f"{where}: {', '.join(changed)} cannot change between the rounds of one run.")
+    return problems
+
+
+def _problems_of_round(parameters: Parameters) -> list[str]:
+    return [
+        *_check_steps(parameters),
+        *_check_learning_rate(parameters.learning_rate, parameters.training),
+        *_check_loss(parameters.loss),
+        *_check_precision(parameters.mixed_precision),
+        *_check_distributed(parameters.distributed),
+        *_check_optimizer(parameters.optimizer),
+        *_check_checkpoint(parameters.checkpoint),
+        *_check_profiler(parameters),
+        *_check_graphs(parameters.paths),
+    ]
+
+
+_FIXED = {
+    "paths": ("model_path", "eval_model_path", "model_with_loss_func_path"),
+    "training": (
+        "seed",
+        "weights_to_train",
+        "weights_not_to_train",
+        "tied_weights",
+        "immutable_weights",
+        "revive_dropout",
+    ),
+    "checkpoint": ("checkpoints_dir", "checkpoint_to_load_path", "max_num_checkpoints", "blocking"),
+    "tensorboard": ("log_dir",),
+    **dict.fromkeys(("loss", "optimizer", "mixed_precision", "distributed", "recompute", "machine"), ()),
+}
+"""Section -> fields that a run is built from and that no later round can change; without fields, the whole section."""
+
+
+def fixed_fields_changed(first: Parameters, later: Parameters) -> list[str]:
+    """What differs between two rounds although it cannot change within a run, as `section` or `section.field`."""
+    changed = []
+    for section, names in _FIXED.items():
+        one, other = getattr(first, section), getattr(later, section)
+        if not names and one != other:
+            changed.append(section)
+        changed += [f"{section}.{name}" for name in names if getattr(one, name) != getattr(other, name)]
+    return changed
+
+
+def _check_steps(parameters: Parameters) -> list[str]:
+    training = parameters.training
+    steps, accumulation = training.num_train_steps, training.gradient_accumulation_steps
+    if steps % accumulation == 0:
+        return []
+    lower = steps - steps % accumulation
+    fitting = f"{lower} or {lower + accumulation}" if lower else f"{accumulation}"
+    return [
+        f"training.num_train_steps is {steps}, not a multiple of training.gradient_accumulation_steps, which is "
+        f"{accumulation}; use {fitting}."
+    ]
+
+
+def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
+    problems = []
+    if rate.warmup_ratio is not None and rate.warmup_steps is not None:
+        problems.append(
+            f"learning_rate.warmup_ratio is {rate.warmup_ratio} and learning_rate.warmup_steps is {rate.warmup_steps}; "
+            "give one of the two."
+        )
+    if rate.warmup_steps is not None and rate.warmup_steps > training.num_train_steps:
+        problems.append(
+            f"learning_rate.warmup_steps is {rate.warmup_steps}, more than training.num_train_steps, which is "
+            f"{training.num_train_steps}; the rate would never reach initial_lr."
+        )
+    if rate.warmup_mode == "none" and (rate.warmup_ratio or rate.warmup_steps):
+        problems.append(
+            "learning_rate.warmup_mode is none, which has no warm-up; "
+            "use constant for a warm-up followed by a constant rate, or leave the warm-up out."
+        )
+    return problems
+
+
+def _check_loss(loss: Loss) -> list[str]:
+    problems = []
+    needs = {"output": ("prediction",), "graph": ("graph",), "bert": ()}.get(loss.type, ("prediction", "label"))
+    for name in needs:
+        if getattr(loss, name) is None:
+            problems.append(f"loss.{name} is missing; loss.type {loss.type!r} needs it.")
+    for name, types in _LOSS_TYPES_WITH.items():
+        given = getattr(loss, name)
+        left_out = given is None or given is False or given == {}
+        if loss.type not in types and not left_out:
+            problems.append(f"loss.{name} is given, but belongs to {' and '.join(types)}, not to {loss.type!r}.")
+    return problems
+
+
+_LOSS_TYPES_WITH = {
+    "ignore_index": ("softmax_cross_entropy", "bert"),
+    "class_weights": ("softmax_cross_entropy", "bert"),
+    "dense_labels": ("softmax_cross_entropy",),
+    "from_logits": ("binary_cross_entropy",),
+    "graph": ("graph",),
+    "graph_inputs": ("graph",),
+    "graph_output": ("graph",),
+}
+"""Field of the section `loss` -> the types of loss that read it; others would leave it unread without a word."""
+
+
+def _check_precision(precision: MixedPrecision) -> list[str]:
+    if precision.use_bfloat16 and not precision.use_mixed_precision:
+        return [
+            "mixed_precision.use_bfloat16 is true while use_mixed_precision is false; "
+            "set use_mixed_precision: true as well."
+        ]
+    if not precision.use_mixed_precision and precision.loss_scale not in (0.0, 1.0):
+        return [
+            f"mixed_precision.loss_scale is {precision.loss_scale:g} while use_mixed_precision is false; "
+            "fp32 needs no loss scale: leave it out."
+        ]
+    if precision.use_bfloat16 and precision.loss_scale not in (0.0, 1.0):
+        return [f"mixed_precision.loss_scale is {precision.loss_scale:g}, but bf16 needs no loss scale; leave it out."]
+    return []
+
+
+def _check_distributed(distributed: Distributed) -> list[str]:
+    problems = []
+    for name in ("data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size"):
+        size = getattr(distributed, name)
+        if size != 1:
+            problems.append(f"distributed.{name} is {size}; this version of onward trains in one process: use 1.")
+    if distributed.zero_stage or distributed.enable_adasum or distributed.pipeline_partition_cut_list:
+        problems.append(
+            "distributed.zero_stage, enable_adasum and pipeline_partition_cut_list need several processes; "
+            "this version of onward trains in one: leave them out."
+        )
+    return problems
+
+
+ATTRIBUTES_OF: dict[str, frozenset[str]] = {
+    "SGDOptimizer": frozenset({"lambda_", "momentum", "nesterov"}),
+    "Adam": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction"}),
+    "AdamW": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction"}),
+    "Lamb": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction", "ratio_min", "ratio_max"}),
+}
+"""Optimizer -> the attributes it has, besides `learning_rate_factor`, which all have."""
+
+
+def _check_optimizer(optimizer: Optimizer) -> list[str]:
+    if not isinstance(optimizer.optimizer_attributes, tuple):
+        return []
+    known = ATTRIBUTES_OF[optimizer.training_optimizer_name] | {"weights", "learning_rate_factor"}
+    problems = []
+    for index, rule in enumerate(optimizer.optimizer_attributes):
+        given = {f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is not None}
+        if rule.ratio_min is not None and rule.ratio_max is not None and rule.ratio_min > rule.ratio_max:
+            problems.append(
+                f"optimizer.optimizer_attributes[{index}].ratio_min is {rule.ratio_min:g}, above ratio_max, which is "
+                f"{rule.ratio_max:g}."
+            )
+        for name in sorted(given - known):
+            listed = ", ".join(sorted(n.rstrip("_") for n in known - {"weights"}))
+            problems.append(
+                f"optimizer.optimizer_attributes[{index}].{name.rstrip('_')} is given, but "
+                f"{optimizer.training_optimizer_name} has no such attribute; it has: {listed}."
+            )
+    return problems
+
+
+def _check_checkpoint(checkpoint: Checkpoint) -> list[str]:
+    if checkpoint.checkpoint_period and checkpoint.checkpoints_dir is None:
+        return [
+            f"checkpoint.checkpoint_period is {checkpoint.checkpoint_period}, but checkpoint.checkpoints_dir is "
+            "missing; say where checkpoints go."
+        ]
+    return []
+
+
+def _check_profiler(parameters: Parameters) -> list[str]:
+    profiler = parameters.profiler
+    if (profiler.first_step is None) != (profiler.last_step is None):
+        return ["profiler.first_step and profiler.last_step belong together; give both."]
+    if profiler.first_step is not None and profiler.last_step is not None:
+        if profiler.last_step < profiler.first_step:
+            return [f"profiler.last_step is {profiler.last_step}, before first_step, which is {profiler.first_step}."]
+        steps = parameters.training.num_train_steps
+        if profiler.first_step > steps:
+            return [f"profiler.first_step is {profiler.first_step}, but the round has {steps} steps."]
+        if profiler.trace_dir is None and parameters.paths.output_dir is None:
+            return ["profiler.trace_dir is missing, and so is paths.output_dir; say where the trace goes."]
+    return []
+
+
+def _check_graphs(paths: Paths) -> list[str]:
+    return [
+        f"paths.{name} is the model itself, which would be written over; give another file."
+        for name in ("model_with_training_graph_path", "optimizer_graph_path")
+        if getattr(paths, name) == paths.model_path
+    ]

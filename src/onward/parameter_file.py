@@ -1,0 +1,201 @@
+"""RUN.yaml as text: reading it, changing single fields, and saying in plain sentences what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from onward.errors import ParametersError
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe YAML loader that refuses a key given twice, where YAML would let the last one win, and that reads 6e-4
+    as a number, as YAML 1.2 does (1.1 wants 6.0e-4)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node whose keys are all different."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} cannot be the name of a field", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands here a second time", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The sections of a file, as YAML gives them."""
+    if path.is_dir():
+        raise ParametersError(f"{str(path)!r} is a folder; give the path of a RUN.yaml.")
+    if not path.is_file():
+        raise ParametersError(f"{str(path)!r} does not exist; give the path of a RUN.yaml.")
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ParametersError(f"{str(path)!r}{where} is not YAML: {problem}.") from error
+    except UnicodeDecodeError as error:
+        raise ParametersError(f"{str(path)!r} is not UTF-8 text: {error}.") from error
+    if not isinstance(raw, dict):
+        found = "is empty" if raw is None else f"holds a {type(raw).__name__}"
+        raise ParametersError(f"{str(path)!r} {found}; expected sections such as `training:`.")
+    return raw
+
+
+def override(raw: dict[str, Any], dotted: str, text: str) -> None:
+    """Sets one field, named `section.field`, to a value written as in YAML."""
+    section, _, name = dotted.partition(".")
+    if not name:
+        raise ParametersError(f"--{dotted} names no field; write --section.field, such as --training.batch_size 8.")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ParametersError(f"--{dotted} {text!r} is not a YAML value: {error}") from error
+    holder = raw.get(section)
+    if holder is None:
+        holder = raw[section] = {}
+    if not isinstance(holder, dict):
+        raise ParametersError(f"--{dotted}: section {section!r} holds {holder!r}, not fields.")
+    holder[name] = value
+
+
+def overlay(sections: Mapping[str, Any], changes: Any, where: str) -> dict[str, Any]:
+    """Sections with some fields changed: a later round as the first one with differences."""
+    if not isinstance(changes, Mapping):
+        raise ParametersError(f"{where} is {changes!r}; expected sections with the fields that differ.")
+    result = {name: dict(fields) if isinstance(fields, Mapping) else fields for name, fields in sections.items()}
+    for name, fields in changes.items():
+        if not isinstance(fields, Mapping):
+            raise ParametersError(f"{where}.{name} is {fields!r}; expected the fields that differ.")
+        result[name] = {**result.get(name, {}), **fields}
+    return result
+
+
+_EXPECTED = {
+    "tuple_type": "a list",
+    "too_long": "fewer items",
+    "string_type": "text, in quotes where it looks like something else",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "path_type": "a path",
+    "dict_type": "names with values",
+    "mapping_type": "names with values",
+    "dataclass_type": "a section with fields",
+    "invalid_key": "the name of a field",
+}
+"""Kind of error in pydantic's words -> what was expected, in ours."""
+
+
+def sentences(error: pydantic.ValidationError, root: type) -> list[str]:
+    """One sentence for each wrong field: the field, its value, what was expected."""
+    lines: dict[str, str] = {}
+    for problem in error.errors():
+        location = [part for part in problem["loc"] if not _is_type_tag(part)]
+        where = _dotted(location)
+        kind, value = problem["type"], problem["input"]
+        if kind == "callable_type" and not isinstance(value, str | int | float | None):
+            continue  # the other branch of the union says what is wrong
+        if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+            fields = _fields_at(root, location[:-1])
+            near = difflib.get_close_matches(str(location[-1]), fields, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            known = f"Known here: {', '.join(fields)}." if fields else "This section has no fields."
+            lines.setdefault(where, f"{where} is unknown.{hint} {known}")
+        elif kind in ("missing", "missing_argument"):
+            lines.setdefault(where, f"{where} is missing; it has no default.")
+        else:
+            message = problem["msg"].removeprefix("Value error, expected ").removeprefix("Input should be ")
+            expected = _EXPECTED.get(kind, message.rstrip("."))
+            lines.setdefault(where, f"{where} is {value!r}; expected {expected}.")
+    return list(lines.values())
+
+
+def _is_type_tag(part: Any) -> bool:
+    """pydantic names the branch of a union in the location; a user does not want to read it."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "callable", "Callable") or "[" in part)
+
+
+def _dotted(location: Sequence[Any]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
+    return text or "the file"
+
+
+def _fields_at(root: type, location: Sequence[Any]) -> list[str]:
+    """The field names of the dataclass at a location."""
+    here: Any = root
+    for part in location:
+        if isinstance(part, int):
+            continue
+        hints = typing.get_type_hints(here)
+        if part not in hints:
+            return []
+        here = next((t for t in _alternatives(hints[part]) if dataclasses.is_dataclass(t)), None)
+        if here is None:
+            return []
+    return [f.name.rstrip("_") for f in dataclasses.fields(here)]
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
+        return [t for option in typing.get_args(hint) for t in _alternatives(option)]
+    return [hint]
+
+
+def resolve_paths(parameters: Any, base: Path, overridden: frozenset[str]) -> Any:
+    """Makes every relative path absolute: those of the file from its folder, overridden ones from here."""
+    sections = {}
+    for section in dataclasses.fields(parameters):
+        value = getattr(parameters, section.name)
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            continue
+        changes = {}
+        for one in dataclasses.fields(value):
+            path = getattr(value, one.name)
+            if isinstance(path, Path):
+                start = Path.cwd() if f"{section.name}.{one.name}" in overridden else base
+                changes[one.name] = start / path.expanduser()
+        sections[section.name] = dataclasses.replace(value, **changes)
+    return dataclasses.replace(parameters, **sections)
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, mappings and paths as dictionaries, lists, numbers and text, ready for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name.rstrip("_"): to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value):
+        return f"function {getattr(value, '__qualname__', repr(value))}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

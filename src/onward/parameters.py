@@ -1,0 +1,150 @@
+"""What the user asked: a whole run, loaded from RUN.yaml or built in Python, and checked in full before any work.
+
+Types are checked by pydantic, the sense of fields beside each other by `check`; nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from onward.errors import ParametersError
+from onward.parameter_checks import find_problems
+from onward.parameter_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
+from onward.parameter_sections import (
+    STRICT,
+    AttributeRule,
+    Checkpoint,
+    Data,
+    Distributed,
+    LearningRate,
+    Loss,
+    Machine,
+    MixedPrecision,
+    Optimizer,
+    Paths,
+    Profiler,
+    Recompute,
+    TensorBoard,
+    Training,
+)
+
+__all__ = [
+    "AttributeRule",
+    "Checkpoint",
+    "Data",
+    "Distributed",
+    "LearningRate",
+    "Loss",
+    "Machine",
+    "MixedPrecision",
+    "Optimizer",
+    "Parameters",
+    "Paths",
+    "Profiler",
+    "Recompute",
+    "TensorBoard",
+    "Training",
+    "check",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """A whole run, as the user asked for it; never written back to.
+
+    `next_rounds` are the rounds after the first (BERT's second phase): in a RUN.yaml each holds only the fields that
+    differ from the first round. What a run is built from (model, loss, optimizer, precision, ...) stays the same.
+    """
+
+    __pydantic_config__ = STRICT
+    paths: Paths
+    loss: Loss
+    training: Training
+    learning_rate: LearningRate
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
+    distributed: Distributed = field(default_factory=Distributed)
+    recompute: Recompute = field(default_factory=Recompute)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    tensorboard: TensorBoard = field(default_factory=TensorBoard)
+    profiler: Profiler = field(default_factory=Profiler)
+    machine: Machine = field(default_factory=Machine)
+    next_rounds: tuple[Parameters, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None) -> Parameters:
+        """Reads a RUN.yaml.
+
+        Args:
+            path: the file; paths in it are relative to its folder.
+            overrides: `section.field` -> value written as in YAML, as `onward train --section.field value` gives them.
+                Paths among them are relative to the working folder.
+
+        Raises:
+            ParametersError: every field that is unknown, missing, of the wrong type or impossible, in one message.
+        """
+        path = Path(path)
+        raw = read_yaml(path)
+        for dotted, text in (overrides or {}).items():
+            override(raw, dotted, text)
+        return cls.from_mapping(raw, base=path.resolve().parent, overridden=frozenset(overrides or {}))
+
+    @classmethod
+    def from_mapping(
+        cls, raw: Mapping[str, Any], base: Path | None = None, overridden: frozenset[str] = frozenset()
+    ) -> Parameters:
+        """Builds parameters from nested mappings, sections to fields; relative paths are taken from `base`."""
+        sections = {name: {} if value is None else value for name, value in raw.items()}
+        later = sections.pop("next_rounds", None) or ()
+        if not isinstance(later, list | tuple):
+            raise ParametersError(f"next_rounds is {later!r}; expected a list, one entry for each later round.")
+
+        def read(round_sections: Mapping[str, Any], where: str) -> Parameters:
+            parameters = _validate(round_sections, where)
+            return parameters if base is None else resolve_paths(parameters, base, overridden)
+
+        first = read(sections, "")
+        places = [f"next_rounds[{number}]" for number in range(len(later))]
+        rounds = tuple(
+            read(overlay(sections, changes, where), f"{where}.") for where, changes in zip(places, later, strict=True)
+        )
+        return check(dataclasses.replace(first, next_rounds=rounds))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Nested dictionaries of plain values, as they go into a checkpoint; a function is named, not stored."""
+        return typing.cast(dict[str, Any], to_plain(self))
+
+
+def check(parameters: Parameters) -> Parameters:
+    """Checks types, and fields beside each other, of all rounds.
+
+    Returns:
+        The same parameters, every field of its declared type: a path given as text is a Path, a list a tuple.
+
+    Raises:
+        ParametersError: with every problem found, each with field, value, what was expected and what to do.
+    """
+    parameters = _validate(parameters)
+    problems = find_problems(parameters)
+    if problems:
+        raise ParametersError("\n".join(problems))
+    return parameters
+
+
+_ADAPTERS: dict[type, pydantic.TypeAdapter[Any]] = {}
+
+
+def _validate(raw: Any, where: str = "") -> Parameters:
+    adapter = _ADAPTERS.setdefault(Parameters, pydantic.TypeAdapter(Parameters))
+    try:
+        return typing.cast(Parameters, adapter.validate_python(raw))
+    except pydantic.ValidationError as error:
+        raise ParametersError("\n".join(where + line for line in sentences(error, Parameters))) from error

@@ -1,0 +1,1 @@
+"""Watchers of a run: console, TensorBoard, metrics file, profiler."""

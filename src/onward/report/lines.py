@@ -1,0 +1,159 @@
+"""What each line of the console says: reports turned into labelled fields, with no notion of a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from onward.engine.reports import EvaluationReport, RunSummary, StepReport
+from onward.report.formatting import (
+    format_duration,
+    format_learning_rate,
+    format_loss_scale,
+    format_metric,
+    format_rate,
+    format_value,
+)
+
+DATA_WAIT_SHOWN_FROM = 0.03
+"""Share of the time spent waiting for data from which the console mentions it."""
+
+STABLE_STEPS = 128
+"""Steps that the stable throughput of a `RunSummary` covers at most."""
+
+SPARKLINE_SAMPLE = "▁▂▃▄▅▆▇█"
+"""The characters a sparkline is made of, lowest first."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One labelled value of a line.
+
+    Attributes:
+        label, value: what is written.
+        width: characters the value takes at least, so that columns stand still.
+        style: how rich shows the value.
+        importance: fields of the lowest importance leave first where a terminal is narrow.
+        is_rate: whether it says how fast the run goes, not what the network does.
+    """
+
+    label: str
+    value: str
+    width: int = 0
+    style: str = ""
+    importance: int = 5
+    is_rate: bool = False
+
+
+def step_fields(report: StepReport, previous: StepReport | None, with_time_left: bool = False) -> list[Field]:
+    """Everything a training line says besides the step; what is not always there comes last.
+
+    Args:
+        report: what to say.
+        previous: the report before it in the same round, from which the time between the two is known.
+        with_time_left: whether to say how long the round still takes.
+    """
+    finite = math.isfinite(report.loss)
+    norm_style = "" if math.isfinite(report.gradient_norm) else "yellow"
+    fields = [
+        Field("loss", format_value(report.loss), 7, "bold" if finite else "bold red", 9),
+        Field("lr", format_learning_rate(report.learning_rate), 7, importance=6),
+        Field("grad", format_value(report.gradient_norm), 7, norm_style, importance=5),
+        Field("", format_rate(report.samples_per_second, "samples"), 15, importance=8, is_rate=True),
+    ]
+    if report.tokens_per_second is not None:
+        fields.append(Field("", format_rate(report.tokens_per_second, "tokens"), 14, importance=4, is_rate=True))
+    if with_time_left:
+        fields.append(Field("", f"{format_duration(report.seconds_left)} left", 12, importance=4))
+    if report.loss_scale is not None:
+        fields.append(Field("scale", format_loss_scale(report.loss_scale), 4, importance=3))
+    if report.skipped_updates:
+        fields.append(Field("skipped", str(report.skipped_updates), style="yellow", importance=7))
+    wait = data_wait_share(report, previous)
+    if wait is not None and wait >= DATA_WAIT_SHOWN_FROM:
+        fields.append(Field("data wait", f"{wait:.0%}", style="yellow", importance=7, is_rate=True))
+    return fields
+
+
+def data_wait_share(report: StepReport, previous: StepReport | None) -> float | None:
+    """Share of the time between two reports spent waiting for batches; None where that time is not known."""
+    seen = report.samples - (previous.samples if previous is not None else 0)
+    if previous is None or seen <= 0 or not report.samples_per_second > 0:
+        return None
+    return min(1.0, report.data_wait_seconds * report.samples_per_second / seen)
+
+
+def evaluation_fields(report: EvaluationReport) -> list[Field]:
+    """The metrics, the loss first."""
+    names = sorted(report.metrics, key=lambda name: (name != "loss", name != "accuracy", name))
+    return [Field(name, format_metric(name, report.metrics[name]), 7, "bold") for name in names]
+
+
+def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], str]) -> list[tuple[str, str]]:
+    """Label and value of every row of the final table."""
+    skipped = f", {summary.skipped_updates:,} of them skipped" if summary.skipped_updates else ""
+    accumulation = summary.gradient_accumulation_steps
+    batches = f"batches of {summary.batch_size}"
+    if accumulation > 1:
+        batches += f", {accumulation} accumulated per update"
+    rows = [
+        ("steps", f"{summary.steps:,}"),
+        ("updates", f"{summary.updates:,}{skipped}"),
+        ("samples", f"{summary.samples:,} in {batches}"),
+    ]
+    if summary.first_loss is not None and summary.last_loss is not None:
+        rows.append(("loss", f"{format_value(summary.first_loss)} {arrow} {format_value(summary.last_loss)}"))
+    for name in sorted(summary.metrics, key=lambda name: (name != "loss", name != "accuracy", name)):
+        rows.append((f"evaluation {name}", format_metric(name, summary.metrics[name])))
+    rows += [
+        ("throughput", format_rate(summary.samples_per_second, "samples")),
+        (
+            "stable throughput",
+            f"{format_rate(summary.stable_samples_per_second, 'samples')} over the last "
+            f"{min(STABLE_STEPS, summary.steps)} steps",
+        ),
+        ("time", f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"),
+        ("checkpoint", "none" if summary.checkpoint is None else short_path(summary.checkpoint)),
+    ]
+    return rows
+
+
+class LossHistory:
+    """The losses of a round, drawn as one row of bars."""
+
+    _KEPT = 512
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._merged = 1
+        self._pending: list[float] = []
+
+    def append(self, loss: float) -> None:
+        """Adds a loss; one that is not finite has no height and is left out."""
+        if not math.isfinite(loss):
+            return
+        self._pending.append(loss)
+        if len(self._pending) < self._merged:
+            return
+        self._losses.append(sum(self._pending) / len(self._pending))
+        self._pending.clear()
+        if len(self._losses) == self._KEPT:
+            pairs = zip(self._losses[::2], self._losses[1::2], strict=True)
+            self._losses = [(first + second) / 2 for first, second in pairs]
+            self._merged *= 2
+
+    def sparkline(self, width: int) -> str:
+        """At most `width` bars over the whole round, lowest loss to highest."""
+        count = len(self._losses)
+        if count < 2:
+            return " " * width
+        cells = min(width, count)
+        edges = [cell * count // cells for cell in range(cells + 1)]
+        means = [sum(self._losses[a:b]) / (b - a) for a, b in pairwise(edges)]
+        low, high = min(means), max(means)
+        if high == low:
+            return (SPARKLINE_SAMPLE[0] * cells).ljust(width)
+        top = len(SPARKLINE_SAMPLE) - 1
+        return "".join(SPARKLINE_SAMPLE[round((mean - low) / (high - low) * top)] for mean in means).ljust(width)

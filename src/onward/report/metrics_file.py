@@ -1,0 +1,185 @@
+"""`metrics.jsonl`: every event of a run as one JSON object in a line, for programs that read what a person watched.
+
+A resumed run goes on in the same file, without what a killed run wrote after the checkpoint it resumes from.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.errors import StorageError
+
+
+class MetricsFile:
+    """Writes events as lines of JSON: `{"kind": "step", "time": 1767225600.0, "update": 10, "loss": 5.1, ...}`.
+
+    Kinds are step, evaluation, checkpoint, message and end, with the fields of the event's class (without a step's
+    `tensors`). Every record holds `time` (seconds since 1970) and `update` (of the event, or the last one before it).
+    JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity". Each line is
+    written at once and whole, so that a reader can follow and a killed run loses none.
+
+    Args:
+        path: the file; its directory is made.
+        resumed_update: the update of the checkpoint from which the run goes on; records of later updates are dropped.
+            None for a fresh run: a file of an earlier run is kept as `<name>-<number>`.
+        clock: seconds since 1970.
+
+    Raises:
+        StorageError: the file cannot be written; also from every event.
+    """
+
+    def __init__(
+        self, path: str | Path, resumed_update: int | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._update = resumed_update or 0
+        self._file: FileIO | None = None
+        removed = 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_file():
+                if resumed_update is None:
+                    self.path.rename(_free_name(self.path))
+                else:
+                    removed = _drop_later_records(self.path, resumed_update)
+            self._file = FileIO(self.path, "ab")
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+        if removed:
+            self.on_message(f"{removed} unreadable line(s) removed from {self.path.name}")
+
+    def on_step(self, report: StepReport) -> None:
+        """Writes a record of kind "step"."""
+        self._update = report.update
+        self._write("step", report, leave_out="tensors")
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Writes a record of kind "evaluation"."""
+        self._update = report.update
+        self._write("evaluation", report)
+
+    def on_checkpoint(self, report: CheckpointReport) -> None:
+        """Writes a record of kind "checkpoint"."""
+        self._update = report.update
+        self._write("checkpoint", report)
+
+    def on_message(self, text: str) -> None:
+        """Writes a record of kind "message"."""
+        self._append({"kind": "message", "time": self._now(), "update": self._update, "text": text})
+
+    def on_end(self, summary: RunSummary) -> None:
+        """Writes a record of kind "end"; its `update` counts over all rounds, its `updates` in this one."""
+        self._write("end", summary)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _now(self) -> float:
+        return round(self._clock(), 3)
+
+    def _write(self, kind: str, event: Any, leave_out: str = "") -> None:
+        record = {"kind": kind, "time": self._now(), "update": self._update}
+        record |= {f.name: getattr(event, f.name) for f in fields(event) if f.name != leave_out}
+        self._append(record)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            raise StorageError(f"{self.path} is closed; no event can be written to it.")
+        line = json.dumps(_as_json(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                # A disk with a few bytes left takes the start of a line: leave whole lines only.
+                os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - (written or 0))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+
+
+def _as_json(value: Any) -> Any:
+    """The value with numbers that JSON does not know as strings, and numpy's or torch's as Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    number = float(value)
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return number
+
+
+def _free_name(path: Path) -> Path:
+    """`metrics-1.jsonl`, or the first number after it that no file has."""
+    number = 1
+    while (candidate := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    return candidate
+
+
+def _drop_later_records(path: Path, last_update: int) -> int:
+    """Rewrites a file without records after an update; returns how many whole lines were unreadable.
+
+    The last line of a killed machine may be cut short; it goes without a word, since its event comes again.
+    """
+    unreadable = 0
+    changed = False
+    beside = path.with_name(f"{path.name}.partial")
+    with open(path, "rb") as old, open(beside, "wb") as new:
+        for line, record in _records(old):
+            if record is not None and record["update"] <= last_update:
+                new.write(line)
+                continue
+            changed = True
+            unreadable += record is None and line.endswith(b"\n")
+        new.flush()
+        os.fsync(new.fileno())
+    if changed:
+        os.replace(beside, path)
+    else:
+        beside.unlink()
+    return unreadable
+
+
+def _records(lines: Iterator[bytes] | Any) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Every line with its record, or with None where it is not a whole one."""
+    for line in lines:
+        record = None
+        if line.endswith(b"\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+        is_record = isinstance(record, dict) and isinstance(record.get("update"), int)
+        yield line, record if is_record else None
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        try:
+            free = f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
+        except OSError:
+            free = ""
+        advice = "Make room on that disk, or put the file elsewhere, and start again: the run resumes."
+        return StorageError(f"cannot write metrics to {path}: {reason}{free}. {advice}")
+    return StorageError(
+        f"cannot write metrics to {path}: {reason}. Expected a file that can be written in an existing or new "
+        "directory; correct the path or its permissions."
+    )

@@ -1,0 +1,195 @@
+"""TensorBoard's event files: the course of a run as scalars, and named tensors as scalars, histograms and norms.
+
+Every chart has the weight updates done over all rounds as its x-axis, training and evaluation alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.errors import ParametersError, StorageError
+
+HISTOGRAM_BUCKETS = 64
+"""Buckets of equal width between a tensor's smallest and largest finite value; TensorBoard shows 30 of them."""
+
+FLUSH_PERIOD_SECONDS = 10
+"""How long an event may wait before it is on disk, where TensorBoard finds it."""
+
+QUEUED_EVENTS = 1_000
+"""How many events may wait for the writing thread before training waits for it; ten, the usual, is one report."""
+
+
+class TensorBoardWatcher:
+    """Writes event files into a directory, rank 0 alone.
+
+    Scalars: `train/` loss, learning_rate, gradient_norm, loss_scale, skipped_updates, samples_per_second,
+    tokens_per_second and `test/<metric>`; of named tensors `train/scalar/<name>`, `train/histogram/<name>` and the L2
+    norm `train/norm/<name>`, with `train/non_finite/<name>`, the count of values a histogram had to leave out.
+
+    Args:
+        log_dir: the directory, made if need be.
+        scalar_names: tensors of one element, by exact name or pattern (`*`, `?`, `[...]`), out of `StepReport.tensors`.
+        histogram_names, norm_names: tensors of any shape, likewise; a gradient is `<weight>_grad`.
+        resumed_update: the update of the checkpoint from which the run goes on; points after it, written by the run
+            that was killed, are hidden. None for a fresh run, which hides every point of an earlier one.
+
+    Raises:
+        StorageError: the files cannot be written; also from every event.
+        ParametersError: from the first step: a name stands for no tensor, or a scalar has several elements.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | Path,
+        scalar_names: Sequence[str] = (),
+        histogram_names: Sequence[str] = (),
+        norm_names: Sequence[str] = (),
+        resumed_update: int | None = None,
+    ) -> None:
+        self.log_dir = Path(log_dir)
+        self.scalar_names = tuple(scalar_names)
+        self.histogram_names = tuple(histogram_names)
+        self.norm_names = tuple(norm_names)
+        purge_step = 0 if resumed_update is None else resumed_update + 1
+        self._writer: SummaryWriter | None = None
+        with _storing(self.log_dir):
+            self._writer = SummaryWriter(
+                str(self.log_dir), purge_step=purge_step, max_queue=QUEUED_EVENTS, flush_secs=FLUSH_PERIOD_SECONDS
+            )
+
+    def on_step(self, report: StepReport) -> None:
+        """Writes the scalars of an update, and the named tensors."""
+        values = {
+            "loss": report.loss,
+            "learning_rate": report.learning_rate,
+            "gradient_norm": report.gradient_norm,
+            "loss_scale": report.loss_scale,
+            "skipped_updates": report.skipped_updates,
+            "samples_per_second": report.samples_per_second,
+            "tokens_per_second": report.tokens_per_second,
+        }
+        writer = self._open_writer
+        with _storing(self.log_dir), torch.no_grad():
+            for name, value in values.items():
+                if value is not None:
+                    writer.add_scalar(f"train/{name}", value, report.update)
+            for name, tensor in _chosen("scalar_names", self.scalar_names, report.tensors):
+                writer.add_scalar(f"train/scalar/{name}", _single(name, tensor), report.update)
+            for name, tensor in _chosen("norm_names", self.norm_names, report.tensors):
+                norm = torch.linalg.vector_norm(tensor, dtype=torch.float64 if _is_double(tensor) else torch.float32)
+                writer.add_scalar(f"train/norm/{name}", norm.item(), report.update)
+            for name, tensor in _chosen("histogram_names", self.histogram_names, report.tensors):
+                _write_histogram(writer, name, tensor, report.update)
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Writes the metrics."""
+        writer = self._open_writer
+        with _storing(self.log_dir):
+            for name, value in report.metrics.items():
+                writer.add_scalar(f"test/{name}", value, report.update)
+            writer.flush()
+
+    def on_checkpoint(self, report: CheckpointReport) -> None:
+        """Brings what was written to disk: a run resumed from this checkpoint goes on after it."""
+        with _storing(self.log_dir):
+            self._open_writer.flush()
+
+    def on_message(self, text: str) -> None:
+        """Messages are for people at the console and for `metrics.jsonl`."""
+
+    def on_end(self, summary: RunSummary) -> None:
+        """Brings what was written to disk."""
+        with _storing(self.log_dir):
+            self._open_writer.flush()
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with _storing(self.log_dir):
+                writer.close()
+
+    @property
+    def _open_writer(self) -> SummaryWriter:
+        if self._writer is None:
+            raise StorageError(f"the event file in {self.log_dir} is closed; no event can be written to it.")
+        return self._writer
+
+
+@contextmanager
+def _storing(log_dir: Path) -> Iterator[None]:
+    """Turns a failing disk into a `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write TensorBoard events to {log_dir}: {error.strerror or error}. Expected a directory "
+            "that can be made and written, with room on its disk; correct `tensorboard.log_dir` or make room."
+        ) from error
+
+
+def _chosen(
+    field: str, patterns: Sequence[str], tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that the patterns of a field name, each once, in the order of the patterns."""
+    seen: set[str] = set()
+    for pattern in patterns:
+        names = [pattern] if pattern in tensors else [name for name in tensors if fnmatchcase(name, pattern)]
+        if not names:
+            listed = ", ".join(sorted(tensors)[:8]) or "none"
+            more = f" and {len(tensors) - 8} more" if len(tensors) > 8 else ""
+            raise ParametersError(
+                f"tensorboard.{field}: {pattern!r} stands for no reported tensor. Expected a weight's name, "
+                f"`<weight>_grad` or a pattern; reported are: {listed}{more}. Correct or remove it."
+            )
+        yield from ((name, tensors[name]) for name in names if name not in seen)
+        seen.update(names)
+
+
+def _single(name: str, tensor: torch.Tensor) -> float:
+    if tensor.numel() != 1:
+        raise ParametersError(
+            f"tensorboard.scalar_names: {name!r} has shape {list(tensor.shape)}; a scalar has one element. "
+            "Name it in norm_names or histogram_names instead."
+        )
+    return float(tensor.item())
+
+
+def _is_double(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float64
+
+
+def _write_histogram(writer: SummaryWriter, name: str, tensor: torch.Tensor, update: int) -> None:
+    """Counts where the tensor is, so that only the counts travel from a GPU."""
+    values = tensor.detach().flatten().to(torch.float64 if _is_double(tensor) else torch.float32)
+    finite = torch.isfinite(values)
+    left_out = values.numel() - int(finite.sum())
+    if left_out:
+        values = values[finite]
+        writer.add_scalar(f"train/non_finite/{name}", left_out, update)
+    if not values.numel():
+        return
+    low, high = (float(bound) for bound in torch.aminmax(values))
+    if low == high:
+        limits, counts = [high], [float(values.numel())]
+    else:
+        counts = torch.histc(values, bins=HISTOGRAM_BUCKETS, min=low, max=high).tolist()
+        limits = torch.linspace(low, high, HISTOGRAM_BUCKETS + 1, dtype=torch.float64)[1:].tolist()
+    writer.add_histogram_raw(
+        f"train/histogram/{name}",
+        min=low,
+        max=high,
+        num=values.numel(),
+        sum=float(values.sum(dtype=torch.float64)),
+        sum_squares=float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2,
+        bucket_limits=limits,
+        bucket_counts=counts,
+        global_step=update,
+    )

@@ -1,0 +1,428 @@
+"""`TrainingRunner`: the whole story of a run, read from top to bottom.
+
+Read the model and add the loss, build the network and its optimizer, load a checkpoint; train, evaluate, save;
+write the trained model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from onward.artifacts.inference_model import export
+from onward.checkpoint.manifest import read_manifest
+from onward.checkpoint.reading import find_checkpoint, find_latest, read_record, read_tensors
+from onward.checkpoint.writing import CheckpointWriter
+from onward.data.batches import Batch, BatchSource, DataCursor
+from onward.engine.evaluation import Evaluator
+from onward.engine.forward import Forward
+from onward.engine.interruption import StopRequest
+from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize, train_steps
+from onward.engine.precision import Precision
+from onward.engine.preparation import (
+    check_dimensions,
+    check_step,
+    label_ranges,
+    loss_spec,
+    make_folder,
+    make_loss_scale,
+    make_schedule,
+    read_training_graph,
+    watched_names,
+)
+from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
+from onward.engine.state import TrainState, fit_random_states
+from onward.engine.steps import Steps
+from onward.environment import Environment
+from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
+from onward.graph.loss_file import write_model_with_loss
+from onward.lowering.module import OnnxModule
+from onward.lowering.program import Program
+from onward.optim.building import make_optimizer, unmatched_rules
+from onward.parameter_checks import fixed_fields_changed
+from onward.parameters import Parameters, check
+from onward.report.profiler import NodeProfiler
+from onward.report.watching import Watchers
+
+GO_ON = "The same command goes on from there."
+
+
+class TrainingRunner:
+    """Trains an ONNX model as `Parameters` say: `initialize`, `run` (once or for several rounds), `end_training`.
+
+    Args:
+        parameters: what is asked for; checked in full here, before any work.
+        environment: the machine.
+        watchers: who is told of every event; more can be added to `watchers` later.
+
+    Raises:
+        ParametersError: with every field that is wrong.
+    """
+
+    def __init__(
+        self, parameters: Parameters, environment: Environment | None = None, watchers: Sequence[Watcher] = ()
+    ) -> None:
+        self.parameters = check(parameters)
+        self.environment = Environment() if environment is None else environment
+        self.watchers = Watchers(watchers)
+        self._state: TrainState | None = None
+        self._writer: CheckpointWriter | None = None
+        self.resumed_update: int | None = None
+        self._saved_update = -1
+        self._evaluated: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
+
+    # ------------------------------------------------------------------ initialize
+
+    def initialize(self) -> None:
+        """Reads the model, adds the loss, builds network and optimizer, loads a checkpoint if there is one.
+
+        Raises:
+            ModelError: the model cannot be read, lowered or trained as asked.
+            CheckpointError: the checkpoint is broken or of another model.
+            StorageError: the output directory cannot be made.
+        """
+        self.environment.apply()
+        torch.manual_seed(self.parameters.training.seed)
+        paths = self.parameters.paths
+        if paths.output_dir is not None:
+            make_folder(paths.output_dir, "paths.output_dir")
+        graph = read_training_graph(self.parameters, paths.model_path)
+        if paths.model_with_loss_func_path is not None:
+            write_model_with_loss(paths.model_path, loss_spec(self.parameters), paths.model_with_loss_func_path)
+        assert graph.loss_names is not None
+        self._loss = graph.loss_names
+        for note in graph.notes:
+            self.watchers.on_message(note)
+        if not graph.weights:
+            raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
+        net = OnnxModule(graph, (self._loss.loss,)).to(self.environment.device)
+        low = net.hold_masters_in_float32()
+        if low:
+            self.watchers.on_message(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
+        self._label_ranges = label_ranges(self.parameters.loss, graph)
+        self._precision = Precision.of(self.parameters.mixed_precision)
+        self._evaluator = Evaluator(self.parameters, net, self._loss, self._precision, self._label_ranges)
+        optimizer = make_optimizer(self.parameters.optimizer, dict(net.weights.items()))
+        for pattern in unmatched_rules(self.parameters.optimizer, net.weights):
+            self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
+        self._state = TrainState(net, optimizer, make_loss_scale(self.parameters))
+        self._check_names()
+        self._load_checkpoint()
+        self._write_graphs()
+
+    def _write_graphs(self) -> None:
+        """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""
+        paths = self.parameters.paths
+        if paths.model_with_training_graph_path is None and paths.optimizer_graph_path is None:
+            return
+        from onward.artifacts.run_graphs import write_graphs  # torch's tracer and exporter take seconds to import
+
+        written = write_graphs(
+            self.net,
+            self.parameters,
+            training_graph=paths.model_with_training_graph_path,
+            optimizer_graph=paths.optimizer_graph_path,
+        )
+        for path in written:
+            self.watchers.on_message(f"wrote {path}.")
+
+    def _check_names(self) -> None:
+        """What parameters name of the graph must be in it."""
+        watched_names(self.parameters.tensorboard, self.net)
+        check_dimensions(self.parameters.training.mapped_dimensions, self.net)
+
+    def _load_checkpoint(self) -> None:
+        settings = self.parameters.checkpoint
+        asked = settings.checkpoint_to_load_path
+        path = find_latest(settings.checkpoints_dir) if settings.checkpoints_dir is not None else None
+        if path is None and asked is not None:
+            path = find_checkpoint(asked)
+        if path is None:
+            return
+        record = read_record(path)
+        tensors = self.state.tensors()
+        fit_random_states(tensors, read_manifest(path).tensors)
+        read_tensors(path, tensors)
+        self.state.restore(tensors, record)
+        counters = self.state.counters
+        rounds = (self.parameters, *self.parameters.next_rounds)
+        self.resumed_update = counters.update
+        self.watchers.on_message(
+            f"resumed from {path}: round {counters.round}, step {counters.step}, {counters.update} updates done."
+        )
+        # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
+        if counters.round < len(rounds) and counters.step >= rounds[counters.round].training.num_train_steps:
+            self._finish_round()
+
+    # ------------------------------------------------------------------ what can be asked
+
+    @property
+    def state(self) -> TrainState:
+        """All that changes while the run trains."""
+        if self._state is None:
+            raise OnwardError("TrainingRunner.initialize() must be called first.")
+        return self._state
+
+    @property
+    def net(self) -> OnnxModule:
+        """The network; its `weights` are the fp32 masters."""
+        return self.state.net
+
+    @property
+    def round(self) -> int:
+        """Rounds finished so far; after a resume, the round to go on with."""
+        return self.state.counters.round
+
+    def update_parameters(self, parameters: Parameters) -> None:
+        """Takes other parameters for the next round: data, batch sizes, steps, learning rate, reports, checkpoints.
+
+        Raises:
+            ParametersError: they are wrong in themselves, or change what is built already: model, loss, weights to
+                train, optimizer or precision.
+        """
+        parameters = check(parameters)
+        changed = fixed_fields_changed(self.parameters, parameters)
+        if changed:
+            raise ParametersError(
+                f"{', '.join(changed)} cannot change between rounds of one run; start another TrainingRunner."
+            )
+        self.parameters = parameters
+        if self._state is not None:
+            self._check_names()
+
+    def reset_loss_scale(self) -> None:
+        """Puts the loss scale back to where a run begins, as between two phases of pre-training."""
+        self.state.loss_scale = make_loss_scale(self.parameters)
+
+    # ------------------------------------------------------------------ run
+
+    def run(
+        self,
+        training_data_loader: BatchSource,
+        test_data_loader: BatchSource | None = None,
+        mapped_dimensions: Mapping[str, int] | None = None,
+    ) -> RunSummary:
+        """Trains one round: `num_train_steps` steps, or what is left of them after a resume.
+
+        Args:
+            training_data_loader: where training batches come from.
+            test_data_loader: evaluated every `evaluation_period` steps; None: nothing is evaluated.
+            mapped_dimensions: symbolic dimension -> size, checked against the data; shapes are otherwise taken
+                from the batches.
+
+        Raises:
+            Interrupted: a signal came; the state is saved.
+            DataError: the data are broken or do not fit.
+            StorageError: a checkpoint cannot be written.
+        """
+        if training_data_loader is None:
+            raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
+        started = time.perf_counter()
+        begin = dataclasses.replace(self.state.counters)
+        clock, reports, metrics = Clock(), list[StepReport](), dict[str, float]()
+        if self.parameters.checkpoint.checkpoints_dir is not None:
+            self._checkpoint_writer()  # where nothing can be saved, nothing is worth training
+        if test_data_loader is not None and not self.parameters.training.skip_evaluation:
+            self._evaluator.check_specs(test_data_loader.feature_specs())
+        check_step(self.parameters.training, begin.step)
+        check_dimensions(mapped_dimensions or {}, self.net)
+        self._dimensions = {**self.parameters.training.mapped_dimensions, **(mapped_dimensions or {})}
+        with StopRequest() as stop, self._saving_after_failure():
+            with closing_batches(self._training_batches(training_data_loader)) as batches:
+                for done in self._profiled_steps(batches, clock):
+                    if done.report is not None:
+                        reports = [*reports[:1], done.report]
+                        self.watchers.on_step(done.report)
+                    if test_data_loader is not None and self._is_evaluation_due(done):
+                        metrics = dict(self.evaluate(test_data_loader).metrics)
+                    if self._is_checkpoint_due(done):
+                        self.save_checkpoint()
+                    if stop.signal_name is not None and done.is_update:
+                        self._stop(stop.signal_name)
+            checkpoint = self._save_last_of_round()
+        self._finish_round()
+        seconds = time.perf_counter() - started
+        training, counters = self.parameters.training, self.state.counters
+        summary = summarize(training, begin, counters, clock, reports, metrics, seconds, checkpoint)
+        self.watchers.on_end(summary)
+        if stop.signal_name is not None and checkpoint is not None:
+            raise Interrupted(f"stopped by {stop.signal_name} at the end of the round; saved as {checkpoint}. {GO_ON}")
+        return summary
+
+    def _finish_round(self) -> None:
+        """The next round starts with step 0, at the beginning of its data."""
+        self.state.counters.round += 1
+        self.state.counters.step = 0
+        self.state.counters.samples = 0
+        self.state.cursor = DataCursor()
+
+    def _training_batches(self, loader: BatchSource) -> Iterator[Batch]:
+        return loader.batches(self.parameters.training.batch_size, self.state.cursor)
+
+    def _profiled_steps(self, batches: Iterator[Batch], clock: Clock) -> Iterator[StepDone]:
+        """The steps of the round; those that the user asked for under the profiler."""
+        settings = self.parameters.profiler
+        if settings.first_step is None or settings.last_step is None:
+            yield from self._steps(batches, clock)
+            return
+        folder = settings.trace_dir or self.trained_model_path.parent / "profile"
+        profiler = NodeProfiler(settings.first_step, settings.last_step, folder)
+        steps = self._steps(batches, clock, profiler.instrument)
+        try:
+            profiler.before_step(self.state.counters.step + 1)
+            for done in steps:
+                report = profiler.after_step(done.step)
+                if report is not None:
+                    self.watchers.on_message(report.table(settings.top_nodes))
+                yield done
+                profiler.before_step(done.step + 1)
+        finally:
+            # The round ended before the range did, or a step failed.
+            if profiler.active:
+                self.watchers.on_message(profiler.stop().table(settings.top_nodes))
+
+    def _steps(
+        self,
+        batches: Iterator[Batch],
+        clock: Clock,
+        instrument: Callable[[Program], Program] | None = None,
+    ) -> Iterator[StepDone]:
+        training = self.parameters.training
+        watched = watched_names(self.parameters.tensorboard, self.net)
+        forward = Forward(
+            self.net,
+            tuple(dict.fromkeys((self._loss.loss, *watched.values))),
+            self._precision,
+            dimensions=self._dimensions,
+            label_ranges=self._label_ranges,
+            instrument=instrument,
+        )
+        steps = Steps(
+            self.state,
+            forward,
+            training.gradient_accumulation_steps,
+            self.parameters.optimizer.max_norm_clip,
+            watched,
+        )
+        schedule = make_schedule(self.parameters)
+        return train_steps(steps, batches, schedule, training.num_train_steps, training.display_loss_steps, clock)
+
+    # ------------------------------------------------------------------ evaluate, save, stop
+
+    def evaluate(self, test_data_loader: BatchSource) -> EvaluationReport:
+        """Means over the whole test set, with the weights as they are now."""
+        started, state, training = time.perf_counter(), self.state, self.parameters.training
+        batches = test_data_loader.one_pass(training.eval_batch_size or training.batch_size)
+        metrics, samples = self._evaluator.evaluate(state, batches)
+        step, in_round = self._shown_step()
+        seconds = time.perf_counter() - started
+        report = EvaluationReport(step, self.state.counters.update, in_round, metrics, samples, seconds)
+        self.watchers.on_evaluation(report)
+        self._evaluated = (test_data_loader, report)
+        return report
+
+    def _shown_step(self) -> tuple[int, int]:
+        """Step and round for a report; after a round has ended, its last step rather than step 0 of the next."""
+        counters = self.state.counters
+        if counters.step == 0 and counters.round > 0:
+            return self.parameters.training.num_train_steps, counters.round - 1
+        return counters.step, counters.round
+
+    def _is_evaluation_due(self, done: StepDone) -> bool:
+        training = self.parameters.training
+        return is_due(done.step, training.evaluation_period) and not training.skip_evaluation
+
+    def _is_checkpoint_due(self, done: StepDone) -> bool:
+        if not done.is_update or done.step == self.parameters.training.num_train_steps:
+            return False  # the end of the round saves anyway
+        return is_due(self.state.counters.update, self.parameters.checkpoint.checkpoint_period)
+
+    def save_checkpoint(self) -> Path:
+        """Starts a checkpoint of the present state; training may go on at once."""
+        started = time.perf_counter()
+        record = {**self.state.record(), "parameters": self.parameters.to_mapping()}
+        path = self._checkpoint_writer().save(self.state.counters.update, self.state.tensors(), record)
+        self._saved_update = self.state.counters.update
+        step, _ = self._shown_step()
+        stall = time.perf_counter() - started
+        self.watchers.on_checkpoint(CheckpointReport(step, self.state.counters.update, str(path), stall))
+        return path
+
+    def _checkpoint_writer(self) -> CheckpointWriter:
+        settings = self.parameters.checkpoint
+        if self._writer is None:
+            if settings.checkpoints_dir is None:
+                raise ParametersError("checkpoint.checkpoints_dir is not set; say where checkpoints go.")
+            self._writer = CheckpointWriter(
+                settings.checkpoints_dir, settings.max_num_checkpoints, blocking=settings.blocking
+            )
+        return self._writer
+
+    def _save_last_of_round(self) -> str | None:
+        if self.parameters.checkpoint.checkpoints_dir is None:
+            return None
+        path = self.save_checkpoint()
+        self._checkpoint_writer().wait()
+        return str(path)
+
+    @contextlib.contextmanager
+    def _saving_after_failure(self) -> Iterator[None]:
+        """Whatever fails between two updates, a broken file or a full memory, costs no more than those steps."""
+        self.state.mark()
+        begin = self.state.counters.update
+        try:
+            yield
+        except Exception as error:
+            self.state.return_to_mark()
+            is_new = self.state.counters.update > max(begin, self._saved_update)
+            if self.parameters.checkpoint.checkpoints_dir is None or not is_new or isinstance(error, StorageError):
+                raise
+            try:
+                path = self.save_checkpoint()
+                self._checkpoint_writer().wait()
+            except OnwardError as second:
+                error.add_note(f"The steps before could not be saved: {second}")
+            else:
+                error.add_note(f"The steps before, to step {self.state.counters.step}, are saved as {path}. {GO_ON}")
+            raise
+
+    def _stop(self, signal_name: str) -> None:
+        if self.parameters.checkpoint.checkpoints_dir is None:
+            raise OnwardError(
+                f"stopped by {signal_name} at step {self.state.counters.step}; nothing was saved, because "
+                "checkpoint.checkpoints_dir is not set."
+            )
+        path = self.save_checkpoint()
+        self._checkpoint_writer().wait()
+        raise Interrupted(f"stopped by {signal_name} after step {self.state.counters.step}; saved as {path}. {GO_ON}")
+
+    # ------------------------------------------------------------------ end
+
+    def end_training(self, test_data_loader: BatchSource | None = None) -> EvaluationReport | None:
+        """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""
+        update, report = self.state.counters.update, None
+        if test_data_loader is not None and not self.parameters.training.skip_evaluation:
+            loader, report = self._evaluated
+            if report is None or loader is not test_data_loader or report.update != update:
+                report = self.evaluate(test_data_loader)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self.parameters.paths.output_dir is not None:
+            path = self.trained_model_path
+            export(self.net, path)
+            self.watchers.on_message(f"trained model written to {path}.")
+        return report
+
+    @property
+    def trained_model_path(self) -> Path:
+        """Where `end_training` writes the model: `<output_dir>/<model>_trained.onnx`."""
+        folder = self.parameters.paths.output_dir
+        if folder is None:
+            raise ParametersError("paths.output_dir is not set; there is no trained model.")
+        return folder / f"{self.parameters.paths.model_path.stem}_trained.onnx"

@@ -1,0 +1,120 @@
+"""What `onward train` does: one run from a RUN.yaml, its rounds, its watchers, and the trained model at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from onward.data.loader import DataLoader
+from onward.environment import Environment
+from onward.errors import ParametersError
+from onward.parameters import Parameters
+from onward.report.console import ConsoleWatcher
+from onward.report.watching import Watchers, make_watchers
+from onward.runner import TrainingRunner
+
+
+def train(file: str | Path, overrides: Mapping[str, str] | None = None) -> None:
+    """Trains as a RUN.yaml says, from its checkpoint where there is one, and writes the trained model.
+
+    Raises:
+        UserError: of any kind, each with what to do.
+        Interrupted: a signal came, and the state is saved.
+    """
+    parameters = Parameters.load(file, overrides)
+    rounds = (parameters, *parameters.next_rounds)
+    data = [(_training_loader(one), _test_loader(one)) for one in rounds]
+    machine = parameters.machine
+    environment = Environment(
+        execution_provider=machine.execution_provider,
+        threads=machine.threads,
+        deterministic=machine.deterministic,
+    )
+    opening = _OpeningMessages()
+    runner = TrainingRunner(parameters, environment, [ConsoleWatcher(), opening])
+    try:
+        runner.initialize()
+        _watch_files(runner, parameters, opening.texts)
+        if runner.round >= len(rounds):
+            runner.watchers.on_message("all rounds of this run are trained already; evaluating and writing the model.")
+        first = min(runner.round, len(rounds) - 1)
+        for number, (training, test) in enumerate(data[first:], first):
+            runner.update_parameters(rounds[number])
+            if number >= runner.round:
+                _run_round(runner, training, test)
+        runner.end_training(data[-1][1])
+    finally:
+        for loader in (loader for pair in data for loader in pair if loader is not None):
+            loader.close()
+        runner.watchers.close()
+    runner.watchers.raise_failures()
+
+
+class _OpeningMessages(Watchers):
+    """Keeps what is said before the files that record it can be opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def on_message(self, text: str) -> None:
+        """Remembers."""
+        self.texts.append(text)
+
+
+def _watch_files(runner: TrainingRunner, parameters: Parameters, opening: Sequence[str]) -> None:
+    """TensorBoard and metrics.jsonl, cut back to the update that the run goes on from."""
+    board = parameters.tensorboard
+    if board.log_dir is None:
+        return
+    files = make_watchers(
+        metrics_path=board.log_dir / "metrics.jsonl",
+        tensorboard_dir=board.log_dir,
+        scalar_names=board.scalar_names,
+        histogram_names=board.histogram_names,
+        norm_names=board.norm_names,
+        resumed_update=runner.resumed_update,
+    )
+    for text in opening:
+        files.on_message(text)
+    runner.watchers.add(files.watchers)
+
+
+def _run_round(runner: TrainingRunner, training: DataLoader, test: DataLoader | None) -> None:
+    try:
+        runner.run(training, test)
+    finally:
+        for text in training.messages:
+            runner.watchers.on_message(text)
+        if training.dropped_samples:
+            runner.watchers.on_message(
+                f"{training.dropped_samples} samples at the ends of epochs did not fill a batch and were dropped."
+            )
+        training.close()
+
+
+def _training_loader(parameters: Parameters) -> DataLoader:
+    folder = parameters.paths.train_data_dir
+    if folder is None:
+        raise ParametersError("paths.train_data_dir is missing; name the folder of the training shards.")
+    return _loader(parameters, folder, shuffle=parameters.data.shuffle_data)
+
+
+def _test_loader(parameters: Parameters) -> DataLoader | None:
+    folder = parameters.paths.test_data_dir
+    if folder is None or parameters.training.skip_evaluation:
+        return None
+    return _loader(parameters, folder, shuffle=False)
+
+
+def _loader(parameters: Parameters, folder: Path, shuffle: bool) -> DataLoader:
+    data = parameters.data
+    return DataLoader(
+        data.input_name_map,
+        folder,
+        data.max_num_files_preload,
+        shuffle=shuffle,
+        seed=parameters.training.seed,
+        last_batch=data.last_batch,
+        skip_corrupt=data.skip_corrupt_files,
+    )

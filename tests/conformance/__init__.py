@@ -1,0 +1,1 @@
+"""The ONNX standard's own backend tests, run against onward."""

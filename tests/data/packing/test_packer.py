@@ -1,0 +1,238 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from onward.data import DataLoader, read_samples
+from onward.data.manifest import read_manifest
+from onward.data.packing import ArrayOptions, PackOptions, TableOptions, TextOptions, pack
+from onward.data.packing import packer as packer_module
+from onward.errors import DataError, ParametersError, StorageError
+from tests.data import independent
+
+QUIET = {"progress": False}
+
+
+def save(path, count=10):
+    np.savez(path, x=np.arange(count * 3, dtype=np.float32).reshape(count, 3), label=np.arange(count))
+    return path
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_an_independent_reader_reads_what_is_packed(tmp_path):
+    pack(save(tmp_path / "a.npz"), tmp_path / "out", PackOptions(samples_per_file=4, **QUIET))
+    shards = sorted((tmp_path / "out").glob("*.pb"))
+    assert [shard.name for shard in shards] == ["shard-000000.pb", "shard-000001.pb", "shard-000002.pb"]
+    samples = [sample for shard in shards for sample in independent.read(shard)]
+    assert len(samples) == 10
+    for number, sample in enumerate(samples):
+        (name, x), (label_name, label) = sample
+        assert (name, label_name) == ("x", "label")
+        assert label.shape == ()
+        assert label == number
+        np.testing.assert_array_equal(x, np.arange(3, dtype=np.float32) + 3 * number)
+
+
+def test_the_manifest_says_what_the_shards_hold(tmp_path):
+    summary = pack(save(tmp_path / "a.npz"), tmp_path / "out", PackOptions(samples_per_file=4, seed=5, **QUIET))
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest is not None
+    assert manifest == summary.folders[tmp_path / "out"]
+    assert manifest.sample_count == summary.sample_count == 10
+    assert manifest.features == {"x": {"dtype": "float32", "shape": [3]}, "label": {"dtype": "int64", "shape": []}}
+    assert [(entry.file, entry.samples) for entry in manifest.shards] == [
+        ("shard-000000.pb", 4), ("shard-000001.pb", 4), ("shard-000002.pb", 2),
+    ]  # fmt: skip
+    assert all(entry.bytes == (tmp_path / "out" / entry.file).stat().st_size for entry in manifest.shards)
+    assert (manifest.kind, manifest.options["seed"], manifest.options["samples_per_file"]) == ("arrays", 5, 4)
+    assert "10 samples in 3 shards" in summary.describe()
+    assert json.loads((tmp_path / "out" / "pack.json").read_text())["format"] == "onward-pack"
+
+
+def test_packing_is_deterministic(tmp_path):
+    save(tmp_path / "a.npz", 50)
+    options = PackOptions(samples_per_file=7, test_fraction=0.3, shuffle_buffer=10, seed=3, **QUIET)
+    for out in ("one", "two"):
+        pack(tmp_path / "a.npz", tmp_path / out, options)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+
+
+def test_train_and_test_share_the_samples(tmp_path):
+    summary = pack(save(tmp_path / "a.npz", 1000), tmp_path / "out", PackOptions(test_fraction=0.2, **QUIET))
+    assert list(summary.folders) == [tmp_path / "out" / "train", tmp_path / "out" / "test"]
+    labels = [
+        [
+            int(sample["label"])
+            for path in sorted((tmp_path / "out" / split).glob("*.pb"))
+            for sample in read_samples(path)
+        ]
+        for split in ("train", "test")
+    ]
+    assert sorted(labels[0] + labels[1]) == list(range(1000))
+    assert labels == [sorted(part) for part in labels]
+    assert 150 < len(labels[1]) < 250  # 200 expected, standard deviation 12.6
+    with pytest.raises(DataError, match=r"holds no \.pb files, but its folders 'test', 'train' do"):
+        DataLoader({}, tmp_path / "out")
+
+
+def test_too_few_samples_for_a_test_set_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no sample of .* fell into 'test' with test_fraction 0.001"):
+        pack(save(tmp_path / "a.npz"), tmp_path / "out", PackOptions(test_fraction=0.001, **QUIET))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shuffle_buffer_mixes_and_keeps_every_sample(tmp_path):
+    pack(save(tmp_path / "a.npz", 60), tmp_path / "out", PackOptions(shuffle_buffer=20, **QUIET))
+    labels = [int(sample["label"]) for sample in read_samples(tmp_path / "out" / "shard-000000.pb")]
+    assert sorted(labels) == list(range(60))
+    assert labels != list(range(60))
+
+
+def test_features_are_cast(tmp_path):
+    options = PackOptions(cast=(("x", "float16"), ("label", "bfloat16")), **QUIET)
+    pack(save(tmp_path / "a.npz"), tmp_path / "out", options)
+    specs = DataLoader({}, tmp_path / "out").feature_specs()
+    assert {name: str(spec.dtype) for name, spec in specs.items()} == {"x": "float16", "label": "bfloat16"}
+    with pytest.raises(ParametersError, match="--cast names 'y'; the samples hold 'x', 'label'"):
+        pack(tmp_path / "a.npz", tmp_path / "no", PackOptions(cast=(("y", "int8"),), **QUIET))
+    with pytest.raises(ParametersError, match="--cast x=str: expected a dtype of numbers"):
+        pack(tmp_path / "a.npz", tmp_path / "no", PackOptions(cast=(("x", "str"),), **QUIET))
+
+
+def test_a_destination_that_holds_shards_is_refused_unless_overwritten(tmp_path):
+    save(tmp_path / "a.npz")
+    out = tmp_path / "out"
+    pack(tmp_path / "a.npz", out, PackOptions(samples_per_file=1, **QUIET))
+    (out / "notes.txt").write_text("mine")
+    before = tree(out)
+    with pytest.raises(DataError, match=r"already holds 11 files of packed data, the first 'pack.json'.*--overwrite"):
+        pack(tmp_path / "a.npz", out, PackOptions(**QUIET))
+    assert tree(out) == before
+    pack(tmp_path / "a.npz", out, PackOptions(overwrite=True, test_fraction=0.5, **QUIET))
+    assert sorted(tree(out)) == [
+        "notes.txt", "test/pack.json", "test/shard-000000.pb", "train/pack.json", "train/shard-000000.pb"
+    ]  # fmt: skip
+    pack(tmp_path / "a.npz", out, PackOptions(overwrite=True, **QUIET))
+    assert sorted(tree(out)) == ["notes.txt", "pack.json", "shard-000000.pb"]
+    assert [path.name for path in out.iterdir() if path.is_dir()] == []
+
+
+def test_a_destination_that_is_a_file_is_refused(tmp_path):
+    save(tmp_path / "a.npz")
+    with pytest.raises(DataError, match=r"destination .* is a file; give a directory"):
+        pack(tmp_path / "a.npz", tmp_path / "a.npz")
+
+
+def test_an_error_leaves_the_destination_as_it_was(tmp_path, monkeypatch):
+    save(tmp_path / "a.npz")
+    out = tmp_path / "deep" / "out"
+
+    class Refused(packer_module.ShardWriter):
+        def publish(self):
+            raise StorageError("the disk is full")
+
+    monkeypatch.setattr(packer_module, "ShardWriter", Refused)
+    with pytest.raises(StorageError, match="the disk is full"):
+        pack(tmp_path / "a.npz", out, PackOptions(samples_per_file=3, **QUIET))
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_interrupting_leaves_no_shard_that_a_loader_would_read(tmp_path, how):
+    np.save(tmp_path / "x.npy", np.zeros((200_000, 100)))
+    out = tmp_path / "out"
+    arguments = f"{str(tmp_path / 'x.npy')!r}, {str(out)!r}, PackOptions(progress=False)"
+    code = f"from onward.data.packing import PackOptions, pack; pack({arguments})"
+    # A suite that runs in the background hands down an ignored SIGINT, which Python would then ignore too.
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    end = time.monotonic() + 30
+    while not list(out.glob(".packing-*/*.pb")) and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(how)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    if how == signal.SIGINT:
+        assert not out.exists()
+        return
+    with pytest.raises(DataError, match=r"holds no \.pb files"):
+        DataLoader({}, out)
+    assert list(out.glob(".packing-*"))
+    pack(save(tmp_path / "a.npz"), out, PackOptions(**QUIET))
+    assert sorted(os.listdir(out)) == ["pack.json", "shard-000000.pb"]
+
+
+def test_a_loader_notices_shards_that_were_lost_or_cut_at_a_sample(tmp_path):
+    """What the format alone cannot tell: a file cut between two samples, and a file that is gone."""
+    out = tmp_path / "out"
+    pack(save(tmp_path / "a.npz"), out, PackOptions(samples_per_file=5, **QUIET))
+    whole = (out / "shard-000001.pb").read_bytes()
+    (out / "shard-000001.pb").write_bytes(whole[: len(whole) // 5 * 4])
+    with pytest.raises(
+        DataError, match=rf"shard-000001\.pb' has \d+ bytes, but pack\.json says {len(whole)} \(5 samples"
+    ):
+        DataLoader({}, out)
+    loader = DataLoader({}, out, skip_corrupt=True)
+    assert [path.name for path in loader.skipped_files] == ["shard-000001.pb"]
+    assert sum(batch.sample_count for batch in loader.one_pass(3)) == loader.sample_count == 5
+    (out / "shard-000001.pb").unlink()
+    with pytest.raises(DataError, match=r"shard-000001\.pb' is missing; pack\.json lists it with 5 samples"):
+        DataLoader({}, out)
+    assert "is missing" in DataLoader({}, out, skip_corrupt=True).messages[0]
+    (out / "pack.json").write_text("{}")
+    with pytest.raises(DataError, match=r"pack\.json' is damaged"):
+        DataLoader({}, out)
+
+
+def test_sample_counts_come_from_the_manifest_without_reading(tmp_path, monkeypatch):
+    pack(save(tmp_path / "a.npz"), tmp_path / "out", PackOptions(samples_per_file=3, **QUIET))
+    monkeypatch.setattr("onward.data.loader.index_shard", None)
+    assert DataLoader({}, tmp_path / "out").sample_count == 10
+
+
+def test_samples_that_differ_are_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": [1, 2]}\n{"x": [1, 2, 3]}\n')
+    with pytest.raises(DataError, match=r"sample 1 differs from those before it: 'x' is int64\[3\], was int64\[2\]"):
+        pack(tmp_path / "a.jsonl", tmp_path / "out", PackOptions(**QUIET))
+
+
+def test_kinds_are_found_out_or_asked_for(tmp_path):
+    with pytest.raises(DataError, match="nothing' does not exist; give a file or a folder"):
+        pack(tmp_path / "nothing", tmp_path / "out")
+    (tmp_path / "a.xyz").write_text("hello")
+    with pytest.raises(DataError, match=r"cannot be told from its suffix .* say --kind text"):
+        pack(tmp_path / "a.xyz", tmp_path / "out")
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "a.csv").write_text("x\n1\n")
+    (folder / "b.txt").write_text("hello hello")
+    with pytest.raises(DataError, match=r"2 files: 1 of text, 1 of table. Say which to pack with --kind"):
+        pack(folder, tmp_path / "out")
+    assert pack(folder, tmp_path / "a", PackOptions(source=TableOptions(), **QUIET)).kind == "table"
+    assert pack(folder, tmp_path / "b", PackOptions(pattern="*.csv", **QUIET)).kind == "table"
+    text = PackOptions(source=TextOptions(sequence_length=4), **QUIET)
+    assert pack(folder, tmp_path / "c", text).sample_count == 2
+    with pytest.raises(DataError, match=r"holds no files with the suffix \.npz, \.npy \(arrays\)"):
+        pack(folder, tmp_path / "out", PackOptions(source=ArrayOptions()))
+    with pytest.raises(DataError, match=r"holds no files with the suffix \.csv"):
+        pack(folder, tmp_path / "out", PackOptions(source=TableOptions(), exclude=("*.csv",)))
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ParametersError, match="samples_per_file is 0"):
+        PackOptions(samples_per_file=0)
+    with pytest.raises(ParametersError, match=r"test_fraction is 1\.0"):
+        PackOptions(test_fraction=1.0)
+    with pytest.raises(ParametersError, match="seed -1"):
+        PackOptions(seed=-1)

@@ -1,0 +1,171 @@
+"""Quantized operators of com.microsoft equal onnxruntime's CPU kernels to one step of the quantized type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from onward.errors import NodeError
+from tests.one_node import check_against_onnxruntime, make_model, run, run_onnxruntime, to_array
+
+RANDOM = np.random.default_rng(0)
+MICROSOFT = "com.microsoft"
+SCALES = {"x": np.float32(0.05), "y": np.float32(0.08), "z": np.float32(0.1)}
+POINTS = {np.uint8: {"x": 120, "y": 131, "z": 127}, np.int8: {"x": -3, "y": 4, "z": 1}}
+
+
+def _quantized(dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
+    limits = np.iinfo(dtype)
+    return RANDOM.integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
+def _check(op_type: str, inputs: dict[str, Any], attributes: dict[str, Any] | None = None, steps: int = 1) -> None:
+    """Equal but for rounding: at most `steps` of the quantized type."""
+    model = make_model(op_type, inputs, attributes, 20, domain=MICROSOFT)
+    given = [np.asarray(value) for value in inputs.values() if value is not None]
+    expected, actual = run_onnxruntime(model, *given)[0], to_array(run(model, *given))
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert np.abs(actual.astype(int) - expected.astype(int)).max() <= steps
+
+
+def _tensor(name: str, letter: str, value: Any, dtype: Any) -> dict[str, Any]:
+    point = np.array(POINTS[dtype][letter], dtype)
+    return {name: value, f"{name}_scale": np.array(SCALES[letter]), f"{name}_zero_point": point}
+
+
+def _result(name: str, letter: str, dtype: Any) -> dict[str, Any]:
+    return {k: v for k, v in _tensor(name, letter, None, dtype).items() if k != name}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("op_type", ["QLinearAdd", "QLinearMul"])
+def test_two_quantized_tensors(op_type: str, dtype: Any) -> None:
+    left, right = _quantized(dtype, 2, 3, 4), _quantized(dtype, 3, 4)
+    _check(op_type, _tensor("A", "x", left, dtype) | _tensor("B", "y", right, dtype) | _result("C", "z", dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize(
+    ("op_type", "attributes"),
+    [
+        ("QLinearSigmoid", {}),
+        ("QLinearLeakyRelu", {"alpha": 0.2}),
+        ("QLinearSoftmax", {"axis": -1, "opset": 13}),
+        ("QLinearSoftmax", {"axis": 1, "opset": 11}),
+        ("QLinearGlobalAveragePool", {}),
+        ("QLinearGlobalAveragePool", {"channels_last": 1}),
+        ("QLinearAveragePool", {"kernel_shape": [2, 2], "strides": [2, 1]}),
+        ("QLinearAveragePool", {"kernel_shape": [2, 2], "pads": [1, 0, 1, 0], "channels_last": 1}),
+    ],
+)
+def test_one_quantized_tensor(op_type: str, attributes: dict[str, Any], dtype: Any) -> None:
+    x = _tensor("X", "x", _quantized(dtype, 1, 4, 4, 3), dtype)
+    y = _result("Y", "z", dtype)
+    if op_type in ("QLinearSigmoid", "QLinearSoftmax"):
+        y["Y_scale"] = np.array(np.float32(1 / 256))
+        y["Y_zero_point"] = np.array(np.iinfo(dtype).min, dtype)
+    _check(op_type, x | y, attributes)
+
+
+def test_concatenation() -> None:
+    a, b = _quantized(np.uint8, 2, 3), _quantized(np.uint8, 2, 2)
+    parts = _tensor("A", "x", a, np.uint8) | _tensor("B", "y", b, np.uint8)
+    _check("QLinearConcat", _result("Y", "z", np.uint8) | parts, {"axis": 1})
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize("per_column", [True, False])
+def test_gemm(per_column: bool, quantized: bool) -> None:
+    a, b = _quantized(np.uint8, 3, 4), _quantized(np.uint8, 5, 4)
+    inputs: dict[str, Any] = {"A": a, "a_scale": np.array(SCALES["x"]), "a_zero_point": np.array(120, np.uint8), "B": b}
+    columns = 5 if per_column else 1
+    inputs["b_scale"] = RANDOM.random(columns).astype(np.float32) * 0.02 + 0.01
+    inputs["b_zero_point"] = RANDOM.integers(100, 140, columns).astype(np.uint8)
+    inputs["C"] = RANDOM.integers(-500, 500, 5).astype(np.int32)
+    attributes = {"transB": 1, "alpha": 0.5}
+    if quantized:
+        inputs |= {"y_scale": np.array(np.float32(0.7)), "y_zero_point": np.array(128, np.uint8)}
+        _check("QGemm", inputs, attributes)
+    else:
+        check_against_onnxruntime(
+            make_model("QGemm", inputs, attributes, 20, domain=MICROSOFT), *inputs.values(), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("per_column", [True, False])
+def test_products_with_quantized_matrices(per_column: bool) -> None:
+    columns = 5 if per_column else 1
+    b = {"B": _quantized(np.uint8, 4, 5), "b_scale": RANDOM.random(columns).astype(np.float32) * 0.02 + 0.01}
+    b["b_zero_point"] = RANDOM.integers(100, 140, columns).astype(np.uint8)
+    bias = RANDOM.standard_normal(5).astype(np.float32)
+    dynamic = {"A": RANDOM.standard_normal((2, 3, 4)).astype(np.float32), **b, "bias": bias}
+    model = make_model("DynamicQuantizeMatMul", dynamic, {}, 20, domain=MICROSOFT)
+    check_against_onnxruntime(model, *dynamic.values(), rtol=1e-4, atol=1e-4)
+    static = {
+        "A": _quantized(np.uint8, 2, 3, 4),
+        "B": b["B"],
+        "a_scale": np.array(SCALES["x"]),
+        "b_scale": b["b_scale"],
+        "a_zero_point": np.array(120, np.uint8),
+        "b_zero_point": b["b_zero_point"],
+        "bias": bias,
+    }
+    model = make_model("MatMulIntegerToFloat", static, {}, 20, domain=MICROSOFT)
+    check_against_onnxruntime(model, *static.values(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_passes_the_rounding_of_a_dynamic_product() -> None:
+    A = torch.randn(3, 4, requires_grad=True)
+    B = torch.randint(0, 256, (4, 5), dtype=torch.uint8)
+    inputs = {"A": A, "B": B, "b_scale": torch.tensor([0.01]), "b_zero_point": torch.tensor([128], dtype=torch.uint8)}
+    weights = torch.randn(3, 5)
+    Y = run(make_model("DynamicQuantizeMatMul", inputs, {}, 20, domain=MICROSOFT), *inputs.values())
+    (Y * weights).sum().backward()
+    torch.testing.assert_close(A.grad, weights @ ((B.float() - 128) * 0.01).T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "points"), [(4, "none"), (4, "packed"), (4, "float"), (8, "none"), (8, "packed")])
+@pytest.mark.parametrize("K", [32, 40])
+def test_matrix_of_few_bits(bits: int, points: str, K: int) -> None:
+    N, block = 5, 16
+    blocks = -(-K // block)
+    inputs: dict[str, Any] = {
+        "A": RANDOM.standard_normal((2, 3, K)).astype(np.float32),
+        "B": RANDOM.integers(0, 256, (N, blocks, block * bits // 8)).astype(np.uint8),
+        "scales": RANDOM.random((N, blocks)).astype(np.float32),
+    }
+    if points == "packed":
+        inputs["zero_points"] = RANDOM.integers(0, 256, (N, -(-blocks * bits // 8))).astype(np.uint8)
+    elif points == "float":
+        inputs["zero_points"] = RANDOM.random((N, blocks)).astype(np.float32) * 8
+    stored = {name: value for name, value in inputs.items() if name != "A"}
+    attributes = {"K": K, "N": N, "bits": bits, "block_size": block}
+    model = make_model("MatMulNBits", inputs, attributes, 20, 1, stored, domain=MICROSOFT)
+    check_against_onnxruntime(model, inputs["A"], rtol=1e-3, atol=1e-3)
+
+
+def test_scales_of_a_matrix_of_few_bits_have_a_gradient() -> None:
+    A, scales = torch.randn(3, 16, dtype=torch.float64), torch.rand(2, 1, dtype=torch.float64, requires_grad=True)
+    B = torch.randint(0, 256, (2, 1, 8), dtype=torch.uint8)
+    inputs = {"A": A, "B": B, "scales": scales}
+    model = make_model("MatMulNBits", inputs, {"K": 16, "N": 2, "block_size": 16}, 20, domain=MICROSOFT)
+
+    def compute(scales: torch.Tensor) -> torch.Tensor:
+        return run(model, A, B, scales)
+
+    assert torch.autograd.gradcheck(compute, [scales])
+
+
+def test_unknown_bits_are_named() -> None:
+    inputs = {
+        "A": np.zeros((1, 16), np.float32),
+        "B": np.zeros((2, 1, 6), np.uint8),
+        "scales": np.ones((2, 1), np.float32),
+    }
+    model = make_model("MatMulNBits", inputs, {"K": 16, "N": 2, "block_size": 16, "bits": 3}, 20, domain=MICROSOFT)
+    with pytest.raises(NodeError, match="bits is 3; 2, 4 and 8 are known"):
+        run(model, *inputs.values())

@@ -1,0 +1,122 @@
+"""Picking by position: against onnxruntime at every version, with negative positions; gradients with repeated ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onward
+from onward.errors import NodeError
+from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((3, 4, 2))
+
+
+def ints(values: Any) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+CASES: list[tuple[str, np.ndarray, np.ndarray, dict[str, Any], int]] = [
+    ("Gather", X, ints([2, 0, 2]), {}, 7),
+    ("Gather", X, ints([[1, 1], [3, 0]]), {"axis": 1}, 11),
+    ("Gather", X, ints([[-1, -4]]), {"axis": -2}, 13),
+    ("Gather", X, ints(-1), {"axis": 1}, 13),
+    ("Gather", X[..., 0], ints([[0, -1], [2, 2]]), {}, 13),
+    ("Gather", X[..., 0], np.array([1, -1], np.int32), {}, 13),
+    ("GatherElements", X, ints(RANDOM.integers(-3, 3, (2, 4, 2))), {}, 11),
+    ("GatherElements", X, ints(RANDOM.integers(-4, 4, (3, 6, 2))), {"axis": 1}, 13),
+    ("GatherElements", X, ints(RANDOM.integers(-2, 2, (3, 2, 5))), {"axis": -1}, 13),
+    ("GatherND", X, ints([[0, 1], [2, -1], [0, 1]]), {}, 11),
+    ("GatherND", X, ints([[[0, 1, 1]], [[2, -4, 0]]]), {}, 12),
+    ("GatherND", X, ints([[1], [-1], [1]]), {"batch_dims": 1}, 12),
+    ("GatherND", X, ints(RANDOM.integers(-2, 2, (3, 4, 3, 1))), {"batch_dims": 2}, 13),
+    ("Compress", X, np.array([True, False, True]), {}, 9),
+    ("Compress", X, np.array([False, True, True]), {"axis": 1}, 9),
+    ("Compress", X, np.array([False, True]), {"axis": -1}, 11),
+]
+EACH = [pytest.param(*case, id=f"{case[0]}-{number}") for number, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(("op_type", "x", "where", "attributes", "opset"), EACH)
+def test_like_onnxruntime(
+    op_type: str, x: np.ndarray, where: np.ndarray, attributes: dict[str, Any], opset: int, stored: bool
+) -> None:
+    single = x.astype(np.float32)
+    inputs = {"x": single} if stored else {"x": single, "where": where}
+    model = make_model(op_type, inputs, attributes, opset, initializers={"where": where} if stored else None)
+    check_against_onnxruntime(model, *inputs.values())
+
+
+@pytest.mark.parametrize(("op_type", "x", "where", "attributes", "opset"), EACH)
+def test_gradients(op_type: str, x: np.ndarray, where: np.ndarray, attributes: dict[str, Any], opset: int) -> None:
+    check_gradients(make_model(op_type, {"x": x, "where": where}, attributes, opset), x, where)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int32, np.uint16, np.uint64, np.float16])
+@pytest.mark.parametrize("number", [0, 3, 4, 7, 9])
+def test_other_types_are_picked_too(dtype: type[np.generic], number: int) -> None:
+    op_type, x, where, attributes, opset = CASES[number]
+    data = (np.abs(x) * 9).astype(dtype)
+    actual = run(make_model(op_type, {"x": data, "w": where}, attributes, opset), data, where)
+    wide = data.astype(np.float64)
+    expected = run(make_model(op_type, {"x": wide, "w": where}, attributes, opset), wide, where)
+    assert to_array(actual).dtype == data.dtype
+    np.testing.assert_array_equal(to_array(actual).astype(np.float64), to_array(expected))
+
+
+def test_a_single_known_position_is_a_view() -> None:
+    """Choosing one token of a sequence moves no memory and asks the device nothing."""
+    x = torch.randn(2, 5, 3)
+    net = onward.to_torch(make_model("Gather", {"x": x}, {"axis": 1}, 13, initializers={"i": np.array(-1)}))
+    result = net(x)
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert torch.equal(result, x[:, -1])
+
+
+ONE_HOT: list[tuple[Any, Any, int]] = [
+    (ints([0, 2, -1, 3, -4]), {}, 9),
+    (ints([[0, 1], [2, 7]]), {"axis": 0}, 11),
+    (ints([[0, 1], [2, 7]]), {"axis": -2}, 11),
+    (np.array([1.0, 2.0], np.float32), {"axis": 1}, 11),
+]
+
+
+@pytest.mark.parametrize(("positions", "attributes", "opset"), ONE_HOT)
+@pytest.mark.parametrize("depth", [np.array(3), np.array([3]), np.array(3.0, np.float32)])
+def test_one_hot(positions: np.ndarray, attributes: dict[str, Any], opset: int, depth: np.ndarray) -> None:
+    values = np.array([0.5, 2.0], np.float32)
+    inputs = {"i": positions, "d": depth, "v": values}
+    model = make_model("OneHot", inputs, attributes, opset)
+    axis = attributes.get("axis", -1)
+    axis = axis + positions.ndim + 1 if axis < 0 else axis
+    whole = positions.astype(np.int64)
+    wrapped = np.expand_dims(np.where(whole < 0, whole + 3, whole), axis)
+    classes = np.arange(3).reshape([-1 if a == axis else 1 for a in range(positions.ndim + 1)])
+    np.testing.assert_array_equal(to_array(run(model, *inputs.values())), np.where(wrapped == classes, 2.0, 0.5))
+    differentiable = {**inputs, "v": values.astype(np.float64)}
+    check_gradients(make_model("OneHot", differentiable, attributes, opset), *differentiable.values())
+
+
+@pytest.mark.parametrize("x", [np.array([[0, 1.5], [2, 0]], np.float32), np.zeros((2, 2), np.float32)])
+def test_non_zero(x: np.ndarray) -> None:
+    check_against_onnxruntime(make_model("NonZero", {"x": x}, opset=13), x)
+
+
+def test_non_zero_of_a_number_has_no_rows() -> None:
+    """The standard: (0, N) for a rank-0 input, unlike numpy."""
+    x = np.array(3.0, np.float32)
+    assert run(make_model("NonZero", {"x": x}, opset=13), x).shape == (0, 1)
+
+
+def test_bad_values_are_named() -> None:
+    with pytest.raises(NodeError, match="axis 5 is out of range for a tensor of rank 3"):
+        run(make_model("Gather", {"x": X, "i": ints([0])}, {"axis": 5}, 13), X, ints([0]))
+    with pytest.raises(NodeError, match="coordinates of length 4 after 0 batch axes exceed rank 3"):
+        run(make_model("GatherND", {"x": X, "i": ints([[0, 0, 0, 0]])}, opset=13), X, ints([[0, 0, 0, 0]]))
+    with pytest.raises(NodeError, match="first 1 axes of data"):
+        run(make_model("GatherND", {"x": X, "i": ints([[0]])}, {"batch_dims": 1}, 13), X, ints([[0]]))

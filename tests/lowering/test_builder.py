@@ -1,0 +1,33 @@
+"""The code made of a graph is the graph's own arithmetic, whatever its values are called."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import onward
+
+
+def test_initializers_called_like_steps_of_the_code_keep_their_numbers() -> None:
+    """Exports name folded tensors "mul_1", "mul_2", ...: what the code calls its own steps, too."""
+    count = 6
+    values = [np.float32(2 + i) * np.ones(i + 1, np.float32) for i in range(count)]
+    nodes, last = [], "x"
+    for i in range(count):
+        nodes.append(helper.make_node("Mul", [last, f"mul_{i + 1}"], [f"product_{i}"], name=f"n{i}"))
+        nodes.append(helper.make_node("ReduceSum", [f"product_{i}"], [f"mul{i}"], keepdims=0, name=f"s{i}"))
+        last = f"mul{i}"
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(value, f"mul_{i + 1}") for i, value in enumerate(values)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    onnx.checker.check_model(model)
+    net = onward.to_torch(model)
+    expected = float(np.prod([value.sum() for value in values]))
+    assert net(torch.tensor(0.5)).item() == 0.5 * expected

@@ -1,0 +1,192 @@
+"""Architectures as other tools leave them: torch's older exporter, onnxruntime's optimizer, conversion to float16.
+
+Bounds as for the newer exporter; float16 is compared within its precision.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onward
+from tests.lowering.architecture import Architecture, export_program
+from tests.lowering.architectures import ARCHITECTURES
+from tests.lowering.test_architectures import (
+    _all,
+    _arrangement,
+    _assert_same_gradient,
+    _assert_same_outputs,
+    _assert_weights_are_parameters,
+    _gradients,
+    _run,
+)
+from tests.lowering.vision_models import randomize
+
+pytest.importorskip("transformers")
+
+BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+SLOW = pytest.mark.slow
+
+
+def _module(architecture: Architecture) -> nn.Module:
+    torch.manual_seed(0)
+    return randomize(architecture.make()).eval()
+
+
+def _exported_by_tracing(module: nn.Module, inputs: tuple[Tensor, ...], opset: int, fold: bool) -> onnx.ModelProto:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, inputs, file, dynamo=False, opset_version=opset, do_constant_folding=fold)
+    return onnx.load_from_string(file.getvalue())
+
+
+TRACED = [
+    ("residual", 11),
+    ("wavenet", 11),
+    ("volume", 13),
+    ("bidirectional_lstm", 17),
+    ("gru", 11),
+    ("transformer_encoder", 17),
+    ("mixer", 13),
+    ("tied_autoencoder", 13),
+    ("einsum", 17),
+    ("graph_convolution", 13),
+    ("convnext", 11),
+    ("bloom", 13),
+    ("albert", 17),
+    ("t5", 17),
+    pytest.param("bert", 17, marks=SLOW),
+    pytest.param("opt", 17, marks=SLOW),
+    pytest.param("swin", 13, marks=SLOW),
+    pytest.param("siamese", 13, marks=SLOW),
+    pytest.param("densenet", 11, marks=SLOW),
+    pytest.param("distilbert", 17, marks=SLOW),
+    pytest.param("vit", 17, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("name", "opset"), TRACED)
+def test_export_of_the_older_exporter_trains(name: str, opset: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Unfolded, every parameter trains under its name; folded, what is only transposed trains with its gradient."""
+    caplog.set_level(logging.ERROR)
+    architecture = BY_NAME[name]
+    module = _module(architecture)
+    expected = _run(module, architecture.inputs)
+    gradients = _gradients(module)
+
+    net = onward.to_torch(_exported_by_tracing(module, architecture.inputs, opset, fold=False))
+    _assert_same_outputs(expected, _run(net, architecture.inputs))
+    _assert_weights_are_parameters(module, net, gradients)
+
+    net = onward.to_torch(_exported_by_tracing(module, architecture.inputs, opset, fold=True))
+    _assert_same_outputs(expected, _run(net, architecture.inputs))
+    assert _compared(module, net, gradients) >= 2
+    assert all(weight.grad is not None for weight in net.weights.values())
+
+
+def _compared(module: nn.Module, net: onward.OnnxModule, gradients: dict[str, Tensor]) -> int:
+    """Compares the gradients of the weights that are parameters of the module; how many they are."""
+    largest = max(gradient.abs().max().item() for gradient in gradients.values())
+    count = 0
+    for name, value in net.weights.items():
+        found = [
+            (gradients[parameter], how)
+            for parameter, tensor in module.named_parameters()
+            if parameter in gradients and (how := _arrangement(value, tensor)) in ("same", "transposed")
+        ]
+        if len(found) == 1:
+            gradient, how = found[0]
+            _assert_same_gradient(gradient.T if how == "transposed" else gradient, value.grad, largest, name)
+            count += 1
+    return count
+
+
+def _optimized(model: onnx.ModelProto, level: str, folder: Path) -> onnx.ModelProto:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(folder / "optimized.onnx")
+
+
+OPTIMIZED = [
+    ("albert", "ORT_ENABLE_EXTENDED"),
+    ("llama", "ORT_ENABLE_EXTENDED"),
+    ("separable", "ORT_ENABLE_EXTENDED"),
+    ("wavenet", "ORT_ENABLE_BASIC"),
+    pytest.param("bert", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("gpt2", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("gpt2", "ORT_ENABLE_BASIC", marks=SLOW),
+    pytest.param("vit", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("swin", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("t5", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("bart", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("mobilenet_v2", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("phi", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("wav2vec2", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("bidirectional_gru", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    pytest.param("cross_attention", "ORT_ENABLE_EXTENDED", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("name", "level"), OPTIMIZED)
+def test_architecture_optimized_by_onnxruntime_trains(
+    name: str, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same outputs; a gradient for everything that is a weight, the module's for what is still a parameter of it."""
+    caplog.set_level(logging.ERROR)
+    architecture = BY_NAME[name]
+    module = _module(architecture)
+    expected = _run(module, architecture.inputs)
+    gradients = _gradients(module)
+    program = export_program(module, architecture)
+    program.optimize()
+    net = onward.to_torch(_optimized(program.model_proto, level, tmp_path))
+    _assert_same_outputs(expected, _run(net, architecture.inputs))
+    assert net.weights
+    assert all(weight.grad is not None for weight in net.weights.values())
+    assert _compared(module, net, gradients) > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wavenet", "llama", *(pytest.param(n, marks=SLOW) for n in ("gpt2", "bert", "vit", "resnet", "t5_encoder"))],
+)
+def test_architecture_converted_to_float16_trains(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Outputs to 3% of the largest; every weight gets a finite gradient that points where the module's does."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    caplog.set_level(logging.ERROR)
+    architecture = BY_NAME[name]
+    module = _module(architecture)
+    expected = _run(module, architecture.inputs)
+    gradients = _gradients(module)
+    program = export_program(module, architecture)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = convert_float_to_float16(program.model_proto, keep_io_types=True)
+    net = onward.to_torch(model)
+    actual = _all(_run(net, architecture.inputs))
+    for left, right in zip(expected, actual, strict=True):
+        assert (left - right).abs().max() <= 0.03 * left.abs().max()
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    half = {weight for weight, value in net.weights.items() if value.dtype == torch.float16}
+    assert len(half) > len(net.weights) // 2
+    largest = max(gradient.abs().max().item() for gradient in gradients.values())
+    for weight, value in net.weights.items():
+        assert value.grad is not None
+        assert value.grad.isfinite().all()
+        gradient = gradients[weight]
+        assert weight in parameters
+        if gradient.abs().max() > 0.01 * largest:
+            assert nn.functional.cosine_similarity(value.grad.flatten().float(), gradient.flatten(), 0) > 0.99, weight

@@ -1,0 +1,85 @@
+"""What training lines and the summary say, without a terminal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from onward.report.lines import SPARKLINE_SAMPLE, LossHistory, data_wait_share, step_fields, summary_rows
+from tests.report.events import run_summary, step_report
+
+
+def _texts(*reports: object, **given: bool) -> list[str]:
+    previous, report = (None, reports[0]) if len(reports) == 1 else reports
+    return [f"{field.label} {field.value}".strip() for field in step_fields(report, previous, **given)]  # type: ignore[arg-type]
+
+
+def test_a_plain_step_says_loss_rate_norm_and_speed() -> None:
+    assert _texts(step_report()) == ["loss 5.123", "lr 3.2e-04", "grad 1.250", "12.3k samples/s"]
+
+
+def test_everything_else_is_said_only_where_it_exists() -> None:
+    before = step_report(10)
+    report = step_report(20, tokens_per_second=38_100.0, loss_scale=65536.0, skipped_updates=2)
+    assert _texts(before, report, with_time_left=True)[4:] == [
+        "38.1k tokens/s",
+        "1h 02m left",
+        "scale 2^16",
+        "skipped 2",
+    ]
+
+
+def test_waiting_for_data_is_a_share_of_the_time_between_two_reports() -> None:
+    """80 samples at 40 a second are 2 s; half a second of waiting is 25% of them."""
+    report = step_report(20, samples_per_second=40.0, data_wait_seconds=0.5)
+    assert data_wait_share(report, step_report(10)) == pytest.approx(0.25)
+    assert data_wait_share(report, None) is None
+    assert "data wait 25%" in _texts(step_report(10), report)
+    quick = step_report(20, samples_per_second=40.0, data_wait_seconds=0.05)
+    assert not any("wait" in text for text in _texts(step_report(10), quick))
+
+
+def test_the_summary_says_all_that_was_asked_for() -> None:
+    rows = dict(summary_rows(run_summary(), "->", lambda path: path))
+    assert rows == {
+        "steps": "400",
+        "updates": "200, 2 of them skipped",
+        "samples": "3,200 in batches of 8, 2 accumulated per update",
+        "loss": "5.123 -> 1.632",
+        "evaluation loss": "1.700",
+        "evaluation accuracy": "81.23%",
+        "throughput": "1.23k samples/s",
+        "stable throughput": "1.30k samples/s over the last 128 steps",
+        "time": "1h 02m, 1h 00m of it training",
+        "checkpoint": "/somewhere/out/checkpoints/00000400",
+    }
+
+
+def test_a_round_without_steps_has_a_summary_too() -> None:
+    summary = run_summary(steps=0, first_loss=None, last_loss=None, metrics={}, checkpoint=None)
+    rows = dict(summary_rows(summary, "->", lambda path: path))
+    assert "loss" not in rows
+    assert rows["checkpoint"] == "none"
+
+
+def test_a_sparkline_falls_with_the_loss_at_any_length() -> None:
+    for count in (2, 16, 1000, 10_000):
+        history = LossHistory()
+        for index in range(count):
+            history.append(math.exp(-3 * index / count))
+        history.append(math.nan)
+        bars = history.sparkline(16)
+        assert len(bars) == 16
+        heights = [SPARKLINE_SAMPLE.index(bar) for bar in bars.strip()]
+        assert heights == sorted(heights, reverse=True)
+        assert (heights[0], heights[-1]) == (7, 0)
+        assert len(history._losses) <= LossHistory._KEPT
+
+
+def test_a_sparkline_needs_two_losses_and_survives_equal_ones() -> None:
+    history = LossHistory()
+    history.append(1.0)
+    assert history.sparkline(4) == "    "
+    history.append(1.0)
+    assert history.sparkline(4) == "▁▁  "

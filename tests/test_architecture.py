@@ -1,0 +1,115 @@
+"""The laws of the house, read from the source: who may import whom, and what no file may be called."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "onward"
+
+ORDER = (
+    "errors", "parameter_types", "parameter_sections", "parameter_checks", "parameter_file", "parameters",
+    "environment", "graph", "plan", "lowering", "parallel", "optim", "data", "engine", "checkpoint", "report",
+    "artifacts", "models", "runner", "training_command", "cli", "__main__",
+)  # fmt: skip
+"""Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
+
+FORBIDDEN_NAMES = {"utils", "helpers", "misc", "common", "base", "core", "manager"}
+WITHOUT_TORCH = {*ORDER[: ORDER.index("environment")], "graph", "plan"}
+MAY_NAME_DISTRIBUTED = {"parallel", "checkpoint"}
+LARGEST_FILE_LINES = 440
+LARGEST_FUNCTION_LINES = 70
+
+
+def source_files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, only for type checkers) of every import in a file, lazy ones included."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) in typing_only
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, node.lineno, id(node) in typing_only
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno, id(node) in typing_only
+
+
+def test_every_part_has_its_place_in_the_order() -> None:
+    parts = {part_of(path) for path in source_files()} - {"__init__"}
+    assert parts <= set(ORDER), f"parts without a place in the order: {sorted(parts - set(ORDER))}"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_import_goes_upward(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for module, line, typing_only in imports(path):
+        if not module.startswith("onward.") or typing_only:
+            continue
+        other = module.split(".")[1]
+        if other in ORDER:
+            assert ORDER.index(other) <= ORDER.index(part), f"{path}:{line} imports {module}, which comes after {part}"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_torch_stays_where_it_belongs(path: Path) -> None:
+    part = part_of(path)
+    for module, line, typing_only in imports(path):
+        if typing_only:
+            continue
+        top = module.split(".")[0]
+        assert not (part in WITHOUT_TORCH and top == "torch"), f"{path}:{line} imports torch"
+        if module.startswith("torch.distributed"):
+            assert part in MAY_NAME_DISTRIBUTED, f"{path}:{line} names torch.distributed"
+
+
+def test_no_file_is_a_drawer() -> None:
+    for folder in (SOURCE, ROOT / "tests", ROOT / "benchmarks"):
+        for path in folder.rglob("*.py"):
+            assert path.stem not in FORBIDDEN_NAMES, f"{path} has a name without a subject"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= LARGEST_FILE_LINES, f"{path} has {text.count(chr(10))} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LARGEST_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_nothing_loads_pickle() -> None:
+    for path in source_files():
+        for module, line, _ in imports(path):
+            assert module.split(".")[0] not in ("pickle", "dill", "cloudpickle", "joblib"), f"{path}:{line}"
+        assert "torch.load(" not in path.read_text(), f"{path} calls torch.load"
+
+
+def test_the_public_names() -> None:
+    import onward
+
+    assert set(onward.__all__) == {
+        "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch",
+    }  # fmt: skip
+    for name in onward.__all__:
+        assert getattr(onward, name) is not None

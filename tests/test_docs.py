@@ -1,0 +1,101 @@
+"""What the documentation says is true: its commands run, its links lead somewhere, its pages are up to date."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
+BIN = Path(sys.executable).parent
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def run(command: str, folder: Path) -> None:
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder with a user's model and data, as the README supposes them."""
+    generator = np.random.default_rng(0)
+    weights = {
+        "fc.weight": generator.normal(0, 0.1, (64, 10)).astype(np.float32),
+        "fc.bias": np.zeros(10, np.float32),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["images"], ["flat"]),
+            helper.make_node("Gemm", ["flat", "fc.weight", "fc.bias"], ["logits"]),
+        ],
+        "digits",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 1, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    images = generator.random((96, 1, 8, 8), dtype=np.float32)
+    labels = generator.integers(0, 10, 96)
+    np.savez(tmp_path / "digits_train.npz", images=images, labels=labels)
+    (tmp_path / "data").mkdir()
+    run("onward pack digits_train.npz data/test --no-progress", tmp_path)
+    text = next(block for block in blocks(ROOT / "README.md", "yaml") if "model_path" in block)
+    assert "num_train_steps: 2000" in text
+    text = text.replace("num_train_steps: 2000", "num_train_steps: 8").replace("warmup_steps: 100", "warmup_steps: 2")
+    (tmp_path / "run.yaml").write_text(text)
+    return tmp_path
+
+
+def test_the_commands_of_the_readme(workplace: Path) -> None:
+    (block,) = blocks(ROOT / "README.md", "console")
+    commands = [line[2:].split("  #")[0] for line in block.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 4
+    for command in commands:
+        run(command, workplace)
+    assert (workplace / "out" / "model_trained.onnx").is_file()
+    assert (workplace / "small.onnx").is_file()
+
+
+def test_the_python_of_the_readme(workplace: Path) -> None:
+    (block,) = [block for block in blocks(ROOT / "README.md", "python") if "to_torch" in block]
+    run(f"{shlex.quote(sys.executable)} -c {shlex.quote(block)}", workplace)
+    onnx.checker.check_model(str(workplace / "trained.onnx"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("tool", ["tree", "parameters_page"])
+def test_generated_pages_are_up_to_date(tool: str) -> None:
+    run(f"{shlex.quote(sys.executable)} {ROOT / 'dev' / tool} --check", ROOT)
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    """No path of the machine it was written on, in no file."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in names:
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".toml", ".yaml", ".txt", "") and path.is_file() and path != Path(__file__):
+            text = path.read_text(errors="ignore")
+            for word in ("/work/", "/root/", "/tmp/"):
+                assert word not in text, f"{name} names {word}"
