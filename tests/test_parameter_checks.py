@@ -81,7 +81,10 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
             "training.batchsize is unknown. Did you mean 'batch_size'? Known here: batch_size, num_train_steps, ",
         ),
         ({"trainin": {"seed": 1}}, "trainin is unknown. Did you mean 'training'? Known here: paths, loss, training, "),
-        ({"recompute": {"layers": 2}}, "recompute.layers is unknown. This section has no fields."),
+        (
+            {"recompute": {"layers": 2}},
+            "recompute.layers is unknown. Known here: segments, attention, number_recompute_layers, memory_budget.",
+        ),
         (
             {"optimizer": {"optimizer_attributes": [{"weights": "*"}, {"weights": "*", "lamda": 1}]}},
             "optimizer.optimizer_attributes[1].lamda is unknown. Did you mean 'lambda'? Known here: weights, alpha, ",
@@ -186,7 +189,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     lines = refusal(
         training={"gradient_accumulation_steps": 5},
         learning_rate={"warmup_steps": 3},
-        distributed={"data_parallel_size": 2, "pipeline_parallel_size": 3},
+        distributed={"zero_offload_to_cpu": True, "sequence_parallel": True},
     ).splitlines()
     assert len(lines) == 4
 
@@ -259,19 +262,48 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
             {"mixed_precision": {"loss_scale": 128.0}},
             "mixed_precision.loss_scale is 128 while use_mixed_precision is false; fp32 needs no loss scale: leave it",
         ),
-        *(
-            (
-                {"distributed": {name: 2}},
-                f"distributed.{name} is 2; this version of onward trains in one process: use 1.",
-            )
-            for name in ("data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size")
+        (
+            {"distributed": {"enable_adasum": True, "zero_stage": 1, "data_parallel_size": 2}},
+            "distributed.enable_adasum is true and zero_stage is 1; Adasum needs every replica's whole gradients.",
         ),
-        *(
-            (
-                {"distributed": fields},
-                "distributed.zero_stage, enable_adasum and pipeline_partition_cut_list need several",
-            )
-            for fields in ({"zero_stage": 1}, {"enable_adasum": True}, {"pipeline_partition_cut_list": ["h1"]})
+        (
+            {"distributed": {"zero_offload_to_cpu": True}},
+            "distributed.zero_offload_to_cpu is true, but zero_stage is 0; give a stage from 1 to 3.",
+        ),
+        (
+            {"distributed": {"sequence_parallel": True}},
+            "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shares out what lies between",
+        ),
+        (
+            {
+                "distributed": {
+                    "pipeline_partition_cut_list": ["h1"],
+                    "op_id_to_stage": {"a": 1},
+                    "pipeline_parallel_size": 2,
+                },
+                "training": {"gradient_accumulation_steps": 2},
+            },
+            "distributed: pipeline_partition_cut_list and op_id_to_stage are given; say in one way only where",
+        ),
+        (
+            {"distributed": {"op_id_to_stage": {"a": 1}}},
+            "distributed.op_id_to_stage is given, but pipeline_parallel_size is 1; there is nothing to cut.",
+        ),
+        (
+            {"distributed": {"stages_per_rank": 3}},
+            "distributed.stages_per_rank is 3, but 1F1B has 1; leave it out, or use an interleaved schedule.",
+        ),
+        (
+            {
+                "distributed": {"pipeline_parallel_size": 4, "pipeline_schedule": "Interleaved1F1B"},
+                "training": {"gradient_accumulation_steps": 6},
+            },
+            "distributed.pipeline_schedule is Interleaved1F1B, whose micro-batches come in groups of the pipeline's "
+            "size, 4; training.gradient_accumulation_steps, the micro-batches of an update, is 6. Use a multiple of 4.",
+        ),
+        (
+            {"distributed": {"pipeline_parallel_size": 4}, "training": {"gradient_accumulation_steps": 2}},
+            "distributed.pipeline_schedule is 1F1B over 4 processes, which needs at least 4 micro-batches for an",
         ),
         (
             {

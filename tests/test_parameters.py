@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from onward.errors import ParametersError
+from onward.parameter_distribution import Distributed, Recompute
 from onward.parameters import (
     AttributeRule,
     Checkpoint,
     Data,
-    Distributed,
     LearningRate,
     Loss,
     Machine,
@@ -25,7 +25,6 @@ from onward.parameters import (
     Parameters,
     Paths,
     Profiler,
-    Recompute,
     TensorBoard,
     Training,
     check,
@@ -171,11 +170,21 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "horizontal_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "zero_stage": 0,
+        "zero_offload_to_cpu": False,
         "enable_adasum": False,
+        "reduction_type": "fp32",
+        "synchronize_batch_norm": False,
+        "sequence_parallel": False,
         "pipeline_partition_cut_list": None,
+        "op_id_to_stage": {},
+        "pipeline_stage_paths": (),
+        "pipeline_schedule": "1F1B",
+        "stages_per_rank": None,
         "use_nccl": None,
+        "timeout_seconds": 600.0,
+        "start_timeout_seconds": 300.0,
     },
-    Recompute: {},
+    Recompute: {"segments": False, "attention": False, "number_recompute_layers": 0, "memory_budget": None},
     Checkpoint: {
         "checkpoints_dir": None,
         "checkpoint_period": 0,

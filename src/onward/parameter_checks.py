@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from onward.parameter_distribution import distribution_problems
+
 if TYPE_CHECKING:
     from onward.parameter_sections import (
         Checkpoint,
-        Distributed,
         LearningRate,
         Loss,
         MixedPrecision,
@@ -39,7 +40,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_learning_rate(parameters.learning_rate, parameters.training),
         *_check_loss(parameters.loss),
         *_check_precision(parameters.mixed_precision),
-        *_check_distributed(parameters.distributed),
+        *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
         *_check_optimizer(parameters.optimizer),
         *_check_checkpoint(parameters.checkpoint),
         *_check_profiler(parameters),
@@ -148,20 +149,6 @@ def _check_precision(precision: MixedPrecision) -> list[str]:
     if precision.use_bfloat16 and precision.loss_scale not in (0.0, 1.0):
         return [f"mixed_precision.loss_scale is {precision.loss_scale:g}, but bf16 needs no loss scale; leave it out."]
     return []
-
-
-def _check_distributed(distributed: Distributed) -> list[str]:
-    problems = []
-    for name in ("data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size"):
-        size = getattr(distributed, name)
-        if size != 1:
-            problems.append(f"distributed.{name} is {size}; this version of onward trains in one process: use 1.")
-    if distributed.zero_stage or distributed.enable_adasum or distributed.pipeline_partition_cut_list:
-        problems.append(
-            "distributed.zero_stage, enable_adasum and pipeline_partition_cut_list need several processes; "
-            "this version of onward trains in one: leave them out."
-        )
-    return problems
 
 
 ATTRIBUTES_OF: dict[str, frozenset[str]] = {

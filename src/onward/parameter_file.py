@@ -177,9 +177,11 @@ def resolve_paths(parameters: Any, base: Path, overridden: frozenset[str]) -> An
         changes = {}
         for one in dataclasses.fields(value):
             path = getattr(value, one.name)
+            start = Path.cwd() if f"{section.name}.{one.name}" in overridden else base
             if isinstance(path, Path):
-                start = Path.cwd() if f"{section.name}.{one.name}" in overridden else base
                 changes[one.name] = start / path.expanduser()
+            elif isinstance(path, tuple) and path and all(isinstance(item, Path) for item in path):
+                changes[one.name] = tuple(start / item.expanduser() for item in path)
         sections[section.name] = dataclasses.replace(value, **changes)
     return dataclasses.replace(parameters, **sections)
 

@@ -25,7 +25,6 @@ from onward.parameter_types import (
     Seed,
     Share,
     WholeNumber,
-    ZeroStage,
 )
 
 STRICT = pydantic.ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
@@ -282,27 +281,6 @@ class MixedPrecision:
     use_mixed_precision: Flag = False
     use_bfloat16: Flag = False
     loss_scale: NonNegative = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distributed:
-    """How many processes, and what each does. This version trains in one process: the sizes must be 1."""
-
-    __pydantic_config__ = STRICT
-    data_parallel_size: Count = 1
-    horizontal_parallel_size: Count = 1
-    pipeline_parallel_size: Count = 1
-    zero_stage: ZeroStage = 0
-    enable_adasum: Flag = False
-    pipeline_partition_cut_list: str | tuple[str, ...] | None = None
-    use_nccl: Flag | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recompute:
-    """Trading time for memory. This version has no recompute: the section must be empty."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, kw_only=True)

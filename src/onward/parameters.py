@@ -16,13 +16,13 @@ import pydantic
 
 from onward.errors import ParametersError
 from onward.parameter_checks import find_problems
+from onward.parameter_distribution import Distributed, Recompute
 from onward.parameter_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
 from onward.parameter_sections import (
     STRICT,
     AttributeRule,
     Checkpoint,
     Data,
-    Distributed,
     LearningRate,
     Loss,
     Machine,
@@ -30,7 +30,6 @@ from onward.parameter_sections import (
     Optimizer,
     Paths,
     Profiler,
-    Recompute,
     TensorBoard,
     Training,
 )

@@ -174,6 +174,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
 def _write_many(watcher: TensorBoardWatcher) -> None:
     for update in range(1, 100):
         watcher.on_step(step_report(update))
+    watcher.on_end(run_summary())  # waits for the thread that writes
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""The sections `distributed` and `recompute` of RUN.yaml, and what must hold between their fields.
+
+How many processes train, what each of them holds, and what is computed twice to save memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from onward.parameter_types import Count, CountFromZero, Flag, Positive, Share, ZeroStage
+
+STRICT = pydantic.ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
+
+PipelineSchedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distributed:
+    """How many processes, and what each does; the product of the three sizes is the number of processes.
+
+    Attributes:
+        data_parallel_size: replicas, each with its own part of the data.
+        horizontal_parallel_size: processes that share the weights of a layer.
+        pipeline_parallel_size: processes that share the layers.
+        zero_stage: 0: every replica holds everything; 1: moments are shared out among the replicas; 2: gradients,
+            too; 3: weights, too.
+        zero_offload_to_cpu: keep the shared-out weights, gradients and moments in host memory (zero_stage 1 to 3).
+        enable_adasum: combine the replicas' gradients by Adasum instead of the mean.
+        reduction_type: element type in which gradients travel: `fp32`, `fp16` or `bf16`.
+        synchronize_batch_norm: batch statistics over all replicas instead of each replica's own.
+        sequence_parallel: share out what lies between the horizontally split layers, too, by tokens.
+        pipeline_partition_cut_list: where stages end: `tensor:consumer/consumer-tensor...` per cut, cuts as a list or
+            separated by commas; a tensor alone stands for all its consumers. Absent: balanced by cost.
+        op_id_to_stage: name of a node, or of its output -> stage; another way to say the same.
+        pipeline_stage_paths: one ONNX model per stage, cut already; the inputs of each are outputs of earlier ones.
+        pipeline_schedule: `1F1B`, `GPipe`, `Interleaved1F1B`, `InterleavedZeroBubble` or `ZBVZeroBubble`.
+        stages_per_rank: of the interleaved schedules (absent: 2); `ZBVZeroBubble` always has 2, the others 1.
+        use_nccl: absent: NCCL on GPUs, Gloo on CPUs; true demands NCCL, false Gloo.
+        timeout_seconds: how long an exchange may wait for the slowest process before the run is ended.
+        start_timeout_seconds: how long the processes may take to find each other.
+    """
+
+    __pydantic_config__ = STRICT
+    data_parallel_size: Count = 1
+    horizontal_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
+    zero_stage: ZeroStage = 0
+    zero_offload_to_cpu: Flag = False
+    enable_adasum: Flag = False
+    reduction_type: Literal["fp32", "fp16", "bf16"] = "fp32"
+    synchronize_batch_norm: Flag = False
+    sequence_parallel: Flag = False
+    pipeline_partition_cut_list: str | tuple[str, ...] | None = None
+    op_id_to_stage: Mapping[str, CountFromZero] = field(default_factory=dict)
+    pipeline_stage_paths: tuple[Path, ...] = ()
+    pipeline_schedule: PipelineSchedule = "1F1B"
+    stages_per_rank: Count | None = None
+    use_nccl: Flag | None = None
+    timeout_seconds: Positive = 600.0
+    start_timeout_seconds: Positive = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompute:
+    """Trading time for memory: activations are not kept for the backward pass but computed again in it.
+
+    Attributes:
+        segments: recompute whole segments (the layers between two cut points of the graph).
+        attention: recompute only the attention of every layer.
+        number_recompute_layers: of these, only the first so many of every process; 0: all.
+        memory_budget: share of the activations' memory that may be kept, from 0 (recompute all) to 1 (nothing);
+            chooses by itself which segments to recompute. Absent: the two flags decide.
+    """
+
+    __pydantic_config__ = STRICT
+    segments: Flag = False
+    attention: Flag = False
+    number_recompute_layers: CountFromZero = 0
+    memory_budget: Share | None = None
+
+
+def stages_of_a_rank(distributed: Distributed) -> int:
+    """How many pipeline stages one process holds under the schedule that is asked for."""
+    if distributed.pipeline_schedule == "ZBVZeroBubble":
+        return 2
+    if distributed.pipeline_schedule in ("1F1B", "GPipe"):
+        return 1
+    return distributed.stages_per_rank or 2
+
+
+def distribution_problems(distributed: Distributed, gradient_accumulation_steps: int) -> list[str]:
+    """What is wrong with the fields of `distributed` beside each other, one sentence each."""
+    problems = []
+    if distributed.enable_adasum and distributed.zero_stage:
+        problems.append(
+            f"distributed.enable_adasum is true and zero_stage is {distributed.zero_stage}; Adasum needs every "
+            "replica's whole gradients. Leave one of the two out."
+        )
+    if distributed.zero_offload_to_cpu and not distributed.zero_stage:
+        problems.append("distributed.zero_offload_to_cpu is true, but zero_stage is 0; give a stage from 1 to 3.")
+    if distributed.sequence_parallel and distributed.horizontal_parallel_size == 1:
+        problems.append(
+            "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shares out what lies between "
+            "horizontally split layers. Give a size above 1, or leave it out."
+        )
+    return problems + _pipeline_problems(distributed, gradient_accumulation_steps)
+
+
+def _pipeline_problems(distributed: Distributed, micro_batches: int) -> list[str]:
+    size, schedule = distributed.pipeline_parallel_size, distributed.pipeline_schedule
+    ways = ("pipeline_partition_cut_list", "op_id_to_stage", "pipeline_stage_paths")
+    given = [name for name in ways if getattr(distributed, name)]
+    problems = []
+    if len(given) > 1:
+        problems.append(f"distributed: {' and '.join(given)} are given; say in one way only where the stages are cut.")
+    if given and size == 1:
+        problems.append(f"distributed.{given[0]} is given, but pipeline_parallel_size is 1; there is nothing to cut.")
+    if distributed.stages_per_rank not in (None, stages_of_a_rank(distributed)):
+        problems.append(
+            f"distributed.stages_per_rank is {distributed.stages_per_rank}, but {schedule} has "
+            f"{stages_of_a_rank(distributed)}; leave it out, or use an interleaved schedule."
+        )
+    if size > 1 and schedule not in ("1F1B", "GPipe") and micro_batches % size:
+        problems.append(
+            f"distributed.pipeline_schedule is {schedule}, whose micro-batches come in groups of the pipeline's size, "
+            f"{size}; training.gradient_accumulation_steps, the micro-batches of an update, is {micro_batches}. "
+            f"Use a multiple of {size}."
+        )
+    if size > 1 and schedule == "1F1B" and micro_batches < size:
+        problems.append(
+            f"distributed.pipeline_schedule is 1F1B over {size} processes, which needs at least {size} micro-batches "
+            f"for an update; training.gradient_accumulation_steps is {micro_batches}. Raise it to {size} or more "
+            "(a multiple of it wastes least), or use GPipe."
+        )
+    return problems

@@ -1,0 +1,1 @@
+"""Who does what: which rank holds which weights, computes which nodes, and talks to whom; frozen values, no torch."""
