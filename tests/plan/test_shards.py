@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from onward.plan.shards import Box, WeightShard, join_parts, take_part
+from onward.plan.shards import Box, WeightShard, cut, join_parts, take_part
 
 
 def test_fused_projection_gives_each_rank_its_share_of_every_block() -> None:
@@ -61,3 +61,27 @@ def test_nothing_is_cut_without_a_shard() -> None:
     whole = np.arange(6)
     assert take_part(whole, None, 1, 2) is whole
     assert join_parts([whole, whole], None) is whole
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 11])
+def test_rows_of_a_part_are_the_boxes_of_those_rows(axis: int, parts: int) -> None:
+    """ZeRO on top of a fused horizontal shard: every row part is made of its boxes and of nothing else."""
+    whole = np.random.default_rng(0).permutation(200).reshape(10, 20)
+    shard = WeightShard(axis, (4, 2, 4) if axis == 0 else (8, 4, 8))
+    local = take_part(whole, shard, 1, 2)
+    boxes = shard.boxes(whole.shape, 1, 2)
+    rows = -(-local.shape[0] // parts)
+    for part in range(parts):
+        start, stop = min(part * rows, local.shape[0]), min((part + 1) * rows, local.shape[0])
+        expected = local[start:stop]
+        found = np.full(expected.shape, -1)
+        for box in cut(boxes, start, stop):
+            assert (found[box.local_slices] == -1).all()
+            found[box.local_slices] = whole[box.whole_slices]
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_no_rows_are_no_boxes() -> None:
+    assert cut(WeightShard(0, (4,)).boxes((4, 3), 0, 2), 2, 2) == ()
+    assert cut((), 0, 5) == ()

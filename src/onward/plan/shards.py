@@ -87,6 +87,28 @@ def part_of(block: int, rank: int, size: int) -> tuple[int, int]:
     return block * rank // size, block * (rank + 1) // size
 
 
+def cut(boxes: Sequence[Box], start: int, stop: int) -> tuple[Box, ...]:
+    """The boxes of a tensor made of the rows [start, stop) of a rank's own, as ZeRO cuts it further along axis 0.
+
+    Args:
+        boxes: what the rank's own tensor is made of.
+        start, stop: rows of the rank's own tensor; nothing where stop is not above start.
+    """
+    found = []
+    for box in boxes:
+        first = max(start, box.local_offsets[0])
+        length = min(stop, box.local_offsets[0] + box.sizes[0]) - first
+        if length > 0:
+            found.append(
+                Box(
+                    (box.whole_offsets[0] + first - box.local_offsets[0], *box.whole_offsets[1:]),
+                    (length, *box.sizes[1:]),
+                    (first - start, *box.local_offsets[1:]),
+                )
+            )
+    return tuple(found)
+
+
 def take_part(whole: NDArray[np.generic], shard: WeightShard | None, rank: int, size: int) -> NDArray[np.generic]:
     """A rank's part of a whole array; the array itself where nothing is cut (`shard` None). Copies only the part."""
     if shard is None:
