@@ -1,0 +1,58 @@
+"""What all ranks must agree on: at the start what they train, and after each update whether to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from onward.errors import ParametersError
+from onward.parallel.failure import note_progress
+from onward.parallel.meeting import name_ranks
+from onward.parallel.process import Mesh
+
+
+def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:
+    """Compares what every rank says of itself, name by name ("parameters", "model", "package version", ...).
+
+    Raises:
+        ParametersError: on every rank, with the names that differ and which ranks have which value.
+    """
+    if mesh.control is None:
+        return
+    everybody: list[dict[str, str]] = [{} for _ in range(mesh.world_size)]
+    dist.all_gather_object(everybody, dict(digests), group=mesh.control)
+    names = dict.fromkeys(name for one in everybody for name in one)
+    differing = []
+    for name in names:
+        values: dict[str, list[int]] = {}
+        for rank, one in enumerate(everybody):
+            values.setdefault(one.get(name, "nothing"), []).append(rank)
+        if len(values) > 1:
+            which = ", ".join(f"{_short(value)} on {name_ranks(ranks)}" for value, ranks in values.items())
+            differing.append(f"{name}: {which}")
+    if differing:
+        raise ParametersError(
+            "the ranks were not started with the same things. "
+            + "; ".join(differing)
+            + ". Give every machine the same files, options and installation."
+        )
+
+
+def agree_on_stop(mesh: Mesh, wanted: bool) -> bool:
+    """Whether any rank wants to stop; all ranks must ask after the same update, and get the same answer.
+
+    One exchange of four bytes between the hosts, apart from the tensors' groups; GPUs do not wait for it.
+    """
+    if mesh.control is None:
+        return wanted
+    note_progress()
+    wish = torch.tensor([int(wanted)], dtype=torch.int32)
+    dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=mesh.control)
+    return bool(wish.item())
+
+
+def _short(value: str) -> str:
+    """Digests are told apart by their beginning."""
+    return value if len(value) <= 24 else f"{value[:16]}..."

@@ -1,0 +1,383 @@
+"""One failure ends all: every rank writes its failure into the store, and a thread on every rank watches for others'.
+
+The first failure is shown once, by the rank that has it (or that found another one dead); the rest end without a word,
+with the same exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from onward.errors import Interrupted, OnwardError, UserError
+from onward.parallel.launcher import Launch, detect
+from onward.parallel.meeting import Attendant, attendant, name_ranks, open_store
+
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 60.0
+"""A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet."""
+DIAGNOSIS_SECONDS = 3.0
+"""After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
+FAREWELL_SECONDS = 10.0
+"""How long the rank that failed first stays to let the others read why."""
+LAUNCHED_BY_US = "ONWARD_LAUNCHED"
+"""Environment variable of workers that `onward train` started itself: it sees by itself which of them was killed."""
+
+_ECHO = re.compile(
+    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|socket|process ?group",
+    re.IGNORECASE,
+)
+_TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the run ended: whose failure it was, the words, and the exit code of all."""
+
+    rank: int
+    text: str
+    exit_code: int
+
+    def written(self) -> str:
+        """For the store."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+class ExchangeError(OnwardError):
+    """Ranks that lost each other, or waited for each other too long."""
+
+
+class Watch:
+    """The thread that tells others that this rank lives, and ends this process when another one failed.
+
+    Args:
+        store: of this start; the watch talks through a connection of its own.
+        launch: this process among the others.
+        timeout_seconds: of exchanges, for messages.
+    """
+
+    def __init__(self, store: Store, launch: Launch, timeout_seconds: float) -> None:
+        self.launch = launch
+        self.timeout_seconds = timeout_seconds
+        self.progress = 0
+        self._store: Store = store.clone()  # type: ignore[attr-defined]
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._leaving: tuple[float, int] | None = None
+        self._thread = threading.Thread(target=self._run, name="onward watch", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ the main thread
+
+    def report(self, error: BaseException) -> Failure:
+        """Tells all ranks that this one failed; returns the first failure of all, which may be another rank's."""
+        if _is_echo(error):
+            found = self._diagnose(error)
+            if found is not None:
+                return found
+        return self.publish(Failure(self.launch.rank, _words(error), _exit_code(error)))
+
+    def publish(self, failure: Failure) -> Failure:
+        """Writes a failure into the store, unless there is one; returns the one that is there."""
+        with self._lock:
+            return Failure(**json.loads(self._store.compare_set("failure", "", failure.written())))
+
+    def bid_farewell(self, exit_code: int) -> None:
+        """Waits until the others know; from now on this process ends even if its own threads hang."""
+        self._leaving = (time.monotonic() + 2 * FAREWELL_SECONDS, exit_code)
+        self._wait_for("seen", self.launch.world_size - 1, FAREWELL_SECONDS)
+
+    def meet_at_end(self, name: str, seconds: float) -> bool:
+        """Waits until all ranks have come to the same end; False: they did not come."""
+        with self._lock:
+            self._store.add(name, 1)
+        return self._wait_for(name, self.launch.world_size, seconds)
+
+    def stop(self) -> None:
+        """Ends the watch of a rank that is done; rank 0, whose store it may be, waits until all are."""
+        self._stopping.set()
+        self._thread.join(BEAT_SECONDS * 4)
+        with contextlib.suppress(dist.DistError), self._lock:
+            self._store.set(f"done/{self.launch.rank}", "")
+            self._store.add("done", 1)
+        if self.launch.rank == 0 and not self.launch.agent_store:
+            self._wait_for("done", self.launch.world_size, FAREWELL_SECONDS)
+
+    def _wait_for(self, name: str, count: int, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(dist.DistError):
+            while time.monotonic() < deadline:
+                with self._lock:
+                    if self._store.add(name, 0) >= count:
+                        return True
+                time.sleep(BEAT_SECONDS / 10)
+        return False
+
+    def _diagnose(self, error: BaseException) -> Failure | None:
+        """After an exchange failed: the first failure known, or the ranks that are silent or behind."""
+        before, started = self._beats(), time.monotonic()
+        while time.monotonic() - started < DIAGNOSIS_SECONDS:
+            first = self._first()
+            if first is not None:
+                return first
+            time.sleep(BEAT_SECONDS / 5)
+        after = self._beats()
+        with self._lock:
+            gone = [rank for rank in after if self._store.check([f"done/{rank}"])]
+        silent = [rank for rank in after if after[rank] == before.get(rank) and rank != self.launch.rank]
+        if _TIMEOUT.search(_words(error)):
+            what = (
+                f"rank {self.launch.rank} waited {self.timeout_seconds:g} s (distributed.timeout_seconds) for the "
+                "others in an exchange"
+            )
+        else:
+            what = f"rank {self.launch.rank} lost its connection to another rank"
+        text = f"{what}. {self._who_is_missing(silent, gone, after)}\nThe engine said: {_words(error)}"
+        return self.publish(Failure(self.launch.rank, text, 1))
+
+    def _who_is_missing(self, silent: list[int], gone: list[int], beats: dict[int, tuple[int, int]]) -> str:
+        if gone:
+            return f"{name_ranks(gone)} had ended already: the ranks did not do the same number of steps."
+        if silent:
+            who = "; ".join(f"rank {rank} on {attendant(self._store, rank)}" for rank in silent[:8])
+            return f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or its machine is gone."
+        most = max(progress for _, progress in beats.values())
+        behind = {rank: progress for rank, (_, progress) in beats.items() if progress < most}
+        if behind:
+            which = "; ".join(f"rank {rank} at {progress}" for rank, progress in list(behind.items())[:8])
+            return f"Fallen behind: {which}, while the others are at update {most}. Look at what they do."
+        return (
+            f"All ranks live and are at update {most}; raise distributed.timeout_seconds if one of them is only slow "
+            "(reading data, writing a checkpoint)."
+        )
+
+    def _beats(self) -> dict[int, tuple[int, int]]:
+        """Of every rank: how often it has given a sign of life, and which update it is at."""
+        beats = {}
+        with self._lock:
+            for rank in range(self.launch.world_size):
+                if self._store.check([f"beat/{rank}"]):
+                    count, progress = self._store.get(f"beat/{rank}").split()
+                    beats[rank] = (int(count), int(progress))
+        return beats
+
+    def _first(self) -> Failure | None:
+        with self._lock:
+            if self._store.check(["failure"]):
+                return Failure(**json.loads(self._store.get("failure")))
+        return None
+
+    # ------------------------------------------------------------------ the watching thread
+
+    def _run(self) -> None:
+        neighbour = _Neighbour((self.launch.rank + 1) % self.launch.world_size)
+        count = 0
+        while not self._stopping.wait(BEAT_SECONDS):
+            if self._leaving is not None:
+                deadline, exit_code = self._leaving
+                if time.monotonic() > deadline:
+                    end_process(exit_code)
+                continue
+            count += 1
+            try:
+                with self._lock:
+                    self._store.set(f"beat/{self.launch.rank}", f"{count} {self.progress}")
+                    death = neighbour.death(self._store)
+                self._end_if_failed(death)
+            except dist.DistError:
+                if not self._stopping.is_set() and self._leaving is None:
+                    self._end_without_store()
+
+    def _end_if_failed(self, death: str | None) -> None:
+        first = self._first()
+        if first is None and death is not None:
+            found = Failure(self.launch.rank, death, 1)
+            first = self.publish(found)
+            if first == found and LAUNCHED_BY_US not in os.environ:
+                _say(death)
+        if first is None or self._leaving is not None:
+            return
+        if first.rank == self.launch.rank and death is None:
+            return  # this rank's own failure, which its main thread is about to show
+        with contextlib.suppress(dist.DistError), self._lock:
+            self._store.add("seen", 1)
+        end_process(first.exit_code)
+
+    def _end_without_store(self) -> None:
+        """Nobody can agree any more on who speaks: rank 1, and one process of every other machine."""
+        if self.launch.rank == 1 or self.launch.local_rank == 0:
+            owner = "torchrun" if self.launch.agent_store else "rank 0"
+            if LAUNCHED_BY_US in os.environ:
+                owner = "onward train, which started the processes,"
+            place = f"{self.launch.master_address}:{self.launch.master_port}"
+            _say(
+                f"rank {self.launch.rank} of {self.launch.world_size} on {socket.gethostname()}: {owner} is gone "
+                f"({place} does not answer any more): it was killed, or its machine is unreachable. Its own output may say more."
+            )
+        end_process(1)
+
+
+class _Neighbour:
+    """The one rank that a rank looks after; around the ring everybody is looked after."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._who: Attendant | None = None
+        self._last: tuple[bytes, float] = (b"", time.monotonic())
+
+    def death(self, store: Store) -> str | None:
+        """What to say if the neighbour is dead; None: it lives, has not come yet, or is done."""
+        if not store.check([f"here/{self.rank}"]) or store.check([f"done/{self.rank}"]):
+            return None
+        if self._who is None:
+            self._who = attendant(store, self.rank)
+        if self._who.host == socket.gethostname() and self._who.namespace == os.stat("/proc/self/ns/pid").st_ino:
+            if _is_running(self._who.pid) or store.check([f"done/{self.rank}"]):
+                return None
+            return (
+                f"rank {self.rank} ({self._who}) has died without a word: killed by a signal (the kernel does so when "
+                "memory runs out), or crashed in a library. The last checkpoint is whole."
+            )
+        beat = store.get(f"beat/{self.rank}") if store.check([f"beat/{self.rank}"]) else b""
+        if beat != self._last[0]:
+            self._last = (beat, time.monotonic())
+        silent = time.monotonic() - self._last[1]
+        if silent < SILENT_SECONDS:
+            return None
+        return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+_watch: Watch | None = None
+"""Of this process, which has one default group, too."""
+
+
+def begin_watch(store: Store, launch: Launch, timeout_seconds: float) -> None:
+    """From now on the failure of any rank ends this process, and its failure ends the others."""
+    global _watch
+    _watch = Watch(store, launch, timeout_seconds)
+    atexit.register(_at_exit)
+
+
+def end_watch() -> None:
+    """This rank is done; its end is no failure."""
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.stop()
+
+
+def note_progress() -> None:
+    """Counts an update, so that a message about a hang can say who fell behind."""
+    if _watch is not None:
+        _watch.progress += 1
+
+
+def _at_exit() -> None:
+    """A program that ends without `stop` is done, or failed with an exception that nobody caught."""
+    error = getattr(sys, "last_value", None)
+    if _watch is not None and _watch._leaving is None:
+        if error is not None:
+            _watch.report(error)
+            _watch.bid_farewell(1)
+        else:
+            end_watch()
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """Whatever ends this rank inside ends all ranks; only the rank that failed first lets its exception out.
+
+    `Interrupted` must come on all ranks, as it does after `agree_on_stop`; rank 0 alone lets it out.
+    The other ranks' processes end here, without a word and with the same exit code.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, (GeneratorExit, SystemExit)):
+            _end_together(error)
+        raise
+
+
+def _end_together(error: BaseException) -> None:
+    """Returns on the rank whose exception is to be shown."""
+    try:
+        launch = detect()
+    except UserError:
+        return
+    if launch.world_size == 1:
+        return
+    if isinstance(error, Interrupted) and _watch is not None:
+        _watch.meet_at_end("interrupted", _watch.timeout_seconds)
+        if launch.rank != 0:
+            end_watch()
+            end_process(3)
+        end_watch()
+        return
+    name = f"This was rank {launch.rank} of {launch.world_size}, on {socket.gethostname()}; all ranks end."
+    try:
+        watch = _watch or Watch(open_store(launch, FAREWELL_SECONDS), launch, 0.0)
+        first = watch.report(error)
+        is_mine = first.rank == launch.rank
+        if not is_mine:
+            with watch._lock:
+                watch._store.add("seen", 1)
+            end_process(first.exit_code)
+        watch.bid_farewell(first.exit_code)
+    except (UserError, dist.DistError):
+        error.add_note(name)
+        return  # nobody to tell: the others have not come, or are gone
+    error.add_note(name)
+    if _is_echo(error):
+        raise ExchangeError(first.text) from error
+
+
+def end_process(exit_code: int) -> None:
+    """Ends this process now, whatever its threads wait for, after what it has printed."""
+    flush = threading.Thread(target=lambda: (sys.stdout.flush(), sys.stderr.flush()), daemon=True)
+    flush.start()
+    flush.join(1.0)  # a pipe that nobody reads must not keep it
+    os._exit(exit_code)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"onward: {text}\n")
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _exit_code(error: BaseException) -> int:
+    return 2 if isinstance(error, UserError) else 3 if isinstance(error, Interrupted) else 1
+
+
+def _is_echo(error: BaseException | None) -> bool:
+    """Whether an exception may only be the echo of another rank's end, or of its silence."""
+    while error is not None:
+        if isinstance(error, dist.DistError):
+            return True
+        if type(error) is RuntimeError and _ECHO.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

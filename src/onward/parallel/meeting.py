@@ -1,0 +1,163 @@
+"""Where the processes of a run find each other: one key-value store, and a roll call through it.
+
+torchrun brings its own store; elsewhere rank 0 opens one at the address that the launcher's variables lead to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from onward.errors import ParametersError
+from onward.parallel.launcher import Launch
+
+SIOCGIFADDR = 0x8915
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Attendant:
+    """Who a rank is: host, process number, and the namespace (container) in which that number counts."""
+
+    host: str
+    pid: int
+    namespace: int
+
+    def __str__(self) -> str:
+        return f"{self.host}, process {self.pid}"
+
+
+def attendant(store: Store, rank: int) -> Attendant:
+    """Who came as a rank that has signed in."""
+    return Attendant(*json.loads(store.get(f"here/{rank}")))
+
+
+def open_store(launch: Launch, timeout_seconds: float) -> Store:
+    """A connection to the store of this start; rank 0 opens the store itself unless torchrun has.
+
+    Raises:
+        ParametersError: nothing answers, or the port is taken.
+    """
+    hosts = launch.rank == 0 and not launch.agent_store
+    place = f"{launch.master_address}:{launch.master_port}"
+    started = time.monotonic()
+    try:
+        store = TCPStore(
+            launch.master_address,
+            launch.master_port,
+            launch.world_size,
+            is_master=hosts,
+            timeout=timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+        )
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if hosts:
+            raise ParametersError(
+                f"rank 0 cannot listen at port {launch.master_port}, where the others look for it: "
+                f"{_first_line(error)}. Set MASTER_PORT to a free port on all machines."
+            ) from None
+        owner = "torchrun" if launch.agent_store else "rank 0"
+        raise ParametersError(
+            f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} waited "
+            f"{time.monotonic() - started:.0f} s for {owner} at {place}, and nothing answered. Check that the first "
+            "process runs, that the address is reachable from here and the port open (MASTER_ADDR, MASTER_PORT), or "
+            "raise distributed.start_timeout_seconds."
+        ) from None
+    return PrefixStore(f"onward/{launch.restart}", store)
+
+
+def meet(launch: Launch, timeout_seconds: float) -> Store:
+    """Opens the store and waits until every rank has.
+
+    Raises:
+        ParametersError: not all came in time, a rank came twice, or the others belong to another start.
+    """
+    started = time.monotonic()
+    store = open_store(launch, timeout_seconds)
+    _sign_in(store, launch)
+    names = [f"here/{rank}" for rank in range(launch.world_size)]
+    while True:
+        present = [rank for rank, name in enumerate(names) if store.check([name])]
+        if len(present) == launch.world_size or store.check(["failure"]):
+            return store  # who was the first to fail, the watch will say
+        waited = time.monotonic() - started
+        if waited > timeout_seconds:
+            raise ParametersError(_roll(store, launch, present, waited))
+        time.sleep(POLL_SECONDS)
+
+
+def _sign_in(store: Store, launch: Launch) -> None:
+    me = Attendant(socket.gethostname(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino)
+    job = f"{launch.world_size} processes, {launch.launcher} job {launch.job!r}"
+    first = store.compare_set("job", "", job).decode()
+    if first != job:
+        raise ParametersError(
+            f"rank {launch.rank} ({me}) belongs to a start of {job}, but at {launch.master_address}:"
+            f"{launch.master_port} meets a start of {first}. Set MASTER_PORT to another free port for one of the two."
+        )
+    written = json.dumps(dataclasses.astuple(me))
+    seen = store.compare_set(f"here/{launch.rank}", "", written).decode()
+    if seen != written:
+        other = Attendant(*json.loads(seen))
+        raise ParametersError(
+            f"rank {launch.rank} is there twice: {other}; and {me}. Give every process its own rank, and every start "
+            "its own MASTER_PORT."
+        )
+
+
+def _roll(store: Store, launch: Launch, present: list[int], waited: float) -> str:
+    hosts: dict[str, list[int]] = {}
+    for rank in present:
+        hosts.setdefault(attendant(store, rank).host, []).append(rank)
+    missing = [rank for rank in range(launch.world_size) if rank not in present]
+    came = "; ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in hosts.items())
+    return (
+        f"waited {waited:.0f} s for {launch.world_size} processes; {len(present)} came ({came}), "
+        f"{name_ranks(missing)} did not. Look at their machines' output, check that all of them were started with the "
+        "same sizes, or raise distributed.start_timeout_seconds."
+    )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 1, 2`; long lists cut short."""
+    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def choose_interface(launch: Launch) -> None:
+    """Tells Gloo which network leads to the meeting point; by itself it trusts the host's name, which often lies."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((launch.master_address, launch.master_port))  # of a datagram: chooses a route, sends nothing
+        interface = _interface_with(probe.getsockname()[0])
+        is_one_machine = launch.local_size == launch.world_size
+        if interface is not None and (is_one_machine or not interface.startswith("lo")):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+def _interface_with(address: str) -> str | None:
+    """The network interface that has an IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None

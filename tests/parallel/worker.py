@@ -1,0 +1,63 @@
+"""A process of a run, for tests of launchers and failures: meets the others, adds numbers up, and fails as told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from onward.cli import main
+from onward.errors import DataError
+from onward.parallel.agreement import agree_on_stop, check_same
+from onward.parallel.failure import ending_together
+from onward.parallel.launcher import detect
+from onward.parallel.process import Mesh, start, stop
+from onward.parameter_distribution import Distributed
+
+
+def run(what: str, parameters: Distributed) -> None:
+    """Starts, does what the test asks for on the rank it asks for, and ends."""
+    if what == "fail-before" and detect().rank == 1:
+        raise DataError("the shard lies.")
+    if what == "stay-away" and detect().rank == 1:
+        time.sleep(600)
+    mesh = start(parameters, "cpu")
+    check_same(mesh, {"model": f"{mesh.rank if what == 'differ' else 0:064d}", "parameters": "same"})
+    for update in range(5 if what == "sum" else 10_000):
+        total = torch.tensor([mesh.rank + 1.0])
+        if mesh.rank == 1 and update == 3:
+            misbehave(what)
+        for group in (mesh.pipeline, mesh.data, mesh.horizontal):
+            if group is not None:
+                dist.all_reduce(total, group=group)
+        agree_on_stop(mesh, wanted=False)
+        time.sleep(0.01)
+    sys.stdout.write(f"rank {mesh.rank} of {mesh.world_size} at {mesh.place} has {total.item():g}\n")
+    stop(mesh)
+
+
+def misbehave(what: str) -> None:
+    """On the second rank, after three updates."""
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "hang":
+        time.sleep(600)
+    if what == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "fail":
+        raise DataError("the shard lies.")
+    if what == "crash":
+        raise ZeroDivisionError("a bug")
+
+
+if __name__ == "__main__":
+    options = dict(one.split("=") for one in sys.argv[2:])
+    with ending_together():
+        run(
+            sys.argv[1], Distributed(**{name: float(v) if "timeout" in name else int(v) for name, v in options.items()})
+        )
