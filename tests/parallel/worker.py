@@ -6,17 +6,15 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from onward.cli import main
 from onward.errors import DataError
 from onward.parallel.agreement import agree_on_stop, check_same
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
-from onward.parallel.process import Mesh, start, stop
+from onward.parallel.process import start, stop
 from onward.parameter_distribution import Distributed
 
 
@@ -27,7 +25,7 @@ def run(what: str, parameters: Distributed) -> None:
     if what == "stay-away" and detect().rank == 1:
         time.sleep(600)
     mesh = start(parameters, "cpu")
-    check_same(mesh, {"model": f"{mesh.rank if what == 'differ' else 0:064d}", "parameters": "same"})
+    check_same(mesh, {"model": f"{mesh.rank if what == 'differ' else 0}" * 64, "parameters": "same"})
     for update in range(5 if what == "sum" else 10_000):
         total = torch.tensor([mesh.rank + 1.0])
         if mesh.rank == 1 and update == 3:

@@ -1,7 +1,7 @@
 """One failure ends all: every rank writes its failure into the store, and a thread on every rank watches for others'.
 
-The first failure is shown once, by the rank that has it (or that found another one dead); the rest end without a word,
-with the same exit code.
+The first failure is shown once, by the rank that has it (or that found another one dead); only then the rest end,
+without a word and with the same exit code.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -32,6 +34,8 @@ SILENT_SECONDS = 60.0
 """A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet."""
 DIAGNOSIS_SECONDS = 3.0
 """After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
+SHOWING_SECONDS = 5.0
+"""How long the other ranks wait for the words of the first failure to be on the screen before they end."""
 FAREWELL_SECONDS = 10.0
 """How long the rank that failed first stays to let the others read why."""
 LAUNCHED_BY_US = "ONWARD_LAUNCHED"
@@ -96,10 +100,25 @@ class Watch:
         with self._lock:
             return Failure(**json.loads(self._store.compare_set("failure", "", failure.written())))
 
-    def bid_farewell(self, exit_code: int) -> None:
-        """Waits until the others know; from now on this process ends even if its own threads hang."""
+    def let_end(self, exit_code: int) -> None:
+        """After the failure was shown: lets the others end, and waits until they know."""
         self._leaving = (time.monotonic() + 2 * FAREWELL_SECONDS, exit_code)
-        self._wait_for("seen", self.launch.world_size - 1, FAREWELL_SECONDS)
+        with contextlib.suppress(dist.DistError):
+            with self._lock:
+                self._store.set("shown", "")
+            self._wait_for("seen", self.launch.world_size - 1, FAREWELL_SECONDS)
+
+    def end_after_showing(self, exit_code: int) -> NoReturn:
+        """Ends this process once the failure was shown elsewhere: launchers kill the rest as soon as one has ended."""
+        deadline = time.monotonic() + SHOWING_SECONDS
+        with contextlib.suppress(dist.DistError):
+            while time.monotonic() < deadline:
+                with self._lock:
+                    if self._store.check(["shown"]):
+                        self._store.add("seen", 1)
+                        break
+                time.sleep(BEAT_SECONDS / 10)
+        end_process(exit_code)
 
     def meet_at_end(self, name: str, seconds: float) -> bool:
         """Waits until all ranks have come to the same end; False: they did not come."""
@@ -207,15 +226,14 @@ class Watch:
         if first is None and death is not None:
             found = Failure(self.launch.rank, death, 1)
             first = self.publish(found)
-            if first == found and LAUNCHED_BY_US not in os.environ:
-                _say(death)
-        if first is None or self._leaving is not None:
-            return
-        if first.rank == self.launch.rank and death is None:
-            return  # this rank's own failure, which its main thread is about to show
-        with contextlib.suppress(dist.DistError), self._lock:
-            self._store.add("seen", 1)
-        end_process(first.exit_code)
+            if first == found:
+                if LAUNCHED_BY_US not in os.environ:
+                    _say(death)
+                self.let_end(found.exit_code)
+                end_process(found.exit_code)
+        # This rank's own failure its main thread is about to show.
+        if first is not None and first.rank != self.launch.rank:
+            self.end_after_showing(first.exit_code)
 
     def _end_without_store(self) -> None:
         """Nobody can agree any more on who speaks: rank 1, and one process of every other machine."""
@@ -226,7 +244,8 @@ class Watch:
             place = f"{self.launch.master_address}:{self.launch.master_port}"
             _say(
                 f"rank {self.launch.rank} of {self.launch.world_size} on {socket.gethostname()}: {owner} is gone "
-                f"({place} does not answer any more): it was killed, or its machine is unreachable. Its own output may say more."
+                f"({place} does not answer any more): it was killed, or its machine is unreachable. Its own output may "
+                "say more."
             )
         end_process(1)
 
@@ -296,63 +315,67 @@ def note_progress() -> None:
 def _at_exit() -> None:
     """A program that ends without `stop` is done, or failed with an exception that nobody caught."""
     error = getattr(sys, "last_value", None)
-    if _watch is not None and _watch._leaving is None:
-        if error is not None:
-            _watch.report(error)
-            _watch.bid_farewell(1)
-        else:
-            end_watch()
+    if _watch is not None and error is not None:
+        first = _watch.report(error)
+        if first.rank == _watch.launch.rank:
+            _watch.let_end(1)
+    end_watch()
 
 
 @contextlib.contextmanager
-def ending_together() -> Iterator[None]:
-    """Whatever ends this rank inside ends all ranks; only the rank that failed first lets its exception out.
+def ending_together(title: str = "onward") -> Iterator[None]:
+    """Whatever ends this rank inside ends all ranks; in a world of one, exceptions just pass.
 
-    `Interrupted` must come on all ranks, as it does after `agree_on_stop`; rank 0 alone lets it out.
-    The other ranks' processes end here, without a word and with the same exit code.
+    The rank that failed first shows its exception (a traceback only where it is none of onward's); the others end
+    without a word and with the same exit code: 2 for `UserError`, 3 for `Interrupted`, else 1. `Interrupted` must come
+    on all ranks, as it does after `agree_on_stop`; rank 0 shows it.
+
+    Args:
+        title: what the message begins with.
     """
     try:
         yield
-    except BaseException as error:
-        if not isinstance(error, (GeneratorExit, SystemExit)):
-            _end_together(error)
+    except (GeneratorExit, SystemExit):
         raise
+    except BaseException as error:
+        try:
+            launch = detect()
+        except UserError:
+            raise error from None
+        if launch.world_size == 1:
+            raise
+        _end_together(error, launch, title)
 
 
-def _end_together(error: BaseException) -> None:
-    """Returns on the rank whose exception is to be shown."""
-    try:
-        launch = detect()
-    except UserError:
-        return
-    if launch.world_size == 1:
-        return
-    if isinstance(error, Interrupted) and _watch is not None:
-        _watch.meet_at_end("interrupted", _watch.timeout_seconds)
-        if launch.rank != 0:
-            end_watch()
-            end_process(3)
-        end_watch()
-        return
-    name = f"This was rank {launch.rank} of {launch.world_size}, on {socket.gethostname()}; all ranks end."
+def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
+    exit_code = _exit_code(error)
     try:
         watch = _watch or Watch(open_store(launch, FAREWELL_SECONDS), launch, 0.0)
-        first = watch.report(error)
-        is_mine = first.rank == launch.rank
-        if not is_mine:
-            with watch._lock:
-                watch._store.add("seen", 1)
-            end_process(first.exit_code)
-        watch.bid_farewell(first.exit_code)
+        if isinstance(error, Interrupted):
+            watch.meet_at_end("interrupted", watch.timeout_seconds)
+            if launch.rank != 0:
+                watch.end_after_showing(exit_code)
+            _show(error, title)
+        else:
+            first = watch.report(error)
+            if first.rank != launch.rank:
+                watch.end_after_showing(first.exit_code)
+            error.add_note(f"This was rank {launch.rank} of {launch.world_size} on {socket.gethostname()}; all end.")
+            _show(ExchangeError(first.text) if _is_echo(error) else error, title)
+        watch.let_end(exit_code)
     except (UserError, dist.DistError):
-        error.add_note(name)
-        return  # nobody to tell: the others have not come, or are gone
-    error.add_note(name)
-    if _is_echo(error):
-        raise ExchangeError(first.text) from error
+        _show(error, title)  # nobody to tell: the others have not come, or are gone
+    end_process(exit_code)
 
 
-def end_process(exit_code: int) -> None:
+def _show(error: BaseException, title: str) -> None:
+    if isinstance(error, OnwardError):
+        sys.stderr.write("\n".join([f"{title}: {error}", *getattr(error, "__notes__", ())]) + "\n")
+    else:
+        traceback.print_exception(error)
+
+
+def end_process(exit_code: int) -> NoReturn:
     """Ends this process now, whatever its threads wait for, after what it has printed."""
     flush = threading.Thread(target=lambda: (sys.stdout.flush(), sys.stderr.flush()), daemon=True)
     flush.start()
