@@ -200,8 +200,8 @@ def test_a_newer_format_and_a_foreign_file_are_told(directory: Path) -> None:
     path = directory / "checkpoint-00000010"
     manifest = path / "manifest.json"
     document = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(document | {"version": 2}))
-    assert "is of format version 2; this onward reads up to version 1" in error_of(path)
+    manifest.write_text(json.dumps(document | {"version": 3}))
+    assert "is of format version 3; this onward reads up to version 2" in error_of(path)
     manifest.write_text(json.dumps({"format": "something"}))
     assert "expected format 'onward-checkpoint', found 'something'" in error_of(path)
     manifest.write_text("[]")

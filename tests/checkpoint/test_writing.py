@@ -324,7 +324,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_told(tmp_path: Path, monkey
     def refuse(path: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(writing, "_remove", refuse)
+    monkeypatch.setattr(writing, "remove", refuse)
     with pytest.raises(StorageError, match=r"checkpoint-00000001 could not be removed.*Read-only file system"):  # noqa: SIM117
         with CheckpointWriter(tmp_path, 1) as writer:
             writer.save(2, {"w": torch.zeros(3)}, {})

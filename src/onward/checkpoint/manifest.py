@@ -20,7 +20,8 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "onward-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1: one worker's file held one piece of a tensor at most, and the record had no `ranks`. Both are read."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def _checked_content(path: Path, text: str) -> dict[str, Any]:
         )
     content = document.get("content")
     found = _digest(content)
-    if version != FORMAT_VERSION or not isinstance(content, dict) or found != document.get("sha256"):
+    if type(version) is not int or version < 1 or not isinstance(content, dict) or found != document.get("sha256"):
         raise CheckpointError(
             f"{path} is damaged: expected SHA-256 {document.get('sha256')} of its content, found {found} "
             f"(format version {version}). Name another checkpoint."

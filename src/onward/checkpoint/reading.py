@@ -4,23 +4,20 @@ tensor's name, shape and dtype are compared before the first value is changed.""
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict_loader import load
+import torch.distributed as dist
 
-from onward.checkpoint.manifest import MANIFEST_NAME, Manifest, TensorEntry, read_manifest
+from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
+from onward.checkpoint.disk import REPLACED_PREFIX
+from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, dtype_name, read_manifest
+from onward.checkpoint.pieces import Piece
 from onward.checkpoint.storage import sha256_of
+from onward.checkpoint.stored_pieces import fill, find_pieces
 from onward.errors import CheckpointError
-
-REPLACED_PREFIX = ".replaced-"
-"""A checkpoint that is being replaced by a new save of the same number carries this before its name for a moment; where
-the new one never came, it still counts."""
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _LISTED_DIFFERENCES = 20
@@ -124,15 +121,32 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(read_manifest(path).record)
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path, group: dist.ProcessGroup | None = None) -> Manifest:
     """Compares every file of the checkpoint at `path` with its length and SHA-256 in the manifest.
+
+    Args:
+        path: a checkpoint's own directory.
+        group: ranks that share the work, each calling this; None: this process does all of it.
 
     Raises:
         CheckpointError: one that is missing, of another length or of other bytes, with both values; or a
-            safetensors file that the manifest does not name.
+            safetensors file that the manifest does not name. The same on every rank.
     """
-    manifest = read_manifest(path)
-    for entry in manifest.files:
+    rank, size = rank_and_size(group)
+
+    def check() -> Manifest:
+        manifest = read_manifest(path)
+        _verify_files(path, manifest.files[rank::size])
+        strangers = {file.name for file in path.glob("*.safetensors")} - {entry.name for entry in manifest.files}
+        if strangers:
+            raise _damaged(path, f"{path} holds files that its manifest does not name: {_shortened(sorted(strangers))}")
+        return manifest
+
+    return do_together(group, check)[rank]
+
+
+def _verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
+    for entry in entries:
         file = path / entry.name
         try:
             size_bytes = file.stat().st_size
@@ -145,10 +159,6 @@ def verify(path: Path) -> Manifest:
             raise _damaged(path, f"{file} cannot be read: {error}") from error
         if found != entry.sha256:
             raise _damaged(path, f"{file} has the SHA-256 {found}, expected {entry.sha256}")
-    strangers = {file.name for file in path.glob("*.safetensors")} - {entry.name for entry in manifest.files}
-    if strangers:
-        raise _damaged(path, f"{path} holds files that its manifest does not name: {_shortened(sorted(strangers))}")
-    return manifest
 
 
 def _damaged(path: Path, finding: str) -> CheckpointError:
@@ -160,29 +170,63 @@ def _damaged(path: Path, finding: str) -> CheckpointError:
     )
 
 
-def read_tensors(path: Path, into: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-    """Loads the tensors of the checkpoint at `path` in place, after `verify`.
+def read_pieces(
+    path: Path,
+    into: Mapping[str, Piece],
+    prefix: str = "",
+    *,
+    optional: tuple[str, ...] = (),
+    group: dist.ProcessGroup | None = None,
+) -> tuple[str, ...]:
+    """Loads this rank's pieces of the checkpoint at `path` in place, whatever layout it was saved from, after `verify`.
+
+    Each rank reads only the bytes that its boxes need. The whole tensors' names, shapes and dtypes must be exactly
+    the checkpoint's, those of all ranks taken together, except that names beginning with one of `optional` may be
+    lacking on either side.
 
     Args:
         path: a checkpoint's own directory.
-        into: name -> tensor of the same shape and dtype, on any device; must be exactly the checkpoint's names.
+        into: name -> this rank's piece, on any device.
         prefix: only tensors whose names begin with it are meant, in the checkpoint and in `into`.
+        optional: beginnings of names that belong to a layout and not to the model: `random/`.
+        group: the ranks that load together, each calling this; None: this process alone, with every name.
+
+    Returns:
+        The optional names of this rank's `into` that the checkpoint lacks; their values are as they were.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or it is one of another model: missing and extra names and
-            differences in shape or dtype are listed, and nothing was changed.
+            differences in shape or dtype are listed, and nothing was changed. The same on every rank.
     """
-    manifest = verify(path)
+    manifest = verify(path, group)
     stored = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
-    _refuse_differences(path, stored, {name: TensorEntry.of(tensor) for name, tensor in into.items()})
-    if not into:
-        return
-    quiet_single_process_warning()
-    try:
-        load(dict(into), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
-    except CheckpointException as error:
-        cause = first_failure(error)
-        raise CheckpointError(f"the checkpoint {path} cannot be loaded: {cause}.") from cause
+    own = {name: TensorEntry(dtype_name(piece.tensor.dtype), piece.whole_shape) for name, piece in into.items()}
+    wanted = {name: entry for entries in tell_all(group, own) for name, entry in entries.items()}
+    _refuse_differences(path, _expected(stored, wanted, optional), _expected(wanted, stored, optional))
+
+    def read() -> None:
+        places = find_pieces(path, manifest)
+        for name, piece in into.items():
+            if name in stored:
+                try:
+                    fill(name, piece, places[name])
+                except OSError as error:
+                    raise CheckpointError(f"the checkpoint {path} cannot be loaded: {error}.") from error
+
+    do_together(group, read)
+    return tuple(name for name in into if name not in stored)
+
+
+def _expected(
+    entries: Mapping[str, TensorEntry], others: Mapping[str, TensorEntry], optional: tuple[str, ...]
+) -> dict[str, TensorEntry]:
+    """What the other side must have: all but the optional names that it lacks."""
+    return {name: entry for name, entry in entries.items() if name in others or not name.startswith(optional)}
+
+
+def read_tensors(path: Path, into: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+    """`read_pieces` of whole tensors into one process. Raises as it does."""
+    read_pieces(path, {name: Piece.whole(tensor) for name, tensor in into.items()}, prefix)
 
 
 def read_new_tensors(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -227,16 +271,3 @@ def _shortened(names: Iterable[str]) -> str:
     listed = list(names)
     text = ", ".join(listed[:_LISTED_DIFFERENCES])
     return text if len(listed) <= _LISTED_DIFFERENCES else f"{text} and {len(listed) - _LISTED_DIFFERENCES} more"
-
-
-def first_failure(error: CheckpointException) -> BaseException:
-    """What really went wrong on the first worker that failed; `CheckpointException` only wraps it."""
-    return next(iter(error.failures.values()))[0]
-
-
-def quiet_single_process_warning() -> None:
-    """Silences the warning by which `torch.distributed.checkpoint` tells that it works in one process, as asked.
-
-    A filter that stays, because `warnings.catch_warnings` is not safe beside other threads.
-    """
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -1,5 +1,5 @@
 """The storage plug-in that `torch.distributed.checkpoint` writes through: one safetensors file per worker, in the
-layout that torch's `HuggingFaceStorageReader` reads.
+layout that torch's `HuggingFaceStorageReader` reads wherever no worker holds a tensor in several boxes.
 
 torch's own `HuggingFaceStorageWriter` builds each file in memory first. That takes twice the checkpoint in extra memory
 and holds the interpreter lock for as long, so that a save in the background stops the training beside it; this one
@@ -11,7 +11,10 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +25,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from onward import __version__
+from onward.checkpoint.disk import not_shared, storage_error, sync_directory
 from onward.checkpoint.manifest import FileEntry, Json, Manifest, TensorEntry, dtype_name, write_manifest
+from onward.checkpoint.planning import names_with_several_boxes
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes hashed and handed to the operating system at a time: large enough that the calls cost nothing, small enough
@@ -30,7 +35,13 @@ that the bytes are still in the processor's cache for the second of the two."""
 
 _HEADER_ALIGNMENT_BYTES = 8
 
-_SAFETENSORS_DTYPES = {
+OFFSETS_KEY = "DCP_SHARDING_INFO"
+"""Of a file's metadata: JSON, for every key where in the whole tensor the piece begins."""
+
+NAMES_KEY = "ONWARD_TENSOR_NAMES"
+"""Of a file's metadata: JSON, the tensor's name for every key that is not one itself; absent where there is none."""
+
+SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -61,58 +72,105 @@ def refuse_unstorable(tensors: Mapping[str, torch.Tensor]) -> None:
             name.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"the tensor name {name!r} is not valid Unicode: {error}") from error
-        if tensor.dtype not in _SAFETENSORS_DTYPES:
+        if tensor.dtype not in SAFETENSORS_DTYPES:
             raise ValueError(f"tensor {name!r} is of {tensor.dtype}, which a safetensors file cannot hold")
 
 
+@dataclass(frozen=True)
+class FilePlan:
+    """What the coordinator tells a worker about its file: the name, and the tensors whose keys are numbered."""
+
+    name: str
+    numbered: frozenset[str]
+
+
+@dataclass
+class Publication:
+    """What happens around the files of a checkpoint, on the coordinating worker alone.
+
+    Attributes:
+        temporary, final: where the files are written, and where they will be when the checkpoint is complete.
+        begin: called before anything is written; gives the checkpoint's number in the order of saves.
+        complete: called when files and manifest are on the disk.
+    """
+
+    temporary: Path
+    final: Path
+    begin: Callable[[], int]
+    complete: Callable[[], None]
+
+
 class SafetensorsStorageWriter(StorageWriter):
-    """Writes one checkpoint into an empty directory: a safetensors file for every worker, then the manifest.
+    """Writes one checkpoint into a new directory: a safetensors file for every worker, then the manifest.
 
     The coordinating worker gathers every file's length and SHA-256 through the results that
     `torch.distributed.checkpoint` collects anyway, and writes them into the manifest.
 
     Attributes:
-        directory: where the files go; made here.
-        sequence, record: go into the manifest; see `Manifest`.
+        publication: where the files go, and what is done before and after.
+        record, rank_record: go into the manifest, the latter of every rank that has one as `record["ranks"][rank]`.
     """
 
-    def __init__(self, directory: Path, sequence: int, record: Mapping[str, Json]) -> None:
-        self.directory = directory
-        self.sequence = sequence
+    def __init__(
+        self, publication: Publication, record: Mapping[str, Json], rank_record: Mapping[str, Json] | None = None
+    ) -> None:
+        self.publication = publication
         self.record = record
+        self.rank_record = rank_record
+        self._sequence = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Does nothing: an instance writes one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: every worker writes alike; only the coordinator is asked to `finish`."""
+        """Readies the directory of checkpoints, on the coordinator."""
+        if is_coordinator:
+            with self._explained(0):
+                self._sequence = self.publication.begin()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Makes the directory."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        return plan
+        """Adds this worker's own record, which so reaches the coordinator."""
+        return replace(plan, storage_data=self.rank_record)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Gives every worker the name of its file."""
+        """Makes the directory and gives every worker the name of its file; called on the coordinator."""
+        records = {str(rank): plan.storage_data for rank, plan in enumerate(plans) if plan.storage_data is not None}
+        if records:
+            self.record = {**self.record, "ranks": records}
+        with self._explained(0):
+            self.publication.temporary.mkdir()
+        numbered = names_with_several_boxes(plans)
         return [
-            SavePlan(plan.items, storage_data=f"rank-{rank:05d}.safetensors", planner_data=plan.planner_data)
+            replace(plan, storage_data=FilePlan(f"rank-{rank:05d}.safetensors", numbered))
             for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Streams this worker's tensors into its file. OSError goes through."""
+        """Streams this worker's tensors into its file.
+
+        Raises:
+            StorageError: the disk refused, or is not the one that the coordinator made the directory on.
+        """
         future: Future[list[WriteResult]] = Future()
         results = []
         if plan.items:
             parts = [(item, _tensor_data(item)) for item in plan.items]
-            parts.sort(key=lambda part: (-part[1].properties.dtype.itemsize, part[0].index.fqn))
-            entry = _write_file(self.directory / plan.storage_data, parts, planner)
+            parts.sort(key=_place_in_file)
+            directory = self.publication.temporary
+            if not directory.is_dir():
+                raise not_shared(directory.parent, f"it does not see {directory.name}, which rank 0 made there")
+            with self._explained(sum(_part_bytes(data) for _, data in parts)):
+                entry = _write_file(directory / plan.storage_data.name, parts, plan.storage_data.numbered, planner)
             results = [WriteResult(item.index, _part_bytes(data), entry) for item, data in parts]
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Writes the manifest: called on one worker, after all files are on disk."""
+        """Writes the manifest and completes the checkpoint: called on the coordinator, after all files are on disk.
+
+        Raises:
+            StorageError: the disk refused, or a file that a worker wrote is not there.
+        """
         files = {result.storage_data.name: result.storage_data for part in results for result in part}
         tensors = {}
         for name, tensor in sorted(metadata.state_dict_metadata.items()):
@@ -120,7 +178,21 @@ class SafetensorsStorageWriter(StorageWriter):
             tensors[name] = TensorEntry(dtype_name(tensor.properties.dtype), tuple(tensor.size))
         versions = {"onward": __version__, "torch": str(torch.__version__)}
         ordered = tuple(files[name] for name in sorted(files))
-        write_manifest(self.directory, Manifest(self.sequence, ordered, tensors, self.record, versions))
+        temporary = self.publication.temporary
+        with self._explained(0):
+            missing = [file.name for file in ordered if not (temporary / file.name).is_file()]
+            if missing:
+                raise not_shared(temporary.parent, f"rank 0 does not see {', '.join(missing)}, written by other ranks")
+            write_manifest(temporary, Manifest(self._sequence, ordered, tensors, self.record, versions))
+            sync_directory(temporary)
+            self.publication.complete()
+
+    @contextmanager
+    def _explained(self, needed_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise storage_error(error, self.publication.final, needed_bytes, "written") from error
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -134,14 +206,22 @@ def _tensor_data(item: WriteItem) -> TensorWriteData:
     return item.tensor_data
 
 
+def _place_in_file(part: tuple[WriteItem, TensorWriteData]) -> tuple[int, str, tuple[int, ...]]:
+    """Wide types first, so that every tensor begins at a multiple of its element's size."""
+    item, data = part
+    return -data.properties.dtype.itemsize, item.index.fqn, tuple(data.chunk.offsets)
+
+
 def _part_bytes(data: TensorWriteData) -> int:
     return data.chunk.sizes.numel() * data.properties.dtype.itemsize
 
 
-def _write_file(path: Path, parts: list[tuple[WriteItem, TensorWriteData]], planner: SavePlanner) -> FileEntry:
+def _write_file(
+    path: Path, parts: list[tuple[WriteItem, TensorWriteData]], numbered: frozenset[str], planner: SavePlanner
+) -> FileEntry:
     digest = hashlib.sha256()
     with open(path, "xb") as stream:
-        size_bytes = _write_bytes(stream, memoryview(_header(parts)), digest)
+        size_bytes = _write_bytes(stream, memoryview(_header(parts, numbered)), digest)
         for item, data in parts:
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
@@ -154,24 +234,43 @@ def _write_file(path: Path, parts: list[tuple[WriteItem, TensorWriteData]], plan
     return FileEntry(path.name, size_bytes, digest.hexdigest())
 
 
-def _header(parts: list[tuple[WriteItem, TensorWriteData]]) -> bytes:
-    offsets = {item.index.fqn: {"saved_offsets": list(data.chunk.offsets)} for item, data in parts}
-    if len(offsets) != len(parts):
-        raise ValueError("one worker's file cannot hold two pieces of one tensor")
+def _header(parts: list[tuple[WriteItem, TensorWriteData]], numbered: frozenset[str]) -> bytes:
+    keys = _keys([item.index.fqn for item, _ in parts], numbered)
+    offsets = {key: {"saved_offsets": list(data.chunk.offsets)} for key, (_, data) in zip(keys, parts, strict=True)}
     # The three keys under which DCP's HuggingFaceStorageReader finds where in the whole tensor a piece belongs.
-    metadata = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+    metadata = {OFFSETS_KEY: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+    named = {key: item.index.fqn for key, (item, _) in zip(keys, parts, strict=True) if key != item.index.fqn}
+    if named:
+        metadata[NAMES_KEY] = json.dumps(named)
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for item, data in parts:
+    for key, (_, data) in zip(keys, parts, strict=True):
         begin, end = end, end + _part_bytes(data)
-        entries[item.index.fqn] = {
-            "dtype": _SAFETENSORS_DTYPES[data.properties.dtype],
+        entries[key] = {
+            "dtype": SAFETENSORS_DTYPES[data.properties.dtype],
             "shape": list(data.chunk.sizes),
             "data_offsets": [begin, end],
         }
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % _HEADER_ALIGNMENT_BYTES)
     return struct.pack("<Q", len(text)) + text
+
+
+def _keys(names: list[str], numbered: frozenset[str]) -> list[str]:
+    """A key for each piece: the tensor's name; `name#0`, `name#1` and so on where some worker holds several boxes."""
+    taken = {name for name in names if name not in numbered}
+    counts: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        key = name
+        if name in numbered:
+            key = f"{name}#{counts[name]}"
+            counts[name] += 1
+            while key in taken:  # another tensor is really called so
+                key += "#"
+            taken.add(key)
+        keys.append(key)
+    return keys
 
 
 def _content(tensor: torch.Tensor) -> memoryview:
@@ -195,12 +294,3 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes in hexadecimal. OSError goes through."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable. OSError goes through."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,58 +1,69 @@
-"""Saving checkpoints: staged to the host, written in the background, complete or not there at all, the oldest removed
-only after the new one is safe. A process killed at any moment leaves at least every checkpoint that was complete
-before."""
+"""Saving checkpoints: staged to the host, written in the background by every rank, complete or not there at all, the
+oldest removed only after the new one is safe. A process killed at any moment leaves at least every checkpoint that was
+complete before."""
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from onward.checkpoint.agreement import on_rank, rank_and_size
+from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, prepare_directory, publish, remove, storage_error
 from onward.checkpoint.manifest import Json, snapshot_record
-from onward.checkpoint.reading import (
-    REPLACED_PREFIX,
-    checkpoint_name,
-    first_failure,
-    list_checkpoints,
-    quiet_single_process_warning,
-    sequence_of,
-)
-from onward.checkpoint.storage import SafetensorsStorageWriter, refuse_unstorable, sync_directory
-from onward.errors import ParametersError, StorageError
+from onward.checkpoint.pieces import Piece
+from onward.checkpoint.planning import PieceSavePlanner
+from onward.checkpoint.reading import checkpoint_name, list_checkpoints, sequence_of
+from onward.checkpoint.storage import Publication, SafetensorsStorageWriter, refuse_unstorable
+from onward.errors import OnwardError, ParametersError, StorageError
 
-TEMPORARY_PREFIX = ".tmp-"
-"""Names of what is being written or removed begin with this; the next writer clears them away."""
+LONGEST_WAIT = timedelta(hours=1)
+"""A rank waits that long for another to write its file; longer than any disk in order takes."""
 
 
 class CheckpointWriter:
     """Saves checkpoints into one directory and keeps the newest of them.
 
-    Only one process at a time may write into a directory. Used as a context manager it closes itself.
+    Only one run at a time may write into a directory. Used as a context manager it closes itself. Of a run of several
+    ranks every rank has a writer, and all of them call the same methods in the same order.
 
     Attributes:
-        directory: holds `checkpoint-00000120` and so on; made if need be.
+        directory: holds `checkpoint-00000120` and so on; made if need be; on a disk that all nodes share.
         max_num_checkpoints: how many complete ones are kept.
         blocking: `save` returns only when the checkpoint is on disk.
         stall_seconds: how long the last `save` kept its caller.
     """
 
-    def __init__(self, directory: Path, max_num_checkpoints: int, blocking: bool = False) -> None:
-        """Makes the directory and clears away what a killed process left in it.
+    def __init__(
+        self,
+        directory: Path,
+        max_num_checkpoints: int,
+        blocking: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Makes the directory and clears away what a killed run left in it.
+
+        Args:
+            directory, max_num_checkpoints, blocking: see the class.
+            group: the ranks that save together; None: this process alone. The writer makes a Gloo group of the same
+                ranks for itself, so that what it sends in the background never mixes with what training sends.
 
         Raises:
             ParametersError: `max_num_checkpoints` is below 1.
-            StorageError: the directory cannot be made or written to.
+            StorageError: the directory cannot be made or written to, or is not the same one for all ranks.
         """
         if max_num_checkpoints < 1:
             raise ParametersError(
@@ -66,39 +77,51 @@ class CheckpointWriter:
         self._stager: DefaultStager | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
-        try:
-            _make_directory(directory)
-            _clear_leftovers(directory)
-        except OSError as error:
-            raise _storage_error(error, directory, 0, "prepared for checkpoints") from error
+        self._group = None if group is None else _own_group(group)
+        prepare_directory(directory, self._group)
 
-    def save(self, number: int, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Json]) -> Path:
-        """Starts saving a checkpoint; the caller may change tensors and record as soon as this returns.
+    def save(
+        self,
+        number: int,
+        tensors: Mapping[str, Piece | torch.Tensor],
+        record: Mapping[str, Json],
+        rank_record: Mapping[str, Json] | None = None,
+    ) -> Path:
+        """Starts saving a checkpoint; the caller may change tensors and records as soon as this returns.
 
         Waits first for the save before it. A checkpoint of the same number is replaced as a whole.
 
         Args:
             number: weight updates done; names the checkpoint.
-            tensors: name -> tensor of any shape and device; a name may hold any character.
-            record: plain JSON values.
+            tensors: name -> this rank's piece of any shape and device; a plain tensor is a whole one. A name may hold
+                any character. Ranks may hold different names.
+            record: plain JSON values; rank 0's are stored.
+            rank_record: plain JSON values of this rank, stored as `record["ranks"][str(rank)]`.
 
         Returns:
             The directory where the checkpoint will be when it is complete.
 
         Raises:
-            StorageError: the save before this one failed (then nothing was started), or, if blocking, this one.
+            StorageError: the save before this one failed on some rank (then nothing was started), or, if blocking,
+                this one; on every rank, with the cause and the rank where it arose.
             TypeError, ValueError: a value, name or dtype that cannot be stored.
         """
         started = time.perf_counter()
         snapshot = snapshot_record(record)
-        refuse_unstorable(tensors)
-        quiet_single_process_warning()
+        rank_snapshot = None if rank_record is None else snapshot_record(rank_record)
+        pieces = {name: held if isinstance(held, Piece) else Piece.whole(held) for name, held in tensors.items()}
+        refuse_unstorable({name: piece.tensor for name, piece in pieces.items()})
+        _quiet_single_process_warning()
         self.wait()
-        detached = {name: tensor.detach() for name, tensor in tensors.items()}
+        written = {name: piece for name, piece in pieces.items() if piece.is_written and piece.boxes}
+        own = {name: piece.tensor.detach() for name, piece in written.items()}
+        if not self.blocking:
+            own = self._stage(own)
+        written = {name: replace(piece, tensor=own[name]) for name, piece in written.items()}
         if self.blocking:
-            self._write(number, detached, snapshot)
+            self._write(number, written, snapshot, rank_snapshot)
         else:
-            self._in_flight = self._executor.submit(self._write, number, self._stage(detached), snapshot)
+            self._in_flight = self._executor.submit(self._write, number, written, snapshot, rank_snapshot)
         self.stall_seconds = time.perf_counter() - started
         return self.directory / checkpoint_name(number)
 
@@ -113,7 +136,7 @@ class CheckpointWriter:
             in_flight.result()
 
     def close(self) -> None:
-        """Waits for the save in flight and lets the host buffers go. Raises as `wait` does."""
+        """Waits for the save in flight and lets the host buffers and the group go. Raises as `wait` does."""
         try:
             self.wait()
         finally:
@@ -121,6 +144,9 @@ class CheckpointWriter:
             if self._stager is not None:
                 self._stager.close()
                 self._stager = None
+            if self._group is not None and dist.is_initialized():
+                dist.destroy_process_group(self._group)
+            self._group = None
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -146,115 +172,84 @@ class CheckpointWriter:
         assert isinstance(staged, dict)
         return staged
 
-    def _write(self, number: int, tensors: dict[str, torch.Tensor], record: Mapping[str, Json]) -> None:
+    def _write(
+        self,
+        number: int,
+        pieces: dict[str, Piece],
+        record: Mapping[str, Json],
+        rank_record: Mapping[str, Json] | None,
+    ) -> None:
         final = self.directory / checkpoint_name(number)
         temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
-        # What a process killed after its last save could not remove any more. An error is told after this save.
-        with suppress(StorageError):
-            self._remove_oldest()
-        try:
-            _discard(temporary)
+
+        def begin() -> int:
+            # What a process killed after its last save could not remove any more. An error is told after this save.
+            with suppress(StorageError):
+                self._remove_oldest()
+            discard(temporary)
             checkpoints = list_checkpoints(self.directory)
-            sequence = 1 + (sequence_of(checkpoints[-1]) if checkpoints else 0)
-            save(tensors, storage_writer=SafetensorsStorageWriter(temporary, sequence, record), no_dist=True)
-            sync_directory(temporary)
-            _publish(temporary, final)
+            return 1 + (sequence_of(checkpoints[-1]) if checkpoints else 0)
+
+        def complete() -> None:
+            publish(temporary, final)
+            self._remove_oldest()
+
+        publication = Publication(temporary, final, begin, complete)
+        try:
+            save(
+                dict(pieces),
+                storage_writer=SafetensorsStorageWriter(publication, record, rank_record),
+                planner=PieceSavePlanner(pieces),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            cause = first_failure(error) if isinstance(error, CheckpointException) else error
-            if isinstance(cause, OSError):
-                needed_bytes = sum(tensor.nbytes for tensor in tensors.values())
-                raise _storage_error(cause, final, needed_bytes, "written") from cause
-            raise cause from None
-        self._remove_oldest()
+            raise _told(error, final, self._group) from None
 
     def _remove_oldest(self) -> None:
         for path in list_checkpoints(self.directory)[: -self.max_num_checkpoints]:
             try:
-                _remove(path)
+                remove(path)
             except OSError as error:
-                raise _storage_error(error, path, 0, "removed to make room for a newer one") from error
+                raise storage_error(error, path, 0, "removed to make room for a newer one") from error
 
 
-def _make_directory(path: Path) -> None:
-    if not path.is_dir():
-        if not path.parent.exists():
-            _make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
-
-
-def _publish(temporary: Path, final: Path) -> None:
-    """Gives a complete checkpoint its name. Between the two renames of a replacement the old one counts still."""
-    replaced = final.parent / f"{REPLACED_PREFIX}{final.name}"
-    if final.exists():
-        if replaced.exists():
-            _remove(replaced)
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    sync_directory(final.parent)
-    if replaced.exists():
-        _remove(replaced)
-
-
-def _remove(path: Path) -> None:
-    """Takes the name away first, so that a checkpoint half removed is never taken for one."""
-    doomed = path.parent / f"{TEMPORARY_PREFIX}removed-{path.name}"
-    _discard(doomed)
-    os.rename(path, doomed)
-    sync_directory(path.parent)
-    _discard(doomed)
-
-
-def _discard(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _clear_leftovers(directory: Path) -> None:
-    for path in sorted(directory.iterdir()):
-        if path.name.startswith(TEMPORARY_PREFIX):
-            _discard(path)
-        elif path.name.startswith(REPLACED_PREFIX):
-            final = directory / path.name.removeprefix(REPLACED_PREFIX)
-            if final.exists():
-                _remove(path)
-            else:
-                os.rename(path, final)
-    sync_directory(directory)
-
-
-_ADVICE = {
-    errno.ENOSPC: "Free some space, or name another disk in checkpoint.checkpoints_dir",
-    errno.EDQUOT: "Your quota is used up: free some space, or name another disk in checkpoint.checkpoints_dir",
-    errno.EROFS: "The file system is mounted read-only: name another one in checkpoint.checkpoints_dir",
-    errno.EACCES: "Get the right to write there, or name another directory in checkpoint.checkpoints_dir",
-    errno.EPERM: "Get the right to write there, or name another directory in checkpoint.checkpoints_dir",
-    errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or name another disk in checkpoint.checkpoints_dir",
-    errno.ENOTDIR: "Name a directory in checkpoint.checkpoints_dir",
-    errno.EEXIST: "Name a directory in checkpoint.checkpoints_dir",
-}
-
-
-def _storage_error(error: OSError, path: Path, needed_bytes: int, verb: str) -> StorageError:
-    where = f" ({error.filename})" if error.filename is not None else ""
-    free = _free_bytes(path)
-    sizes = f" {needed_bytes:,} bytes are needed" if needed_bytes else ""
-    if free is not None:
-        sizes += f"{',' if sizes else ''} {free:,} bytes are free on its file system"
-    advice = _ADVICE.get(error.errno or 0, "Mend the disk, or name another one in checkpoint.checkpoints_dir")
-    return StorageError(
-        f"{path} could not be {verb}: {error.strerror or error}{where}.{sizes}{'.' if sizes else ''} "
-        f"{advice}. Checkpoints completed earlier are whole."
+def _own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another Gloo group of the same ranks; only they need to call this."""
+    own = dist.new_group(
+        dist.get_process_group_ranks(group),
+        LONGEST_WAIT,
+        "gloo",
+        use_local_synchronization=True,
+        group_desc="checkpoint",
     )
+    assert isinstance(own, dist.ProcessGroup)
+    return own
 
 
-def _free_bytes(path: Path) -> int | None:
-    for place in (path, *path.parents):
-        try:
-            return shutil.disk_usage(place).free
-        except OSError:
-            continue
-    return None
+def _told(error: BaseException, final: Path, group: dist.ProcessGroup | None) -> BaseException:
+    """What really went wrong, with the rank where it did; the same on every rank."""
+    if isinstance(error, CheckpointException):
+        rank = min(error.failures)
+        cause = error.failures[rank][0]
+        if group is None:
+            return cause
+        if isinstance(cause, StorageError):
+            return StorageError(on_rank(rank, str(cause)))
+        return OnwardError(f"{final} could not be written: {on_rank(rank, f'{type(cause).__name__}: {cause}')}")
+    if isinstance(error, RuntimeError) and group is not None:
+        rank, size = rank_and_size(group)
+        return OnwardError(
+            f"{final} could not be written: one of the {size} ranks ended or stood still meanwhile (seen on rank "
+            f"{rank}: {error}). Checkpoints completed earlier are whole."
+        )
+    return error
+
+
+def _quiet_single_process_warning() -> None:
+    """Silences the warning by which `torch.distributed.checkpoint` tells that it works in one process, as asked.
+
+    A filter that stays, because `warnings.catch_warnings` is not safe beside other threads.
+    """
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

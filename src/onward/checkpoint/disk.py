@@ -1,0 +1,168 @@
+"""Changes of the disk, in an order that keeps complete checkpoints complete at every moment, and what it means when the
+disk refuses one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import torch.distributed as dist
+
+from onward.checkpoint.agreement import do_together, rank_and_size
+from onward.errors import StorageError
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Names of what is being written or removed begin with this; the next writer clears them away."""
+
+REPLACED_PREFIX = ".replaced-"
+"""A checkpoint that is being replaced by a new save of the same number carries this before its name for a moment; where
+the new one never came, it still counts."""
+
+
+def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
+    """Rank 0 makes the directory and clears away what a killed run left in it; the others see whether they share it.
+
+    Raises:
+        StorageError: it cannot be made or written to, or a rank does not see what rank 0 wrote there.
+    """
+    rank, _ = rank_and_size(group)
+    mark = directory / f"{TEMPORARY_PREFIX}shared-{uuid.uuid4().hex}"
+
+    def prepare() -> Path:
+        if rank == 0:
+            try:
+                make_directory(directory)
+                _clear_leftovers(directory)
+                if group is not None:
+                    mark.touch(exist_ok=False)
+            except OSError as error:
+                raise storage_error(error, directory, 0, "prepared for checkpoints") from error
+        return mark
+
+    marked = do_together(group, prepare)[0]
+
+    def look() -> None:
+        if not (directory / marked.name).exists():
+            raise not_shared(directory, f"it does not see {marked.name}, which rank 0 wrote there")
+
+    if group is None:
+        return
+    try:
+        do_together(group, look)
+    finally:
+        if rank == 0:
+            mark.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and its parents durably. OSError goes through."""
+    if not path.is_dir():
+        if not path.parent.exists():
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable. OSError goes through."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Gives a complete checkpoint its name. Between the two renames of a replacement the old one counts still."""
+    replaced = final.parent / f"{REPLACED_PREFIX}{final.name}"
+    if final.exists():
+        if replaced.exists():
+            remove(replaced)
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    sync_directory(final.parent)
+    if replaced.exists():
+        remove(replaced)
+
+
+def remove(path: Path) -> None:
+    """Takes the name away first, so that a checkpoint half removed is never taken for one."""
+    doomed = path.parent / f"{TEMPORARY_PREFIX}removed-{path.name}"
+    discard(doomed)
+    os.rename(path, doomed)
+    sync_directory(path.parent)
+    discard(doomed)
+
+
+def discard(path: Path) -> None:
+    """Removes a file or folder that counts for nothing. OSError goes through."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _clear_leftovers(directory: Path) -> None:
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(TEMPORARY_PREFIX):
+            discard(path)
+        elif path.name.startswith(REPLACED_PREFIX):
+            final = directory / path.name.removeprefix(REPLACED_PREFIX)
+            if final.exists():
+                remove(path)
+            else:
+                os.rename(path, final)
+    sync_directory(directory)
+
+
+_ADVICE = {
+    errno.ENOSPC: "Free some space, or name another disk in checkpoint.checkpoints_dir",
+    errno.EDQUOT: "Your quota is used up: free some space, or name another disk in checkpoint.checkpoints_dir",
+    errno.EROFS: "The file system is mounted read-only: name another one in checkpoint.checkpoints_dir",
+    errno.EACCES: "Get the right to write there, or name another directory in checkpoint.checkpoints_dir",
+    errno.EPERM: "Get the right to write there, or name another directory in checkpoint.checkpoints_dir",
+    errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or name another disk in checkpoint.checkpoints_dir",
+    errno.ENOTDIR: "Name a directory in checkpoint.checkpoints_dir",
+    errno.EEXIST: "Name a directory in checkpoint.checkpoints_dir",
+}
+
+
+def storage_error(error: OSError, path: Path, needed_bytes: int, verb: str) -> StorageError:
+    """What a refusal of the disk means: what could not be done, the bytes needed and free, and what to do.
+
+    Args:
+        error: what the operating system said.
+        path: the checkpoint, or the directory of checkpoints.
+        needed_bytes: of this rank; 0 where that is not the point.
+        verb: what could not be done, "written".
+    """
+    where = f" ({error.filename})" if error.filename is not None else ""
+    free = _free_bytes(path)
+    sizes = f" {needed_bytes:,} bytes are needed" if needed_bytes else ""
+    if free is not None:
+        sizes += f"{',' if sizes else ''} {free:,} bytes are free on its file system"
+    advice = _ADVICE.get(error.errno or 0, "Mend the disk, or name another one in checkpoint.checkpoints_dir")
+    return StorageError(
+        f"{path} could not be {verb}: {error.strerror or error}{where}.{sizes}{'.' if sizes else ''} "
+        f"{advice}. Checkpoints completed earlier are whole."
+    )
+
+
+def not_shared(directory: Path, finding: str) -> StorageError:
+    """The error for ranks that see different disks under one path."""
+    return StorageError(
+        f"{directory} is not one directory for all ranks: {finding}. checkpoint.checkpoints_dir must be on a disk that "
+        "all nodes share; name one there. Checkpoints completed earlier are whole."
+    )
+
+
+def _free_bytes(path: Path) -> int | None:
+    for place in (path, *path.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,106 @@
+"""Pieces as `torch.distributed.checkpoint` plans their saving: one write item for every box, each box written by one
+rank, all boxes of a tensor together the whole tensor."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from onward.checkpoint.pieces import Piece
+from onward.plan.shards import Box
+
+
+class PieceSavePlanner(DefaultSavePlanner):
+    """Plans one save of a mapping from names to pieces.
+
+    torch's planner sees to it that boxes held by several ranks are written by one of them, the one with least to
+    write, and that boxes neither overlap nor leave a hole.
+    """
+
+    def __init__(self, pieces: Mapping[str, Piece]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._pieces = pieces
+        self._boxes = {(name, box.whole_offsets): box for name, piece in pieces.items() for box in piece.boxes}
+
+    def create_local_plan(self) -> SavePlan:
+        """One item for each box that this rank is to write."""
+        self.plan = SavePlan(
+            [
+                _write_item(name, piece, box)
+                for name, piece in self._pieces.items()
+                if piece.is_written
+                for box in piece.boxes
+                if piece.num_elements or 0 in piece.whole_shape
+            ]
+        )
+        return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Each box to one rank.
+
+        Raises:
+            ValueError: ranks differ about a tensor's shape or type, or the boxes do not make up a whole tensor.
+        """
+        _refuse_contradictions(all_plans)
+        return super().create_global_plan(all_plans)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        """The elements of a box, a view of the rank's tensor."""
+        index = write_item.index
+        assert index.offset is not None
+        box = self._boxes[index.fqn, tuple(index.offset)]
+        return self._pieces[index.fqn].tensor.detach()[box.local_slices]
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """The piece of a name."""
+        return self._pieces[index.fqn]
+
+
+def _write_item(name: str, piece: Piece, box: Box) -> WriteItem:
+    offsets = torch.Size(box.whole_offsets)
+    return WriteItem(
+        index=MetadataIndex(name, offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(box.sizes)),
+            properties=TensorProperties(dtype=piece.tensor.dtype),
+            size=torch.Size(piece.whole_shape),
+        ),
+    )
+
+
+def _refuse_contradictions(plans: list[SavePlan]) -> None:
+    kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
+    sizes: dict[tuple[str, torch.Size], torch.Size] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            name, data = item.index.fqn, item.tensor_data
+            assert data is not None
+            kind, chunk = (data.properties.dtype, data.size), data.chunk
+            if kinds.setdefault(name, kind) != kind:
+                raise ValueError(f"{name!r} is {kinds[name]} on a rank before and {kind} on rank {rank}")
+            if sizes.setdefault((name, chunk.offsets), chunk.sizes) != chunk.sizes:
+                raise ValueError(f"two boxes of {name!r} begin at {list(chunk.offsets)} and are of different sizes")
+    # torch's planner does not look for holes where there is one rank.
+    held: Counter[str] = Counter()
+    for (name, _), box in sizes.items():
+        held[name] += math.prod(box)
+    for name, (_, size) in kinds.items():
+        if held[name] != size.numel():
+            raise ValueError(f"{name!r} has {size.numel()} elements, and the ranks together write {held[name]} of them")
+
+
+def names_with_several_boxes(plans: list[SavePlan]) -> frozenset[str]:
+    """The tensors of which at least one rank writes several boxes."""
+    found: defaultdict[str, int] = defaultdict(int)
+    for plan in plans:
+        for name, count in Counter(item.index.fqn for item in plan.items).items():
+            found[name] = max(found[name], count)
+    return frozenset(name for name, count in found.items() if count > 1)
