@@ -76,6 +76,9 @@ def _make_parser() -> argparse.ArgumentParser:
     export.add_argument("--training-graph", metavar="FILE", help="where loss and gradients go as an ONNX graph")
     export.add_argument("--optimizer-graph", metavar="FILE", help="where the weight update goes as an ONNX graph")
     export.add_argument("--train-step", metavar="FILE", help="where a whole training step goes as an ONNX graph")
+    export.add_argument(
+        "--training-info", metavar="FILE", help="where the model goes with its training as ONNX says it"
+    )
     export.add_argument("--run", metavar="RUN.yaml", dest="run_file", help="loss and optimizer of these graphs")
     export.set_defaults(run=_export)
     return parser
@@ -94,14 +97,16 @@ def _train(options: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    if options.training_graph or options.optimizer_graph or options.train_step:
+    if options.training_graph or options.optimizer_graph or options.train_step or options.training_info:
         _export_graphs(options)
     elif options.run_file is not None:
-        raise ParametersError("--run goes with --training-graph, --optimizer-graph or --train-step FILE; name one.")
+        raise ParametersError(
+            "--run goes with --training-graph, --optimizer-graph, --train-step or --training-info FILE; name one."
+        )
     elif options.checkpoint is None or options.output is None:
         raise ParametersError(
             "give --checkpoint DIR and -o FILE for a trained model, or --run RUN.yaml with --training-graph, "
-            "--optimizer-graph or --train-step FILE for a graph to train with."
+            "--optimizer-graph, --train-step or --training-info FILE for a graph to train with."
         )
     if options.output is not None:
         _export_trained(options)
@@ -121,6 +126,8 @@ def _export_graphs(options: argparse.Namespace) -> None:
         training_graph=options.training_graph,
         optimizer_graph=options.optimizer_graph,
         train_step=options.train_step,
+        training_info=options.training_info,
+        tell=print,
     )
     for path in written:
         print(f"wrote {path}")

@@ -94,7 +94,10 @@ def test_a_step_graph_does_not_accumulate_gradients(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (["--training-graph", "t.onnx"], "training graphs need a loss and an optimizer; name them with --run RUN.yaml"),
-        (["--run", "r.yaml"], "--run goes with --training-graph, --optimizer-graph or --train-step FILE; name one"),
+        (
+            ["--run", "r.yaml"],
+            "--run goes with --training-graph, --optimizer-graph, --train-step or --training-info FILE; name one",
+        ),
         (["-o", "m.onnx"], "give --checkpoint DIR and -o FILE for a trained model, or --run RUN.yaml"),
         (["--train-step", "s.onnx", "--run", "r.yaml", "-o", "m.onnx"], "needs --checkpoint DIR"),
     ],

@@ -51,6 +51,23 @@ def export(net: OnnxModule, path: str | os.PathLike[str]) -> None:
 
 def export_weights(graph: TrainingGraph, read: Callable[[str], torch.Tensor], path: str | os.PathLike[str]) -> None:
     """`export` of weights that are in no module; `read` gives a weight or running statistic by its name."""
+    model = inference_model(graph, read)
+    save_model(model, Path(path), external=_has_external_data(graph.source), readers=(graph.source, graph.model))
+
+
+def inference_model(
+    graph: TrainingGraph, read: Callable[[str], torch.Tensor], only_initializers: bool = False
+) -> ir.Model:
+    """What `export_weights` writes.
+
+    Args:
+        graph: with the user's own graph.
+        read: gives a weight or running statistic by its name; its tensors are fetched when they are written.
+        only_initializers: what the user's graph has as a `Constant` node becomes an initializer, too.
+
+    Raises:
+        ModelError: a weight has no place in the user's graph, or, asked to be an initializer, is in a nested graph.
+    """
     model = graph.source.clone()
     model.meta.update(graph.source.meta)
     holders = dict(_places(model))
@@ -60,7 +77,23 @@ def export_weights(graph: TrainingGraph, read: Callable[[str], torch.Tensor], pa
         if tie.weight in graph.weights:
             _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie.permutation)  # type: ignore[misc]
     switch_to_inference(model)
-    save_model(model, Path(path), external=_has_external_data(graph.source), readers=(graph.source, graph.model))
+    if only_initializers:
+        for name in (*graph.weights, *graph.states, *graph.ties):
+            _make_initializer(model, holders[name])
+    return model
+
+
+def _make_initializer(model: ir.Model, value: ir.Value) -> None:
+    node = value.producer()
+    owner = value.graph if node is None else node.graph
+    if owner is not None and owner is not model.graph and str(value.name) not in model.graph.initializers:
+        raise ModelError(
+            f"the weight {value.name!r} belongs to a nested graph (of an If, Loop or Scan); a TrainingInfoProto can "
+            "only change initializers of the main graph. Put it in weights_not_to_train."
+        )
+    if node is not None and node.op_type == "Constant":
+        tensor = node.attributes["value"].value
+        _replace_by_initializer(model, node, value, tensor)
 
 
 def _places(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:

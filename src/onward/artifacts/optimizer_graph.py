@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onward.artifacts.inference_model import save_model
 from onward.errors import ModelError, ParametersError
+from onward.graph.differentiated import TRAINING_DOMAIN
 from onward.graph.node_writer import NodeWriter
 from onward.lowering.module import OnnxModule
 from onward.optim.building import attributes_of_weight
@@ -85,16 +86,25 @@ def ir_type(dtype: Any) -> ir.DataType:
 
 
 def append_update(
-    model: ir.Model, optimizer: Optimizer, weights: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]
+    model: ir.Model,
+    optimizer: Optimizer,
+    weights: Mapping[str, ir.Value],
+    gradients: Mapping[str, ir.Value],
+    training_operators: bool = False,
 ) -> None:
-    """Appends a weight update to a model, with the inputs it needs besides weights and gradients, and its outputs."""
+    """Appends a weight update to a model, with the inputs it needs besides weights and gradients, and its outputs.
+
+    With `training_operators`, Adam and Momentum of ai.onnx.preview.training stand where they mean the same.
+    """
     rate = _add_input(model, LEARNING_RATE, ir.DataType.FLOAT, ())
     count = _add_input(model, UPDATE_COUNT, ir.DataType.INT64, ())
     slots = {
         name: [_add_input(model, slot, value.dtype, value.shape) for slot in slot_names(optimizer, name)]
         for name, value in weights.items()
     }
-    update = _Update(NodeWriter(model, "update/"), optimizer.training_optimizer_name, rate, {})
+    update = _Update(
+        NodeWriter(model, "update/"), optimizer.training_optimizer_name, rate, count, {}, training_operators
+    )
     updates_now = update.writer.apply("Add", count, update.writer.constant(1, "one"))
     norm, finite = _norm(update.writer, list(gradients.values()))
     share = _clipping_share(update.writer, norm, optimizer.max_norm_clip)
@@ -114,6 +124,21 @@ def append_update(
     counted = update.writer.apply("Where", finite, updates_now, count)
     _add_output(model, counted, new_name(UPDATE_COUNT), ir.DataType.INT64, ())
     _add_output(model, norm, GRADIENT_NORM, ir.DataType.FLOAT, ())
+
+
+def operator_for(name: str, attributes: Mapping[str, Any], dtype: ir.DataType | None) -> tuple[str | None, str]:
+    """The operator of ai.onnx.preview.training that updates a weight just so, or None and why there is none."""
+    if dtype is ir.DataType.DOUBLE:
+        return None, "the attributes of the standard's operators are float32, the weights float64"
+    if name == "SGDOptimizer":
+        return ("Momentum", "") if attributes["momentum"] else (None, "without momentum it is one subtraction")
+    if name == "Lamb":
+        return None, "the standard has no LAMB"
+    if name == "AdamW" and attributes["lambda"]:
+        return None, "the decay of the standard's Adam is not scaled by the learning rate, AdamW's is"
+    if attributes["do_bias_correction"] and attributes["epsilon"]:
+        return None, "the standard's Adam adds epsilon to the uncorrected second moment, torch's to the corrected one"
+    return "Adam", ""
 
 
 def _check(attributes: Mapping[str, Any], name: str) -> None:
@@ -149,7 +174,9 @@ class _Update:
     writer: NodeWriter
     name: str
     rate: ir.Value
+    updates_before: ir.Value
     shared: dict[tuple[Any, ...], ir.Value]
+    training_operators: bool
 
     def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
         """A value in the type of another."""
@@ -167,9 +194,51 @@ class _Update:
         """The new weight and moments of [weight, moments]."""
         weight, *slots = olds
         rate = self._rate(attributes["learning_rate_factor"], weight)
+        operator, _ = operator_for(self.name, attributes, weight.dtype)
+        if self.training_operators and operator is not None:
+            return self._training_operator(operator, attributes, rate, count, gradient, olds)
         if self.name == "SGDOptimizer":
             return self._sgd(attributes, rate, gradient, weight, slots)
         return self._adam(attributes, rate, count, gradient, weight, slots)
+
+    def _training_operator(
+        self,
+        op_type: str,
+        a: Mapping[str, Any],
+        rate: ir.Value,
+        count: ir.Value,
+        gradient: ir.Value,
+        olds: list[ir.Value],
+    ) -> list[ir.Value]:
+        """The operator of ai.onnx.preview.training that means the same. Its attributes are float32."""
+        attributes: dict[str, float | str] = {"norm_coefficient": float(a["lambda"])}
+        if op_type == "Momentum":
+            mode = "nesterov" if a["nesterov"] else "standard"
+            attributes |= {"alpha": float(a["momentum"]), "beta": 1.0, "mode": mode}
+            count = self.updates_before
+        else:
+            attributes |= {"alpha": float(a["alpha"]), "beta": float(a["beta"]), "epsilon": float(a["epsilon"])}
+            if not a["do_bias_correction"]:
+                count = self._uncorrected_count()
+        outputs = [ir.Value(name=self.writer.unique(f"update/{op_type.lower()}_{old.name}")) for old in olds]
+        node = ir.node(
+            op_type,
+            [rate, count, olds[0], gradient, *olds[1:]],
+            attributes,
+            domain=TRAINING_DOMAIN,
+            outputs=outputs,
+            name=self.writer.unique_node_name(f"update/{op_type.lower()}_{olds[0].name}"),
+        )
+        self.writer.graph.append(node)
+        for output in outputs:
+            output.shape = olds[0].shape
+        return [self._typed(output, olds[0].dtype) for output in outputs]
+
+    def _uncorrected_count(self) -> ir.Value:
+        """The update count for which the standard's Adam corrects nothing."""
+        if ("uncorrected count",) not in self.shared:
+            self.shared["uncorrected count",] = self.writer.constant(0, "uncorrected_count")
+        return self.shared["uncorrected count",]
 
     def _sgd(
         self, a: Mapping[str, Any], rate: ir.Value, gradient: ir.Value, weight: ir.Value, slots: list[ir.Value]

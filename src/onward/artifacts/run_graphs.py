@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from onward.artifacts.optimizer_graph import write_optimizer_graph
 from onward.artifacts.training_graph import write_train_step, write_training_graph
+from onward.artifacts.training_info import write_training_info
 from onward.checkpoint.reading import find_checkpoint, read_new_tensors
 from onward.engine.preparation import read_training_graph
 from onward.errors import CheckpointError, ParametersError
@@ -38,12 +41,8 @@ def write_graphs(
         StorageError: a file cannot be written.
     """
     sizes = parameters.training.mapped_dimensions
-    accumulation = parameters.training.gradient_accumulation_steps
-    if train_step is not None and accumulation != 1:
-        raise ParametersError(
-            f"training.gradient_accumulation_steps is {accumulation}; a step graph updates the weights at every call. "
-            "Set it to 1, or write the training graph and the optimizer graph and add gradients up between them."
-        )
+    if train_step is not None:
+        _check_no_accumulation(parameters, "a step graph")
     if training_graph is not None:
         write_training_graph(net, training_graph, sizes)
     if optimizer_graph is not None:
@@ -61,6 +60,8 @@ def export_graphs(
     training_graph: str | Path | None = None,
     optimizer_graph: str | Path | None = None,
     train_step: str | Path | None = None,
+    training_info: str | Path | None = None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> list[Path]:
     """Writes training graphs of a model without training it.
 
@@ -69,6 +70,8 @@ def export_graphs(
         run: the RUN.yaml whose loss, optimizer, weights to train and dimensions count.
         checkpoint: whose weights and running statistics become the defaults; absent: the model's own.
         training_graph, optimizer_graph, train_step: where each goes; absent: it is not written.
+        training_info: where the model goes with a `TrainingInfoProto` of its training.
+        tell: takes what the user should know of it, one sentence a call.
 
     Returns:
         The files written.
@@ -80,13 +83,30 @@ def export_graphs(
     parameters = Parameters.load(run)
     graph = read_training_graph(parameters, Path(model))
     assert graph.loss is not None
+    as_read = replace(graph, model=graph.model.clone())  # lowering expands operators of the graph that it is given
     net = OnnxModule(graph, (graph.loss,))
     if checkpoint is not None:
         _load(net, find_checkpoint(Path(checkpoint)))
     training, optimizer, step = (
         None if path is None else Path(path) for path in (training_graph, optimizer_graph, train_step)
     )
-    return write_graphs(net, parameters, training_graph=training, optimizer_graph=optimizer, train_step=step)
+    written = write_graphs(net, parameters, training_graph=training, optimizer_graph=optimizer, train_step=step)
+    if training_info is not None:
+        _check_no_accumulation(parameters, "a TrainingInfoProto")
+        tensors = net.tensors_by_name()
+        for note in write_training_info(as_read, lambda name: tensors[name], parameters.optimizer, training_info):
+            tell(note)
+        written.append(Path(training_info))
+    return written
+
+
+def _check_no_accumulation(parameters: Parameters, what: str) -> None:
+    accumulation = parameters.training.gradient_accumulation_steps
+    if accumulation != 1:
+        raise ParametersError(
+            f"training.gradient_accumulation_steps is {accumulation}; {what} updates the weights at every call. "
+            "Set it to 1, or write the training graph and the optimizer graph and add gradients up between them."
+        )
 
 
 def _load(net: OnnxModule, checkpoint: Path) -> None:

@@ -39,6 +39,9 @@ def _differentiated_graph(graph: ir.Graph, node: ir.Node) -> ir.Graph:
             f"{label}: {borders['y'][0]!r} is not determined by xs and zs ({', '.join(inputs)}): {error}"
         ) from error
     body.name = f"{node.name or node.outputs[0].name}_body"
+    for value in body.inputs:  # of a weight, too, the node's input says which value it takes
+        body.initializers.pop(str(value.name), None)
+        value.const_value = None
     for name, value in list(body.initializers.items()):
         ir.convenience.replace_all_uses_with(value, graph.initializers[name])
         del body.initializers[name]

@@ -35,16 +35,32 @@ def read_model(source: ModelSource) -> ir.Model:
             model's folder, its opset is unknown, or its graph is not well formed.
     """
     if isinstance(source, ir.Model):
-        where, folder = "the given onnx-ir model", Path()
-        model = source.clone()
-    elif isinstance(source, onnx.ModelProto):
-        where, folder = "the given ModelProto", None
-        model = _from_proto(source, where)
-    else:
-        path = Path(source).absolute()
-        where, folder = f"model {str(source)!r}", path.parent
-        model = _from_proto(_parse(path, where), where)
+        return _checked(source.clone(), "the given onnx-ir model", Path())
+    return model_from_proto(*read_proto(source))
+
+
+def read_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str, Path | None]:
+    """A model as a protobuf message, what it is called in errors, and its folder (None: it has none).
+
+    Raises:
+        ModelError: the file is missing or is no ONNX model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return source, "the given ModelProto", None
+    path = Path(source).absolute()
+    where = f"model {str(source)!r}"
+    return _parse(path, where), where, path.parent
+
+
+def model_from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:
+    """What `read_model` gives for a message whose external data are in `folder`; raises as it does."""
+    model = _from_proto(proto, where)
+    if folder is not None:
         _set_folder(model, folder)
+    return _checked(model, where, folder)
+
+
+def _checked(model: ir.Model, where: str, folder: Path | None) -> ir.Model:
     check_tensors(model, where, folder)
     check_structure(model, where)
     _sort(model, where)

@@ -154,6 +154,24 @@ def test_gradients_as_operators_are_autograds() -> None:
     assert list(net.weights) == ["bias"]
 
 
+def test_gradients_by_stored_tensors() -> None:
+    """Weights of the model among xs and zs: their values come in through the node's inputs."""
+    nodes = [
+        helper.make_node(
+            "Gradient", ["bias", "X", "W", "L"], ["gB"], domain=DOMAIN, xs=["bias"], zs=["X", "W", "L"], y="O"
+        ),
+        helper.make_node(
+            "Gradient", ["X", "bias", "W", "L"], ["gX"], domain=DOMAIN, xs=["X"], zs=["bias", "W", "L"], y="O"
+        ),
+    ]
+    X, W, L = _values()
+    bias = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
+    X.requires_grad_()
+    expected = torch.autograd.grad((torch.tanh(X @ W + bias) * L).sum(), (bias, X))
+    results = onward.to_torch(_differentiating_model(nodes, ["gB", "gX"]))(X, W, L)
+    torch.testing.assert_close(tuple(results), expected)
+
+
 def test_gradients_at_other_values_and_of_gradients() -> None:
     """The inputs of the node say where; a second Gradient differentiates the first; a loss of gradients trains."""
     nodes = [

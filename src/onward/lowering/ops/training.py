@@ -63,10 +63,11 @@ def adam(
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adam.html
 
-    No bias correction at T = 0; epsilon is added to the square root of the uncorrected H.
+    No bias correction at T = 0; epsilon is added to the square root of the uncorrected H. The correction is computed
+    in float64: a small difference of numbers close to 1.
     """
-    corrected = R * torch.sqrt(1 - beta**T) / (1 - alpha**T)
-    rate = torch.where(T > 0, corrected, R).to(R.dtype)
+    count = T.to(torch.float64)
+    rate = torch.where(T > 0, R * torch.sqrt(1 - beta**count) / (1 - alpha**count), R)
     results = []
     for X, G, V, H in _groups(inputs, ("values", "gradients", "averaged gradients", "averaged squared gradients")):
         regularized = norm_coefficient * X + G
