@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.errors import ModelError
+from onward.graph.training_graph import make_training_graph
 from onward.lowering.training_info import load_training_info
 
 DOMAIN = "ai.onnx.preview.training"
@@ -178,6 +179,14 @@ def test_batch_normalization_does_what_its_node_says(training_mode: int) -> None
     for _ in range(2):  # the same again: nothing was updated
         y = training.step({**features(), "rate": torch.tensor(0.0)})["y"]
         torch.testing.assert_close(y, (h - mean) / torch.sqrt(variance + 1e-5), rtol=1e-5, atol=1e-6)
+
+
+def test_inspection_says_that_a_model_carries_its_own_training() -> None:
+    words = "the model carries a training of its own (training_info)"
+    model = make_model()
+    assert [note for note in make_training_graph(model).notes if note.startswith(words)]
+    del model.training_info[:]
+    assert not make_training_graph(model).notes
 
 
 def broken(change: str) -> onnx.ModelProto:

@@ -201,8 +201,8 @@ def _moments(model: ir.Model, graph: TrainingGraph, optimizer: Optimizer) -> dic
     if needed > _LARGEST_MOMENTS_BYTES:
         raise ModelError(
             f"the moments of this optimizer take {needed:,} bytes, and a TrainingInfoProto must hold them in the "
-            f"model's file, which ends at 2 GiB; {_LARGEST_MOMENTS_BYTES:,} bytes are the most that is written. Train fewer "
-            "weights (weights_not_to_train), or write the step with --train-step."
+            f"model's file, which ends at 2 GiB; {_LARGEST_MOMENTS_BYTES:,} bytes are the most that is written. Train "
+            "fewer weights (weights_not_to_train), or write the step with --train-step."
         )
     return moments
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
 from onward.graph.loss import LossNames, LossSpec, add_loss
-from onward.graph.reading import ModelSource, prepare_for_lowering, read_model
+from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
 from onward.graph.ties import Tie, tie_transposed_copies
 from onward.graph.untying import untie_merged_weights
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
@@ -93,8 +93,17 @@ def make_training_graph(
         immutable_weights,
         _known_constants(original, model, names),
     )
-    notes = (*untied, *tied, *revived, *notes_on_export(model, chosen))
+    notes = (*untied, *tied, *revived, *notes_on_export(model, chosen), *_note_of_own_training(original))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names)
+
+
+def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:
+    if not source.meta.get(TRAINING_INFO):
+        return ()
+    return (
+        "the model carries a training of its own (training_info); export keeps it as it is. It is not what RUN.yaml "
+        "trains with: onward.lowering.training_info.load_training_info runs it.",
+    )
 
 
 def _known_constants(source: ir.Model, model: ir.Model, loss: LossNames | None) -> dict[str, str]:
