@@ -174,7 +174,7 @@ def resolve_paths(parameters: Any, base: Path, overridden: frozenset[str]) -> An
         value = getattr(parameters, section.name)
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             continue
-        changes = {}
+        changes: dict[str, Any] = {}
         for one in dataclasses.fields(value):
             path = getattr(value, one.name)
             start = Path.cwd() if f"{section.name}.{one.name}" in overridden else base

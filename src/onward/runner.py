@@ -14,15 +14,17 @@ from pathlib import Path
 
 import torch
 
-from onward.artifacts.inference_model import export
+from onward.artifacts.inference_model import export, export_weights
 from onward.checkpoint.manifest import read_manifest
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_record, read_tensors
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.batches import Batch, BatchSource, DataCursor
+from onward.engine.assembly import Assembly, assemble
 from onward.engine.evaluation import Evaluator
 from onward.engine.forward import Forward
 from onward.engine.interruption import StopRequest
 from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize, train_steps
+from onward.engine.loss_shares import LossShares
 from onward.engine.precision import Precision
 from onward.engine.preparation import (
     check_dimensions,
@@ -36,20 +38,25 @@ from onward.engine.preparation import (
     watched_names,
 )
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
-from onward.engine.state import TrainState, fit_random_states
+from onward.engine.state import TrainState
 from onward.engine.steps import Steps
 from onward.environment import Environment
 from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
 from onward.graph.loss_file import write_model_with_loss
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
-from onward.optim.building import make_optimizer, unmatched_rules
+from onward.optim.building import unmatched_rules
+from onward.parallel.gathering import gather_whole
+from onward.parallel.process import Mesh, start
 from onward.parameter_checks import fixed_fields_changed
 from onward.parameters import Parameters, check
 from onward.report.profiler import NodeProfiler
 from onward.report.watching import Watchers
 
 GO_ON = "The same command goes on from there."
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
 
 
 class TrainingRunner:
@@ -59,18 +66,24 @@ class TrainingRunner:
         parameters: what is asked for; checked in full here, before any work.
         environment: the machine.
         watchers: who is told of every event; more can be added to `watchers` later.
+        mesh: the processes, where they have found each other already; else `initialize` finds them.
 
     Raises:
         ParametersError: with every field that is wrong.
     """
 
     def __init__(
-        self, parameters: Parameters, environment: Environment | None = None, watchers: Sequence[Watcher] = ()
+        self,
+        parameters: Parameters,
+        environment: Environment | None = None,
+        watchers: Sequence[Watcher] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         self.parameters = check(parameters)
         self.environment = Environment() if environment is None else environment
         self.watchers = Watchers(watchers)
-        self._state: TrainState | None = None
+        self._mesh = mesh
+        self._assembly: Assembly | None = None
         self._writer: CheckpointWriter | None = None
         self.resumed_update: int | None = None
         self._saved_update = -1
@@ -87,7 +100,7 @@ class TrainingRunner:
             StorageError: the output directory cannot be made.
         """
         self.environment.apply()
-        torch.manual_seed(self.parameters.training.seed)
+        self._join()
         paths = self.parameters.paths
         if paths.output_dir is not None:
             make_folder(paths.output_dir, "paths.output_dir")
@@ -95,25 +108,30 @@ class TrainingRunner:
         if paths.model_with_loss_func_path is not None:
             write_model_with_loss(paths.model_path, loss_spec(self.parameters), paths.model_with_loss_func_path)
         assert graph.loss_names is not None
-        self._loss = graph.loss_names
+        self._graph, self._loss = graph, graph.loss_names
         for note in graph.notes:
             self.watchers.on_message(note)
-        if not graph.weights:
-            raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
-        net = OnnxModule(graph, (self._loss.loss,)).to(self.environment.device)
-        low = net.hold_masters_in_float32()
-        if low:
-            self.watchers.on_message(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         self._precision = Precision.of(self.parameters.mixed_precision)
-        self._evaluator = Evaluator(self.parameters, net, self._loss, self._precision, self._label_ranges)
-        optimizer = make_optimizer(self.parameters.optimizer, dict(net.weights.items()))
-        for pattern in unmatched_rules(self.parameters.optimizer, net.weights):
+        self._assembly = assemble(self.parameters, self.mesh, graph, self._precision)
+        for note in self._assembly.notes:
+            self.watchers.on_message(note)
+        self._evaluator = Evaluator(
+            self.parameters, self._assembly.network, self._loss, self._precision, self._label_ranges
+        )
+        for pattern in unmatched_rules(self.parameters.optimizer, self.net.weights):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
-        self._state = TrainState(net, optimizer, make_loss_scale(self.parameters))
         self._check_names()
         self._load_checkpoint()
         self._write_graphs()
+
+    def _join(self) -> None:
+        """Finds the other processes, and draws other random numbers than they where they see other samples."""
+        if self._mesh is None:
+            self._mesh = start(self.parameters.distributed, "cuda" if self.environment.device.type == "cuda" else "cpu")
+        place, topology = self.mesh.place, self.mesh.topology
+        stream = place.pipeline * topology.data_size + place.data
+        torch.manual_seed(self.parameters.training.seed + stream * SEED_STRIDE)
 
     def _write_graphs(self) -> None:
         """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""
@@ -145,10 +163,11 @@ class TrainingRunner:
         if path is None:
             return
         record = read_record(path)
-        tensors = self.state.tensors()
-        fit_random_states(tensors, read_manifest(path).tensors)
-        read_tensors(path, tensors)
-        self.state.restore(tensors, record)
+        pieces = self.state.pieces()
+        stored = read_manifest(path).tensors
+        read_tensors(path, {name: piece.tensor for name, piece in pieces.items() if name in stored})
+        random = {name: piece.tensor for name, piece in pieces.items() if name.startswith("random/")}
+        self.state.restore(random, record)
         counters = self.state.counters
         rounds = (self.parameters, *self.parameters.next_rounds)
         self.resumed_update = counters.update
@@ -164,14 +183,21 @@ class TrainingRunner:
     @property
     def state(self) -> TrainState:
         """All that changes while the run trains."""
-        if self._state is None:
+        if self._assembly is None:
             raise OnwardError("TrainingRunner.initialize() must be called first.")
-        return self._state
+        return self._assembly.state
+
+    @property
+    def mesh(self) -> Mesh:
+        """All processes of the run, and this one's place among them."""
+        if self._mesh is None:
+            raise OnwardError("TrainingRunner.initialize() must be called first.")
+        return self._mesh
 
     @property
     def net(self) -> OnnxModule:
-        """The network; its `weights` are the fp32 masters."""
-        return self.state.net
+        """The network as this process holds it; in a world of one, its `weights` are the fp32 masters."""
+        return self.state.networks[0].net
 
     @property
     def round(self) -> int:
@@ -192,7 +218,7 @@ class TrainingRunner:
                 f"{', '.join(changed)} cannot change between rounds of one run; start another TrainingRunner."
             )
         self.parameters = parameters
-        if self._state is not None:
+        if self._assembly is not None:
             self._check_names()
 
     def reset_loss_scale(self) -> None:
@@ -294,20 +320,27 @@ class TrainingRunner:
     ) -> Iterator[StepDone]:
         training = self.parameters.training
         watched = watched_names(self.parameters.tensorboard, self.net)
+        assert self._assembly is not None
+        assembly = self._assembly
+        may_differ = self.parameters.data.last_batch == "short"
+        shares = LossShares(self.mesh, self.parameters.loss, self._loss, may_differ)
         forward = Forward(
-            self.net,
-            tuple(dict.fromkeys((self._loss.loss, *watched.values))),
+            assembly.network,
+            tuple(dict.fromkeys((*shares.names, *watched.values))),
             self._precision,
             dimensions=self._dimensions,
             label_ranges=self._label_ranges,
             instrument=instrument,
+            module=assembly.module,
         )
         steps = Steps(
             self.state,
             forward,
+            shares,
             training.gradient_accumulation_steps,
             self.parameters.optimizer.max_norm_clip,
             watched,
+            assembly.exchange,
         )
         schedule = make_schedule(self.parameters)
         return train_steps(steps, batches, schedule, training.num_train_steps, training.display_loss_steps, clock)
@@ -346,7 +379,7 @@ class TrainingRunner:
         """Starts a checkpoint of the present state; training may go on at once."""
         started = time.perf_counter()
         record = {**self.state.record(), "parameters": self.parameters.to_mapping()}
-        path = self._checkpoint_writer().save(self.state.counters.update, self.state.tensors(), record)
+        path = self._checkpoint_writer().save(self.state.counters.update, {n: p.tensor for n, p in self.state.pieces().items()}, record)
         self._saved_update = self.state.counters.update
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
@@ -414,10 +447,20 @@ class TrainingRunner:
             self._writer.close()
             self._writer = None
         if self.parameters.paths.output_dir is not None:
-            path = self.trained_model_path
-            export(self.net, path)
-            self.watchers.on_message(f"trained model written to {path}.")
+            self._export()
         return report
+
+    def _export(self) -> None:
+        """Writes the trained model, from the parts of all processes."""
+        path = self.trained_model_path
+        if self.mesh.world_size == 1:
+            export(self.net, path)
+        else:
+            pieces = {k: p for k, p in self.state.pieces().items() if k.startswith(("weights/", "states/"))}
+            whole = {key.partition("/")[2]: tensor for key, tensor in gather_whole(self.mesh, pieces).items()}
+            if self.mesh.rank == 0:
+                export_weights(self._graph, lambda name: whole[name], path)
+        self.watchers.on_message(f"trained model written to {path}.")
 
     @property
     def trained_model_path(self) -> Path:

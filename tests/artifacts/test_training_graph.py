@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from onward.artifacts.training_graph import build_training_graph, write_train_step, write_training_graph
+from onward.engine.network import whole_network
 from onward.engine.forward import Forward
 from onward.engine.precision import Precision
 from onward.engine.state import TrainState
@@ -259,7 +260,7 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
     session = open_session(tmp_path / "step.onnx")
     state = TrainState(net, make_optimizer(optimizer, dict(net.weights.items())), None)
     assert net.graph.loss is not None
-    forward = Forward(net, (net.graph.loss,), Precision.of(MixedPrecision()))
+    forward = Forward(whole_network(net), (net.graph.loss,), Precision.of(MixedPrecision()))
     training = Steps(state, forward, 1, optimizer.max_norm_clip, WatchedNames())
     batches = [draw(4) for _ in range(5)]
     feeds: Features = {"update_count": torch.tensor(0)}

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onward.engine import forward as module
 from onward.engine.forward import Forward
+from onward.engine.network import whole_network
 from onward.engine.precision import Precision
 from onward.errors import DataError
 from onward.graph.loss import LossSpec
@@ -56,7 +57,7 @@ def batch(size: int) -> dict[str, np.ndarray]:
 
 def test_outputs_by_name_and_gradients() -> None:
     net = network()
-    forward = Forward(net, ("loss", "y"), Precision(None))
+    forward = Forward(whole_network(net), ("loss", "y"), Precision(None))
     assert forward.inputs == ("x", "labels")
     features = forward.to_tensors(batch(6))
     assert list(features) == ["x", "labels"]
@@ -79,7 +80,12 @@ def test_one_program_for_each_shape_and_then_the_general_one(monkeypatch: pytest
 
     monkeypatch.setattr(module, "specialize", counted)
     net = network()
-    forward = Forward(net, ("y",), Precision(None), instrument=lambda program: run.append(program) or program)
+
+    def instrument(program: Program) -> Program:
+        run.append(program)
+        return program
+
+    forward = Forward(whole_network(net), ("y",), Precision(None), instrument=instrument)
     for size in (2, 3, 2, 3, 2):
         forward({name: torch.from_numpy(value) for name, value in batch(size).items()})
     assert len(made) == 2
@@ -87,12 +93,12 @@ def test_one_program_for_each_shape_and_then_the_general_one(monkeypatch: pytest
         features = {name: torch.from_numpy(value) for name, value in batch(size).items()}
         torch.testing.assert_close(forward(features)["y"], features["x"] @ net.weights["w"])
     assert len(made) == module.MOST_SPECIALIZED_SHAPES
-    assert run[-1] is forward.program
+    assert run[-1] is run[-2]
 
 
 def test_weights_are_read_at_every_call() -> None:
     net = network()
-    forward = Forward(net, ("y",), Precision(None))
+    forward = Forward(whole_network(net), ("y",), Precision(None))
     features = forward.to_tensors(batch(5))
     before = forward(features)["y"].detach()
     with torch.no_grad():
@@ -104,13 +110,13 @@ def test_a_separate_graph_reads_the_weights_by_name_and_keeps_its_constants() ->
     net, other = network(), network(extra=10.0)
     with torch.no_grad():
         net.weights["w"].fill_(1)
-    forward = Forward(net, ("y",), Precision(None), graph_net=other)
+    forward = Forward(whole_network(net), ("y",), Precision(None), graph_net=other)
     features = forward.to_tensors(batch(5))
     torch.testing.assert_close(forward(features)["y"], features["x"].sum(1, keepdim=True).expand(5, 3) + 10)
 
 
 def test_features_take_the_type_of_the_model() -> None:
-    forward = Forward(network(), ("loss",), Precision(None))
+    forward = Forward(whole_network(network()), ("loss",), Precision(None))
     given = batch(4)
     given["x"] = given["x"].astype(np.float64)
     given["labels"] = given["labels"].astype(np.int32)
@@ -119,7 +125,7 @@ def test_features_take_the_type_of_the_model() -> None:
 
 
 def test_features_that_do_not_fit() -> None:
-    forward = Forward(network(), ("loss",), Precision(None))
+    forward = Forward(whole_network(network()), ("loss",), Precision(None))
     with pytest.raises(DataError, match=r"the data lack 'labels', which the model reads; they hold 'x'. Name them in"):
         forward.to_tensors({"x": np.zeros((2, 4), np.float32)})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 5\] \(batch axis first\); the model expects \[batch, 4\]"):
@@ -130,6 +136,6 @@ def test_features_that_do_not_fit() -> None:
         DataError, match=r"'labels' is float32 in the data; the model expects int64. Pack the data again"
     ):
         forward.to_tensors({**batch(2), "labels": np.zeros(2, np.float32)})
-    mapped = Forward(network(), ("loss",), Precision(None), dimensions={"batch": 8})
+    mapped = Forward(whole_network(network()), ("loss",), Precision(None), dimensions={"batch": 8})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 4\] \(batch axis first\); the model expects \[8, 4\]"):
         mapped.to_tensors(batch(2))

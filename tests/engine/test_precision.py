@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.engine.forward import Forward
+from onward.engine.network import whole_network
 from onward.engine.precision import Precision
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
@@ -27,17 +28,14 @@ def test_what_a_run_asks_for() -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_what_is_cast(dtype: torch.dtype) -> None:
-    """Float weights and constants; neither integers, nor running statistics, nor what is in 16 bits already."""
+    """Float tensors; neither integers nor what is in 16 bits already; gradients arrive in fp32."""
     precision = Precision(dtype)
     weight = torch.nn.Parameter(torch.randn(3))
-    tensors = {"w": weight, "m": torch.ones(3), "c": torch.ones(3), "i": torch.arange(3), "h": torch.ones(3).half()}
-    constants = {name: precision.lower(tensors[name]) for name in ("c", "i", "h")}
-    copies = precision.compute_copies(tensors, constants, frozenset({"m"}))
+    tensors = {"w": weight, "c": torch.ones(3), "i": torch.arange(3), "h": torch.ones(3).half()}
+    copies = {name: precision.lower(tensor) for name, tensor in tensors.items()}
     assert {name: copy.dtype for name, copy in copies.items()} == {
-        "w": dtype, "m": torch.float32, "c": dtype, "i": torch.int64, "h": torch.float16,
+        "w": dtype, "c": dtype, "i": torch.int64, "h": torch.float16,
     }  # fmt: skip
-    assert copies["m"] is tensors["m"]
-    assert copies["c"] is constants["c"]
     copies["w"].float().sum().backward()
     assert weight.grad is not None
     assert weight.grad.dtype is torch.float32
@@ -46,7 +44,6 @@ def test_what_is_cast(dtype: torch.dtype) -> None:
 def test_full_precision_changes_nothing() -> None:
     tensor = torch.randn(3, dtype=torch.float64)
     assert Precision(None).lower(tensor) is tensor
-    assert Precision(None).compute_copies({"w": tensor}, {}, frozenset()) == {"w": tensor}
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -84,7 +81,7 @@ def test_a_row_hidden_by_the_mask_is_no_nan(dtype: torch.dtype) -> None:
     """In fp32 it is uniform; so it is in 16 bits, to 2 units of the 8 bits of bfloat16."""
     net = OnnxModule(make_training_graph(masked_softmax(), weights_not_to_train=["mask"]))
     x = torch.randn(2, 9, 9, generator=torch.Generator().manual_seed(0))
-    result = Forward(net, ("y",), Precision(dtype))({"x": x})["y"]
+    result = Forward(whole_network(net), ("y",), Precision(dtype))({"x": x})["y"]
     assert result.dtype is dtype
     torch.testing.assert_close(result.float(), net(x), rtol=0.02, atol=0.02)
     result.float().sum().backward()
@@ -130,8 +127,8 @@ def test_the_loss_is_computed_in_fp32(name: str, opset: int, dtype: torch.dtype)
     else:
         labels = torch.rand(1000, 5, generator=generator)
     features = {"x": x, "labels": labels}
-    expected = Forward(net, ("loss",), Precision(None))(features)["loss"]
-    low = Forward(net, ("loss", "y"), Precision(dtype))(features)
+    expected = Forward(whole_network(net), ("loss",), Precision(None))(features)["loss"]
+    low = Forward(whole_network(net), ("loss", "y"), Precision(dtype))(features)
     assert low["y"].dtype is dtype
     assert low["loss"].dtype is torch.float32
     torch.testing.assert_close(low["loss"], expected, rtol=1e-6, atol=0)

@@ -13,6 +13,7 @@ import torch
 from onward.data.batches import Batch
 from onward.data.shard import FeatureSpec
 from onward.engine.forward import Forward, LabelRange
+from onward.engine.network import Network
 from onward.engine.precision import Precision
 from onward.engine.preparation import read_training_graph
 from onward.engine.state import TrainState
@@ -28,7 +29,7 @@ class Evaluator:
 
     Args:
         parameters: of the run; a separate evaluation model is read here.
-        net: the trained network.
+        network: the trained one.
         loss: of its graph.
         precision: of the forward pass.
         label_ranges: features that are class labels -> which there are.
@@ -41,7 +42,7 @@ class Evaluator:
     def __init__(
         self,
         parameters: Parameters,
-        net: OnnxModule,
+        network: Network,
         loss: LossNames,
         precision: Precision,
         label_ranges: Mapping[str, LabelRange],
@@ -49,12 +50,12 @@ class Evaluator:
         separate, path = None, parameters.paths.eval_model_path
         self._outputs = _evaluation_outputs(loss, parameters.loss)
         if path is not None:
-            graph = _read_evaluation_graph(parameters, path, net)
+            graph = _read_evaluation_graph(parameters, path, network.net)
             assert graph.loss_names is not None
             self._outputs = _evaluation_outputs(graph.loss_names, parameters.loss)
-            separate = OnnxModule(graph, self._outputs.names).to(net.device)
+            separate = OnnxModule(graph, self._outputs.names).to(network.net.device)
         self._make_forward = functools.partial(
-            Forward, net, self._outputs.names, precision, separate, label_ranges=label_ranges
+            Forward, network, self._outputs.names, precision, separate, label_ranges=label_ranges
         )
         self._forward: Forward | None = None
 
@@ -183,11 +184,11 @@ def _evaluate(
     A mean over labels is weighted by the labels that count, whatever batch they are in; accuracy is labels that were
     hit over all that count.
     """
-    was_training = state.net.training
-    state.net.eval()
-    zero = torch.zeros((), dtype=torch.float64, device=state.net.device)
+    was_training = state.networks[0].net.training
+    state.train(False)
+    zero = torch.zeros((), dtype=torch.float64, device=state.device)
     sums, shares = dict.fromkeys(outputs.means, zero), dict.fromkeys(outputs.means, zero)
-    correct = counted = torch.zeros((), dtype=torch.int64, device=state.net.device)
+    correct = counted = torch.zeros((), dtype=torch.int64, device=state.device)
     samples = 0
     try:
         for batch in batches:
@@ -204,7 +205,7 @@ def _evaluate(
                 correct, counted = correct + values[outputs.correct], counted + values[outputs.counted]
             samples += batch.sample_count
     finally:
-        state.net.train(was_training)
+        state.train(was_training)
     if not samples:
         return {}, 0
     means = {metric: float(total / shares[metric]) for metric, total in sums.items()}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from onward.data.shard import FeatureSpec
+from onward.engine.network import Network, Pass
 from onward.engine.precision import Precision
 from onward.errors import DataError
 from onward.lowering.dtypes import tensor_from_array
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
+from onward.lowering.segments import SegmentedProgram, run_segments, split_program
 from onward.lowering.specialization import specialize
 
 MOST_SPECIALIZED_SHAPES = 8
@@ -51,48 +54,54 @@ class Forward:
     """Calls a network on batches, in a precision, with a specialized program for each batch shape.
 
     Args:
-        net: whose tensors are read.
+        network: where the weights live.
         outputs: names of the values to compute, in order.
         precision: of the pass.
-        graph_net: where the graph of the pass comes from, if not from `net` itself (a separate evaluation graph whose
-            weights are found in `net` by name).
+        graph_net: where the graph of the pass comes from, if not from the network's own (a separate evaluation graph
+            whose weights are found in the network by name).
         dimensions: sizes that symbolic dimensions of the inputs must have.
         label_ranges: features that are class labels -> which there are.
         instrument: gives the program to call in the place of one (a profiler's twin).
+        module: what is called in the place of `network`: the same, wrapped by an engine that reduces gradients.
     """
 
     def __init__(
         self,
-        net: OnnxModule,
+        network: Network,
         outputs: Sequence[str],
         precision: Precision,
         graph_net: OnnxModule | None = None,
         dimensions: Mapping[str, int] | None = None,
         label_ranges: Mapping[str, LabelRange] | None = None,
         instrument: Callable[[Program], Program] | None = None,
+        module: nn.Module | None = None,
     ) -> None:
+        net = network.net
         owner = net if graph_net is None else graph_net
         self.net = net
+        self.network = network
         self.outputs = tuple(outputs)
         self.precision = precision
+        self.module: nn.Module = network if module is None else module
+        self._is_separate = graph_net is not None
         self._instrument = instrument
         self._label_ranges = label_ranges or {}
         self.program = owner.program_for(self.outputs)
-        own = owner.tensors_by_name()
-        shared = net.tensors_by_name()
-        learned = {*owner.graph.weights, *owner.graph.states}
-        self.tensors = {
-            name: shared[name] if name in learned else own[name] for name in self.program.tensors if name in own
-        }
-        self._states = frozenset(owner.graph.states)
         loss = owner.graph.loss_names
         # What the loss compares with and weighs by keeps its digits: losses are computed in fp32.
         self._exact = frozenset() if loss is None else frozenset((*loss.labels, *loss.constants))
-        self._constants = {
-            name: self._lower(name, tensor) for name, tensor in self.tensors.items() if name not in learned
+        own, shared = owner.tensors_by_name(), net.tensors_by_name()
+        states = {*owner.graph.states}
+        self._weights = frozenset(owner.graph.weights)
+        self._tensors = {
+            name: shared[name] if name in states else self._lower_unless_exact(name, own[name])
+            for name in self.program.tensors
+            if name in own and name not in self._weights
         }
-        self._specialized: dict[tuple[Any, ...], Program] = {}
-        self._graph_dtypes = {name: dtype for name, dtype in net.graph_dtypes.items() if name in self.tensors}
+        self._constants = frozenset(name for name in self._tensors if name not in states)
+        self._specialized: dict[tuple[Any, ...], SegmentedProgram] = {}
+        self._general: SegmentedProgram | None = None
+        self._graph_dtypes = net.graph_dtypes
         self._input_dtypes = owner.input_dtypes
         sizes = dimensions or {}
         self._input_shapes = {
@@ -107,34 +116,54 @@ class Forward:
 
     def __call__(self, features: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The outputs by name; the network's training mode decides on dropout and batch statistics."""
-        inputs = tuple(features[name] for name in self.program.inputs)
+        inputs = {name: features[name] for name in self.program.inputs}
         device = self.net.device
-        copies = self.precision.compute_copies(self.tensors, self._constants, self._states)
-        for name, dtype in self._graph_dtypes.items():
-            copies[name] = self.tensors[name].to(dtype)
-        program = self._program_for(inputs, copies, device)
+        program = self._program_for(tuple(inputs.values()), device)
         if self._instrument is not None:
-            program = self._instrument(program)
+            program = replace(program, segments=tuple(self._instrument(segment) for segment in program.segments))
+        run = Pass(program, self.net.training, device, self._tensors, self.cast)
+        lowered = {name: self._lower_unless_exact(name, value) for name, value in inputs.items()}
         with self.precision.autocast(device):
-            results = program(self.net.training, device, self._lower_inputs(inputs), copies)
+            if self._is_separate:
+                weights = {name: self.cast(name, self.net.weights[name]) for name in self._weights}
+                results = run_segments(program, run.training, device, lowered, {**weights, **self._tensors})
+            else:
+                results = self.module(run, lowered)
         return dict(zip(self.outputs, results, strict=True))
 
-    def _lower(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def cast(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """A weight as the pass computes with it: in the graph's own type, or in that of mixed precision."""
+        dtype = self._graph_dtypes.get(name)
+        return self.precision.lower(weight) if dtype is None else weight.to(dtype)
+
+    def _lower_unless_exact(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if name in self._exact else self.precision.lower(tensor)
 
-    def _lower_inputs(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(self._lower(name, tensor) for name, tensor in zip(self.program.inputs, inputs, strict=True))
-
-    def _program_for(
-        self, inputs: tuple[torch.Tensor, ...], tensors: Mapping[str, torch.Tensor], device: torch.device
-    ) -> Program:
+    def _program_for(self, inputs: tuple[torch.Tensor, ...], device: torch.device) -> SegmentedProgram:
         key = (str(device), *((tuple(i.shape), i.dtype) for i in inputs))
         if key not in self._specialized:
             if len(self._specialized) >= MOST_SPECIALIZED_SHAPES:
-                return self.program
-            lowered = self._lower_inputs(inputs)
-            self._specialized[key] = specialize(self.program, device, lowered, tensors, frozenset(self._constants))
+                if self._general is None:
+                    self._general = self._split(self.program)
+                return self._general
+            names = zip(self.program.inputs, inputs, strict=True)
+            lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
+            examples = {**self._example_weights(), **self._tensors}
+            program = specialize(self.program, device, lowered, examples, self._constants)
+            self._specialized[key] = self._split(program)
         return self._specialized[key]
+
+    def _example_weights(self) -> dict[str, torch.Tensor]:
+        """Tensors of one number's memory, of the shapes and types that the weights have in the pass."""
+        examples = {}
+        for name in self._weights:
+            weight = self.net.weights[name]
+            example = self.cast(name, torch.empty((), dtype=weight.dtype, device=self.net.device))
+            examples[name] = example.expand(weight.shape)
+        return examples
+
+    def _split(self, program: Program) -> SegmentedProgram:
+        return split_program(program, {}, 1) if self._is_separate else self.network.split(program)
 
     def to_tensors(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Features of a batch (numpy arrays, batch axis first) as tensors on the network's device.

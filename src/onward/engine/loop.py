@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from onward.data.batches import Batch
 from onward.engine.reports import RunSummary, StepReport
 from onward.engine.state import Counters
@@ -82,25 +80,16 @@ class Clock:
 class _Window:
     """What gathers between two reports."""
 
-    loss_sum: torch.Tensor | None = None
-    losses: int = 0
     seconds: float = 0.0
     waited_seconds: float = 0.0
     samples: int = 0
     tokens: int = 0
 
-    def add(self, loss: torch.Tensor, seconds: float, waited_seconds: float, samples: int, tokens: int) -> None:
-        # Summed on the device: reading it is left to the report, so that no step waits for the device.
-        self.loss_sum = loss.double() if self.loss_sum is None else self.loss_sum + loss
-        self.losses += 1
+    def add(self, seconds: float, waited_seconds: float, samples: int, tokens: int) -> None:
         self.seconds += seconds
         self.waited_seconds += waited_seconds
         self.samples += samples
         self.tokens += tokens
-
-    def mean_loss(self) -> float:
-        assert self.loss_sum is not None
-        return float(self.loss_sum) / self.losses
 
 
 def train_steps(
@@ -116,8 +105,9 @@ def train_steps(
     Reports come with the first update, with every `display_loss_steps`-th update and with the last.
     """
     state = steps.state
+    replicas = state.mesh.topology.data_size
     window = _Window()
-    state.net.train()
+    state.train()
     state.mark()
     while state.counters.step < num_train_steps:
         started = time.perf_counter()
@@ -130,18 +120,18 @@ def train_steps(
         result: UpdateResult | None = None
         learning_rate = schedule.at(step)
         if is_update:
-            result = steps.update(batch.features, learning_rate, watch=shown)
-            loss = result.loss
+            result = steps.update(batch, learning_rate, watch=shown)
         else:
-            loss, _ = steps.accumulate(batch.features)
+            steps.accumulate(batch)
         state.counters.step = step
-        state.counters.samples += batch.sample_count
+        samples = batch.sample_count * replicas
+        state.counters.samples += samples
         state.cursor = batch.cursor
         if is_update:
             state.mark()
         seconds = time.perf_counter() - started
-        clock.add(seconds, waited, batch.sample_count)
-        window.add(loss, seconds, waited, batch.sample_count, _count_tokens(batch))
+        clock.add(seconds, waited, samples)
+        window.add(seconds, waited, samples, _count_tokens(batch) * replicas)
         report = None
         if shown and result is not None:
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
@@ -160,7 +150,7 @@ def _make_report(
 ) -> StepReport:
     counters = steps.state.counters
     read_from = time.perf_counter()
-    loss = window.mean_loss()
+    loss = steps.take_mean_loss()
     # Waiting here for the device is training time too.
     seconds = window.seconds + time.perf_counter() - read_from
     remaining = num_train_steps - counters.step

@@ -7,7 +7,6 @@ keeps losses, norms and softmax in fp32 where their inputs ask for it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +35,7 @@ class Precision:
         """The context of a forward pass."""
         if self.dtype is None:
             return contextlib.nullcontext()
-        # Copies of the weights are made once a step by `compute_copies`; autocast's own cache would hold them twice.
+        # Copies of the weights are made once a pass, before it; autocast's own cache would hold them twice.
         return torch.autocast(device.type, dtype=self.dtype, cache_enabled=False)
 
     def lower(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -49,14 +48,3 @@ class Precision:
             infinite = torch.isinf(tensor)
             tensor = torch.where(infinite, tensor, tensor.clamp(limits.min, limits.max))
         return tensor.to(self.dtype)
-
-    def compute_copies(
-        self, tensors: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor], states: frozenset[str]
-    ) -> dict[str, torch.Tensor]:
-        """What the program is called with: weights cast anew at each call, constants as cast before, states as is."""
-        if self.dtype is None:
-            return dict(tensors)
-        return {
-            name: constants[name] if name in constants else (tensor if name in states else self.lower(tensor))
-            for name, tensor in tensors.items()
-        }

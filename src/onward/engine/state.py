@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
 
 from onward.data.batches import DataCursor
-from onward.lowering.module import OnnxModule
+from onward.engine.local_weights import LocalWeight, local_weights
+from onward.engine.network import Network
 from onward.optim.building import slots_by_name
 from onward.optim.loss_scale import LossScale
+from onward.parallel.pieces import Piece
+from onward.parallel.process import Mesh, in_world_of_one
+from onward.plan.shards import WeightShard
 
 
 @dataclass
@@ -34,14 +39,6 @@ class Counters:
     samples: int = 0
 
 
-class TensorShape(Protocol):
-    """Something that has a tensor's shape."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """Sizes of the axes."""
-
-
 @dataclass(frozen=True)
 class _Mark:
     """What changes between two weight updates, as the last update left it."""
@@ -54,14 +51,49 @@ class _Mark:
 
 @dataclass
 class TrainState:
-    """Weights and running statistics (in `net`), moments (in `optimizer`), and everything that counts."""
+    """Weights and running statistics, moments (in `optimizer`), and everything that counts, as this rank holds them.
 
-    net: OnnxModule
+    Attributes:
+        networks: of the pipeline stages of this rank; without a pipeline, one.
+        weights: by name.
+        optimizer: over the weights' parameters.
+        loss_scale: of fp16.
+        mesh: the ranks.
+        state_shards: running statistics that are cut horizontally -> how, and their whole shapes.
+    """
+
+    networks: Sequence[Network]
+    weights: Mapping[str, LocalWeight]
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale | None
+    mesh: Mesh = field(default_factory=in_world_of_one)
+    state_shards: Mapping[str, tuple[WeightShard, tuple[int, ...]]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     cursor: DataCursor = field(default_factory=DataCursor)
     _mark: _Mark | None = None
+
+    @classmethod
+    def of_one_process(
+        cls, network: Network, optimizer: torch.optim.Optimizer, loss_scale: LossScale | None
+    ) -> TrainState:
+        """The state of a process that trains alone."""
+        mesh = in_world_of_one("cuda" if network.net.device.type == "cuda" else "cpu")
+        return cls([network], local_weights([network], mesh, {}, {}, {}), optimizer, loss_scale, mesh)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by weight."""
+        return {name: weight.parameter for name, weight in self.weights.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.mesh.device
+
+    def train(self, mode: bool = True) -> None:
+        """Turns dropout and batch statistics on or off."""
+        for network in self.networks:
+            network.net.train(mode)
 
     def mark(self) -> None:
         """Remembers the state as it is now, after a weight update; weights and moments stay until the next one."""
@@ -79,34 +111,56 @@ class TrainState:
         """Forgets what was computed since the last weight update: a step that failed, gradients accumulated before."""
         if self._mark is None:
             return
-        self.optimizer.zero_grad(set_to_none=True)
+        self.drop_gradients()
         self.restore_statistics()
         self.counters, self.cursor = dataclasses.replace(self._mark.counters), self._mark.cursor
         self._set_random_states(self._mark.random)
 
-    def _statistics(self) -> list[torch.Tensor]:
-        own = self.net.tensors_by_name() if self.net.graph.states else {}
-        return [own[name] for name in self.net.graph.states]
+    def drop_gradients(self) -> None:
+        """Forgets the gradients of all weights."""
+        for weight in self.weights.values():
+            weight.drop_gradient()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the state by a flat name: `weights/...`, `states/...`, `slots/<slot>/...`, `random/...`."""
-        own = self.net.tensors_by_name()
-        found = {f"weights/{name}": own[name].detach() for name in self.net.graph.weights}
-        found |= {f"states/{name}": own[name] for name in self.net.graph.states}
-        for name, slots in slots_by_name(self.optimizer, self.net.weights).items():
-            found |= {f"slots/{slot}/{name}": tensor for slot, tensor in slots.items()}
-        return found | self._random_states()
+    def _statistics(self) -> list[torch.Tensor]:
+        return list(self.statistics().values())
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """Running statistics of this rank by name."""
+        found: dict[str, torch.Tensor] = {}
+        for network in self.networks:
+            if network.net.graph.states:
+                own = network.net.tensors_by_name()
+                found |= {name: own[name] for name in network.net.graph.states if name in own}
+        return found
+
+    def pieces(self) -> dict[str, Piece]:
+        """Every tensor by a flat name: `weights/...`, `states/...`, `slots/<slot>/...`, `random/<rank>/...`."""
+        found = {f"weights/{name}": weight.piece for name, weight in self.weights.items()}
+        place = self.mesh.place
+        for name, tensor in self.statistics().items():
+            cut = self.state_shards.get(name)
+            if cut is None:
+                found[f"states/{name}"] = Piece.whole(tensor, place.data == place.horizontal == 0)
+            else:
+                shard, shape = cut
+                boxes = shard.boxes(shape, place.horizontal, self.mesh.topology.horizontal_size)
+                found[f"states/{name}"] = Piece(tensor, shape, boxes, place.data == 0)
+        for name, slots in slots_by_name(self.optimizer, self.parameters).items():
+            found |= {f"slots/{slot}/{name}": self.weights[name].piece_of(tensor) for slot, tensor in slots.items()}
+        return found | {name: Piece.whole(tensor) for name, tensor in self._random_states().items()}
 
     def _random_states(self) -> dict[str, torch.Tensor]:
-        found = {"random/cpu": torch.get_rng_state()}
-        if self.net.device.type == "cuda":
-            found["random/cuda"] = torch.cuda.get_rng_state(self.net.device)
+        found = {f"random/{self.mesh.rank}/cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            found[f"random/{self.mesh.rank}/cuda"] = torch.cuda.get_rng_state(self.device)
         return found
 
     def _set_random_states(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        torch.set_rng_state(tensors["random/cpu"])
-        if "random/cuda" in tensors and self.net.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random/cuda"], self.net.device)
+        cpu, cuda = (tensors.get(f"random/{self.mesh.rank}/{kind}") for kind in ("cpu", "cuda"))
+        if cpu is not None:
+            torch.set_rng_state(cpu)
+        if cuda is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda, self.device)
 
     def record(self) -> dict[str, Any]:
         """Everything of the state that is not a tensor, ready for JSON."""
@@ -116,8 +170,8 @@ class TrainState:
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
         }
 
-    def restore(self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
-        """Takes over `record` and the random states among `tensors`; the other tensors are loaded in place."""
+    def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
+        """Takes over `record` and the random states; the other tensors are loaded in place."""
         self.counters = Counters(**record["counters"])
         self.cursor = DataCursor.from_dict(record["cursor"])
         if self.loss_scale is not None and record["loss_scale"] is not None:
@@ -125,21 +179,9 @@ class TrainState:
             # Asked for another kind of loss scale than before, the run begins with that one.
             if stored.reset() == self.loss_scale.reset():
                 self.loss_scale = stored
-        self._set_random_states(tensors)
-
-
-def fit_random_states(tensors: dict[str, torch.Tensor], stored: Mapping[str, TensorShape]) -> None:
-    """A run may go on elsewhere: the random state of a GPU is read where both a checkpoint and this run have one.
-
-    Args:
-        tensors: of the state, changed in place to what the checkpoint holds.
-        stored: what the checkpoint holds.
-    """
-    entry = stored.get("random/cuda")
-    if entry is None:
-        tensors.pop("random/cuda", None)
-    elif "random/cuda" not in tensors:
-        tensors["random/cuda"] = torch.empty(tuple(entry.shape), dtype=torch.uint8)
+        self._set_random_states(random)
+        for weight in self.weights.values():
+            weight.update_followers()
 
 
 def _copy_all(source: list[torch.Tensor], target: list[torch.Tensor]) -> None:

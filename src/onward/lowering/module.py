@@ -27,8 +27,11 @@ class TensorTree(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Attributes of the module are set beside tensors of the same name, not in their place."""
-        taken = name in self.__dict__.get("_parameters", ()) or name in self.__dict__.get("_buffers", ())
-        if taken and not isinstance(value, torch.Tensor):
+        parameters = self.__dict__.get("_parameters", ())
+        taken = name in parameters or name in self.__dict__.get("_buffers", ())
+        if isinstance(value, nn.Parameter) and name in parameters:
+            self._parameters[name] = value  # torch would refuse a name with a dot in it
+        elif taken and not isinstance(value, torch.Tensor):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -66,6 +69,20 @@ class TensorTree(nn.Module):
         assert found is not None
         return found
 
+    def remove_parameter(self, name: str) -> None:
+        """Takes the parameter of a name out of the tree.
+
+        Raises:
+            KeyError: there is none.
+        """
+        holder: nn.Module = self
+        *path, leaf = _parts(name)
+        for part in path:
+            child = holder._modules[part]
+            assert child is not None
+            holder = child
+        del holder._parameters[leaf]
+
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
@@ -92,11 +109,18 @@ class WeightMapping(Mapping[str, nn.Parameter]):
     """The trained weights of a module by ONNX initializer name, read-only."""
 
     def __init__(self, tree: TensorTree, names: tuple[str, ...]) -> None:
-        self._tree = tree
+        self._homes = dict.fromkeys(names, tree)
         self._names = names
 
     def __getitem__(self, name: str) -> nn.Parameter:
-        return self._tree.find_parameter(name)
+        return self._homes[name].find_parameter(name)
+
+    def move(self, name: str, home: TensorTree) -> None:
+        """Gives a weight another tree to live in, where code that looks at modules finds it."""
+        parameter = self[name]
+        self._homes[name].remove_parameter(name)
+        home.place(name, parameter)
+        self._homes[name] = home
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -135,7 +159,7 @@ class OnnxModule(TensorTree):
                 self.place(name, nn.Parameter(tensor))
             else:
                 self.place(name, tensor, persistent=name in graph.states)
-        self.weights: Mapping[str, nn.Parameter] = WeightMapping(self, tuple(graph.weights))
+        self.weights = WeightMapping(self, tuple(graph.weights))
         tensor_inputs = [v for v in graph.model.graph.inputs if isinstance(v.type, ir.TensorType)]
         self.input_dtypes = {str(v.name): torch_dtype(v.dtype, f"input {v.name!r}") for v in tensor_inputs if v.dtype}
         self.input_shapes: dict[str, tuple[int | str, ...]] = {
@@ -153,14 +177,14 @@ class OnnxModule(TensorTree):
     @property
     def device(self) -> torch.device:
         """Where the weights are; the CPU for a model without any."""
-        first: torch.Tensor | None = next(self.parameters(), None)
+        first: torch.Tensor | None = next(iter(self.weights.values()), None)
         if first is None:
             first = next(self.buffers(), None)
         return torch.device("cpu") if first is None else first.device
 
     def tensors_by_name(self) -> dict[str, torch.Tensor]:
         """Weights, running statistics and constants under their ONNX names."""
-        return {**dict(self.named_parameters(remove_duplicate=False)), **dict(self.named_buffers())}
+        return {**self.weights, **dict(self.named_buffers())}
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Computes the graph's outputs: one tensor, or a tuple in graph order."""
@@ -220,7 +244,7 @@ class OnnxModule(TensorTree):
         """Whether `net.to(dtype)` gave the weights another float type, which inputs then have, too."""
         if not (dtype.is_floating_point and expected.is_floating_point):
             return False
-        first = next((tensor for tensor in self.parameters() if tensor.is_floating_point()), None)
+        first = next((tensor for tensor in self.weights.values() if tensor.is_floating_point()), None)
         return first is not None and first.dtype == dtype
 
 

@@ -82,10 +82,16 @@ def unmatched_rules(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) 
     return [p for p in patterns if not any(name == p or fnmatchcase(name, p) for name in weights)]
 
 
-def make_optimizer(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+SumOverParts = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
+
+
+def make_optimizer(
+    parameters: Optimizer, weights: Mapping[str, nn.Parameter], sum_over_parts: SumOverParts | None = None
+) -> torch.optim.Optimizer:
     """A torch optimizer over the weights, those with equal attributes in one group, its slots filled with zeros.
 
-    Every group carries `learning_rate_factor`; the loop sets `lr` before each update.
+    `sum_over_parts` is for LAMB, where weights are parts of larger ones. Every group carries `learning_rate_factor`;
+    the loop sets `lr` before each update.
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name in weights:
@@ -93,8 +99,12 @@ def make_optimizer(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) -
         key = tuple(sorted((k, v) for k, v in attributes.items() if v is not None))
         group = groups.setdefault(key, {"params": [], "attributes": attributes})
         group["params"].append(weights[name])
-    make = _MAKERS[parameters.training_optimizer_name]
-    optimizer = make([_torch_group(parameters.training_optimizer_name, group) for group in groups.values()])
+    name = parameters.training_optimizer_name
+    torch_groups = [_torch_group(name, group) for group in groups.values()]
+    if name == "Lamb":
+        optimizer: torch.optim.Optimizer = Lamb(torch_groups, lr=0.0, sum_over_parts=sum_over_parts)
+    else:
+        optimizer = _MAKERS[name](torch_groups)
     _fill_slots(optimizer)
     return optimizer
 
@@ -138,7 +148,6 @@ _MAKERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
     "SGDOptimizer": _make_sgd,
     "Adam": lambda groups: torch.optim.Adam(groups, lr=0.0, fused=True),
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.0, fused=True),
-    "Lamb": lambda groups: Lamb(groups, lr=0.0),
 }
 
 

@@ -37,6 +37,8 @@ class Lamb(Optimizer):
         eps: added to the denominator.
         weight_decay: lambda, decoupled from the gradient.
         ratio_min, ratio_max: bounds of the ratio; unbounded by default.
+        sum_over_parts: where weights are parts of larger ones: (weights, sums of squares of a tensor of each of them,
+            along the last axis) -> the same sums over the whole weights.
         do_bias_correction: off by default, as in ONNX Runtime's runner.
 
     Raises:
@@ -53,7 +55,9 @@ class Lamb(Optimizer):
         ratio_min: float = -math.inf,
         ratio_max: float = math.inf,
         do_bias_correction: bool = False,
+        sum_over_parts: Callable[[Tensors, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        self.sum_over_parts = sum_over_parts
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -112,9 +116,18 @@ class Lamb(Optimizer):
         states = [self.state[weight] for weight in weights]
         torch._foreach_add_([state["step"] for state in states], 1)
         directions = _directions(group, weights, states)
-        ratios = _trust_ratios(weights, directions, group["ratio_min"], group["ratio_max"])
+        ratios = self._trust_ratios(weights, directions, group["ratio_min"], group["ratio_max"])
         torch._foreach_mul_(directions, list((ratios * -group["lr"]).unbind()))
         torch._foreach_add_(weights, directions)
+
+    def _trust_ratios(self, weights: Tensors, directions: Tensors, minimum: float, maximum: float) -> torch.Tensor:
+        weight_norms = torch.stack(list(torch._foreach_norm(weights)))
+        direction_norms = torch.stack(list(torch._foreach_norm(directions)))
+        if self.sum_over_parts is not None:
+            squares = torch.stack([weight_norms, direction_norms]).square()
+            weight_norms, direction_norms = self.sum_over_parts(weights, squares).sqrt().unbind()
+        ratios = (weight_norms / direction_norms).clamp(minimum, maximum)
+        return torch.where((weight_norms > 0) & (direction_norms > 0), ratios, torch.ones_like(ratios))
 
 
 def _directions(group: dict[str, Any], weights: Tensors, states: list[dict[str, torch.Tensor]]) -> Tensors:
@@ -139,10 +152,3 @@ def _directions(group: dict[str, Any], weights: Tensors, states: list[dict[str, 
     if group["weight_decay"] != 0:
         torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
     return directions
-
-
-def _trust_ratios(weights: Tensors, directions: Tensors, minimum: float, maximum: float) -> torch.Tensor:
-    weight_norms = torch.stack(list(torch._foreach_norm(weights)))
-    direction_norms = torch.stack(list(torch._foreach_norm(directions)))
-    ratios = (weight_norms / direction_norms).clamp(minimum, maximum)
-    return torch.where((weight_norms > 0) & (direction_norms > 0), ratios, torch.ones_like(ratios))

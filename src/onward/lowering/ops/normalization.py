@@ -5,13 +5,14 @@ Legend: N batch, C channels, D1...Dn spatial axes. Low-precision inputs are norm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.dtypes import torch_dtype
+from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.registry import lowers
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -49,7 +50,7 @@ def batch_normalization(
     Y, mean, variance = _normalize_by_batch(X, scale, B, epsilon, differentiable=output_count > 1 and not track)
     running_mean = _blend(input_mean, mean, momentum)
     running_variance = _blend(input_var, variance, momentum)
-    if track:
+    if track and not is_recomputing():
         with torch.no_grad():
             input_mean.copy_(running_mean)
             input_var.copy_(running_variance)
@@ -89,6 +90,10 @@ def _normalize_by_batch(
     wide = _wide(x.dtype)
     scale, B = scale.to(wide), B.to(wide)
     count = x.numel() // x.shape[1]
+    across = sum_over_replicas()
+    if across is not None:
+        mean, variance = _statistics_of_replicas(x.to(wide), across)
+        return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
         mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
         Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon)
@@ -97,6 +102,16 @@ def _normalize_by_batch(
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)
     Y = _apply(x, scale, B, mean, variance, epsilon)
     return Y.to(X.dtype).reshape(X.shape), mean, variance
+
+
+def _statistics_of_replicas(x: Tensor, across: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and population variance (C) over all replicas' batches; two sums, since squares alone would lose digits."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    count = x.new_full((1,), x.numel() // x.shape[1])
+    sums = across(torch.cat([x.sum(axes), count]))
+    total, mean = sums[-1].detach(), sums[:-1] / sums[-1].detach()
+    centered = x - mean.reshape([1, -1, *[1] * (x.dim() - 2)])
+    return mean, across(centered.square().sum(axes)) / total
 
 
 def _flatten_features(X: Tensor, spatial: int, *parameters: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -134,7 +149,7 @@ def batch_normalization_7(
     Y, batch_mean, batch_variance = _normalize_by_batch(X, scale, B, epsilon, output_count > 1 and not track)
     statistics = tuple(t.reshape(given[0].shape) for t in (batch_mean, batch_variance))
     updated = tuple(_blend(old, new, momentum) for old, new in zip(given, statistics, strict=True))
-    if track:
+    if track and not is_recomputing():
         with torch.no_grad():
             for old, new in zip(given, updated, strict=True):
                 old.copy_(new)

@@ -1,0 +1,71 @@
+"""How the gradients, losses and statistics of several ranks become one, as the parameters of a run want it.
+
+In a world of one process everything here is the plain thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from onward.engine.state import TrainState
+from onward.parallel import data_parallel, gradients
+from onward.parallel.process import Mesh
+from onward.parameter_distribution import Distributed
+
+
+@dataclass(frozen=True)
+class GradientExchange:
+    """What ranks exchange around an update.
+
+    Attributes:
+        mesh: the ranks.
+        parameters: section `distributed`.
+        partial: weights whose gradients are sums over the horizontal ranks.
+    """
+
+    mesh: Mesh
+    parameters: Distributed
+    partial: Sequence[str] = ()
+
+    def micro_batch(self, module: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around the forward and backward pass of a micro-batch, the last of its update or not."""
+        return data_parallel.micro_batch(module, self.parameters.zero_stage, is_last)
+
+    def finish(self, state: TrainState) -> dict[str, torch.Tensor]:
+        """Takes the gradients of all backward passes, and makes them whole; weight -> gradient of this rank's part."""
+        arrived = {name: weight.take_gradient() for name, weight in state.weights.items()}
+        found = {name: gradient for name, gradient in arrived.items() if gradient is not None}
+        if self.mesh.world_size > 1:
+            gradients.finish_gradients(
+                self.mesh,
+                found,
+                partial=self.partial,
+                not_reduced=self._not_reduced(state),
+                enable_adasum=self.parameters.enable_adasum,
+            )
+        return found
+
+    def _not_reduced(self, state: TrainState) -> list[str]:
+        """ZeRO shares out along axis 0; a weight that is a single number has none."""
+        return [name for name, weight in state.weights.items() if self.parameters.zero_stage and not weight.whole_shape]
+
+    def total_norm(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The L2 norm of the gradients of all weights, on every rank the same."""
+        if self.mesh.world_size == 1:
+            return get_total_norm(list(found.values()))
+        return gradients.total_norm(self.mesh, list(found.values()), [state.weights[name].copies for name in found])
+
+    def average_statistics(self, state: TrainState) -> None:
+        """Every replica normalized with its own batch; what they go on with is the mean of what they saw."""
+        if not self.parameters.synchronize_batch_norm:
+            data_parallel.average(list(state.statistics().values()), self.mesh.data)
+
+    def sum_over_replicas(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over the replicas."""
+        return gradients.sum_over_replicas(self.mesh, numbers)

@@ -1,0 +1,130 @@
+"""The weights of a rank as torch modules, a module for every segment of the graph, and how a pass runs through them.
+
+Modules hold the weights, since torch's engines for several processes shard and reduce by module; the code that a
+segment runs comes with each pass, so that training and evaluation use the same weights in the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from onward.lowering.module import OnnxModule, TensorTree
+from onward.lowering.passes import recomputation
+from onward.lowering.program import Program
+from onward.lowering.segments import SegmentedProgram, split_program
+from onward.plan.segments import SegmentPlan
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass through the network runs.
+
+    Attributes:
+        program: the code of every segment.
+        training: whether dropout and batch statistics are on.
+        device: where it runs.
+        tensors: all that the code reads and that is no weight of the network: constants, running statistics.
+        cast: (name, weight) -> the weight as the pass computes with it.
+    """
+
+    program: SegmentedProgram
+    training: bool
+    device: torch.device
+    tensors: Mapping[str, torch.Tensor]
+    cast: Callable[[str, torch.Tensor], torch.Tensor]
+
+
+class Segment(TensorTree):
+    """The weights that only one segment reads."""
+
+    def __init__(self, is_recomputed: bool) -> None:
+        super().__init__()
+        self.is_recomputed = is_recomputed
+        self.weight_names: list[str] = []
+
+    def house(self, net: OnnxModule, name: str) -> None:
+        """Takes a weight of `net` over."""
+        net.weights.move(name, self)
+        self.weight_names.append(name)
+
+    def forward(self, run: Pass, code: Program, shared: Mapping[str, torch.Tensor], *values: Any) -> tuple[Any, ...]:
+        """Runs the code of this segment in a pass; `shared` holds weights that other segments read, too."""
+
+        def compute(*values: Any) -> tuple[Any, ...]:
+            own = {name: run.cast(name, self.find_parameter(name)) for name in self.weight_names}
+            used = {name: run.cast(name, weight) for name, weight in shared.items() if name in code.tensors}
+            return code(run.training, run.device, values, {**run.tensors, **used, **own})
+
+        if not (self.is_recomputed and run.training and torch.is_grad_enabled()):
+            return compute(*values)
+        return checkpoint(  # type: ignore[no-any-return]
+            compute, *values, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), recomputation())
+        )
+
+
+class Network(nn.Module):
+    """All weights that a rank trains, or those of one of its pipeline stages, in segments.
+
+    Args:
+        net: whose weights move here; it still finds them by name.
+        plan: which node, and so which weight, belongs to which segment.
+    """
+
+    net: OnnxModule
+
+    def __init__(self, net: OnnxModule, plan: SegmentPlan) -> None:
+        super().__init__()
+        self.__dict__["net"] = net  # not as a child: its constants are not this module's to reduce or shard
+        self.plan = plan
+        self.segments = nn.ModuleList(Segment(index in plan.recomputed) for index in range(plan.count))
+        self.shared = Segment(is_recomputed=False)
+        for name, segments in plan.readers.items():
+            home = self.segments[segments[0]] if len(segments) == 1 else self.shared
+            assert isinstance(home, Segment)
+            home.house(net, name)
+
+    def split(self, program: Program) -> SegmentedProgram:
+        """A program of this network in its segments."""
+        return split_program(program, self.plan.segment_of, self.plan.count)
+
+    def forward(self, run: Pass, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The outputs of the pass, in order."""
+        program = run.program
+        shared = {name: self.shared.find_parameter(name) for name in self.shared.weight_names}
+        uses = Counter(name for code in program.segments for name in code.inputs)
+        uses.update(program.results)
+        values: dict[str, Any] = dict(inputs)
+        for segment, code in zip(self.segments, program.segments, strict=True):
+            given = tuple(values[name] for name in code.inputs)
+            for name in code.inputs:
+                uses[name] -= 1
+                if not uses[name]:
+                    del values[name]
+            results = segment(run, code, shared, *given)
+            del given
+            values.update(zip(code.outputs, results, strict=True))
+        return tuple(self._result(run, name, values) for name in program.results)
+
+    def _result(self, run: Pass, name: str, values: Mapping[str, Any]) -> Any:
+        if name in values:
+            return values[name]
+        if name in run.tensors:
+            return run.tensors[name]
+        for home in (self.shared, *self.segments):
+            assert isinstance(home, Segment)
+            if name in home.weight_names:
+                return run.cast(name, home.find_parameter(name))
+        raise KeyError(name)
+
+
+def whole_network(net: OnnxModule) -> Network:
+    """A network that is not cut."""
+    return Network(net, SegmentPlan(1, {}, dict.fromkeys(net.graph.weights, (0,)), frozenset()))

@@ -1,0 +1,139 @@
+"""A program cut into a chain of smaller ones, the code of one segment each: units of sharding and of recompute.
+
+Which node belongs to which segment comes from outside; a value that a later segment reads is handed on by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from onward.lowering.program import Nested, Program, settle_placeholders
+
+
+@dataclass(frozen=True)
+class SegmentedProgram:
+    """The code of a graph in segments.
+
+    Attributes:
+        segments: one program each, in order; the inputs of each are inputs of the graph or values (`%name`) that
+            earlier segments have as outputs.
+        inputs: of the graph.
+        outputs: names of the graph's outputs.
+        results: for every output, the input, the tensor or the value of a segment that it is.
+    """
+
+    segments: tuple[Program, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: tuple[str, ...]
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that any segment reads, or that are outputs themselves."""
+        read = [name for segment in self.segments for name in segment.tensors]
+        return tuple(dict.fromkeys((*read, *(name for name in self.results if self._is_tensor(name)))))
+
+    def _is_tensor(self, name: str) -> bool:
+        return name not in self.inputs and not name.startswith("%")
+
+
+def split_program(program: Program, segment_of: Mapping[str, int], count: int) -> SegmentedProgram:
+    """Cuts a program where its nodes change segment.
+
+    Args:
+        program: general or specialized.
+        segment_of: name of an ONNX node -> its segment; what it does not list goes where its inputs are.
+        count: number of segments; those of which nothing is left in this program are empty.
+    """
+    placeholders = [node for node in program.code.graph.nodes if node.op == "placeholder"]
+    names = dict(zip(placeholders[2:], (*program.inputs, *program.tensors), strict=True))
+    places = _places(program.code.graph, segment_of, count)
+    output = next(node for node in program.code.graph.nodes if node.op == "output")
+    results = tuple(names.get(node, f"%{node.name}") for node in output.args[0])
+    parts = [
+        _Part(program, placeholders, names, [node for node, place in places.items() if place == index], output)
+        for index in range(count)
+    ]
+    return SegmentedProgram(tuple(part.cut() for part in parts), program.inputs, program.outputs, results)
+
+
+def _places(graph: fx.Graph, segment_of: Mapping[str, int], count: int) -> dict[fx.Node, int]:
+    """The segment of every node: its own, but never before that of what it reads."""
+    places: dict[fx.Node, int] = {}
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    for node in calls:
+        label = node.meta.get("onnx")
+        wanted = 0 if label is None else segment_of.get(label.name, 0)
+        places[node] = max((places[source] for source in node.all_input_nodes if source in places), default=wanted)
+        places[node] = min(max(places[node], wanted), count - 1)
+    for node in reversed(calls):
+        # A nested graph is data of the call that runs it: the tensors it reads must be seen to enter the segment.
+        if node.target is Nested or node.op == "get_attr":
+            places[node] = min((places[user] for user in node.users if user in places), default=places[node])
+    return places
+
+
+class _Part:
+    """Builds the program of one segment."""
+
+    def __init__(
+        self,
+        program: Program,
+        placeholders: Sequence[fx.Node],
+        names: Mapping[fx.Node, str],
+        nodes: Sequence[fx.Node],
+        output: fx.Node,
+    ) -> None:
+        self.program = program
+        self.placeholders = placeholders
+        self.names = names
+        self.nodes = nodes
+        own = set(nodes)
+        read = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in own)
+        self.values = [n for n in read if n not in names and n not in placeholders[:2]]
+        self.inputs = [n for n in read if names.get(n) in program.inputs]
+        self.tensors = [n for n in read if n in names and names[n] not in program.inputs]
+        self.results = [n for n in nodes if any(user is output or user not in own for user in n.users)]
+
+    def cut(self) -> Program:
+        """The program: its inputs are graph inputs, then values of earlier segments."""
+        graph, copies = fx.Graph(), dict[fx.Node, Any]()
+        for node in (*self.placeholders[:2], *self.inputs, *self.values, *self.tensors):
+            copies[node] = graph.placeholder(node.name)
+        for node in self.nodes:
+            copies[node] = graph.node_copy(node, lambda source: copies[source])
+        graph.output(tuple(copies[node] for node in self.results))
+        settle_placeholders(graph)
+        tensors = tuple(self.names[node] for node in self.tensors)
+        attributes = {name: t for name, t in self.program.attribute_tensors.items() if name in tensors}
+        return Program(
+            fx.GraphModule(self.program.code, graph),
+            (*(self.names[node] for node in self.inputs), *(f"%{node.name}" for node in self.values)),
+            tensors,
+            tuple(f"%{node.name}" for node in self.results),
+            attributes,
+        )
+
+
+def run_segments(
+    program: SegmentedProgram,
+    training: bool,
+    device: torch.device,
+    inputs: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[Any, ...]:
+    """Runs the segments one after the other, values dropped after their last use."""
+    last_use = {name: i for i, segment in enumerate(program.segments) for name in segment.inputs}
+    values: dict[str, Any] = dict(inputs)
+    for index, segment in enumerate(program.segments):
+        results = segment(training, device, tuple(values[name] for name in segment.inputs), tensors)
+        values.update(zip(segment.outputs, results, strict=True))
+        for name in segment.inputs:
+            if last_use[name] == index and name not in program.results and name not in program.inputs:
+                del values[name]
+    return tuple(values[name] if name in values else tensors[name] for name in program.results)

@@ -1,0 +1,187 @@
+"""Replicas: how their gradients become one, and what they share out among each other instead of holding it twice.
+
+torch's `DistributedDataParallel` averages gradients during the backward pass; torch's `fully_shard` also shares out
+moments, gradients and weights (the three stages of ZeRO, Rajbhandari et al. 2020, arXiv 1910.02054).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from onward.parallel.process import Mesh
+from onward.parameter_distribution import Distributed
+
+REDUCTION_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def replicate(
+    module: nn.Module,
+    segments: Sequence[nn.Module],
+    mesh: Mesh,
+    parameters: Distributed,
+    dtype: torch.dtype | None,
+    uses_all_weights: bool,
+) -> nn.Module:
+    """Makes a module one of the replicas of its data group; what is to be called from then on.
+
+    Args:
+        module: holds the weights of this rank.
+        segments: its children that ZeRO gathers one by one.
+        mesh: the ranks.
+        parameters: `zero_stage`, `reduction_type`, `enable_adasum`, `zero_offload_to_cpu`.
+        dtype: of 16-bit computing, in which ZeRO sends weights around; None: their own.
+        uses_all_weights: whether every backward pass reaches every weight (control flow may skip some).
+    """
+    if mesh.data is None or not any(weight.requires_grad for weight in module.parameters()):
+        return module
+    if parameters.zero_stage:
+        _shard(module, segments, mesh, parameters, dtype)
+        return module
+    if parameters.enable_adasum:
+        return module  # gradients are combined once per update: `adasum`
+    replica = DistributedDataParallel(
+        module,
+        process_group=mesh.data,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=not uses_all_weights,
+    )
+    if parameters.reduction_type != "fp32":
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        replica.register_comm_hook(mesh.data, hooks[parameters.reduction_type])
+    return replica
+
+
+def _shard(
+    module: nn.Module, segments: Sequence[nn.Module], mesh: Mesh, parameters: Distributed, dtype: torch.dtype | None
+) -> None:
+    assert mesh.device_mesh is not None
+    options: dict[str, Any] = {
+        "mesh": mesh.device_mesh["data"],
+        # The weights of stage 3 leave after every pass; those of stages 1 and 2 stay until the update.
+        "reshard_after_forward": parameters.zero_stage == 3,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=REDUCTION_TYPES[parameters.reduction_type], cast_forward_inputs=False
+        ),
+        "offload_policy": CPUOffloadPolicy() if parameters.zero_offload_to_cpu else OffloadPolicy(),
+        "ignored_params": {weight for weight in module.parameters() if weight.dim() == 0},
+    }
+    for segment in segments:
+        if any(weight.dim() for weight in segment.parameters()):
+            fully_shard(segment, **options)
+    fully_shard(module, **{**options, "reshard_after_forward": False})
+
+
+@contextlib.contextmanager
+def micro_batch(module: nn.Module, zero_stage: int, is_last: bool) -> Iterator[None]:
+    """Around the forward and backward pass of one micro-batch: replicas exchange gradients with the last only.
+
+    ZeRO 2 and 3 hold no whole gradients and exchange with each.
+    """
+    if isinstance(module, DistributedDataParallel):
+        with contextlib.nullcontext() if is_last else module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(is_last or zero_stage >= 2)
+        module.set_is_last_backward(is_last)
+        module.set_reshard_after_backward(is_last or zero_stage == 3)
+    yield
+
+
+def reshard(module: nn.Module) -> None:
+    """Lets gathered weights go, after passes without a backward pass; nothing without ZeRO."""
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            child.reshard()
+
+
+@contextlib.contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """All weights of a module whole on every replica, for as long as it lasts; nothing without ZeRO."""
+    sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
+    for child in sharded:
+        child.unshard()
+    try:
+        yield
+    finally:
+        for child in sharded:
+            child.reshard()
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that is shared out; any other tensor as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor._local_tensor  # `to_local` would give a view with a history
+
+
+def rows_of(tensor: torch.Tensor, mesh: Mesh) -> tuple[int, int] | None:
+    """The rows [start, stop) along axis 0 that this replica holds; None for a tensor that is not shared out."""
+    if not isinstance(tensor, DTensor):
+        return None
+    rows, size = tensor.shape[0], mesh.topology.data_size
+    chunk = -(-rows // size)
+    start = min(chunk * mesh.place.data, rows)
+    return start, min(start + chunk, rows)
+
+
+def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Replaces tensors by their means over a group, in place, all in one exchange for each type."""
+    if group is None or not tensors:
+        return
+    _exchange(tensors, group, divide_by=dist.get_world_size(group))
+
+
+def add_up(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Replaces tensors by their sums over a group, in place, all in one exchange for each type."""
+    if group is None or not tensors:
+        return
+    _exchange(tensors, group, divide_by=1)
+
+
+def _exchange(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, divide_by: int) -> None:
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_type.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        dist.all_reduce(flat, group=group)
+        if divide_by != 1:
+            flat /= divide_by
+        parts = torch.split(flat, [tensor.numel() for tensor in same])
+        torch._foreach_copy_(list(same), [part.view_as(t) for part, t in zip(parts, same, strict=True)])
+
+
+def differentiable_sum(group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The sum over a group as a function with a gradient: the sum over the group of the ranks' gradients."""
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, _Sum.apply(tensor, group))  # type: ignore[no-untyped-call]
+
+    return add
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        context.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=context.group)
+        return total, None

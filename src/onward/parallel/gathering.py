@@ -1,0 +1,51 @@
+"""Whole tensors out of the pieces that ranks hold, on rank 0, in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from onward.parallel.pieces import Piece
+from onward.parallel.process import Mesh
+from onward.plan.shards import Box
+
+
+def gather_whole(mesh: Mesh, pieces: Mapping[str, Piece]) -> dict[str, torch.Tensor]:
+    """Collects every tensor that any rank holds a piece of.
+
+    Args:
+        mesh: the ranks; all of them must call this.
+        pieces: of this rank; names may differ from rank to rank.
+
+    Returns:
+        On rank 0 name -> whole tensor on the CPU; elsewhere nothing.
+    """
+    written = {name: piece for name, piece in pieces.items() if piece.is_written}
+    if mesh.control is None:
+        return {name: _whole_of_one(piece) for name, piece in written.items()}
+    outline = {name: (p.whole_shape, p.boxes, p.tensor.dtype) for name, p in written.items()}
+    outlines: list[dict[str, tuple[tuple[int, ...], tuple[Box, ...], torch.dtype]]] = [{}] * mesh.world_size
+    dist.all_gather_object(outlines, outline, group=mesh.control)
+    found: dict[str, torch.Tensor] = {}
+    for rank, theirs in enumerate(outlines):
+        for name, (shape, boxes, dtype) in theirs.items():
+            for box in boxes:
+                if mesh.rank == rank:
+                    part = written[name].tensor.detach()[box.local_slices].cpu().contiguous()
+                    if rank:
+                        dist.send(part, 0, group=mesh.control)
+                elif mesh.rank == 0:
+                    part = torch.empty(box.sizes, dtype=dtype)
+                    dist.recv(part, rank, group=mesh.control)
+                if mesh.rank == 0:
+                    found.setdefault(name, torch.empty(shape, dtype=dtype))[box.whole_slices] = part
+    return found
+
+
+def _whole_of_one(piece: Piece) -> torch.Tensor:
+    whole = torch.empty(piece.whole_shape, dtype=piece.tensor.dtype)
+    for box in piece.boxes:
+        whole[box.whole_slices] = piece.tensor.detach()[box.local_slices].cpu()
+    return whole

@@ -1,0 +1,81 @@
+"""What is left to do with gradients once every backward pass of an update is over, and numbers all ranks must agree on.
+
+Averaging over replicas happens during the backward pass (`data_parallel`); here is what only some weights need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from onward.parallel.adasum import adasum
+from onward.parallel.data_parallel import add_up, average
+from onward.parallel.process import Mesh
+
+
+def finish_gradients(
+    mesh: Mesh,
+    gradients: Mapping[str, torch.Tensor],
+    *,
+    partial: Sequence[str] = (),
+    not_reduced: Sequence[str] = (),
+    enable_adasum: bool = False,
+) -> None:
+    """Makes every gradient whole, in place.
+
+    Args:
+        mesh: the ranks.
+        gradients: weight -> what the backward passes of this rank left of its gradient.
+        partial: weights that are whole on every horizontal rank but whose gradients are sums over these ranks.
+        not_reduced: weights whose gradients the engine of data parallelism left to us.
+        enable_adasum: combine the replicas' gradients by Adasum; none was averaged before.
+    """
+    add_up([gradients[name] for name in partial if name in gradients], mesh.horizontal)
+    if mesh.data is None:
+        return
+    if enable_adasum:
+        adasum(list(gradients.values()), mesh.data)
+    else:
+        average([gradients[name] for name in not_reduced if name in gradients], mesh.data)
+
+
+def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: Sequence[int]) -> torch.Tensor:
+    """The L2 norm of all gradients of all ranks together, a scalar, the same on every rank.
+
+    Args:
+        mesh: the ranks.
+        gradients: of this rank; may be empty.
+        copies: for each of them, how many ranks hold the same elements.
+    """
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    if gradients:
+        norms = torch.stack([norm.to(mesh.device) for norm in torch._foreach_norm(list(gradients))]).double()
+        squares = (norms.square() / torch.tensor(copies, dtype=torch.float64, device=mesh.device)).sum()
+    if mesh.world_size > 1:
+        dist.all_reduce(squares)
+    return squares.sqrt().float()
+
+
+def sum_over_shards(mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:
+    """Sums over the elements of whole weights, from the sums over this rank's parts of them.
+
+    Args:
+        mesh: the ranks.
+        squares: one number for each weight, along the last axis.
+        copies: for each weight, how many ranks of this rank's stage hold the same elements.
+    """
+    total = squares.double() / copies
+    for group in (mesh.data, mesh.horizontal):
+        if group is not None:
+            dist.all_reduce(total, group=group)
+    return total.to(squares.dtype)
+
+
+def sum_over_replicas(mesh: Mesh, numbers: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over the replicas, the same on each; a new tensor."""
+    total = numbers.clone()
+    if mesh.data is not None:
+        dist.all_reduce(total, group=mesh.data)
+    return total
