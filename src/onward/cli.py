@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the user's mistake (one clear message), 3 interrupted but 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -91,6 +92,8 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    # Of torch's store, which complains at length on every rank when another rank has ended; onward says why it did.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from onward.training_command import train
 
     train(options.file, read_overrides(rest))

@@ -8,6 +8,9 @@ from pathlib import Path
 from onward.data.loader import DataLoader
 from onward.environment import Environment
 from onward.errors import ParametersError
+from onward.parallel.failure import ending_together
+from onward.parallel.launcher import detect
+from onward.parallel.launching import check_room, launch_workers, worker_count
 from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.watching import Watchers, make_watchers
@@ -17,11 +20,31 @@ from onward.runner import TrainingRunner
 def train(file: str | Path, overrides: Mapping[str, str] | None = None) -> None:
     """Trains as a RUN.yaml says, from its checkpoint where there is one, and writes the trained model.
 
+    Under torchrun, mpirun or srun this process is one of many. Where none of them started it and the sizes of
+    `distributed` ask for several processes, it starts them on this machine and waits for them.
+
     Raises:
         UserError: of any kind, each with what to do.
         Interrupted: a signal came, and the state is saved.
+        SystemExit: with the exit code of the processes that were started here.
     """
-    parameters = Parameters.load(file, overrides)
+    if detect().launcher == "none":
+        parameters = Parameters.load(file, overrides)
+        if worker_count(parameters.distributed) > 1:
+            raise SystemExit(_launch(parameters, file, overrides or {}))
+    with ending_together("onward train"):
+        _train_here(Parameters.load(file, overrides))
+
+
+def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str]) -> int:
+    """This command once more, in as many processes as the sizes say."""
+    environment = Environment(execution_provider=parameters.machine.execution_provider)
+    check_room(parameters.distributed, "cuda" if environment.device.type == "cuda" else "cpu")
+    fields = [f"--{name}={value}" for name, value in overrides.items()]
+    return launch_workers(worker_count(parameters.distributed), ["-m", "onward", "train", str(file), *fields])
+
+
+def _train_here(parameters: Parameters) -> None:
     rounds = (parameters, *parameters.next_rounds)
     data = [(_training_loader(one), _test_loader(one)) for one in rounds]
     machine = parameters.machine

@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from onward.errors import DataError
+from onward.engine.interruption import StopRequest
+from onward.errors import DataError, Interrupted
 from onward.parallel.agreement import agree_on_stop, check_same
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
-from onward.parallel.process import start, stop
+from onward.parallel.process import Mesh, start, stop
 from onward.parameter_distribution import Distributed
 
 
@@ -26,6 +28,14 @@ def run(what: str, parameters: Distributed) -> None:
         time.sleep(600)
     mesh = start(parameters, "cpu")
     check_same(mesh, {"model": f"{mesh.rank if what == 'differ' else 0}" * 64, "parameters": "same"})
+    with StopRequest() as stop_request:
+        total = train(mesh, what, stop_request)
+    sys.stdout.write(f"rank {mesh.rank} of {mesh.world_size} at {mesh.place} has {total:g}\n")
+    stop(mesh)
+
+
+def train(mesh: Mesh, what: str, stop_request: StopRequest) -> float:
+    """Updates without a model; the sum that all ranks of the last one made."""
     for update in range(5 if what == "sum" else 10_000):
         total = torch.tensor([mesh.rank + 1.0])
         if mesh.rank == 1 and update == 3:
@@ -33,10 +43,14 @@ def run(what: str, parameters: Distributed) -> None:
         for group in (mesh.pipeline, mesh.data, mesh.horizontal):
             if group is not None:
                 dist.all_reduce(total, group=group)
-        agree_on_stop(mesh, wanted=False)
+        if agree_on_stop(mesh, wanted=stop_request.signal_name is not None):
+            time.sleep(0.2 * mesh.rank)
+            Path(f"saved_{mesh.rank}").write_text(str(update))
+            raise Interrupted(f"stopped after update {update}.")
+        if what == "wait" and update == 3:
+            Path(f"ready_{mesh.rank}").write_text(str(os.getpid()))
         time.sleep(0.01)
-    sys.stdout.write(f"rank {mesh.rank} of {mesh.world_size} at {mesh.place} has {total.item():g}\n")
-    stop(mesh)
+    return total.item()
 
 
 def misbehave(what: str) -> None:

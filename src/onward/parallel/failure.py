@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import re
 import socket
 import sys
@@ -18,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,7 +37,7 @@ DIAGNOSIS_SECONDS = 3.0
 """After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
 SHOWING_SECONDS = 5.0
 """How long the other ranks wait for the words of the first failure to be on the screen before they end."""
-FAREWELL_SECONDS = 10.0
+FAREWELL_SECONDS = 5.0
 """How long the rank that failed first stays to let the others read why."""
 LAUNCHED_BY_US = "ONWARD_LAUNCHED"
 """Environment variable of workers that `onward train` started itself: it sees by itself which of them was killed."""
@@ -50,11 +51,12 @@ _TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the run ended: whose failure it was, the words, and the exit code of all."""
+    """Why the run ended: who found it, the words, the exit code of all, and a number that no other failure has."""
 
     rank: int
     text: str
     exit_code: int
+    number: int = field(default_factory=lambda: random.SystemRandom().getrandbits(64))
 
     def written(self) -> str:
         """For the store."""
@@ -82,42 +84,59 @@ class Watch:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._leaving: tuple[float, int] | None = None
+        self._beats_before: dict[int, tuple[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="onward watch", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------------ the main thread
 
-    def report(self, error: BaseException) -> Failure:
-        """Tells all ranks that this one failed; returns the first failure of all, which may be another rank's."""
+    def report(self, error: BaseException) -> tuple[Failure, bool]:
+        """Tells all ranks that this one failed; returns the first failure of all, and whether it is this one."""
         if _is_echo(error):
-            found = self._diagnose(error)
-            if found is not None:
-                return found
-        return self.publish(Failure(self.launch.rank, _words(error), _exit_code(error)))
+            first = self._first_after_a_while()
+            if first is not None:
+                return first, False
+            mine = Failure(self.launch.rank, self._diagnose(error), 1)
+        else:
+            mine = Failure(self.launch.rank, _words(error), _exit_code(error))
+        first = self.publish(mine)
+        return first, first == mine
 
     def publish(self, failure: Failure) -> Failure:
         """Writes a failure into the store, unless there is one; returns the one that is there."""
         with self._lock:
             return Failure(**json.loads(self._store.compare_set("failure", "", failure.written())))
 
-    def let_end(self, exit_code: int) -> None:
-        """After the failure was shown: lets the others end, and waits until they know."""
+    def let_end(self, exit_code: int) -> NoReturn:
+        """After the failure was shown: lets the others end, and ends."""
         self._leaving = (time.monotonic() + 2 * FAREWELL_SECONDS, exit_code)
         with contextlib.suppress(dist.DistError):
             with self._lock:
                 self._store.set("shown", "")
             self._wait_for("seen", self.launch.world_size - 1, FAREWELL_SECONDS)
+        self._leave(exit_code)
 
     def end_after_showing(self, exit_code: int) -> NoReturn:
         """Ends this process once the failure was shown elsewhere: launchers kill the rest as soon as one has ended."""
+        self._leaving = (time.monotonic() + 2 * SHOWING_SECONDS, exit_code)
         deadline = time.monotonic() + SHOWING_SECONDS
         with contextlib.suppress(dist.DistError):
             while time.monotonic() < deadline:
                 with self._lock:
                     if self._store.check(["shown"]):
-                        self._store.add("seen", 1)
                         break
                 time.sleep(BEAT_SECONDS / 10)
+            with self._lock:
+                self._store.add("seen", 1)
+        self._leave(exit_code)
+
+    def _leave(self, exit_code: int) -> NoReturn:
+        """Ends this process; rank 0, whose store it may be, goes last."""
+        with contextlib.suppress(dist.DistError):
+            with self._lock:
+                self._store.add("left", 1)
+            if self.launch.rank == 0 and not self.launch.agent_store:
+                self._wait_for("left", self.launch.world_size, FAREWELL_SECONDS)
         end_process(exit_code)
 
     def meet_at_end(self, name: str, seconds: float) -> bool:
@@ -146,49 +165,49 @@ class Watch:
                 time.sleep(BEAT_SECONDS / 10)
         return False
 
-    def _diagnose(self, error: BaseException) -> Failure | None:
-        """After an exchange failed: the first failure known, or the ranks that are silent or behind."""
-        before, started = self._beats(), time.monotonic()
-        while time.monotonic() - started < DIAGNOSIS_SECONDS:
+    def _first_after_a_while(self) -> Failure | None:
+        """An exchange failed: time for the rank that caused it to say so, and for the others to notice, too."""
+        with self._lock:
+            self._store.set(f"echo/{self.launch.rank}", "")
+        self._beats_before, deadline = self._beats(), time.monotonic() + DIAGNOSIS_SECONDS
+        while time.monotonic() < deadline:
             first = self._first()
             if first is not None:
                 return first
             time.sleep(BEAT_SECONDS / 5)
-        after = self._beats()
+        return None
+
+    def _diagnose(self, error: BaseException) -> str:
+        """What is known of the rank that caused a failed exchange: ended, silent, or busy with something else."""
+        beats = self._beats()
         with self._lock:
-            gone = [rank for rank in after if self._store.check([f"done/{rank}"])]
-        silent = [rank for rank in after if after[rank] == before.get(rank) and rank != self.launch.rank]
-        if _TIMEOUT.search(_words(error)):
-            what = (
-                f"rank {self.launch.rank} waited {self.timeout_seconds:g} s (distributed.timeout_seconds) for the "
-                "others in an exchange"
+            gone = [rank for rank in beats if self._store.check([f"done/{rank}"])]
+            busy = [rank for rank in beats if not self._store.check([f"echo/{rank}"])]
+        silent = [rank for rank in busy if beats[rank] == self._beats_before.get(rank)]
+        if gone:
+            why = f"{name_ranks(gone)} had ended already: the ranks did not do the same number of steps."
+        elif silent:
+            with self._lock:
+                who = "; ".join(f"rank {rank} on {attendant(self._store, rank)}" for rank in silent[:8])
+            why = f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
+        elif busy:
+            who = ", ".join(f"rank {rank} after {beats[rank][1]} updates" for rank in busy[:8])
+            why = (
+                f"{name_ranks(busy).capitalize()} did not come to it ({who}): it lives, and does something else. If it "
+                "is only slow (reading data, writing a checkpoint), raise distributed.timeout_seconds."
             )
         else:
-            what = f"rank {self.launch.rank} lost its connection to another rank"
-        text = f"{what}. {self._who_is_missing(silent, gone, after)}\nThe engine said: {_words(error)}"
-        return self.publish(Failure(self.launch.rank, text, 1))
-
-    def _who_is_missing(self, silent: list[int], gone: list[int], beats: dict[int, tuple[int, int]]) -> str:
-        if gone:
-            return f"{name_ranks(gone)} had ended already: the ranks did not do the same number of steps."
-        if silent:
-            who = "; ".join(f"rank {rank} on {attendant(self._store, rank)}" for rank in silent[:8])
-            return f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or its machine is gone."
-        most = max(progress for _, progress in beats.values())
-        behind = {rank: progress for rank, (_, progress) in beats.items() if progress < most}
-        if behind:
-            which = "; ".join(f"rank {rank} at {progress}" for rank, progress in list(behind.items())[:8])
-            return f"Fallen behind: {which}, while the others are at update {most}. Look at what they do."
-        return (
-            f"All ranks live and are at update {most}; raise distributed.timeout_seconds if one of them is only slow "
-            "(reading data, writing a checkpoint)."
-        )
+            why = "All ranks live, and all of them wait: look at the network between them."
+        what = "lost its connection to another rank"
+        if _TIMEOUT.search(_words(error)):
+            what = f"waited {self.timeout_seconds:g} s (distributed.timeout_seconds) in an exchange for another rank"
+        return f"rank {self.launch.rank} {what}. {why}\nThe engine said: {_words(error)}"
 
     def _beats(self) -> dict[int, tuple[int, int]]:
         """Of every rank: how often it has given a sign of life, and which update it is at."""
-        beats = {}
+        beats = dict.fromkeys(range(self.launch.world_size), (0, 0))
         with self._lock:
-            for rank in range(self.launch.world_size):
+            for rank in beats:
                 if self._store.check([f"beat/{rank}"]):
                     count, progress = self._store.get(f"beat/{rank}").split()
                     beats[rank] = (int(count), int(progress))
@@ -219,7 +238,7 @@ class Watch:
                 self._end_if_failed(death)
             except dist.DistError:
                 if not self._stopping.is_set() and self._leaving is None:
-                    self._end_without_store()
+                    self.end_without_store()
 
     def _end_if_failed(self, death: str | None) -> None:
         first = self._first()
@@ -230,12 +249,11 @@ class Watch:
                 if LAUNCHED_BY_US not in os.environ:
                     _say(death)
                 self.let_end(found.exit_code)
-                end_process(found.exit_code)
         # This rank's own failure its main thread is about to show.
         if first is not None and first.rank != self.launch.rank:
             self.end_after_showing(first.exit_code)
 
-    def _end_without_store(self) -> None:
+    def end_without_store(self) -> NoReturn:
         """Nobody can agree any more on who speaks: rank 1, and one process of every other machine."""
         if self.launch.rank == 1 or self.launch.local_rank == 0:
             owner = "torchrun" if self.launch.agent_store else "rank 0"
@@ -269,7 +287,7 @@ class _Neighbour:
                 return None
             return (
                 f"rank {self.rank} ({self._who}) has died without a word: killed by a signal (the kernel does so when "
-                "memory runs out), or crashed in a library. The last checkpoint is whole."
+                "memory runs out), or crashed in a library; all ranks end."
             )
         beat = store.get(f"beat/{self.rank}") if store.check([f"beat/{self.rank}"]) else b""
         if beat != self._last[0]:
@@ -316,9 +334,10 @@ def _at_exit() -> None:
     """A program that ends without `stop` is done, or failed with an exception that nobody caught."""
     error = getattr(sys, "last_value", None)
     if _watch is not None and error is not None:
-        first = _watch.report(error)
-        if first.rank == _watch.launch.rank:
+        first, is_mine = _watch.report(error)
+        if is_mine:
             _watch.let_end(1)
+        _watch.end_after_showing(first.exit_code)
     end_watch()
 
 
@@ -350,25 +369,30 @@ def ending_together(title: str = "onward") -> Iterator[None]:
 def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
     exit_code = _exit_code(error)
     try:
-        watch = _watch or Watch(open_store(launch, FAREWELL_SECONDS), launch, 0.0)
+        watch = _watch or Watch(open_store(launch, 2 * FAREWELL_SECONDS), launch, 0.0)
         if isinstance(error, Interrupted):
             watch.meet_at_end("interrupted", watch.timeout_seconds)
             if launch.rank != 0:
                 watch.end_after_showing(exit_code)
             _show(error, title)
         else:
-            first = watch.report(error)
-            if first.rank != launch.rank:
+            first, is_mine = watch.report(error)
+            if not is_mine:
                 watch.end_after_showing(first.exit_code)
             error.add_note(f"This was rank {launch.rank} of {launch.world_size} on {socket.gethostname()}; all end.")
             _show(ExchangeError(first.text) if _is_echo(error) else error, title)
         watch.let_end(exit_code)
     except (UserError, dist.DistError):
-        _show(error, title)  # nobody to tell: the others have not come, or are gone
+        # Nobody to tell: the others have not come, or are gone.
+        if _watch is not None and _is_echo(error):
+            _watch.end_without_store()
+        _show(error, title)
     end_process(exit_code)
 
 
 def _show(error: BaseException, title: str) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        error = OnwardError("interrupted; nothing was saved.")
     if isinstance(error, OnwardError):
         sys.stderr.write("\n".join([f"{title}: {error}", *getattr(error, "__notes__", ())]) + "\n")
     else:
