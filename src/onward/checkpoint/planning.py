@@ -4,8 +4,8 @@ rank, all boxes of a tensor together the whole tensor."""
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,11 @@ class PieceSavePlanner(DefaultSavePlanner):
     write, and that boxes neither overlap nor leave a hole.
     """
 
-    def __init__(self, pieces: Mapping[str, Piece]) -> None:
+    def __init__(self, pieces: Mapping[str, Piece], names: Iterable[str]) -> None:
+        """Plans `pieces`, which this rank may write; `names` are those of all it holds."""
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._pieces = pieces
+        self.pieces = pieces
+        self._names = tuple(names)
         self._boxes = {(name, box.whole_offsets): box for name, piece in pieces.items() for box in piece.boxes}
 
     def create_local_plan(self) -> SavePlan:
@@ -34,11 +36,11 @@ class PieceSavePlanner(DefaultSavePlanner):
         self.plan = SavePlan(
             [
                 _write_item(name, piece, box)
-                for name, piece in self._pieces.items()
-                if piece.is_written
+                for name, piece in self.pieces.items()
                 for box in piece.boxes
                 if piece.num_elements or 0 in piece.whole_shape
-            ]
+            ],
+            planner_data=self._names,
         )
         return self.plan
 
@@ -56,11 +58,11 @@ class PieceSavePlanner(DefaultSavePlanner):
         index = write_item.index
         assert index.offset is not None
         box = self._boxes[index.fqn, tuple(index.offset)]
-        return self._pieces[index.fqn].tensor.detach()[box.local_slices]
+        return self.pieces[index.fqn].tensor.detach()[box.local_slices]
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """The piece of a name."""
-        return self._pieces[index.fqn]
+        return self.pieces[index.fqn]
 
 
 def _write_item(name: str, piece: Piece, box: Box) -> WriteItem:
@@ -95,12 +97,21 @@ def _refuse_contradictions(plans: list[SavePlan]) -> None:
     for name, (_, size) in kinds.items():
         if held[name] != size.numel():
             raise ValueError(f"{name!r} has {size.numel()} elements, and the ranks together write {held[name]} of them")
+    for rank, plan in enumerate(plans):
+        for name in plan.planner_data:
+            if name not in kinds:
+                raise ValueError(f"{name!r} is held by rank {rank}, and no rank writes it")
 
 
-def names_with_several_boxes(plans: list[SavePlan]) -> frozenset[str]:
-    """The tensors of which at least one rank writes several boxes."""
-    found: defaultdict[str, int] = defaultdict(int)
-    for plan in plans:
-        for name, count in Counter(item.index.fqn for item in plan.items).items():
-            found[name] = max(found[name], count)
-    return frozenset(name for name, count in found.items() if count > 1)
+def numbered_keys(plans: list[SavePlan]) -> dict[str, str]:
+    """The tensors of which some rank writes several boxes, each with the beginning of its keys: its name and `#`, or
+    more of them where another tensor's name begins so."""
+    counts = [Counter(item.index.fqn for item in plan.items) for plan in plans]
+    names = set().union(*counts)
+    found = {}
+    for name in sorted({name for count in counts for name in count if count[name] > 1}):
+        beginning = f"{name}#"
+        while any(other.startswith(beginning) for other in names):
+            beginning += "#"
+        found[name] = beginning
+    return found

@@ -27,7 +27,7 @@ from torch.futures import Future
 from onward import __version__
 from onward.checkpoint.disk import not_shared, storage_error, sync_directory
 from onward.checkpoint.manifest import FileEntry, Json, Manifest, TensorEntry, dtype_name, write_manifest
-from onward.checkpoint.planning import names_with_several_boxes
+from onward.checkpoint.planning import numbered_keys
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes hashed and handed to the operating system at a time: large enough that the calls cost nothing, small enough
@@ -78,10 +78,15 @@ def refuse_unstorable(tensors: Mapping[str, torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """What the coordinator tells a worker about its file: the name, and the tensors whose keys are numbered."""
+    """What the coordinator tells a worker about its file.
+
+    Attributes:
+        name: of the file.
+        numbered: the tensors whose keys are numbered, and what stands before the number.
+    """
 
     name: str
-    numbered: frozenset[str]
+    numbered: Mapping[str, str]
 
 
 @dataclass
@@ -139,7 +144,7 @@ class SafetensorsStorageWriter(StorageWriter):
             self.record = {**self.record, "ranks": records}
         with self._explained(0):
             self.publication.temporary.mkdir()
-        numbered = names_with_several_boxes(plans)
+        numbered = numbered_keys(plans)
         return [
             replace(plan, storage_data=FilePlan(f"rank-{rank:05d}.safetensors", numbered))
             for rank, plan in enumerate(plans)
@@ -217,7 +222,7 @@ def _part_bytes(data: TensorWriteData) -> int:
 
 
 def _write_file(
-    path: Path, parts: list[tuple[WriteItem, TensorWriteData]], numbered: frozenset[str], planner: SavePlanner
+    path: Path, parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[str, str], planner: SavePlanner
 ) -> FileEntry:
     digest = hashlib.sha256()
     with open(path, "xb") as stream:
@@ -234,7 +239,7 @@ def _write_file(
     return FileEntry(path.name, size_bytes, digest.hexdigest())
 
 
-def _header(parts: list[tuple[WriteItem, TensorWriteData]], numbered: frozenset[str]) -> bytes:
+def _header(parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[str, str]) -> bytes:
     keys = _keys([item.index.fqn for item, _ in parts], numbered)
     offsets = {key: {"saved_offsets": list(data.chunk.offsets)} for key, (_, data) in zip(keys, parts, strict=True)}
     # The three keys under which DCP's HuggingFaceStorageReader finds where in the whole tensor a piece belongs.
@@ -256,20 +261,13 @@ def _header(parts: list[tuple[WriteItem, TensorWriteData]], numbered: frozenset[
     return struct.pack("<Q", len(text)) + text
 
 
-def _keys(names: list[str], numbered: frozenset[str]) -> list[str]:
+def _keys(names: list[str], numbered: Mapping[str, str]) -> list[str]:
     """A key for each piece: the tensor's name; `name#0`, `name#1` and so on where some worker holds several boxes."""
-    taken = {name for name in names if name not in numbered}
     counts: Counter[str] = Counter()
     keys = []
     for name in names:
-        key = name
-        if name in numbered:
-            key = f"{name}#{counts[name]}"
-            counts[name] += 1
-            while key in taken:  # another tensor is really called so
-                key += "#"
-            taken.add(key)
-        keys.append(key)
+        keys.append(f"{numbered[name]}{counts[name]}" if name in numbered else name)
+        counts[name] += 1
     return keys
 
 

@@ -117,11 +117,11 @@ class CheckpointWriter:
         own = {name: piece.tensor.detach() for name, piece in written.items()}
         if not self.blocking:
             own = self._stage(own)
-        written = {name: replace(piece, tensor=own[name]) for name, piece in written.items()}
+        planner = PieceSavePlanner({name: replace(written[name], tensor=own[name]) for name in written}, pieces)
         if self.blocking:
-            self._write(number, written, snapshot, rank_snapshot)
+            self._write(number, planner, snapshot, rank_snapshot)
         else:
-            self._in_flight = self._executor.submit(self._write, number, written, snapshot, rank_snapshot)
+            self._in_flight = self._executor.submit(self._write, number, planner, snapshot, rank_snapshot)
         self.stall_seconds = time.perf_counter() - started
         return self.directory / checkpoint_name(number)
 
@@ -175,7 +175,7 @@ class CheckpointWriter:
     def _write(
         self,
         number: int,
-        pieces: dict[str, Piece],
+        planner: PieceSavePlanner,
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None,
     ) -> None:
@@ -197,9 +197,9 @@ class CheckpointWriter:
         publication = Publication(temporary, final, begin, complete)
         try:
             save(
-                dict(pieces),
+                dict(planner.pieces),
                 storage_writer=SafetensorsStorageWriter(publication, record, rank_record),
-                planner=PieceSavePlanner(pieces),
+                planner=planner,
                 process_group=self._group,
                 no_dist=self._group is None,
             )
