@@ -23,7 +23,7 @@ from onward.lowering.bound_value import BoundValue
 from onward.lowering.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
 from onward.lowering.ledger import why_refused
-from onward.lowering.program import Nested, NodeLabel, Program, pick, settle_placeholders
+from onward.lowering.program import Nested, NodeLabel, Program, drop_unread_arguments, pick, settle_placeholders
 from onward.lowering.registry import Lowering, find_host_lowering, find_lowering
 
 _RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "torch", "device", "inf", "nan"})
@@ -96,6 +96,7 @@ class _Builder:
         self._lower_nodes()
         self.fx_graph.output(tuple(self.as_tensor(self.resolve(value)) for value in values))
         self._move_placeholders_up()
+        drop_unread_arguments(self.fx_graph)
         self.fx_graph.eliminate_dead_code()
         unused = [name for name, node in self.tensors.items() if not node.users]
         for name in unused:
@@ -216,6 +217,7 @@ class _Builder:
         keywords = self._keywords(node, lowering, inputs)
         call = self.fx_graph.call_function(lowering.function, arguments, keywords)
         call.meta["onnx"] = _label(node)
+        call.meta["spare"] = lowering.spare
         self._bind_outputs(node, lowering, call)
 
     def _belongs_on_host(self, node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue | None]) -> bool:

@@ -73,6 +73,27 @@ def settle_placeholders(graph: fx.Graph) -> None:
             node.target = node.name
 
 
+def drop_unread_arguments(graph: fx.Graph) -> None:
+    """Takes spare arguments out of calls: values that a function can do without, unless they are computed anyway.
+
+    `meta["spare"]` of a call holds the places of such arguments; they stay if one of them is needed elsewhere.
+    """
+    calls = [node for node in graph.nodes if node.meta.get("spare")]
+    if not calls:
+        return
+    spare = {call: {arg for place, arg in enumerate(call.args) if place in call.meta["spare"]} for call in calls}
+    needed: set[fx.Node] = set()
+    stack = [node for node in graph.nodes if node.op == "output"]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend({*node.all_input_nodes} - spare.get(node, set()))
+    for call in calls:
+        if not spare[call] & needed:
+            call.args = tuple(None if place in call.meta["spare"] else arg for place, arg in enumerate(call.args))
+
+
 def _name_the_node(code: fx.GraphModule, arguments: tuple[Any, ...], error: Exception) -> Exception:
     """Finds the failing node by running the program once more, node by node."""
     try:

@@ -47,6 +47,7 @@ class Lowering:
     result_dtype: str
     parameters: tuple[inspect.Parameter, ...]
     growth: Callable[..., int] | None = None
+    spare: frozenset[int] = frozenset()
 
     @property
     def attributes(self) -> dict[str, inspect.Parameter]:
@@ -83,24 +84,36 @@ def lowers(
     either: tuple[str, ...] = (),
     produces: Literal["tensor", "host"] = "tensor",
     result_dtype: str = "int64",
+    spare: tuple[str, ...] = (),
 ) -> Callable[[_Function], _Function]:
     """Registers a function that computes `op_type` from torch tensors.
 
     `host` names inputs that arrive as Python values (a number, or nested tuples of numbers) instead of
     tensors: shapes, axes, sizes. `either` names inputs that arrive as a Python value when they come out of
     shape arithmetic or are a constant of one element, and as a tensor otherwise. `produces="host"` says that
-    the result itself is such a value, of the ONNX type `result_dtype`. An attribute whose name is a Python
+    the result itself is such a value, of the ONNX type `result_dtype`. `spare` names optional inputs that the
+    function can do without: they arrive as None in a program that computes none of them for another reason. An attribute whose name is a Python
     keyword gets a trailing underscore. May be stacked to register one function for several operators or versions.
     """
 
     def register(function: _Function) -> _Function:
         parameters = tuple(inspect.signature(function).parameters.values())
-        unknown = {*host, *either} - {p.name for p in parameters}
+        names = [p.name for p in parameters]
+        unknown = {*host, *either, *spare} - set(names)
         assert not unknown, f"{op_type}: host inputs {unknown} are not parameters"
         _record(
             _on_device,
             Lowering(
-                domain, op_type, since, function, frozenset(host), frozenset(either), produces, result_dtype, parameters
+                domain,
+                op_type,
+                since,
+                function,
+                frozenset(host),
+                frozenset(either),
+                produces,
+                result_dtype,
+                parameters,
+                spare=frozenset(names.index(name) for name in spare),
             ),
         )
         return function

@@ -14,6 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onward.lowering.program import Nested, Program, settle_placeholders
+from onward.lowering.simplification import simpler_arguments
 
 LARGEST_FOLDED_BYTES = 64 * 2**20
 """A constant result larger than this is computed again at each call rather than kept."""
@@ -166,7 +167,14 @@ class _Rewriter:
                 self.map[node] = placeholder
                 self.folded_names[placeholder] = name
                 return
-        self.map[node] = self.new.node_copy(node, lambda source: self.map[source])
+        copy = self.new.node_copy(node, lambda source: self.map[source])
+        self.map[node] = copy
+        simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup)
+        if simpler is not None:
+            copy.args, copy.kwargs = fx.node.map_arg(simpler, lambda source: self.map[source])
+
+    def _lookup(self, argument: Any) -> Any:
+        return self.constant.get(argument) if isinstance(argument, fx.Node) else argument
 
     def _is_foldable(self, node: fx.Node) -> bool:
         """A pure function of constants; what draws random numbers is not."""

@@ -41,7 +41,7 @@ def softmax_cross_entropy_loss(
     Raises:
         ValueError: shapes do not fit, or (on the CPU; a GPU asserts by itself) a label is out of range.
     """
-    _check(scores, labels, weights, ignore_index, reduction)
+    check_loss_inputs(scores, labels, weights, ignore_index, reduction)
     if output_count == 1:
         rows, row_labels, shape = _as_rows(scores, labels)
         loss = _likelihood_loss(_log_softmax(rows), row_labels, weights, ignore_index, reduction)
@@ -70,7 +70,7 @@ def negative_log_likelihood_loss(
     Raises:
         ValueError: shapes do not fit, or (on the CPU; a GPU asserts by itself) a label is out of range.
     """
-    _check(input, target, weight, ignore_index, reduction)
+    check_loss_inputs(input, target, weight, ignore_index, reduction)
     return _likelihood_loss(input, target, weight, ignore_index, reduction)
 
 
@@ -109,7 +109,14 @@ def _loss_of_trained_weights(log_prob: Tensor, labels: Tensor, weights: Tensor, 
     return losses.sum() / share.sum() if reduction == "mean" else losses.sum()
 
 
-def _check(scores: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, reduction: str) -> None:
+def check_loss_inputs(
+    scores: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, reduction: str
+) -> None:
+    """Checks shapes and labels of a loss, of scores [N, C, ...] with labels [N, ...].
+
+    Raises:
+        ValueError: they do not fit, or (on the CPU) a label is out of range.
+    """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it must be one of {', '.join(_REDUCTIONS)}.")
     if scores.ndim < 2:

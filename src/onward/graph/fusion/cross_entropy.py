@@ -1,0 +1,161 @@
+"""The last linear layer and the cross entropy after it become one node, which never holds all logits at once.
+
+The logits stay in the graph where they are an output of the model; a program that computes them anyway takes the loss
+from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onward.graph.fusion.facts import integer
+from onward.graph.fusion.rewriting import Editor, producer
+
+KIND = "cross_entropy"
+_MOST_STEPS = 8
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """`hidden @ weight + bias`, and the value that is its result.
+
+    Attributes:
+        hidden: [..., W].
+        weight: [V, W] if `rows_are_classes`, else [W, V].
+        bias: [V], or None.
+        logits: [..., V].
+    """
+
+    hidden: ir.Value
+    weight: ir.Value
+    rows_are_classes: bool
+    bias: ir.Value | None
+    logits: ir.Value
+
+
+def fuse_cross_entropy(editor: Editor) -> None:
+    """Replaces `SoftmaxCrossEntropyLoss` of the logits of a linear layer."""
+    for node in editor.nodes("SoftmaxCrossEntropyLoss"):
+        _fuse(editor, node)
+
+
+def _fuse(editor: Editor, node: ir.Node) -> None:
+    scores, labels = node.inputs[0], node.inputs[1]
+    reduction = node.attributes["reduction"].as_string() if "reduction" in node.attributes else "mean"
+    if scores is None or labels is None or reduction not in ("mean", "sum"):
+        return
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        return
+    weights = node.inputs[2] if len(node.inputs) > 2 else None
+    if weights is not None and (not weights.is_initializer() or weights.name in editor.facts.weights):
+        return
+    if editor.facts.rank(scores) != 2 or node.outputs[0].name in editor.kept:
+        return
+    path = _path_to_linear(editor, scores)
+    if path is None:
+        return
+    linear, steps = path
+    rows = _rows(editor, linear, steps, node)
+    attributes: dict[str, int | str] = {"reduction": reduction, "rows_are_classes": int(linear.rows_are_classes)}
+    if "ignore_index" in node.attributes:
+        attributes["ignore_index"] = node.attributes["ignore_index"].as_int()
+    output = editor.write(
+        "LinearCrossEntropy",
+        [rows, linear.weight, labels, scores, linear.logits, weights, linear.bias],
+        node,
+        fused=True,
+        name=KIND,
+        **attributes,
+    )
+    editor.replace(node.outputs[0], output, KIND, len(steps) + 2, "with the last linear layer, logits never whole")
+
+
+def _path_to_linear(editor: Editor, scores: ir.Value) -> tuple[_Linear, list[ir.Node]] | None:
+    """The linear layer that scores [N, V] come from, and the nodes between, the last first, which only pick rows."""
+    steps: list[ir.Node] = []
+    value = scores
+    for _ in range(_MOST_STEPS):
+        linear = _linear(editor, value)
+        if linear is not None:
+            return linear, steps
+        node = producer(value, "Cast", "Reshape", "GatherND", "Slice", "Identity")
+        if node is None or node.inputs[0] is None or not _keeps_classes(editor, node):
+            return None
+        steps.append(node)
+        value = node.inputs[0]
+    return None
+
+
+def _keeps_classes(editor: Editor, node: ir.Node) -> bool:
+    """Whether a node leaves the last axis, the classes, whole and last."""
+    source, result = node.inputs[0], node.outputs[0]
+    assert source is not None
+    if node.op_type in ("Cast", "Identity"):
+        return True
+    before, after = editor.facts.shape(source), editor.facts.shape(result)
+    if node.op_type == "GatherND":
+        indices = None if node.inputs[1] is None else editor.facts.shape(node.inputs[1])
+        rank = editor.facts.rank(source)
+        picked = indices[-1] if indices else None
+        return isinstance(picked, int) and rank is not None and integer(node, "batch_dims", 0) + picked < rank
+    if node.op_type == "Slice":
+        axes = editor.facts.numbers(node.inputs[3]) if len(node.inputs) > 3 else None
+        return before is not None and axes is not None and not {-1, len(before) - 1} & set(axes)
+    # Reshape: to rows, of as many classes as before.
+    if before is None or not before or before[-1] is None:
+        return False
+    sizes = None if node.inputs[1] is None else editor.facts.sizes(node.inputs[1])
+    if sizes is not None and len(sizes) == 2 and sizes[0] == -1 and sizes[1] == before[-1]:
+        return True
+    return after is not None and len(after) == 2 and after[-1] == before[-1]
+
+
+def _linear(editor: Editor, value: ir.Value) -> _Linear | None:
+    """The linear layer whose result a value is."""
+    node = producer(value, "MatMul", "Gemm", "Add")
+    if node is None:
+        return None
+    if node.op_type == "Add":
+        for product, bias in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
+            inner = producer(product, "MatMul")
+            if inner is None or bias is None or editor.facts.rank(bias) != 1:
+                continue
+            found = _of_product(editor, inner, value)
+            shape = editor.facts.shape(bias)
+            if found is None or shape is None or shape[0] == 1:
+                return None
+            return _Linear(found.hidden, found.weight, found.rows_are_classes, bias, value)
+        return None
+    if node.op_type == "MatMul":
+        return _of_product(editor, node, value)
+    alpha, beta = (node.attributes[n].as_float() if n in node.attributes else 1.0 for n in ("alpha", "beta"))
+    hidden, weight = node.inputs[0], node.inputs[1]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if hidden is None or weight is None or alpha != 1.0 or integer(node, "transA", 0):
+        return None
+    if bias is not None and (beta != 1.0 or editor.facts.rank(bias) != 1 or editor.facts.shape(bias) == (1,)):
+        return None
+    return _Linear(hidden, weight, bool(integer(node, "transB", 0)), bias, value)
+
+
+def _of_product(editor: Editor, node: ir.Node, logits: ir.Value) -> _Linear | None:
+    hidden, weight = node.inputs
+    if hidden is None or weight is None or editor.facts.rank(weight) != 2 or (editor.facts.rank(hidden) or 0) < 2:
+        return None
+    transpose = producer(weight, "Transpose")
+    if transpose is not None and transpose.inputs[0] is not None:
+        return _Linear(hidden, transpose.inputs[0], True, None, logits)
+    return _Linear(hidden, weight, False, None, logits)
+
+
+def _rows(editor: Editor, linear: _Linear, steps: list[ir.Node], before: ir.Node) -> ir.Value:
+    """The rows of `hidden` that the loss is taken of: what is done to the logits, done before the linear layer."""
+    value = linear.hidden
+    for node in reversed(steps):
+        if node.op_type in ("GatherND", "Slice"):
+            attributes = {"batch_dims": integer(node, "batch_dims", 0)} if node.op_type == "GatherND" else {}
+            inputs = [value, *node.inputs[1:]]
+            value = editor.write(node.op_type, inputs, before, name=f"{KIND}/{node.op_type}", **attributes)
+    return value

@@ -1,0 +1,73 @@
+"""All fusions in order, on a prepared model: what each is called, and what was fused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onward.graph.fusion import activation, attention, cross_entropy, normalization, rotary
+from onward.graph.fusion.facts import Facts, integer
+from onward.graph.fusion.rewriting import DOMAIN, Editor, Fusion
+
+FUSIONS: Mapping[str, Callable[[Editor], None]] = {
+    attention.KIND: attention.fuse_attention,
+    "normalization": normalization.fuse_normalization,
+    activation.GELU: activation.fuse_gelu,
+    activation.SWISH: activation.fuse_swish,
+    activation.SWIGLU: activation.fuse_swiglu,
+    rotary.KIND: rotary.fuse_rotary,
+    cross_entropy.KIND: cross_entropy.fuse_cross_entropy,
+}
+"""Fusion, as `speed.fusions_off` names it -> what does it, in the order in which they run."""
+
+
+def fuse(
+    model: ir.Model, weights: Collection[str] = (), off: Collection[str] = (), keep: Collection[str] = ()
+) -> tuple[Fusion, ...]:
+    """Fuses in place what is written out; initializers stay as they are, under their names.
+
+    Args:
+        model: prepared for lowering.
+        weights: initializers that train; they are taken for no constants.
+        off: names of fusions to leave out.
+        keep: names of values that somebody reads, and that must stay computed.
+    """
+    facts = Facts(model, weights)
+    editor = Editor(model, facts, frozenset(keep))
+    _drop_copies(editor)
+    for name, function in FUSIONS.items():
+        if name not in off:
+            function(editor)
+    if editor.done:
+        model.graph.sort()
+    return tuple(editor.done)
+
+
+def notes_on_fusions(fusions: Sequence[Fusion]) -> tuple[str, ...]:
+    """One sentence that counts the fusions; none where there are none."""
+    if not fusions:
+        return ()
+    counts = Counter(fusion.kind for fusion in fusions)
+    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    replaced = sum(fusion.replaced for fusion in fusions)
+    return (f"fused for training, not in what is exported: {listed} ({replaced} nodes became {len(fusions)}).",)
+
+
+def _drop_copies(editor: Editor) -> None:
+    """Nodes that give out what they take in: `Identity`, and `Cast` to the type that a value has."""
+    for node in editor.nodes("Identity", "Cast"):
+        source, result = node.inputs[0], node.outputs[0]
+        if source is None or result.is_graph_output() or result.name in editor.kept or source.is_initializer():
+            continue
+        if node.op_type == "Cast":
+            dtype = editor.facts.dtype(source)
+            # What the model says is float32 is computed in 16 bits in mixed precision; such a cast widens it.
+            if dtype is None or dtype.is_floating_point() or int(dtype) != integer(node, "to", 0):
+                continue
+        result.replace_all_uses_with(source)
+        editor.remove_unread([node])
+
+
+__all__ = ["DOMAIN", "FUSIONS", "Fusion", "fuse", "notes_on_fusions"]

@@ -1,0 +1,178 @@
+"""Putting one node in the place of several, in place, without losing a name that somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.fusion.facts import Facts
+from onward.graph.node_writer import Attribute, value_names
+
+DOMAIN = "onward.fused"
+"""Domain of the nodes that fusion writes: named like operators of the standard, for models of any opset."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One node that stands for several.
+
+    Attributes:
+        kind: which fusion: the word that turns it off.
+        node: name of the new node.
+        replaced: how many nodes it stands for.
+        about: what the user may want to know of it.
+    """
+
+    kind: str
+    node: str
+    replaced: int
+    about: str = ""
+
+
+@dataclass
+class Editor:
+    """Rewrites the main graph of a model.
+
+    Attributes:
+        model: prepared for lowering.
+        facts: what is known of its values.
+        kept: names of values that must stay computed as they are.
+        done: what was fused so far.
+    """
+
+    model: ir.Model
+    facts: Facts
+    kept: frozenset[str]
+    done: list[Fusion] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.graph = self.model.graph
+        self._values = value_names(self.graph)
+        self._nodes = {str(node.name) for node in self.graph.all_nodes()}
+
+    def nodes(self, *op_types: str) -> Iterator[ir.Node]:
+        """The nodes of the main graph with these operators; those that are gone meanwhile are left out."""
+        for node in [n for n in self.graph if n.domain == "" and n.op_type in op_types]:
+            if node.graph is self.graph:
+                yield node
+
+    def is_free(self, value: ir.Value, *, within: Collection[ir.Node]) -> bool:
+        """Whether nobody but these nodes reads a value, and nobody asked for it by name."""
+        if value.is_graph_output() or value.name in self.kept:
+            return False
+        return all(use.node in within for use in value.uses())
+
+    def are_interior(self, nodes: Collection[ir.Node], result: ir.Value) -> bool:
+        """Whether these nodes compute nothing that is read elsewhere, but for the result."""
+        values = (value for node in nodes for value in node.outputs if value is not result)
+        return all(self.is_free(value, within=nodes) for value in values)
+
+    def write(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        before: ir.Node,
+        *,
+        fused: bool = False,
+        name: str = "",
+        **attributes: Attribute,
+    ) -> ir.Value:
+        """Inserts a node before another and returns its one output; `fused`: it is of the domain `onward.fused`."""
+        inputs = list(inputs)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        domain = DOMAIN if fused else ""
+        if fused:
+            self.model.opset_imports.setdefault(DOMAIN, 1)
+        stem = f"fused/{name or op_type}"
+        output = ir.Value(name=self._unique(stem, self._values))
+        node = ir.Node(
+            domain,
+            op_type,
+            inputs,
+            [_attribute(key, given) for key, given in attributes.items()],
+            outputs=[output],
+            name=self._unique(stem, self._nodes),
+        )
+        self.graph.insert_before(before, node)
+        return output
+
+    def integers(self, numbers: Sequence[int] | int) -> ir.Value:
+        """An int64 constant."""
+        data = np.asarray(numbers, np.int64)
+        name = self._unique("fused/constant", self._values)
+        tensor = ir.Tensor(data, name=name)
+        value = ir.Value(
+            name=name, shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def replace(self, old: ir.Value, new: ir.Value, kind: str, count: int, about: str = "") -> None:
+        """Lets a new value take the place and the name of an old one; nodes that nobody reads any more go."""
+        self.facts.describe(old)
+        name, node = old.name, old.producer()
+        new.type, new.shape = old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = self._unique(f"{name}_unfused", self._values)
+        new.name = name
+        fused = new.producer()
+        assert fused is not None
+        self.done.append(Fusion(kind, str(fused.name), count, about))
+        if node is not None:
+            self.remove_unread([node])
+
+    def remove_unread(self, nodes: Iterable[ir.Node]) -> None:
+        """Takes out these nodes, and those before them, as far as nothing reads them."""
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            if node.graph is not self.graph or any(
+                value.uses() or value.is_graph_output() or value.name in self.kept for value in node.outputs
+            ):
+                continue
+            before = [value.producer() for value in node.inputs if value is not None]
+            self.graph.remove(node, safe=True)
+            stack.extend(source for source in before if source is not None)
+
+    def _unique(self, name: str, taken: set[str]) -> str:
+        candidate, count = name, 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        taken.add(candidate)
+        return candidate
+
+
+def _attribute(name: str, value: Attribute) -> ir.Attr:
+    if isinstance(value, int):
+        return ir.AttrInt64(name, value)
+    if isinstance(value, float):
+        return ir.AttrFloat32(name, value)
+    if isinstance(value, str):
+        return ir.AttrString(name, value)
+    return ir.AttrInt64s(name, list(value))
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node of the standard domain that computes a value, if it is one of these operators."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.op_type in op_types else None
+
+
+def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """The second operand of a binary operator beside a value; None if both are that value, or none is."""
+    if len(node.inputs) != 2:
+        return None
+    left, right = node.inputs
+    if left is value and right is not value:
+        return right
+    return left if right is value and left is not value else None
+
+
+def readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value, each once."""
+    return list(dict.fromkeys(use.node for use in value.uses()))

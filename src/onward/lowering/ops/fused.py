@@ -1,0 +1,98 @@
+"""Nodes of the domain `onward.fused`, which stand for several written-out ones: norms, activations, rotary embedding.
+
+They take part in torch's autocast as its own functions do: norms give float32 there, the others what they are given.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.ops.activation import gelu, swish
+from onward.lowering.registry import lowers
+
+DOMAIN = "onward.fused"
+
+lowers("Gelu", domain=DOMAIN)(gelu)
+lowers("Swish", domain=DOMAIN)(swish)
+
+
+@lowers("LayerNormalization", domain=DOMAIN)
+def layer_normalization(
+    X: Tensor, Scale: Tensor | None = None, B: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> Tensor:
+    """`(X - mean) / sqrt(variance + epsilon) * Scale + B` over the axes from `axis` on, which Scale and B have."""
+    x, scale, bias = _promoted(X, Scale, B)
+    return F.layer_norm(x, X.shape[axis:], scale, bias, epsilon)
+
+
+@lowers("RMSNormalization", domain=DOMAIN)
+def rms_normalization(X: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+    """`X / sqrt(mean(X²) + epsilon) * scale` over the axes from `axis` on, which scale has (Zhang and Sennrich, 2019)."""
+    x, weight = _promoted(X, scale)
+    if torch.is_autocast_enabled(X.device.type) and X.dtype != torch.float64:
+        x, weight = _as_float(x), None if weight is None else _as_float(weight)
+    return F.rms_norm(x, X.shape[axis:], weight, epsilon)
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    return tensor.float()
+
+
+def _promoted(X: Tensor, *parameters: Tensor | None) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
+    """All in the widest type among them, which is what the written-out arithmetic would give."""
+    dtype = reduce(torch.promote_types, [p.dtype for p in parameters if p is not None], X.dtype)
+    return X.to(dtype), *(None if p is None else p.to(dtype) for p in parameters)
+
+
+@lowers("SwiGLU", domain=DOMAIN)
+def swiglu(A: Tensor, B: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """`A sigmoid(alpha A) B`; keeps A and B for the backward pass and nothing else."""
+    if alpha != 1.0 or A.dtype != B.dtype or torch.compiler.is_compiling() or type(A) is not Tensor:
+        return swish(A, alpha=alpha) * B
+    result: Tensor = _SwiGLU.apply(A, B)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SwiGLU(torch.autograd.Function):
+    """SiLU of one operand times the other; the SiLU is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, gate: Tensor, value: Tensor) -> Tensor:
+        """The product."""
+        ctx.save_for_backward(gate, value)
+        return F.silu(gate).mul_(value)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """`d silu(a) = sigmoid(a) (1 + a (1 - sigmoid(a)))`, torch's own backward of it."""
+        (gradient,) = gradients
+        gate, value = ctx.saved_tensors  # type: ignore[attr-defined]
+        of_gate = of_value = None
+        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+            of_gate = torch.ops.aten.silu_backward(gradient * value, gate)
+        if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            of_value = F.silu(gate).mul_(gradient)
+        return of_gate, of_value
+
+
+@lowers("RotaryEmbedding", domain=DOMAIN)
+def rotary_embedding(X: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: int = 0) -> Tensor:
+    """`X cosine + turned(X) sine` (Su et al., 2021); the tables broadcast to X [..., D].
+
+    `turned` is (-second half, first half) or, interleaved, (-x1, x0, -x3, x2, ...).
+    """
+    if cosine.shape[-1] != X.shape[-1] or sine.shape[-1] != X.shape[-1]:
+        cosine, sine = cosine.expand(*cosine.shape[:-1], X.shape[-1]), sine.expand(*sine.shape[:-1], X.shape[-1])
+    if interleaved:
+        parts = [tensor.unflatten(-1, (-1, 2)).unbind(-1) for tensor in (X, cosine, sine)]
+    else:
+        parts = [tensor.chunk(2, -1) for tensor in (X, cosine, sine)]
+    (first, second), (c_first, c_second), (s_first, s_second) = parts
+    real = first * c_first - second * s_first
+    imaginary = second * c_second + first * s_second
+    return torch.stack([real, imaginary], -1).flatten(-2) if interleaved else torch.cat([real, imaginary], -1)

@@ -1,0 +1,173 @@
+"""The last linear layer with the cross entropy after it, a chunk of rows at a time: logits are never whole.
+
+Each chunk's logits live until their share of the gradient is computed, right in the forward pass; what is kept is the
+gradient of the layer's input and of its weight (as in Hsu et al., 2024, "Liger Kernel"). N rows, W features, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.ops.fused import DOMAIN
+from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
+from onward.lowering.registry import lowers
+
+CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
+"""Logits held at once, in float32. Up to this size all rows are one chunk, and torch differentiates as usual."""
+
+
+@lowers("LinearCrossEntropy", domain=DOMAIN, spare=("scores", "logits"))
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scores: Tensor | None = None,
+    logits: Tensor | None = None,
+    class_weights: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    rows_are_classes: int = 1,
+) -> Tensor:
+    """Softmax cross entropy of `hidden weight' + bias`; float32 of rank 0, float64 where the input is.
+
+    Args:
+        hidden: [..., W], N rows in all.
+        weight: [V, W] if `rows_are_classes`, else [W, V].
+        labels: [N], from 0 to V - 1 or `ignore_index`.
+        scores: [N, V], where the program computes them anyway; the loss is then taken of them.
+        logits: what `scores` were made of; only tells whether they are computed anyway.
+        class_weights: [V].
+        bias: [V].
+        ignore_index: label that does not count.
+        reduction: `mean` over the labels that count, each with its class's weight, or `sum`.
+        rows_are_classes: how the weight lies.
+
+    Raises:
+        ValueError: shapes do not fit, or (on the CPU) a label is out of range.
+    """
+    ignored: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
+    if scores is not None:
+        return softmax_cross_entropy_loss(scores, labels, class_weights, output_count=1, **ignored)[0]
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    matrix = weight if rows_are_classes else weight.T
+    device = rows.device.type
+    if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
+        low = torch.get_autocast_dtype(device)
+        rows, matrix, bias = rows.to(low), matrix.to(low), None if bias is None else bias.to(low)
+    if not _is_plain(rows) or rows.shape[0] <= rows_of_chunk(device, matrix.shape[0]):
+        with torch.autocast(device, enabled=False):
+            whole = _widened(F.linear(rows, matrix, bias))
+            return softmax_cross_entropy_loss(whole, labels, class_weights, output_count=1, **ignored)[0]
+    check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
+    loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
+        rows,
+        matrix,
+        bias,
+        labels.long(),
+        class_weights,
+        NOTHING_IGNORED if ignore_index is None else ignore_index,
+        reduction == "mean",
+    )
+    return loss
+
+
+def _shape_of_scores(rows: Tensor, matrix: Tensor) -> Tensor:
+    """A tensor of the scores' shape that takes no memory."""
+    return rows.new_empty(()).expand(rows.shape[0], matrix.shape[0])
+
+
+def rows_of_chunk(device: str, classes: int) -> int:
+    """How many rows of logits are held at once."""
+    return max(1, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * classes))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers: not while torch traces shapes, which a loop over chunks would fix."""
+    return type(tensor) is Tensor and isinstance(tensor.shape[0], int)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+class _Chunked(torch.autograd.Function):
+    """Loss and gradients, chunk by chunk, in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        class_weights: Tensor | None,
+        ignored: int,
+        mean: bool,
+    ) -> Tensor:
+        """The loss of rows [N, W] with matrix [V, W]."""
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        counted = labels != ignored
+        labels = torch.where(counted, labels, 0).unsqueeze(-1)
+        shares = torch.ones_like(labels, dtype=wide) if class_weights is None else class_weights.to(wide)[labels]
+        shares = torch.where(counted.unsqueeze(-1), shares, 0.0)
+        total = torch.zeros((), dtype=wide, device=rows.device)
+        wanted = ctx.needs_input_grad
+        of_rows = torch.empty_like(rows) if wanted[0] else None
+        # Gradients of the weight add up in float32 over the chunks, whatever the type of the products.
+        of_matrix = torch.zeros(matrix.shape, dtype=wide, device=rows.device) if wanted[1] else None
+        of_bias = (
+            torch.zeros(matrix.shape[0], dtype=wide, device=rows.device) if bias is not None and wanted[2] else None
+        )
+        size = rows_of_chunk(rows.device.type, matrix.shape[0])
+        with torch.autocast(rows.device.type, enabled=False):
+            for start in range(0, rows.shape[0], size):
+                chunk = slice(start, start + size)
+                part, label, share = rows[chunk], labels[chunk], shares[chunk]
+                logits = _widened(F.linear(part, matrix, bias))
+                normalizer = logits.logsumexp(-1, keepdim=True)
+                total += ((normalizer - logits.gather(1, label)) * share).sum()
+                if not any(wanted[:3]):
+                    continue
+                gradient = logits.sub_(normalizer).exp_()
+                gradient.scatter_add_(1, label, torch.full_like(normalizer, -1.0)).mul_(share)
+                if of_bias is not None:
+                    of_bias += gradient.sum(0)
+                low = gradient.to(rows.dtype)
+                if of_rows is not None:
+                    torch.mm(low, matrix, out=of_rows[chunk])
+                if of_matrix is not None:
+                    _add_product(of_matrix, low.T, part)
+        scale = torch.ones((), dtype=wide, device=rows.device)
+        if mean:
+            count = shares.sum()
+            # The mean over no label is NaN, but its gradient is zero, as torch's own.
+            total, scale = total / count, torch.where(counted.any(), 1.0 / count, 0.0)
+        ctx.save_for_backward(of_rows, of_matrix, of_bias, scale)
+        ctx.dtypes = rows.dtype, matrix.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """What the forward pass kept, times the gradient of the loss; in place, so it runs once."""
+        *kept, scale = ctx.saved_tensors
+        factor = gradients[0] * scale
+        found = [
+            None if tensor is None else tensor.mul_(factor).to(dtype)
+            for tensor, dtype in zip(kept, ctx.dtypes, strict=True)
+        ]
+        return (*found, None, None, None, None)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total += left @ right`, the sum in the type of the total."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
