@@ -1,0 +1,9 @@
+"""Horizontal parallelism at work: the collective operators of a rank's graph. Importing it registers them.
+
+`connect` names the process group, once, before such a graph runs.
+"""
+
+from onward.parallel.horizontal import loss, operators, random
+from onward.parallel.horizontal.collectives import connect
+
+__all__ = ["connect", "loss", "operators", "random"]

@@ -1,0 +1,93 @@
+"""Softmax cross entropy of logits of which every rank has some classes: the logits are never gathered.
+
+Two exchanges forward, of two numbers a row at most; none backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.lowering.registry import lowers
+from onward.parallel.horizontal.collectives import all_reduce
+from onward.plan.horizontal.cuts import DOMAIN
+from onward.plan.shards import part_of
+
+
+class _RowLosses(torch.autograd.Function):
+    """`log(sum(exp(x))) - x[label]` of every row, for scores [N, c, ...] of which c classes from `start` on are here."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor, start: int) -> Tensor:
+        """Labels [N, ...] are classes of the whole; every one is in range."""
+        wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        shifted = wide - all_reduce(wide.amax(1, keepdim=True), "max")
+        local = labels - start
+        own = (local >= 0) & (local < scores.shape[1])
+        local = torch.where(own, local, 0).unsqueeze(1)
+        picked = torch.where(own.unsqueeze(1), shifted.gather(1, local), 0)
+        probabilities = shifted.exp_()
+        total, at_label = all_reduce(torch.stack([probabilities.sum(1, keepdim=True), picked]), "sum").unbind(0)
+        probabilities /= total
+        ctx.save_for_backward(probabilities, local, own)
+        ctx.dtype = scores.dtype
+        return (total.log() - at_label).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Probabilities, less 1 at the label."""
+        probabilities, local, own = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(1)
+        result = probabilities * gradient
+        result.scatter_add_(1, local, torch.where(own.unsqueeze(1), -gradient, 0))
+        return result.to(ctx.dtype), None, None
+
+
+@lowers("ShardedCrossEntropy", domain=DOMAIN)
+def sharded_cross_entropy(
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    rank: int,
+    size: int,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """ONNX's `SoftmaxCrossEntropyLoss` of cut classes.
+
+    Args:
+        scores: [N, c] or [N, c, d1, ...], the rank's c of C classes.
+        labels: [N] or [N, d1, ...], from 0 to C - 1 or `ignore_index`.
+        weights: [C], whole, without a gradient.
+
+    Raises:
+        ValueError: a label is out of range (seen on the CPU only), or the weights are to be trained.
+    """
+    (classes,) = blocks
+    labels = labels.long()
+    counted = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
+    if labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling():
+        outside = counted & ((labels < 0) | (labels >= classes))
+        if bool(outside.any()):
+            raise ValueError(
+                f"label {int(labels[outside][0])} is out of range for {classes} classes (0 to {classes - 1}); "
+                f"{int(outside.sum())} of {labels.numel()} labels are."
+            )
+    labels = torch.where(counted, labels, 0)
+    losses = _RowLosses.apply(scores, labels, part_of(classes, rank, size)[0])  # type: ignore[no-untyped-call]
+    share = counted.to(losses.dtype)
+    if weights is not None:
+        if weights.requires_grad:
+            raise ValueError("class weights cannot be trained where the classes are cut over horizontal ranks.")
+        share = share * weights.to(losses.dtype)[labels]
+    losses = torch.where(counted, losses, 0) * share
+    if reduction == "none":
+        return (losses.to(scores.dtype),)
+    total = losses.sum() / share.sum() if reduction == "mean" else losses.sum()
+    return (total.to(scores.dtype),)

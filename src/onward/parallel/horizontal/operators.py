@@ -1,0 +1,193 @@
+"""The operators of the domain `onward.parallel`, beside the loss and dropout.
+
+Each knows from its attributes how its operand is cut: along `cut_axis`, into `blocks` that `size` ranks share, of which
+this is `rank`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.lowering.registry import lowers
+from onward.parallel.horizontal.collectives import EnterRegion, LeaveRegion, all_gather, all_reduce
+from onward.plan.horizontal.cuts import DOMAIN
+from onward.plan.shards import WeightShard, part_of
+
+
+@lowers("Enter", domain=DOMAIN)
+def enter(X: Tensor) -> Tensor:
+    """A whole value on its way into a region; its gradient is added up over the ranks."""
+    return EnterRegion.apply(X)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@lowers("AllReduce", domain=DOMAIN)
+def add_up(X: Tensor) -> Tensor:
+    """The sum of the ranks' partial sums."""
+    return LeaveRegion.apply(X)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@lowers("LocalPart", domain=DOMAIN)
+def local_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
+    """A rank's part of a whole value."""
+    parts, place = [], 0
+    for block in blocks:
+        start, end = part_of(block, rank, size)
+        parts.append(X.narrow(cut_axis, place + start, end - start))
+        place += block
+    return parts[0] if len(parts) == 1 else torch.cat(parts, cut_axis)
+
+
+class _Gathered(torch.autograd.Function):
+    """Parts become a whole; the gradient of the whole, which every rank has, becomes that of the part."""
+
+    @staticmethod
+    def forward(x: Tensor, cut: WeightShard, rank: int, size: int) -> Tensor:
+        """The whole, block by block, each in the order of the ranks."""
+        lengths = [cut.local_size(r, size) for r in range(size)]
+        short = max(lengths) - lengths[rank]
+        padding = [x, x.new_zeros((*x.shape[: cut.axis], short, *x.shape[cut.axis + 1 :]))] if short else [x]
+        stacked = all_gather(torch.cat(padding, cut.axis), size)
+        pieces: list[Tensor] = []
+        starts = [0] * size
+        for block in cut.blocks:
+            for r in range(size):
+                first, last = part_of(block, r, size)
+                pieces.append(stacked[r].narrow(cut.axis, starts[r], last - first))
+                starts[r] += last - first
+        return torch.cat(pieces, cut.axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps the cut."""
+        ctx.cut, ctx.rank, ctx.size = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """The rank's part."""
+        cut = ctx.cut
+        part = local_part(gradients[0], cut_axis=cut.axis, blocks=cut.blocks, rank=ctx.rank, size=ctx.size)
+        return part, None, None, None
+
+
+@lowers("AllGather", domain=DOMAIN)
+def gather_whole(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
+    """The whole value of which every rank has a part."""
+    return _Gathered.apply(X, WeightShard(cut_axis, blocks), rank, size)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@lowers("ShardedGather", domain=DOMAIN)
+def sharded_gather(
+    data: Tensor,
+    indices: Tensor,
+    *,
+    axis: int = 0,
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    rank: int,
+    size: int,
+) -> Tensor:
+    """Rows of a table of which the ranks hold ranges: zeros for rows of others, so that the sum over ranks is whole.
+
+    Args:
+        data: the rank's rows, [n, ...].
+        indices: of the whole table, any shape; negative ones count from its end.
+
+    Raises:
+        ValueError: an index is out of range (seen on the CPU only).
+    """
+    (rows,) = blocks
+    start, end = part_of(rows, rank, size)
+    whole = torch.where(indices < 0, indices + rows, indices)
+    if whole.device.type == "cpu" and type(whole) is Tensor and not torch.compiler.is_compiling() and whole.numel():
+        low, high = int(whole.min()), int(whole.max())
+        if low < 0 or high >= rows:
+            raise ValueError(
+                f"index {high if high >= rows else low - rows} is out of range for a table of {rows} rows."
+            )
+    own = (whole >= start) & (whole < end)
+    local = torch.where(own, whole - start, 0)
+    found = data[local]
+    return found.masked_fill(~own.reshape(*own.shape, *[1] * (found.ndim - own.ndim)), 0)
+
+
+@lowers("ShardedArgMax", domain=DOMAIN)
+def sharded_arg_max(
+    data: Tensor,
+    *,
+    axis: int = 0,
+    keepdims: int = 1,
+    select_last_index: int = 0,
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    rank: int,
+    size: int,
+) -> Tensor:
+    """The place of the maximum of a whole axis: the first one (or the last) where several are equal."""
+    values = data.detach()
+    best = values.amax(cut_axis, keepdim=True)
+    places = _places(blocks, rank, size, data.device).reshape([-1 if a == cut_axis else 1 for a in range(data.ndim)])
+    limit = sum(blocks)
+    if select_last_index:
+        mine = torch.where(values == best, places, -1).amax(cut_axis)
+    else:
+        mine = torch.where(values == best, places, limit).amin(cut_axis)
+    all_best, all_places = all_gather(best.squeeze(cut_axis), size), all_gather(mine, size)
+    top = all_best == all_best.amax(0, keepdim=True)
+    if select_last_index:
+        found = torch.where(top, all_places, -1).amax(0)
+    else:
+        found = torch.where(top, all_places, limit).amin(0)
+    return found.unsqueeze(cut_axis) if keepdims else found
+
+
+def _places(blocks: tuple[int, ...], rank: int, size: int, device: torch.device) -> Tensor:
+    """Where the rank's elements are on the whole axis."""
+    firsts = itertools.accumulate(blocks, initial=0)
+    ranges = [(first, *part_of(block, rank, size)) for first, block in zip(firsts, blocks, strict=False)]
+    return torch.cat([torch.arange(first + start, first + end, device=device) for first, start, end in ranges])
+
+
+class _Softmax(torch.autograd.Function):
+    """Softmax (or its logarithm) over an axis of which every rank has a part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, logarithm: bool) -> Tensor:
+        """Exchanges the maximum and the sum of every row."""
+        shifted = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        shifted = shifted - all_reduce(shifted.amax(axis, keepdim=True), "max")
+        exponential = shifted.exp()
+        total = all_reduce(exponential.sum(axis, keepdim=True), "sum")
+        result = shifted - total.log() if logarithm else exponential / total
+        ctx.save_for_backward(result)
+        ctx.axis, ctx.logarithm, ctx.dtype = axis, logarithm, x.dtype
+        return result.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Exchanges one sum a row."""
+        (result,) = ctx.saved_tensors
+        gradient = gradients[0].to(result.dtype)
+        weighed = gradient if ctx.logarithm else gradient * result
+        total = all_reduce(weighed.sum(ctx.axis, keepdim=True), "sum")
+        found = gradient - result.exp() * total if ctx.logarithm else result * (gradient - total)
+        return found.to(ctx.dtype), None, None
+
+
+@lowers("ShardedSoftmax", domain=DOMAIN)
+def sharded_softmax(
+    X: Tensor, *, axis: int = -1, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int
+) -> Tensor:
+    """Softmax over the cut axis; of 16 bits in float32."""
+    return _Softmax.apply(X, cut_axis, False)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@lowers("ShardedLogSoftmax", domain=DOMAIN)
+def sharded_log_softmax(
+    X: Tensor, *, axis: int = -1, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int
+) -> Tensor:
+    """The logarithm of softmax over the cut axis; of 16 bits in float32."""
+    return _Softmax.apply(X, cut_axis, True)  # type: ignore[no-any-return,no-untyped-call]

@@ -1,0 +1,291 @@
+"""The graph that one horizontal rank computes: an ordinary ONNX graph with its parts of the weights and collectives.
+
+Shape arithmetic keeps the sizes of whole values; where a node makes a part by them, its own part's size is put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.node_writer import value_names
+from onward.graph.training_graph import TrainingGraph
+from onward.plan.horizontal.cuts import DOMAIN, AddAfterwards, Cut, Edit, Replace, SetAttribute, SetEntry
+from onward.plan.horizontal.planning import HorizontalPlan
+from onward.plan.shards import take_part
+
+VERSION = 1
+"""Of the operators of `DOMAIN`."""
+
+
+def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, whole: Sequence[str] = ()) -> TrainingGraph:
+    """One rank's graph, with the names of the whole one; what it computes for a name that is cut is a part.
+
+    Outputs of the graph stay whole: the parts of a cut one are gathered, which costs nothing where nobody asks for it.
+
+    Args:
+        graph: what the plan was made for; it is left as it is, and its weights are read when the rank's are.
+        plan: the decision.
+        rank: horizontal rank.
+        whole: further cut values that are to be gathered under their own names.
+
+    Raises:
+        ValueError: a value of the plan is not in the graph.
+    """
+    if plan.size == 1:
+        return graph
+    model = graph.model.clone()
+    model.opset_imports[DOMAIN] = VERSION
+    _Localizer(model, plan, rank).run(whole)
+    return replace(graph, model=model)
+
+
+class _Localizer:
+    """Edits one copy of a model; values are found by name, nodes by their first output's."""
+
+    def __init__(self, model: ir.Model, plan: HorizontalPlan, rank: int) -> None:
+        self.graph = model.graph
+        self.plan = plan
+        self.rank = rank
+        self.taken = value_names(model.graph)
+        self.values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
+        self.nodes: dict[str, ir.Node] = {}
+        for node in model.graph:
+            self.nodes[str(node.outputs[0].name)] = node
+            self.values.update({str(v.name): v for v in node.outputs if v.name})
+        self.vectors: dict[tuple[str, Any], ir.Value] = {}
+
+    def run(self, whole: Sequence[str]) -> None:
+        unknown = [name for name in (*self.plan.shards, *self.plan.values) if name not in self.values]
+        if unknown:
+            raise ValueError(f"the plan cuts {unknown[0]!r}, which the graph has not; was it made for another graph?")
+        for name, cut in self.plan.shards.items():
+            self._cut_initializer(self.values[name], cut)
+        for name, cut in self.plan.values.items():
+            self._note_shape(self.values[name], cut)
+        self._open_regions()
+        self._slice_operands()
+        for key, edits in self.plan.edits.items():
+            self._edit(self.nodes[key], edits)
+        for name in self.plan.reduced:
+            self._reduce(self.values[name])
+        outputs = [str(value.name) for value in self.graph.outputs]
+        for name in dict.fromkeys((*outputs, *whole)):
+            if name in self.plan.values:
+                self._gather(self.values[name], self.plan.values[name])
+
+    def _cut_initializer(self, value: ir.Value, cut: Cut) -> None:
+        stored = value.const_value
+        assert stored is not None
+        rank, size = self.rank, self.plan.size
+        shape = cut.local_shape([int(n) for n in stored.shape.numpy()], rank, size)
+
+        def read() -> ir.TensorProtocol:
+            part = np.array(take_part(stored.numpy(), cut, rank, size))
+            if isinstance(stored, ir.ExternalTensor):
+                stored.release()
+            return ir.Tensor(part, dtype=stored.dtype)
+
+        value.const_value = ir.LazyTensor(read, dtype=stored.dtype, shape=ir.Shape(shape), name=value.name)
+        value.shape = ir.Shape(shape)
+
+    def _note_shape(self, value: ir.Value, cut: Cut) -> None:
+        if value.shape is not None:
+            sizes = list(value.shape)
+            sizes[cut.axis] = cut.local_size(self.rank, self.plan.size)
+            value.shape = ir.Shape(sizes)
+
+    def _open_regions(self) -> None:
+        """Where whole values enter regions: one node a value, whose gradient is added up."""
+        opened: dict[str, ir.Value] = {}
+        for key, index in self.plan.entries:
+            node = self.nodes[key]
+            value = node.inputs[index]
+            assert value is not None
+            name = str(value.name)
+            if name not in opened:
+                opened[name] = self._node("Enter", [value], f"{name}/entered", after=value, like=value)
+            node.replace_input_with(index, opened[name])
+
+    def _slice_operands(self) -> None:
+        """Parts of masks and constants that others may read whole; a constant that nobody reads whole is cut itself."""
+        sliced: dict[tuple[str, Cut], ir.Value] = {}
+        for (key, index), cut in self.plan.slices.items():
+            node = self.nodes[key]
+            value = node.inputs[index]
+            assert value is not None
+            place = (str(value.name), cut)
+            if place not in sliced:
+                attributes = self._of_cut(cut)
+                part = self._node(
+                    "LocalPart", [value], f"{value.name}/part", after=value, like=value, attributes=attributes
+                )
+                sliced[place] = part
+                self._note_shape(part, cut)
+            node.replace_input_with(index, sliced[place])
+
+    def _edit(self, node: ir.Node, edits: Sequence[Edit]) -> None:
+        entries: dict[int | str, list[SetEntry]] = {}
+        for edit in edits:
+            if isinstance(edit, SetEntry):
+                entries.setdefault(edit.target, []).append(edit)
+            elif isinstance(edit, SetAttribute):
+                node.attributes[edit.name] = ir.AttrInt64(edit.name, self._local(edit.cut))
+            elif isinstance(edit, Replace):
+                node.domain, node.op_type = DOMAIN, edit.op_type
+                node.version = VERSION
+                for name, attribute in self._of_cut(edit.cut).items():
+                    node.attributes[name] = attribute
+        for target, group in entries.items():
+            self._set_entries(node, target, group)
+
+    def _local(self, cut: Cut) -> int:
+        return cut.local_size(self.rank, self.plan.size)
+
+    def _set_entries(self, node: ir.Node, target: int | str, edits: Sequence[SetEntry]) -> None:
+        if isinstance(target, str):
+            numbers = list(node.attributes[target].as_ints())
+            for edit in edits:
+                numbers[edit.position] = self._local(edit.cut)
+            node.attributes[target] = ir.AttrInt64s(target, numbers)
+        elif target < 0:
+            found = {edit.position: sum(edit.cut.blocks) for edit in edits}
+            result = node.outputs[0]
+            readers = list(result.uses())
+            whole = self._with_entries(result, found, edits[0].length)
+            for user, index in readers:
+                user.replace_input_with(index, whole)
+        else:
+            value = node.inputs[target]
+            assert value is not None
+            found = {edit.position: self._local(edit.cut) for edit in edits}
+            node.replace_input_with(target, self._with_entries(value, found, edits[0].length))
+
+    def _with_entries(self, value: ir.Value, found: dict[int, int], length: int) -> ir.Value:
+        """A vector of integers with some of them changed: another constant, or arithmetic on the one that is computed."""
+        place = (str(value.name), tuple(sorted(found.items())))
+        if place in self.vectors:
+            return self.vectors[place]
+        if value.is_initializer() and value.const_value is not None:
+            numbers = value.const_value.numpy().copy().reshape(-1)
+            for position, number in found.items():
+                numbers[position] = number
+            result = self._constant(numbers, f"{value.name}/part")
+        else:
+            keep = np.array([position not in found for position in range(length)], np.int64)
+            add = np.array([found.get(position, 0) for position in range(length)], np.int64)
+            kept = self._node(
+                "Mul", [value, self._constant(keep, "kept")], f"{value.name}/kept", after=value, like=value, domain=""
+            )
+            result = self._node(
+                "Add", [kept, self._constant(add, "sizes")], f"{value.name}/sized", after=kept, like=value, domain=""
+            )
+        self.vectors[place] = result
+        return result
+
+    def _reduce(self, value: ir.Value) -> None:
+        """Adds up partial sums; the name goes to the sum, and a bias is added after it."""
+        node = value.producer()
+        assert node is not None
+        name = str(value.name)
+        readers = list(value.uses())
+        self._rename(value, f"{name}/partial")
+        biases = [edit for edit in self.plan.edits.get(name, ()) if isinstance(edit, AddAfterwards)]
+        result = self._node("AllReduce", [value], f"{name}/reduced" if biases else name, after=value, like=value)
+        for edit in biases:
+            result = self._add_bias(node, edit, result, name)
+        for user, index in readers:
+            user.replace_input_with(index, result)
+        self._replace_output(value, result)
+
+    def _add_bias(self, node: ir.Node, edit: AddAfterwards, result: ir.Value, name: str) -> ir.Value:
+        """`result + beta * bias`, the bias along `edit.axis` of a result [N, C, ...] or broadcast to one [M, N]."""
+        bias = node.inputs[edit.input]
+        assert bias is not None
+        node.replace_input_with(edit.input, None)
+        last = result
+        beta = node.attributes.pop("beta", None)
+        if beta is not None and beta.as_float() != 1.0:
+            dtype = np.float32 if result.dtype is None else result.dtype.numpy()
+            factor = self._constant(np.asarray(beta.as_float(), dtype), "beta")
+            last = bias = self._node("Mul", [bias, factor], f"{name}/bias", after=last, like=bias, domain="")
+        if node.op_type != "Gemm":
+            weight = node.inputs[1]
+            assert weight is not None and weight.shape is not None
+            sizes = self._constant(np.array([-1, *[1] * (len(weight.shape) - 2)], np.int64), "bias_shape")
+            last = bias = self._node("Reshape", [bias, sizes], f"{name}/bias", after=last, like=None, domain="")
+            bias.dtype = result.dtype
+        return self._node("Add", [result, bias], name, after=last, like=result, domain="")
+
+    def _gather(self, value: ir.Value, cut: Cut) -> None:
+        """The whole value under the value's name; the part gets another one."""
+        name = str(value.name)
+        self._rename(value, f"{name}/part")
+        whole = self._node("AllGather", [value], name, after=value, like=value, attributes=self._of_cut(cut))
+        if whole.shape is not None:
+            sizes = list(whole.shape)
+            sizes[cut.axis] = sum(cut.blocks)
+            whole.shape = ir.Shape(sizes)
+        self._replace_output(value, whole)
+
+    def _replace_output(self, value: ir.Value, other: ir.Value) -> None:
+        for place, output in enumerate(self.graph.outputs):
+            if output is value:
+                self.graph.outputs[place] = other
+
+    def _of_cut(self, cut: Cut) -> dict[str, ir.Attr]:
+        return {
+            "cut_axis": ir.AttrInt64("cut_axis", cut.axis),
+            "blocks": ir.AttrInt64s("blocks", list(cut.blocks)),
+            "rank": ir.AttrInt64("rank", self.rank),
+            "size": ir.AttrInt64("size", self.plan.size),
+        }
+
+    def _constant(self, array: np.ndarray[Any, Any], name: str) -> ir.Value:
+        unique = self._unique(f"horizontal/{name}")
+        tensor = ir.Tensor(array, name=unique)
+        value = ir.Value(name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
+
+    def _node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value],
+        name: str,
+        *,
+        after: ir.Value,
+        like: ir.Value | None,
+        domain: str = DOMAIN,
+        attributes: dict[str, ir.Attr] | None = None,
+    ) -> ir.Value:
+        """A new node right after the one that computes `after` (first of all, if none does)."""
+        unique = self._unique(name)
+        result = ir.Value(name=unique)
+        if like is not None:
+            result.dtype, result.shape = like.dtype, like.shape
+        node = ir.Node(domain, op_type, inputs, (attributes or {}).values(), outputs=[result], name=unique)
+        producer = after.producer()
+        if producer is not None:
+            self.graph.insert_after(producer, node)
+        else:
+            self.graph.insert_before(self.graph[0], node)
+        return result
+
+    def _rename(self, value: ir.Value, name: str) -> None:
+        """Gives a value another name, and its own free."""
+        self.taken.discard(str(value.name))
+        value.name = self._unique(name)
+
+    def _unique(self, name: str) -> str:
+        """`name` if it is free, else with a number; it is taken from now on."""
+        candidate, count = name, 1
+        while candidate in self.taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.taken.add(candidate)
+        return candidate

@@ -1,0 +1,318 @@
+"""The decision of horizontal parallelism: which regions of a graph are cut, and the reason for every weight that is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from onward.errors import ParametersError
+from onward.graph.training_graph import TrainingGraph
+from onward.plan.horizontal.cuts import CannotCutError, Cut, Edit, Replace, Sizes
+from onward.plan.horizontal.regions import MATRIX_OPERATORS, Region, Surroundings, find_seeds, grow
+from onward.plan.shards import WeightShard
+
+SMALLEST_CLASSES_PER_RANK = 8
+"""Fewer classes or table rows a rank are not worth the exchange."""
+
+_MOST_SEARCHED = 16
+
+
+@dataclass(frozen=True)
+class HorizontalPlan:
+    """How `size` ranks share a graph. Nodes are named by their first output.
+
+    Attributes:
+        size: horizontal ranks.
+        shards: initializer -> how it is cut: weights, running statistics, frozen weights.
+        values: activation -> how it is cut.
+        slices: (node, input) -> the part that it reads of a value which others read whole.
+        edits: node -> how it is written for one rank.
+        reduced: values that are partial sums: added up over the ranks in the forward pass.
+        entries: (node, input) where a whole value enters a region: its gradient is added up in the backward pass.
+        partial_gradients: whole weights whose gradient every rank has only a part of; the parts are to be added up
+            over the horizontal ranks before an update.
+        reasons: trained weight that is not cut -> why.
+        regions: for each region, the trained weights cut in it, in order.
+    """
+
+    size: int
+    shards: Mapping[str, WeightShard] = field(default_factory=dict)
+    values: Mapping[str, Cut] = field(default_factory=dict)
+    slices: Mapping[tuple[str, int], Cut] = field(default_factory=dict)
+    edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
+    reduced: tuple[str, ...] = ()
+    entries: tuple[tuple[str, int], ...] = ()
+    partial_gradients: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    regions: tuple[tuple[str, ...], ...] = ()
+
+
+def plan_horizontal(
+    graph: TrainingGraph,
+    size: int,
+    shapes: Mapping[str, Sizes],
+    numbers: Mapping[str, Any] | None = None,
+) -> HorizontalPlan:
+    """Decides which weights of a graph are cut over so many ranks, and proves that the cut computes the same.
+
+    Args:
+        graph: with its loss.
+        size: horizontal ranks.
+        shapes: sizes of the graph's values for one batch (`onward.lowering.shapes.find_value_facts`).
+        numbers: shape arithmetic of the same.
+
+    Raises:
+        ParametersError: `size` divides nothing that could be cut, or nothing can be cut at all.
+    """
+    if size == 1:
+        return HorizontalPlan(1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
+    surroundings = Surroundings(graph, shapes, numbers)
+    candidates, reasons, fitting = _find_regions(surroundings, size)
+    chosen = _choose(candidates, graph)
+    if not chosen:
+        raise ParametersError(_nothing_to_cut(size, reasons, fitting))
+    for region in candidates:
+        if region not in chosen:
+            rival = next((r for r in chosen if _clash(r, region)), None)
+            because = (
+                "another cut was worth more"
+                if rival is None
+                else f"its cut would clash with that of {rival.seed.name!r}"
+            )
+            for weight in region.weights(graph.weights):
+                reasons.setdefault(str(weight.name), because)
+    return _write_plan(surroundings, size, chosen, reasons)
+
+
+def _find_regions(surroundings: Surroundings, size: int) -> tuple[list[Region], dict[str, str], set[int]]:
+    """Regions that `size` ranks can share; per weight why its own failed; sizes that would fit elsewhere."""
+    regions: list[Region] = []
+    reasons: dict[str, str] = {}
+    fitting: set[int] = set()
+    for seed, axis in find_seeds(surroundings):
+        known = next((r for r in regions if seed in r.cuts and r.cuts[seed].axis == axis), None)
+        if known is not None:
+            continue
+        names = _weights_at(surroundings, seed)
+        try:
+            region = grow(surroundings, seed, axis)
+            reason = _why_not(surroundings, region, size, fitting)
+        except CannotCutError as error:
+            reason = error.reason
+        if reason:
+            for name in names:
+                reasons.setdefault(name, reason)
+        elif not any(region.cuts == other.cuts for other in regions):
+            regions.append(region)
+    return regions, reasons, fitting
+
+
+def _weights_at(surroundings: Surroundings, seed: ir.Value) -> list[str]:
+    """The trained weights whose product a seed is."""
+    stack, found = [seed], []
+    while stack:
+        value = stack.pop()
+        if value.is_initializer():
+            found.append(str(value.name))
+        node = value.producer()
+        if node is not None and (value is seed or str(value.name) not in surroundings.facts.from_inputs):
+            stack.extend(v for v in node.inputs if v is not None and str(v.name) not in surroundings.facts.from_inputs)
+    return [name for name in found if name in surroundings.graph.weights]
+
+
+def _why_not(surroundings: Surroundings, region: Region, size: int, fitting: set[int]) -> str:
+    """Why a sound region is not cut all the same; empty if it is."""
+    weights = region.weights(surroundings.graph.weights)
+    if not weights:
+        return "no trained weight would be cut"
+    ends = [a for a in region.assignments.values() if a.partial or (a.gathers and a.edits)]
+    if not any(a.partial for a in ends) and not any(_is_loss(a) for a in ends):
+        return "cutting it would end in gathering its result, with no second product to share the work"
+    counts = region.counts()
+    misfits = {what: count for what, count in counts.items() if count % size}
+    common = math.gcd(*counts.values()) if counts else 0
+    sizes = [n for n in range(2, min(common, 1024) + 1) if common % n == 0]
+    fitting.update(sizes)
+    if misfits:
+        what, count = min(misfits.items(), key=lambda item: item[1])
+        named = ", ".join(f"{w.name!r} (axis {region.cuts[w].axis})" for w in weights[:3])
+        listed = ", ".join(map(str, sizes)) or "none"
+        return (
+            f"{size} ranks cannot share the {count} {what}, with which {named} would be cut; sizes that can: {listed}"
+        )
+    return _why_not_worth_it(surroundings, region, size)
+
+
+def _is_loss(assignment: Any) -> bool:
+    return any(isinstance(edit, Replace) and edit.op_type.startswith("Sharded") for edit in assignment.edits)
+
+
+def _why_not_worth_it(surroundings: Surroundings, region: Region, size: int) -> str:
+    """Small tables and few classes cost more to exchange than they save."""
+    if not region.uneven:
+        return ""
+    rows = max(sum(cut.blocks) for cut in region.cuts.values())
+    if rows < SMALLEST_CLASSES_PER_RANK * size:
+        return f"{rows} rows or classes are too few to be worth an exchange between {size} ranks"
+    multiplies = any(node.op_type in MATRIX_OPERATORS and not a.partial for node, a in region.assignments.items())
+    if multiplies:
+        return ""
+    shapes = surroundings.facts.shapes
+    summed = sum(math.prod(shapes[str(n.outputs[0].name)]) for n, a in region.assignments.items() if a.partial)
+    held = sum(math.prod(shapes[str(w.name)]) for w in region.weights(surroundings.graph.weights))
+    if held <= 2 * summed:
+        return f"a table of {held} numbers is too small to be worth adding up {summed} numbers a step"
+    return ""
+
+
+def _choose(regions: Sequence[Region], graph: TrainingGraph) -> list[Region]:
+    """Regions of which no two clash, with as many cut weight elements as possible: exactly for few, else greedily."""
+    worth = {id(r): sum(math.prod(w.shape.numpy()) for w in r.weights(graph.weights)) for r in regions}  # type: ignore[union-attr]
+    clashes = {id(r): {id(o) for o in regions if o is not r and _clash(r, o)} for r in regions}
+    chosen: list[Region] = []
+    left = list(regions)
+    while left:
+        group, waiting = [], [left[0]]
+        while waiting:
+            region = waiting.pop()
+            if region in group:
+                continue
+            group.append(region)
+            waiting.extend(o for o in left if id(o) in clashes[id(region)])
+        left = [r for r in left if r not in group]
+        chosen.extend(_best_of(group, worth, clashes))
+    return [r for r in regions if r in chosen]
+
+
+def _best_of(group: list[Region], worth: Mapping[int, int], clashes: Mapping[int, set[int]]) -> list[Region]:
+    ordered = sorted(group, key=lambda r: -worth[id(r)])
+    if len(group) > _MOST_SEARCHED:
+        taken: list[Region] = []
+        for region in ordered:
+            if not any(id(other) in clashes[id(region)] for other in taken):
+                taken.append(region)
+        return taken
+    best: tuple[int, list[Region]] = (0, [])
+
+    def search(place: int, total: int, taken: list[Region], rest: int) -> None:
+        nonlocal best
+        if total > best[0]:
+            best = (total, list(taken))
+        if place == len(ordered) or total + rest <= best[0]:
+            return
+        region = ordered[place]
+        own = worth[id(region)]
+        if not any(id(other) in clashes[id(region)] for other in taken):
+            search(place + 1, total + own, [*taken, region], rest - own)
+        search(place + 1, total, taken, rest - own)
+
+    search(0, 0, [], sum(worth[id(r)] for r in ordered))
+    return best[1]
+
+
+def _clash(left: Region, right: Region) -> bool:
+    """Whether two regions cut the same value or weight, or write the same node."""
+    if any(value in right.cuts for value in left.cuts):
+        return True
+    return any(node in right.assignments for node in left.assignments)
+
+
+def _nothing_to_cut(size: int, reasons: Mapping[str, str], fitting: set[int]) -> str:
+    listed = (
+        "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:3])
+        or "it has no products with weights"
+    )
+    if fitting:
+        sizes = ", ".join(map(str, sorted(fitting)))
+        return (
+            f"distributed.horizontal_parallel_size is {size}, but no weight of the model can be cut into {size} parts "
+            f"({listed}). Sizes that divide some layer: {sizes}."
+        )
+    return (
+        f"distributed.horizontal_parallel_size is {size}, but no weight of the model can be cut at all ({listed}). "
+        "Set it to 1, and use data or pipeline parallelism."
+    )
+
+
+def _write_plan(
+    surroundings: Surroundings, size: int, chosen: Sequence[Region], reasons: dict[str, str]
+) -> HorizontalPlan:
+    graph = surroundings.graph
+    shards: dict[str, WeightShard] = {}
+    values: dict[str, Cut] = {}
+    slices: dict[tuple[str, int], Cut] = {}
+    edits: dict[str, tuple[Edit, ...]] = {}
+    reduced: list[str] = []
+    edges: list[tuple[ir.Node, int]] = []
+    for region in chosen:
+        for value, cut in region.cuts.items():
+            (shards if value.is_initializer() else values)[str(value.name)] = cut
+        slices.update({(_key(node), index): cut for (node, index), cut in region.slices.items()})
+        for node in sorted(region.assignments, key=surroundings.order.__getitem__):
+            assignment = region.assignments[node]
+            if assignment.edits:
+                edits[_key(node)] = assignment.edits
+            if assignment.partial:
+                reduced.append(str(node.outputs[0].name))
+            edges.extend(_entries(surroundings, node, region))
+    whole = _weights_only_in_regions(surroundings, edges)
+    taken = {name for name in shards if name in graph.weights}
+    partial = tuple(name for name in graph.weights if name in whole)
+    left = [name for name in graph.weights if name not in taken]
+    return HorizontalPlan(
+        size,
+        shards,
+        values,
+        slices,
+        edits,
+        tuple(reduced),
+        tuple((_key(n), i) for n, i in edges if _name(n, i) not in whole),
+        partial,
+        {
+            name: reasons.get(name, "it belongs to what lies between the cut layers, which every rank computes whole")
+            for name in left
+        },
+        tuple(tuple(str(w.name) for w in region.weights(graph.weights)) for region in chosen),
+    )
+
+
+def _entries(surroundings: Surroundings, node: ir.Node, region: Region) -> list[tuple[ir.Node, int]]:
+    """Inputs of a node that are whole while it computes a part, so that their gradient is a part of a sum."""
+    assignment = region.assignments[node]
+    if not assignment.outputs and not assignment.partial:
+        return []
+    biases = {edit.input for edit in assignment.edits if hasattr(edit, "input")}
+    return [
+        (node, index)
+        for index, value in enumerate(node.inputs)
+        if value is not None
+        and index not in assignment.inputs
+        and index not in biases
+        and surroundings.needs_gradient(node, index)
+    ]
+
+
+def _weights_only_in_regions(surroundings: Surroundings, edges: Sequence[tuple[ir.Node, int]]) -> set[str]:
+    """Whole weights that nothing but regions reads."""
+    inside = set(edges)
+    found = set()
+    for name in surroundings.graph.weights:
+        value = surroundings.main.initializers[name]
+        uses = [(user, index) for user, index in value.uses()]
+        if uses and all(use in inside for use in uses) and not value.is_graph_output():
+            found.add(name)
+    return found
+
+
+def _key(node: ir.Node) -> str:
+    return str(node.outputs[0].name)
+
+
+def _name(node: ir.Node, index: int) -> str:
+    value = node.inputs[index]
+    assert value is not None
+    return str(value.name)

@@ -1,0 +1,231 @@
+"""Rules of what works element by element, along vectors, or over windows: every axis that is not mixed may be cut."""
+
+from __future__ import annotations
+
+from onward.plan.horizontal.cuts import (
+    Assignment,
+    CannotCutError,
+    Cut,
+    Known,
+    Link,
+    Replace,
+    SetAttribute,
+    SetEntry,
+    Site,
+    broadcast_links,
+    follow,
+    units,
+)
+from onward.plan.horizontal.rules import rule
+
+UNARY = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Celu", "Cos", "Cosh",
+    "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log",
+    "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
+    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+)  # fmt: skip
+
+BROADCASTING = (
+    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
+)  # fmt: skip
+
+
+@rule(*UNARY)
+@rule("FastGelu", "QuickGelu", "BiasGelu", "BiasAdd", domains=("com.microsoft",))
+@rule(*BROADCASTING)
+def elementwise(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis of the result, in all operands that have it."""
+    return follow(broadcast_links(site, range(len(site.node.inputs))), site, inputs, outputs)
+
+
+@rule("Clip", "CastLike")
+def first_operand(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis of the first operand; the others are numbers or types."""
+    return follow(broadcast_links(site, [0]), site, inputs, outputs)
+
+
+@rule("Dropout")
+def dropout(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis; the ranks then draw different numbers."""
+    found = follow(broadcast_links(site, [0]), site, inputs, outputs)
+    counts = tuple((block, f"parts of {site.name}") for block in found.inputs[0].blocks)
+    return Assignment(found.inputs, found.outputs, counts=counts, edits=(Replace("Dropout", found.inputs[0]),))
+
+
+@rule("Softmax", "LogSoftmax")
+def softmax(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any other axis as it is; its own by exchanging each row's maximum and sum. Before opset 13 more axes are one."""
+    rank = len(site.result())
+    old = site.version < 13
+    axis = site.axis("axis", 1 if old else -1, rank)
+    known = {**outputs, **inputs}
+    cut = next(iter(known.values()))
+    own = range(axis, rank) if old else [axis]
+    links = broadcast_links(site, [0])
+    found = follow(links, site, inputs, outputs)
+    if cut.axis not in own:
+        return found
+    if old and axis != rank - 1:
+        raise CannotCutError(f"{site.name} is over several axes at once")
+    return Assignment(found.inputs, found.outputs, edits=(Replace(f"Sharded{site.node.op_type}", cut),))
+
+
+@rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+@rule("SimplifiedLayerNormalization", domains=("com.microsoft",))
+def normalization_of_last_axes(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis before those that are normalized."""
+    result = site.result()
+    first = site.axis("axis", -1, len(result))
+    links = [Link({0: axis}, dict.fromkeys(site.outputs(), axis)) for axis in range(first)]
+    return follow(links, site, inputs, outputs, "normalized axis")
+
+
+@rule("LpNormalization", "Hardmax", "CumSum", "CumProd")
+def along_one_axis(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis but the one that the operator goes along."""
+    rank = len(site.result())
+    if site.node.op_type.startswith("Cum"):
+        given = site.numbers(1)
+        if given is None:
+            raise CannotCutError(f"{site.name}: its axis depends on data")
+        own = int(given[0]) % rank
+    else:
+        own = site.axis("axis", -1, rank)
+    links = [link for link in broadcast_links(site, [0]) if link.outputs[0] != own]
+    return follow(links, site, inputs, outputs)
+
+
+@rule("Trilu")
+def trilu(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis but the two of the matrices."""
+    rank = len(site.result())
+    links = [link for link in broadcast_links(site, [0]) if link.outputs[0] < rank - 2]
+    return follow(links, site, inputs, outputs)
+
+
+@rule("BatchNormalization")
+def batch_normalization(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The channels, with weights and running statistics."""
+    results = {o: 1 if o == 0 else 0 for o in site.outputs()}
+    return follow([Link({0: 1, 1: 0, 2: 0, 3: 0, 4: 0}, results)], site, inputs, outputs, "batch and space")
+
+
+@rule("InstanceNormalization")
+def instance_normalization(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The channels, with their weights."""
+    return follow([Link({0: 1, 1: 0, 2: 0}, {0: 1}), Link({0: 0}, {0: 0})], site, inputs, outputs, "space")
+
+
+@rule("GroupNormalization")
+def group_normalization(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Whole groups of channels, with their weights: one a channel from opset 21 on, before one a group."""
+    channels, groups = site.shape(0)[1], int(site.attribute("num_groups"))
+    cut = next(iter({**outputs, **inputs}.values()))
+    found = follow([Link({0: 1} if site.version < 21 else {0: 1, 1: 0, 2: 0}, {0: 1})], site, _data(inputs), outputs)
+    count = units(cut.blocks, channels // groups)
+    if count is None:
+        raise CannotCutError(f"{site.name}: a group of channels would be cut")
+    of_groups = Cut(0, tuple(block * groups // channels for block in cut.blocks))
+    weights = {1: of_groups, 2: of_groups} if site.version < 21 else {}
+    return Assignment(
+        {**found.inputs, **weights},
+        found.outputs,
+        counts=((count, f"groups of channels of {site.name}"),),
+        edits=(SetAttribute("num_groups", of_groups),),
+    )
+
+
+def _data(inputs: Known) -> Known:
+    return {index: cut for index, cut in inputs.items() if index == 0}
+
+
+@rule(
+    "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
+    "AdaptiveAveragePool", "LRN",
+)  # fmt: skip
+def pooling(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The channels; an index of the maximum would be one of the whole tensor."""
+    if len(site.outputs()) > 1:
+        raise CannotCutError(f"{site.name} gives positions in the whole tensor")
+    links = [Link({0: 0}, {0: 0})]
+    if site.node.op_type != "LRN":
+        links.append(Link({0: 1}, {0: 1}))
+    return follow(links, site, inputs, outputs, "window")
+
+
+@rule("Resize", "Upsample", "Pad")
+def unchanged_axes(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The axes that keep their size; sizes that are given as numbers become the rank's."""
+    before, after = site.shape(0), site.result()
+    if site.node.op_type == "Pad" and site.has_input(3):
+        raise CannotCutError(f"{site.name} pads chosen axes")
+    axes = [a for a in range(len(after)) if before[a] == after[a]]
+    found = follow([Link({0: a}, {0: a}) for a in axes], site, inputs, outputs, "resized axis")
+    if site.node.op_type != "Resize" or not site.has_input(3):
+        return found
+    named = site.attribute("axes")
+    places = list(range(len(after))) if named is None else [int(a) % len(after) for a in named]
+    cut = found.inputs[0]
+    if cut.axis not in places:
+        return found
+    edit = SetEntry(3, places.index(cut.axis), cut, len(places))
+    return Assignment(found.inputs, found.outputs, edits=(edit,))
+
+
+_SUMS = ("ReduceSum",)
+
+
+@rule(
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
+    "ReduceLogSumExp", "ReduceSumSquare",
+)  # fmt: skip
+def reduction(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis that is kept; along one that is reduced, only a sum is the sum of its parts."""
+    shape = site.shape(0)
+    given = site.attribute("axes")
+    if given is None and site.has_input(1):
+        given = site.numbers(1)
+        if given is None:
+            raise CannotCutError(f"{site.name}: its axes depend on data")
+    everything = not given and not site.attribute("noop_with_empty_axes", 0)
+    reduced = set(range(len(shape))) if everything else {int(a) % len(shape) for a in given or ()}
+    keep = bool(site.attribute("keepdims", 1))
+    kept = [axis for axis in range(len(shape)) if axis not in reduced]
+    links = [Link({0: axis}, {0: axis if keep else place}) for place, axis in enumerate(kept)]
+    if site.node.op_type in _SUMS:
+        links += [Link({0: axis}, {}, partial=True) for axis in sorted(reduced)]
+    return follow(links, site, inputs, outputs, "reduced axis")
+
+
+@rule("ArgMax")
+def arg_max(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any other axis; along its own by comparing the best of all ranks."""
+    rank = len(site.shape(0))
+    own = site.axis("axis", 0, rank)
+    keep = bool(site.attribute("keepdims", 1))
+    links = [Link({0: a}, {0: a if keep or a < own else a - 1}) for a in range(rank) if a != own]
+    cut = inputs.get(0)
+    if cut is not None and cut.axis == own and not outputs:
+        return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedArgMax", cut),))
+    return follow(links, site, inputs, outputs)
+
+
+@rule("SoftmaxCrossEntropyLoss")
+def cross_entropy(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The classes: every rank knows the logits of its own, and the ranks exchange each row's maximum and sums."""
+    cut = inputs.get(0)
+    if cut is None or cut.axis != 1 or set(inputs) != {0} or len(cut.blocks) > 1:
+        raise CannotCutError(f"{site.name} can be cut by classes only")
+    if len(site.outputs()) > 1 or outputs:
+        raise CannotCutError(f"{site.name} also gives the logarithms of all probabilities")
+    return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedCrossEntropy", cut),))
+
+
+@rule("Shape")
+def shape(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The shape of the whole value, which shape arithmetic goes on with."""
+    cut, rank = inputs[0], len(site.shape(0))
+    start, end, _ = slice(site.attribute("start", 0), site.attribute("end")).indices(rank)
+    edits = (SetEntry(-1, cut.axis - start, cut, end - start),) if start <= cut.axis < end else ()
+    return Assignment({0: cut}, gathers=True, edits=edits)

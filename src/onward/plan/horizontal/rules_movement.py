@@ -1,0 +1,290 @@
+"""Rules of what rearranges tensors: reshaping, transposing, joining, splitting, repeating."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from onward.plan.horizontal.cuts import (
+    Assignment,
+    CannotCutError,
+    Cut,
+    Edit,
+    Known,
+    Link,
+    SetEntry,
+    Site,
+    Sizes,
+    broadcast_links,
+    follow,
+    split_at,
+    within,
+)
+from onward.plan.horizontal.rules import rule
+
+
+@rule("Transpose")
+def transpose(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Every axis."""
+    rank = len(site.result())
+    order = site.attribute("perm") or range(rank - 1, -1, -1)
+    return follow([Link({0: int(axis)}, {0: place}) for place, axis in enumerate(order)], site, inputs, outputs)
+
+
+@rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def reshape(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """An axis that is kept, split up (its outermost part is cut) or merged with others (in blocks)."""
+    before, after = site.shape(0), site.result()
+    if 0 in inputs:
+        given = inputs[0]
+        made = through_reshape(given, before, after)
+        cuts = (given, made)
+    else:
+        given = outputs[0]
+        made = through_reshape(given, after, before)
+        cuts = (made, given) if made is not None else (None, given)
+    if cuts[0] is None or cuts[1] is None:
+        raise CannotCutError(
+            f"{site.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
+        )
+    own, result = cuts[0], cuts[1]
+    edits: tuple[Edit, ...] = ()
+    if site.node.op_type == "Reshape":
+        edits = (SetEntry(1 if site.version >= 5 else "shape", result.axis, result, len(after)),)
+    what = f"parts of axis {result.axis} of the result of {site.name}"
+    counts = tuple((block, what) for block in (*own.blocks, *result.blocks))
+    finer = tuple((0, blocks) for blocks in _finer(own, before, after)) if 0 in inputs else ()
+    return Assignment({0: own}, {0: result}, counts=counts, edits=edits, finer=finer)
+
+
+def through_reshape(cut: Cut, before: Sizes, after: Sizes) -> Cut | None:
+    """The same cut seen through a reshape, or None where a rank's part is no cut of the new shape.
+
+    Axes are grouped by equal products; within a group, the parts of a rank are looked at as ranges of the flattened
+    group, and an axis of the other side is sought whose cut has just those ranges.
+    """
+    for old_axes, new_axes in _groups(before, after):
+        if cut.axis in old_axes:
+            ranges = _flatten(cut, [before[a] for a in old_axes], old_axes.index(cut.axis))
+            sizes = [after[a] for a in new_axes]
+            for place, axis in enumerate(new_axes):
+                blocks = _unflatten(ranges, sizes, place)
+                if blocks is not None:
+                    return Cut(axis, blocks)
+    return None
+
+
+def _groups(before: Sizes, after: Sizes) -> list[tuple[list[int], list[int]]]:
+    """Axes of both shapes in order, in the smallest groups of equal products."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        old, new = [], []
+        left = right = 1
+        if i < len(before):
+            left, old, i = before[i], [i], i + 1
+        if j < len(after):
+            right, new, j = after[j], [j], j + 1
+        while left != right:
+            if left < right and i < len(before):
+                left, i = left * before[i], i + 1
+                old.append(i - 1)
+            elif j < len(after):
+                right, j = right * after[j], j + 1
+                new.append(j - 1)
+            else:
+                break
+        groups.append((old, new))
+    return groups
+
+
+def _flatten(cut: Cut, sizes: list[int], place: int) -> Sizes:
+    inner = math.prod(sizes[place + 1 :])
+    return tuple(block * inner for block in cut.blocks) * math.prod(sizes[:place])
+
+
+def _unflatten(ranges: Sizes, sizes: list[int], place: int) -> Sizes | None:
+    """The blocks of one of several axes that flatten to these ranges."""
+    outer, inner, own = math.prod(sizes[:place]), math.prod(sizes[place + 1 :]), sizes[place]
+    if own == 1 or len(ranges) % outer:
+        return None
+    period = ranges[: len(ranges) // outer]
+    if period * outer != ranges or any(length % inner for length in period):
+        return None
+    blocks = tuple(length // inner for length in period)
+    return blocks if sum(blocks) == own else None
+
+
+def _finer(cut: Cut, before: Sizes, after: Sizes) -> list[Sizes]:
+    """Other blocks of an axis that is split up: those that cut one of the inner parts."""
+    found = []
+    for old_axes, new_axes in _groups(before, after):
+        if old_axes and [a for a in old_axes if before[a] > 1] == [cut.axis]:
+            sizes = [after[a] for a in new_axes]
+            for place in range(1, len(sizes)):
+                if sizes[place] > 1 and math.prod(sizes[:place]) > 1:
+                    found.append((math.prod(sizes[place:]),) * math.prod(sizes[:place]))
+    return found
+
+
+@rule("Expand")
+def expand(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Every axis of the result, also one that is made by repeating."""
+    found = follow(broadcast_links(site, [0]), site, inputs, outputs)
+    cut, shape = found.outputs[0], site.shape(1)
+    place = cut.axis - (len(site.result()) - shape[0])
+    edits = (SetEntry(1, place, cut, shape[0]),) if place >= 0 else ()
+    return Assignment(found.inputs, found.outputs, edits=edits)
+
+
+@rule("Tile")
+def tile(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Every axis that is not repeated."""
+    before, after = site.shape(0), site.result()
+    links = [Link({0: a}, {0: a}) for a in range(len(after)) if before[a] == after[a]]
+    return follow(links, site, inputs, outputs, "repeated axis")
+
+
+@rule("Concat")
+def concat(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Other axes than its own in all operands; along its own, every operand is cut and the blocks are joined."""
+    rank, operands = len(site.result()), range(len(site.node.inputs))
+    own = site.axis("axis", 1, rank)
+    if all(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
+        links = [Link(dict.fromkeys(operands, a), {0: a}) for a in range(rank) if a != own]
+        return follow(links, site, inputs, outputs)
+    if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
+        raise CannotCutError(f"{site.name}: its operands are cut along different axes")
+    ends = list(itertools.accumulate(site.shape(i)[own] for i in operands))
+    cuts: dict[int, Cut] = {}
+    for index, end in zip(operands, ends, strict=True):
+        start = end - site.shape(index)[own]
+        if index in inputs:
+            cuts[index] = inputs[index]
+        elif 0 in outputs:
+            blocks = within(outputs[0].blocks, start, end)
+            if blocks is None:
+                hint = split_at(outputs[0].blocks, ends)
+                raise CannotCutError(f"{site.name}: the cut of its result crosses an operand's border", hint)
+            cuts[index] = Cut(own, blocks)
+        elif end > start:
+            cuts[index] = Cut(own, natural_blocks(site, index, own))
+    joined = Cut(own, tuple(block for index in operands if index in cuts for block in cuts[index].blocks))
+    return Assignment(cuts, {0: joined})
+
+
+def natural_blocks(site: Site, index: int, axis: int) -> Sizes:
+    """How an operand that nothing is known of would be cut: in one block, or those of the parts it was joined from."""
+    value = site.node.inputs[index]
+    for _ in range(64):
+        assert value is not None
+        node = value.producer()
+        if node is None:
+            break
+        inner = Site(node, site.version, site.facts)
+        if node.op_type == "Concat" and inner.axis("axis", 1, len(inner.result())) == axis:
+            parts = [natural_blocks(inner, i, axis) for i in range(len(node.inputs))]
+            return tuple(block for part in parts for block in part)
+        value = node.inputs[0] if node.inputs else None
+        passes = value is not None and str(value.name) in site.facts.shapes and node.op_type in _KEEPS_CHANNELS
+        if not passes or inner.shape(0)[axis : axis + 1] != inner.result()[axis : axis + 1]:
+            break
+    return (site.shape(index)[axis],)
+
+
+_KEEPS_CHANNELS = frozenset(
+    {
+        "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Dropout", "Elu", "Gelu", "Identity",
+        "InstanceNormalization", "LeakyRelu", "MaxPool", "Mul", "PRelu", "Relu", "Resize", "Sigmoid", "Tanh",
+    }
+)  # fmt: skip
+
+
+@rule("Split")
+def split(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Other axes than its own; along its own, the blocks are handed to the parts they lie in."""
+    rank = len(site.shape(0))
+    own = site.axis("axis", 0, rank)
+    parts = range(len(site.node.outputs))
+    if all(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
+        links = [Link({0: a}, dict.fromkeys(site.outputs(), a)) for a in range(rank) if a != own]
+        return follow(links, site, inputs, outputs)
+    if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
+        raise CannotCutError(f"{site.name}: its parts are cut along different axes")
+    sizes = [site.result(o)[own] for o in parts]
+    ends = list(itertools.accumulate(sizes))
+    cuts = {}
+    for index, end in zip(parts, ends, strict=True):
+        blocks: Sizes | None = outputs[index].blocks if index in outputs else (sizes[index],)
+        if 0 in inputs:
+            blocks = within(inputs[0].blocks, end - sizes[index], end)
+        if blocks is None:
+            hint = split_at(inputs[0].blocks, ends)
+            raise CannotCutError(f"{site.name}: the cut of its operand crosses a part's border", hint)
+        cuts[index] = Cut(own, blocks)
+    whole = Cut(own, tuple(block for index in parts for block in cuts[index].blocks))
+    target: int | str | None = 1 if site.has_input(1) else "split" if "split" in site.node.attributes else None
+    if target is None and len(set(sizes)) > 1:
+        raise CannotCutError(f"{site.name} has parts of different sizes that it does not name")
+    edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
+    counts = tuple((block, f"parts of {site.name}") for cut in cuts.values() for block in cut.blocks)
+    return Assignment({0: whole}, cuts, counts=counts, edits=edits)
+
+
+@rule("Slice")
+def slice_(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Axes that are not sliced; along one that is, whole blocks."""
+    before, after = site.shape(0), site.result()
+    cut = inputs.get(0) or outputs[0]
+    axis = cut.axis
+    if before[axis] == after[axis]:
+        return _whole_slice(site, follow([Link({0: axis}, {0: axis})], site, inputs, outputs))
+    bounds = _bounds(site, axis)
+    start, end, step = slice(*bounds[:3]).indices(before[axis])
+    if step != 1:
+        raise CannotCutError(f"{site.name} takes every {step}th element of the cut axis")
+    if 0 in inputs:
+        blocks = within(inputs[0].blocks, start, end)
+        if blocks is None:
+            hint = split_at(inputs[0].blocks, [start, end])
+            raise CannotCutError(f"{site.name}: the cut of its operand crosses the slice's border", hint)
+        whole = inputs[0].blocks
+    else:
+        blocks = outputs[0].blocks
+        whole = tuple(b for b in (start, *blocks, before[axis] - end) if b)
+    first = within(whole, 0, start)
+    assert first is not None
+    place, length = bounds[3], bounds[4]
+    targets: tuple[int | str, int | str] = (1, 2) if site.version >= 10 else ("starts", "ends")
+    edits = (
+        SetEntry(targets[0], place, Cut(axis, first), length),
+        SetEntry(targets[1], place, Cut(axis, (*first, *blocks)), length),
+    )
+    return Assignment({0: Cut(axis, whole)}, {0: Cut(axis, blocks)}, edits=edits)
+
+
+def _bounds(site: Site, axis: int) -> tuple[int, int, int, int, int]:
+    """Start, end and step along an axis, its place in the vectors of bounds, and their length."""
+    if site.version >= 10:
+        starts, ends = site.numbers(1), site.numbers(2)
+        axes = site.numbers(3) if site.has_input(3) else None
+        steps = site.numbers(4) if site.has_input(4) else None
+    else:
+        starts, ends, axes, steps = site.attribute("starts"), site.attribute("ends"), site.attribute("axes"), None
+    if starts is None or ends is None or (site.version >= 10 and site.has_input(3) and axes is None):
+        raise CannotCutError(f"{site.name}: where it slices depends on data")
+    rank = len(site.shape(0))
+    places = [int(a) % rank for a in axes] if axes is not None else list(range(len(starts)))
+    place = places.index(axis)
+    return int(starts[place]), int(ends[place]), 1 if steps is None else int(steps[place]), place, len(places)
+
+
+def _whole_slice(site: Site, found: Assignment) -> Assignment:
+    """A slice of the whole axis; bounds beyond a rank's part are cut back to it, as the standard says."""
+    try:
+        step = _bounds(site, found.inputs[0].axis)[2]
+    except (CannotCutError, ValueError):
+        return found
+    if step != 1:
+        raise CannotCutError(f"{site.name} reverses the cut axis")
+    return found
