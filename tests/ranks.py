@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def _receive(rank: int, pipe: Connection) -> Any:
     if not pipe.poll(LONGEST_SECONDS):
         raise AssertionError(f"rank {rank} gave no result within {LONGEST_SECONDS:.0f} s")
     try:
-        fine, result = pipe.recv()
+        fine, result = pickle.loads(pipe.recv_bytes())
     except EOFError:
         raise AssertionError(f"rank {rank} ended without a result") from None
     if not fine:
@@ -68,7 +69,7 @@ def _run(
         answer = (True, function(*arguments))
     except BaseException:
         answer = (False, traceback.format_exc())
-    pipe.send(answer)
+    pipe.send_bytes(pickle.dumps(answer))  # torch's own way would leave tensors in memory of a process that ends
     if answer[0]:
         dist.barrier()
     dist.destroy_process_group()

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from onward.artifacts.inference_model import export, export_weights
-from onward.checkpoint.manifest import read_manifest
-from onward.checkpoint.reading import find_checkpoint, find_latest, read_record, read_tensors
+from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.engine.assembly import Assembly, assemble
+from onward.engine.digests import digests_of
 from onward.engine.evaluation import Evaluator
 from onward.engine.forward import Forward
 from onward.engine.interruption import StopRequest
@@ -46,6 +46,7 @@ from onward.graph.loss_file import write_model_with_loss
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.optim.building import unmatched_rules
+from onward.parallel.agreement import agree_on_stop, check_same
 from onward.parallel.gathering import gather_whole
 from onward.parallel.process import Mesh, start
 from onward.parameter_checks import fixed_fields_changed
@@ -54,6 +55,8 @@ from onward.report.profiler import NodeProfiler
 from onward.report.watching import Watchers
 
 GO_ON = "The same command goes on from there."
+
+ANOTHER = "a signal to another process"
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
@@ -109,6 +112,7 @@ class TrainingRunner:
             write_model_with_loss(paths.model_path, loss_spec(self.parameters), paths.model_with_loss_func_path)
         assert graph.loss_names is not None
         self._graph, self._loss = graph, graph.loss_names
+        check_same(self.mesh, digests_of(self.parameters, graph))
         for note in graph.notes:
             self.watchers.on_message(note)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
@@ -164,10 +168,10 @@ class TrainingRunner:
             return
         record = read_record(path)
         pieces = self.state.pieces()
-        stored = read_manifest(path).tensors
-        read_tensors(path, {name: piece.tensor for name, piece in pieces.items() if name in stored})
-        random = {name: piece.tensor for name, piece in pieces.items() if name.startswith("random/")}
-        self.state.restore(random, record)
+        lacking = read_pieces(path, pieces, optional=("random/",), group=self.mesh.control)
+        random = {n: piece.tensor for n, piece in pieces.items() if n.startswith("random/") and n not in lacking}
+        for note in self.state.restore(random, record):
+            self.watchers.on_message(note)
         counters = self.state.counters
         rounds = (self.parameters, *self.parameters.next_rounds)
         self.resumed_update = counters.update
@@ -268,16 +272,17 @@ class TrainingRunner:
                         metrics = dict(self.evaluate(test_data_loader).metrics)
                     if self._is_checkpoint_due(done):
                         self.save_checkpoint()
-                    if stop.signal_name is not None and done.is_update:
-                        self._stop(stop.signal_name)
+                    if done.is_update and agree_on_stop(self.mesh, stop.signal_name is not None):
+                        self._stop(stop.signal_name or ANOTHER)
             checkpoint = self._save_last_of_round()
         self._finish_round()
         seconds = time.perf_counter() - started
         training, counters = self.parameters.training, self.state.counters
         summary = summarize(training, begin, counters, clock, reports, metrics, seconds, checkpoint)
         self.watchers.on_end(summary)
-        if stop.signal_name is not None and checkpoint is not None:
-            raise Interrupted(f"stopped by {stop.signal_name} at the end of the round; saved as {checkpoint}. {GO_ON}")
+        if checkpoint is not None and agree_on_stop(self.mesh, stop.signal_name is not None):
+            name = stop.signal_name or ANOTHER
+            raise Interrupted(f"stopped by {name} at the end of the round; saved as {checkpoint}. {GO_ON}")
         return summary
 
     def _finish_round(self) -> None:
@@ -378,8 +383,9 @@ class TrainingRunner:
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         started = time.perf_counter()
-        record = {**self.state.record(), "parameters": self.parameters.to_mapping()}
-        path = self._checkpoint_writer().save(self.state.counters.update, {n: p.tensor for n, p in self.state.pieces().items()}, record)
+        state, writer = self.state, self._checkpoint_writer()
+        record = {**state.record(), "parameters": self.parameters.to_mapping()}
+        path = writer.save(state.counters.update, state.pieces(), record, state.rank_record())
         self._saved_update = self.state.counters.update
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
@@ -392,7 +398,7 @@ class TrainingRunner:
             if settings.checkpoints_dir is None:
                 raise ParametersError("checkpoint.checkpoints_dir is not set; say where checkpoints go.")
             self._writer = CheckpointWriter(
-                settings.checkpoints_dir, settings.max_num_checkpoints, blocking=settings.blocking
+                settings.checkpoints_dir, settings.max_num_checkpoints, settings.blocking, self.mesh.control
             )
         return self._writer
 
@@ -411,6 +417,8 @@ class TrainingRunner:
         try:
             yield
         except Exception as error:
+            if self.mesh.world_size > 1:
+                raise  # the others are in another place; what is saved is saved
             self.state.return_to_mark()
             is_new = self.state.counters.update > max(begin, self._saved_update)
             if self.parameters.checkpoint.checkpoints_dir is None or not is_new or isinstance(error, StorageError):

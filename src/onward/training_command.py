@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onward.data.loader import DataLoader
+from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import ParametersError
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
 from onward.parallel.launching import check_room, launch_workers, worker_count
+from onward.parallel.process import Mesh, start, stop
 from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.watching import Watchers, make_watchers
@@ -46,18 +48,21 @@ def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, st
 
 def _train_here(parameters: Parameters) -> None:
     rounds = (parameters, *parameters.next_rounds)
-    data = [(_training_loader(one), _test_loader(one)) for one in rounds]
     machine = parameters.machine
     environment = Environment(
         execution_provider=machine.execution_provider,
         threads=machine.threads,
         deterministic=machine.deterministic,
     )
+    mesh = start(parameters.distributed, "cuda" if environment.device.type == "cuda" else "cpu")
+    data = [(_training_loader(one, mesh), _test_loader(one, mesh)) for one in rounds]
     opening = _OpeningMessages()
-    runner = TrainingRunner(parameters, environment, [ConsoleWatcher(), opening])
+    watchers: list[Watcher] = [ConsoleWatcher(), opening] if mesh.rank == 0 else []
+    runner = TrainingRunner(parameters, environment, watchers, mesh)
     try:
         runner.initialize()
-        _watch_files(runner, parameters, opening.texts)
+        if mesh.rank == 0:
+            _watch_files(runner, parameters, opening.texts)
         if runner.round >= len(rounds):
             runner.watchers.on_message("all rounds of this run are trained already; evaluating and writing the model.")
         first = min(runner.round, len(rounds) - 1)
@@ -70,6 +75,7 @@ def _train_here(parameters: Parameters) -> None:
         for loader in (loader for pair in data for loader in pair if loader is not None):
             loader.close()
         runner.watchers.close()
+    stop(mesh)
     runner.watchers.raise_failures()
 
 
@@ -116,26 +122,31 @@ def _run_round(runner: TrainingRunner, training: DataLoader, test: DataLoader | 
         training.close()
 
 
-def _training_loader(parameters: Parameters) -> DataLoader:
+def _training_loader(parameters: Parameters, mesh: Mesh) -> DataLoader:
     folder = parameters.paths.train_data_dir
     if folder is None:
         raise ParametersError("paths.train_data_dir is missing; name the folder of the training shards.")
-    return _loader(parameters, folder, shuffle=parameters.data.shuffle_data)
+    part = (mesh.place.data, mesh.topology.data_size)
+    return _loader(parameters, folder, *part, shuffle=parameters.data.shuffle_data)
 
 
-def _test_loader(parameters: Parameters) -> DataLoader | None:
+def _test_loader(parameters: Parameters, mesh: Mesh) -> DataLoader | None:
     folder = parameters.paths.test_data_dir
     if folder is None or parameters.training.skip_evaluation:
         return None
-    return _loader(parameters, folder, shuffle=False)
+    is_shared_out = parameters.data.test_data == "partitioned"
+    part = (mesh.place.data, mesh.topology.data_size) if is_shared_out else (0, 1)
+    return _loader(parameters, folder, *part, shuffle=False)
 
 
-def _loader(parameters: Parameters, folder: Path, shuffle: bool) -> DataLoader:
+def _loader(parameters: Parameters, folder: Path, rank: int, size: int, *, shuffle: bool) -> DataLoader:
     data = parameters.data
     return DataLoader(
         data.input_name_map,
         folder,
         data.max_num_files_preload,
+        rank,
+        size,
         shuffle=shuffle,
         seed=parameters.training.seed,
         last_batch=data.last_batch,

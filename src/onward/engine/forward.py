@@ -118,12 +118,12 @@ class Forward:
         """The outputs by name; the network's training mode decides on dropout and batch statistics."""
         inputs = {name: features[name] for name in self.program.inputs}
         device = self.net.device
-        program = self._program_for(tuple(inputs.values()), device)
-        if self._instrument is not None:
-            program = replace(program, segments=tuple(self._instrument(segment) for segment in program.segments))
-        run = Pass(program, self.net.training, device, self._tensors, self.cast)
-        lowered = {name: self._lower_unless_exact(name, value) for name, value in inputs.items()}
         with self.precision.autocast(device):
+            program = self._program_for(tuple(inputs.values()), device)
+            if self._instrument is not None:
+                program = replace(program, segments=tuple(self._instrument(code) for code in program.segments))
+            run = Pass(program, self.net.training, device, self._tensors, self.cast)
+            lowered = {name: self._lower_unless_exact(name, value) for name, value in inputs.items()}
             if self._is_separate:
                 weights = {name: self.cast(name, self.net.weights[name]) for name in self._weights}
                 results = run_segments(program, run.training, device, lowered, {**weights, **self._tensors})

@@ -19,7 +19,14 @@ from onward.parameters import Loss, Parameters, TensorBoard, Training
 
 def read_training_graph(parameters: Parameters, path: Path, choose: bool = True) -> TrainingGraph:
     """Reads a model, adds the loss, and chooses the weights to train (all that can, where `choose` is false)."""
-    training = parameters.training
+    training, speed, board, split = (
+        parameters.training,
+        parameters.speed,
+        parameters.tensorboard,
+        parameters.distributed,
+    )
+    cuts = split.pipeline_partition_cut_list or ()
+    named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
     return make_training_graph(
         path,
         weights_to_train=training.weights_to_train if choose else (),
@@ -29,6 +36,9 @@ def read_training_graph(parameters: Parameters, path: Path, choose: bool = True)
         revive_dropout=training.revive_dropout,
         loss=loss_spec(parameters),
         count_correct=True,
+        fuse=speed.fuse,
+        fusions_off=speed.fusions_off,
+        keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
     )
 
 

@@ -163,17 +163,22 @@ class TrainState:
             torch.cuda.set_rng_state(cuda, self.device)
 
     def record(self) -> dict[str, Any]:
-        """Everything of the state that is not a tensor, ready for JSON."""
+        """Everything of the state that is no tensor and that all ranks have in common, ready for JSON."""
         return {
             "counters": dataclasses.asdict(self.counters),
             "cursor": self.cursor.to_dict(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
+            "data_parallel_size": self.mesh.topology.data_size,
         }
 
-    def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
-        """Takes over `record` and the random states; the other tensors are loaded in place."""
+    def rank_record(self) -> dict[str, Any]:
+        """What every rank has of its own: where it is in its part of the data."""
+        return {"data": self.mesh.place.data, "cursor": self.cursor.to_dict()}
+
+    def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> list[str]:
+        """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to tell."""
         self.counters = Counters(**record["counters"])
-        self.cursor = DataCursor.from_dict(record["cursor"])
+        self.cursor, notes = resumed_cursor(record, self.mesh.place.data, self.mesh.topology.data_size)
         if self.loss_scale is not None and record["loss_scale"] is not None:
             stored = LossScale.from_json(record["loss_scale"])
             # Asked for another kind of loss scale than before, the run begins with that one.
@@ -182,6 +187,27 @@ class TrainState:
         self._set_random_states(random)
         for weight in self.weights.values():
             weight.update_followers()
+        return notes
+
+
+def resumed_cursor(record: Mapping[str, Any], replica: int, replicas: int) -> tuple[DataCursor, list[str]]:
+    """Where a replica goes on in its data, by the record of a checkpoint, and what to tell the user.
+
+    With as many replicas as before it is the exact sample. With another number every replica has other files: the
+    epoch goes on, and as many of its samples are passed over as all replicas together had read.
+    """
+    cursors = {entry["data"]: DataCursor.from_dict(entry["cursor"]) for entry in record.get("ranks", {}).values()}
+    if not cursors:
+        cursors = {0: DataCursor.from_dict(record["cursor"])}
+    if len(cursors) == replicas:
+        return cursors[replica], []
+    epoch = min(cursor.epoch for cursor in cursors.values())
+    read = sum(cursor.sample for cursor in cursors.values() if cursor.epoch == epoch)
+    note = (
+        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are shared out anew, and epoch "
+        f"{epoch} goes on after {read} samples; some of its samples may be read twice, others not at all."
+    )
+    return DataCursor(epoch=epoch, sample=read // replicas), [note]
 
 
 def _copy_all(source: list[torch.Tensor], target: list[torch.Tensor]) -> None:

@@ -52,7 +52,6 @@ def replicate(
     replica = DistributedDataParallel(
         module,
         process_group=mesh.data,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
         find_unused_parameters=not uses_all_weights,
     )
