@@ -25,6 +25,7 @@ from onward.parameters import (
     Parameters,
     Paths,
     Profiler,
+    Speed,
     TensorBoard,
     Training,
     check,
@@ -165,6 +166,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
     Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},
     MixedPrecision: {"use_mixed_precision": False, "use_bfloat16": False, "loss_scale": 0.0},
+    Speed: {"fuse": True, "fusions_off": ()},
     Distributed: {
         "data_parallel_size": 1,
         "horizontal_parallel_size": 1,

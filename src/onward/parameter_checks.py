@@ -60,7 +60,7 @@ _FIXED = {
     ),
     "checkpoint": ("checkpoints_dir", "checkpoint_to_load_path", "max_num_checkpoints", "blocking"),
     "tensorboard": ("log_dir",),
-    **dict.fromkeys(("loss", "optimizer", "mixed_precision", "distributed", "recompute", "machine"), ()),
+    **dict.fromkeys(("loss", "optimizer", "mixed_precision", "speed", "distributed", "recompute", "machine"), ()),
 }
 """Section -> fields that a run is built from and that no later round can change; without fields, the whole section."""
 

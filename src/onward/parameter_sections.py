@@ -32,6 +32,7 @@ STRICT = pydantic.ConfigDict(extra="forbid", revalidate_instances="always", popu
 LossType = Literal[
     "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"
 ]
+FusionName = Literal["attention", "normalization", "gelu", "swish", "swiglu", "rotary_embedding", "cross_entropy"]
 OptimizerName = Literal["SGDOptimizer", "Adam", "AdamW", "Lamb"]
 
 
@@ -281,6 +282,23 @@ class MixedPrecision:
     use_mixed_precision: Flag = False
     use_bfloat16: Flag = False
     loss_scale: NonNegative = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What makes a step faster or smaller without changing what it computes.
+
+    Attributes:
+        fuse: compute attention, norms, activations, rotary embeddings and the last linear layer with its loss in one
+            call each where the model writes them out in many nodes; `onward inspect` lists them. What is exported
+            never contains them.
+        fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
+            `rotary_embedding`, `cross_entropy`.
+    """
+
+    __pydantic_config__ = STRICT
+    fuse: Flag = True
+    fusions_off: tuple[FusionName, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

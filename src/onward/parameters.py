@@ -30,6 +30,7 @@ from onward.parameter_sections import (
     Optimizer,
     Paths,
     Profiler,
+    Speed,
     TensorBoard,
     Training,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Paths",
     "Profiler",
     "Recompute",
+    "Speed",
     "TensorBoard",
     "Training",
     "check",
@@ -70,6 +72,7 @@ class Parameters:
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
+    speed: Speed = field(default_factory=Speed)
     distributed: Distributed = field(default_factory=Distributed)
     recompute: Recompute = field(default_factory=Recompute)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onward.graph.cuts import CutPoint, find_cut_points, shape_of
 from onward.graph.dimensions import symbolic_dimensions
+from onward.graph.fusion.passes import Fusion, fuse
 from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.reading import ModelSource
 from onward.graph.shape_inference import inferred_values
@@ -83,6 +84,7 @@ class Inspection:
         notes: what was changed on the way to training, and what the export lost.
         operators: most frequent first.
         cut_points: where the network can be cut between layers.
+        fusions: nodes that training would put in the place of several; the loss may add one more.
         node_count: of the graph with functions inlined, nested graphs included.
     """
 
@@ -99,6 +101,7 @@ class Inspection:
     notes: tuple[str, ...]
     operators: tuple[Operator, ...]
     cut_points: tuple[CutPoint, ...]
+    fusions: tuple[Fusion, ...]
     node_count: int
 
     @property
@@ -134,6 +137,7 @@ def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -
         notes=training.notes,
         operators=operators,
         cut_points=_cut_points(training),
+        fusions=fuse(training.model.clone(), training.weights),
         node_count=sum(operator.count for operator in operators),
     )
 

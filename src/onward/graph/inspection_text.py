@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from onward.graph.cuts import CutPoint
+from onward.graph.fusion.passes import Fusion
 from onward.graph.inspection import Inspection, Shape, Weight
 
 _WIDTH = 110
@@ -30,6 +31,7 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
         _section("Ties", _table([(copy, f"= {tie.weight} transposed") for copy, tie in inspection.ties.items()])),
         _operators(inspection),
         _obstacles(inspection),
+        _fusions(inspection.fusions),
         _cuts(inspection.cut_points, cut_points),
         _section("Notes", [line for note in inspection.notes for line in _bullet(note)]),
     ]
@@ -108,6 +110,19 @@ def _obstacles(inspection: Inspection) -> str:
         for operator in inspection.obstacles
     ]
     return _section("Cannot be lowered, so the model cannot be trained as it is", _table(rows))
+
+
+def _fusions(fusions: Sequence[Fusion]) -> str:
+    """How often each fusion happens, in how many forms; the exported model has none of them."""
+    groups: dict[tuple[str, str], list[Fusion]] = {}
+    for fusion in fusions:
+        groups.setdefault((fusion.kind, fusion.about), []).append(fusion)
+    rows = [
+        (kind, str(len(group)), about, f"{sum(fusion.replaced for fusion in group)} nodes")
+        for (kind, about), group in groups.items()
+    ]
+    title = f"Fusions in training: {len(fusions)}, turned off by speed.fuse or speed.fusions_off"
+    return _section(title, _table(rows, right=(1, 3)))
 
 
 def _cuts(points: Sequence[CutPoint], most: int) -> str:

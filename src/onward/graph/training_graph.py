@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
+from onward.graph.fusion import passes
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
 from onward.graph.ties import Tie, tie_transposed_copies
@@ -33,6 +34,7 @@ class TrainingGraph:
         frozen: float initializers that do not train, each with the reason.
         notes: what was changed on the way, one sentence each, for the user.
         loss_names: what training minimizes and the labels it reads, once a loss was added.
+        fusions: nodes of `model` that stand for several of the user's.
     """
 
     source: ir.Model
@@ -43,6 +45,7 @@ class TrainingGraph:
     frozen: Mapping[str, str]
     notes: tuple[str, ...]
     loss_names: LossNames | None = None
+    fusions: tuple[passes.Fusion, ...] = ()
 
     @property
     def loss(self) -> str | None:
@@ -60,6 +63,9 @@ def make_training_graph(
     revive_dropout: Sequence[DropoutRule] = (),
     loss: LossSpec | None = None,
     count_correct: bool = False,
+    fuse: bool = False,
+    fusions_off: Collection[str] = (),
+    keep: Collection[str] = (),
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
 
@@ -72,6 +78,9 @@ def make_training_graph(
         revive_dropout: rules by which dropout that an export left out is put back, for training only.
         loss: what to minimize; None: only the model's own outputs.
         count_correct: with a class loss, also compute how many labels the prediction hits.
+        fuse: put one node in the place of several where `onward.graph.fusion` knows how.
+        fusions_off: fusions to leave out.
+        keep: names of values and nodes that fusion must leave as they are; text with a colon may hold several.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
@@ -93,8 +102,10 @@ def make_training_graph(
         immutable_weights,
         _known_constants(original, model, names),
     )
-    notes = (*untied, *tied, *revived, *notes_on_export(model, chosen), *_note_of_own_training(original))
-    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names)
+    lost = (*notes_on_export(model, chosen), *_note_of_own_training(original))
+    fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
+    notes = (*untied, *tied, *revived, *lost, *passes.notes_on_fusions(fusions))
+    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
 
 
 def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:

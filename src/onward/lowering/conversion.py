@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from onward.graph.reading import ModelSource
 from onward.graph.training_graph import make_training_graph
@@ -17,6 +17,8 @@ def to_torch(
     weights_not_to_train: Sequence[str] = (),
     tied_weights: Sequence[str] = (),
     revive_dropout: Sequence[DropoutRule] = (),
+    fuse: bool = True,
+    fusions_off: Collection[str] = (),
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
 
@@ -26,6 +28,9 @@ def to_torch(
         weights_not_to_train: exact names or patterns taken out again.
         tied_weights: patterns of constant-valued initializers, shared by several layers, that stay shared.
         revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.
+        fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
+            them out; without it, gradients of gradients can be taken wherever its operators have them.
+        fusions_off: fusions to leave out, as `speed.fusions_off` of a RUN.yaml names them.
 
     Returns:
         A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
@@ -41,5 +46,7 @@ def to_torch(
         weights_not_to_train=weights_not_to_train,
         tied_weights=tied_weights,
         revive_dropout=revive_dropout,
+        fuse=fuse,
+        fusions_off=fusions_off,
     )
     return OnnxModule(graph)

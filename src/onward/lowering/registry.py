@@ -92,8 +92,9 @@ def lowers(
     tensors: shapes, axes, sizes. `either` names inputs that arrive as a Python value when they come out of
     shape arithmetic or are a constant of one element, and as a tensor otherwise. `produces="host"` says that
     the result itself is such a value, of the ONNX type `result_dtype`. `spare` names optional inputs that the
-    function can do without: they arrive as None in a program that computes none of them for another reason. An attribute whose name is a Python
-    keyword gets a trailing underscore. May be stacked to register one function for several operators or versions.
+    function can do without: they arrive as None in a program that computes none of them for another reason. An
+    attribute whose name is a Python keyword gets a trailing underscore. May be stacked to register one function for
+    several operators or versions.
     """
 
     def register(function: _Function) -> _Function:

@@ -14,6 +14,9 @@ from onward.graph.fusion.facts import integer
 from onward.graph.fusion.rewriting import Editor, producer
 
 KIND = "cross_entropy"
+FEWEST_CLASSES = 256
+"""Logits of fewer classes are no larger than the activations before them."""
+
 _MOST_STEPS = 8
 
 
@@ -51,7 +54,10 @@ def _fuse(editor: Editor, node: ir.Node) -> None:
     weights = node.inputs[2] if len(node.inputs) > 2 else None
     if weights is not None and (not weights.is_initializer() or weights.name in editor.facts.weights):
         return
-    if editor.facts.rank(scores) != 2 or node.outputs[0].name in editor.kept:
+    shape = editor.facts.shape(scores)
+    if shape is None or len(shape) != 2 or node.outputs[0].name in editor.kept or node.name in editor.kept:
+        return
+    if not isinstance(shape[1], int) or shape[1] < FEWEST_CLASSES:
         return
     path = _path_to_linear(editor, scores)
     if path is None:
@@ -155,7 +161,10 @@ def _rows(editor: Editor, linear: _Linear, steps: list[ir.Node], before: ir.Node
     value = linear.hidden
     for node in reversed(steps):
         if node.op_type in ("GatherND", "Slice"):
-            attributes = {"batch_dims": integer(node, "batch_dims", 0)} if node.op_type == "GatherND" else {}
-            inputs = [value, *node.inputs[1:]]
-            value = editor.write(node.op_type, inputs, before, name=f"{KIND}/{node.op_type}", **attributes)
+            inputs, name = [value, *node.inputs[1:]], f"{KIND}/{node.op_type}"
+            if node.op_type == "Slice":
+                value = editor.write("Slice", inputs, before, name=name)
+            else:
+                batch_dims = integer(node, "batch_dims", 0)
+                value = editor.write("GatherND", inputs, before, name=name, batch_dims=batch_dims)
     return value

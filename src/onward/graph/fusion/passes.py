@@ -32,10 +32,11 @@ def fuse(
         model: prepared for lowering.
         weights: initializers that train; they are taken for no constants.
         off: names of fusions to leave out.
-        keep: names of values that somebody reads, and that must stay computed.
+        keep: names of values that must stay computed, and of nodes that must stay as they are; in a text with a
+            colon (a place where stages are cut) every name counts.
     """
     facts = Facts(model, weights)
-    editor = Editor(model, facts, frozenset(keep))
+    editor = Editor(model, facts, _names_in(model.graph, keep))
     _drop_copies(editor)
     for name, function in FUSIONS.items():
         if name not in off:
@@ -53,6 +54,15 @@ def notes_on_fusions(fusions: Sequence[Fusion]) -> tuple[str, ...]:
     listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     replaced = sum(fusion.replaced for fusion in fusions)
     return (f"fused for training, not in what is exported: {listed} ({replaced} nodes became {len(fusions)}).",)
+
+
+def _names_in(graph: ir.Graph, texts: Collection[str]) -> frozenset[str]:
+    """The names of values and nodes that texts are, or speak of."""
+    phrases = [text for text in texts if ":" in text]
+    if not phrases:
+        return frozenset(texts)
+    names = {str(name) for node in graph for name in (node.name, *(value.name for value in node.outputs)) if name}
+    return frozenset(texts) | {name for name in names if any(name in phrase for phrase in phrases)}
 
 
 def _drop_copies(editor: Editor) -> None:

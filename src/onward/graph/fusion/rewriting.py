@@ -39,7 +39,7 @@ class Editor:
     Attributes:
         model: prepared for lowering.
         facts: what is known of its values.
-        kept: names of values that must stay computed as they are.
+        kept: names of values that must stay computed, and of nodes that must stay as they are.
         done: what was fused so far.
     """
 
@@ -67,6 +67,8 @@ class Editor:
 
     def are_interior(self, nodes: Collection[ir.Node], result: ir.Value) -> bool:
         """Whether these nodes compute nothing that is read elsewhere, but for the result."""
+        if any(node.name in self.kept for node in nodes):
+            return False
         values = (value for node in nodes for value in node.outputs if value is not result)
         return all(self.is_free(value, within=nodes) for value in values)
 

@@ -25,27 +25,23 @@ def layer_normalization(
     X: Tensor, Scale: Tensor | None = None, B: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
 ) -> Tensor:
     """`(X - mean) / sqrt(variance + epsilon) * Scale + B` over the axes from `axis` on, which Scale and B have."""
-    x, scale, bias = _promoted(X, Scale, B)
-    return F.layer_norm(x, X.shape[axis:], scale, bias, epsilon)
+    dtype = _widest(X, Scale, B)
+    scale, bias = (None if p is None else p.to(dtype) for p in (Scale, B))
+    return F.layer_norm(X.to(dtype), X.shape[axis:], scale, bias, epsilon)
 
 
 @lowers("RMSNormalization", domain=DOMAIN)
 def rms_normalization(X: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-    """`X / sqrt(mean(X²) + epsilon) * scale` over the axes from `axis` on, which scale has (Zhang and Sennrich, 2019)."""
-    x, weight = _promoted(X, scale)
-    if torch.is_autocast_enabled(X.device.type) and X.dtype != torch.float64:
-        x, weight = _as_float(x), None if weight is None else _as_float(weight)
-    return F.rms_norm(x, X.shape[axis:], weight, epsilon)
+    """`X / sqrt(mean(X²) + epsilon) * scale` over the axes from `axis` on (Zhang and Sennrich, 2019)."""
+    dtype = _widest(X, scale)
+    if torch.is_autocast_enabled(X.device.type):
+        dtype = torch.promote_types(dtype, torch.float32)
+    return F.rms_norm(X.to(dtype), X.shape[axis:], None if scale is None else scale.to(dtype), epsilon)
 
 
-def _as_float(tensor: Tensor) -> Tensor:
-    return tensor.float()
-
-
-def _promoted(X: Tensor, *parameters: Tensor | None) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
-    """All in the widest type among them, which is what the written-out arithmetic would give."""
-    dtype = reduce(torch.promote_types, [p.dtype for p in parameters if p is not None], X.dtype)
-    return X.to(dtype), *(None if p is None else p.to(dtype) for p in parameters)
+def _widest(X: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    """The widest type among tensors, which is what the written-out arithmetic would give."""
+    return reduce(torch.promote_types, [p.dtype for p in parameters if p is not None], X.dtype)
 
 
 @lowers("SwiGLU", domain=DOMAIN)
@@ -88,11 +84,9 @@ def rotary_embedding(X: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: in
     """
     if cosine.shape[-1] != X.shape[-1] or sine.shape[-1] != X.shape[-1]:
         cosine, sine = cosine.expand(*cosine.shape[:-1], X.shape[-1]), sine.expand(*sine.shape[:-1], X.shape[-1])
-    if interleaved:
-        parts = [tensor.unflatten(-1, (-1, 2)).unbind(-1) for tensor in (X, cosine, sine)]
-    else:
-        parts = [tensor.chunk(2, -1) for tensor in (X, cosine, sine)]
-    (first, second), (c_first, c_second), (s_first, s_second) = parts
+    (first, second), (c_first, c_second), (s_first, s_second) = (
+        (tensor[..., 0::2], tensor[..., 1::2]) if interleaved else tensor.chunk(2, -1) for tensor in (X, cosine, sine)
+    )
     real = first * c_first - second * s_first
     imaginary = second * c_second + first * s_second
     return torch.stack([real, imaginary], -1).flatten(-2) if interleaved else torch.cat([real, imaginary], -1)
