@@ -363,4 +363,3 @@ def _symbol(action: Action, second: bool) -> str:
         return "="
     letter = chr(ord("a") + number)
     return letter.upper() if second else letter
-

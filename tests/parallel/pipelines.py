@@ -1,0 +1,157 @@
+"""Pipelines of small networks on Gloo ranks, and the same network in one process to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.module import OnnxModule
+from onward.parallel.pipeline import Pipeline
+from onward.parallel.pipeline_stage import StageModule
+from onward.parallel.process import Mesh, start
+from onward.parameter_distribution import Distributed, PipelineSchedule
+from onward.plan.schedules import stages_of_rank
+from onward.plan.stages import StagePlan, plan_stages
+from onward.plan.stages_balance import balanced_stages
+from onward.plan.stages_graph import computed, stage_graph
+from tests.plan.staged_models import batch_of, graph_of
+
+STAGES_PER_RANK: dict[PipelineSchedule, int] = {
+    "1F1B": 1, "GPipe": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
+}  # fmt: skip
+Wrap = Callable[[nn.Module, Mesh], nn.Module]
+
+
+@dataclass
+class Outcome:
+    """What an update did on one rank: losses, and gradients and running statistics by name."""
+
+    losses: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    states: dict[str, torch.Tensor]
+    values: dict[str, torch.Tensor]
+
+
+def computing(network: OnnxModule) -> Any:
+    """The forward pass of a network for `StageModule`, with a program for each choice of values."""
+    programs: dict[tuple[str, ...], Any] = {}
+
+    def compute(values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:
+        program = programs.setdefault(names, network.program_for(names) if names not in programs else None)
+        inputs = [values[name] for name in program.inputs]
+        return dict(
+            zip(names, program(network.training, network.device, inputs, network.tensors_by_name()), strict=True)
+        )
+
+    return compute
+
+
+def stage_module(graph: TrainingGraph, plan: StagePlan, index: int) -> StageModule:
+    """A stage in training mode."""
+    part = stage_graph(graph, plan, index)
+    network = OnnxModule(part, computed(plan.stages[index]))
+    loss = graph.loss if index == len(plan) - 1 else None
+    return StageModule(plan.stages[index], network, computing(network), loss).train()
+
+
+def automatic_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
+    return plan_stages(graph, balanced_stages(graph, stage_count), stage_count)
+
+
+def in_one_process(
+    name: str, features: Sequence[Mapping[str, torch.Tensor]], factors: torch.Tensor, watched: Sequence[str] = ()
+) -> Outcome:
+    """The same update without a pipeline."""
+    graph = graph_of(name)
+    network = OnnxModule(graph, (str(graph.loss),)).train()
+    compute = computing(network)
+    losses = []
+    for micro_batch, factor in zip(features, factors, strict=True):
+        loss = compute(micro_batch, (str(graph.loss),))[str(graph.loss)]
+        (loss * factor).backward()
+        losses.append(loss.detach())
+    gradients = {key: weight.grad for key, weight in network.weights.items() if weight.grad is not None}
+    buffers = dict(network.named_buffers())
+    states = {state: buffers[state].clone() for state in graph.states}
+    network.eval()
+    with torch.no_grad():
+        values = compute(features[0], tuple(watched)) if watched else {}
+    return Outcome(torch.stack(losses), gradients, states, values)
+
+
+def mesh_of(pipeline: int, data: int = 1) -> Mesh:
+    return start(Distributed(pipeline_parallel_size=pipeline, data_parallel_size=data), "cpu")
+
+
+def in_a_pipeline(
+    name: str,
+    plan_of: Callable[[TrainingGraph, int], StagePlan],
+    schedule: PipelineSchedule,
+    stage_count: int,
+    features: Sequence[Mapping[str, torch.Tensor]],
+    factors: torch.Tensor,
+    watched: Sequence[str] = (),
+    mesh: Mesh | None = None,
+    wrap: Wrap = lambda module, mesh: module,
+) -> Outcome:
+    """One update on this rank of a pipeline of all ranks."""
+    mesh = mesh or mesh_of(dist.get_world_size())
+    graph = graph_of(name)
+    plan = plan_of(graph, stage_count)
+    own = stages_of_rank(schedule, mesh.pipeline.size(), stage_count, mesh.place.pipeline)
+    modules = {index: wrap(stage_module(graph, plan, index), mesh) for index in own}
+    pipeline = Pipeline(mesh, modules, plan, schedule, len(factors), mesh.device)
+    if watched:  # an evaluation in between changes nothing
+        for module in modules.values():
+            module.eval()
+        pipeline.evaluate(features[-1], watched)
+        for module in modules.values():
+            module.train()
+    losses = pipeline.run(features, factors)
+    pipeline.sum_shared_gradients()
+    gradients, states = {}, {}
+    for index in own:
+        network = pipeline._stages[index].network
+        for key, weight in network.weights.items():
+            gradient = weight.grad
+            gradients[key] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+        buffers = dict(network.named_buffers())
+        states |= {state: buffers[state].clone() for state in network.graph.states}
+    for module in modules.values():
+        module.eval()
+    values = pipeline.evaluate(features[0], watched) if watched else {}
+    return Outcome(losses, gradients, states, values)
+
+
+def by_every_schedule(
+    name: str,
+    features: Sequence[Mapping[str, torch.Tensor]],
+    factors: torch.Tensor,
+    watched: Sequence[str],
+    data: int = 1,
+    wrap: Wrap = lambda module, mesh: module,
+    schedules: Sequence[PipelineSchedule] = tuple(STAGES_PER_RANK),
+) -> list[Outcome]:
+    """One update under each schedule, with cuts found automatically."""
+    mesh = mesh_of(dist.get_world_size() // data, data)
+    assert mesh.pipeline is not None
+    outcomes = []
+    for schedule in schedules:
+        count = mesh.pipeline.size() * STAGES_PER_RANK[schedule]
+        outcomes.append(in_a_pipeline(name, automatic_plan, schedule, count, features, factors, watched, mesh, wrap))
+    return outcomes
+
+
+def batches(name: str, count: int, seed: int = 1) -> list[Mapping[str, torch.Tensor]]:
+    return [batch_of(name, seed + index) for index in range(count)]
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-6))
