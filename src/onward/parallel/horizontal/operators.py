@@ -33,12 +33,26 @@ def add_up(X: Tensor) -> Tensor:
 @lowers("LocalPart", domain=DOMAIN)
 def local_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
     """A rank's part of a whole value."""
+    blocks = _blocks_of(X.shape[cut_axis], blocks)
     parts, place = [], 0
     for block in blocks:
         start, end = part_of(block, rank, size)
         parts.append(X.narrow(cut_axis, place + start, end - start))
         place += block
     return parts[0] if len(parts) == 1 else torch.cat(parts, cut_axis)
+
+
+def _blocks_of(length: int, blocks: tuple[int, ...]) -> tuple[int, ...]:
+    """The blocks of an axis; equal ones may be more or fewer than in the batch that the plan was made for.
+
+    Raises:
+        ValueError: the blocks do not make up the axis.
+    """
+    if sum(blocks) == length:
+        return blocks
+    if len(set(blocks)) == 1 and length % blocks[0] == 0:
+        return blocks[:1] * (length // blocks[0])
+    raise ValueError(f"an axis of {length} is not made of blocks {list(blocks)}; the plan was made for other shapes.")
 
 
 class _Gathered(torch.autograd.Function):

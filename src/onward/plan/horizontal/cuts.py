@@ -33,7 +33,7 @@ class CannotCutError(Exception):
 
 @dataclass(frozen=True)
 class SetEntry:
-    """One number of a vector of sizes or bounds becomes the rank's: `cut.local_size`.
+    """One number of a vector of sizes or bounds becomes the rank's: `cut.local_size`; without a cut -1.
 
     `target` is the index of the input that holds the vector, or the name of the attribute; -1: the node's own result,
     which is a shape and becomes that of the whole value.
@@ -41,7 +41,7 @@ class SetEntry:
 
     target: int | str
     position: int
-    cut: Cut
+    cut: Cut | None
     length: int
 
 

@@ -143,8 +143,8 @@ class _Localizer:
         for target, group in entries.items():
             self._set_entries(node, target, group)
 
-    def _local(self, cut: Cut) -> int:
-        return cut.local_size(self.rank, self.plan.size)
+    def _local(self, cut: Cut | None) -> int:
+        return -1 if cut is None else cut.local_size(self.rank, self.plan.size)
 
     def _set_entries(self, node: ir.Node, target: int | str, edits: Sequence[SetEntry]) -> None:
         if isinstance(target, str):
@@ -153,7 +153,7 @@ class _Localizer:
                 numbers[edit.position] = self._local(edit.cut)
             node.attributes[target] = ir.AttrInt64s(target, numbers)
         elif target < 0:
-            found = {edit.position: sum(edit.cut.blocks) for edit in edits}
+            found = {edit.position: sum(edit.cut.blocks) for edit in edits if edit.cut is not None}
             result = node.outputs[0]
             readers = list(result.uses())
             whole = self._with_entries(result, found, edits[0].length)

@@ -88,6 +88,11 @@ def plan_horizontal(
     return _write_plan(surroundings, size, chosen, reasons)
 
 
+def _of_rival(rival: Region, graph: TrainingGraph) -> str:
+    named = ", ".join(repr(weight.name) for weight in rival.weights(graph.weights)[:3])
+    return f"it could be cut only in the place of {named}, which hold more"
+
+
 def _find_regions(surroundings: Surroundings, size: int) -> tuple[list[Region], dict[str, str], set[int]]:
     """Regions that `size` ranks can share; per weight why its own failed; sizes that would fit elsewhere."""
     regions: list[Region] = []

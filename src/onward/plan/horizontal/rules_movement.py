@@ -48,29 +48,45 @@ def reshape(site: Site, inputs: Known, outputs: Known) -> Assignment:
             f"{site.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
         )
     own, result = cuts[0], cuts[1]
-    edits: tuple[Edit, ...] = ()
-    if site.node.op_type == "Reshape":
-        edits = (SetEntry(1 if site.version >= 5 else "shape", result.axis, result, len(after)),)
+    edits = _sizes_of_reshape(site, own, result) if site.node.op_type == "Reshape" else ()
     what = f"parts of axis {result.axis} of the result of {site.name}"
-    counts = tuple((block, what) for block in (*own.blocks, *result.blocks))
+    counts = () if own.blocks == result.blocks else tuple((block, what) for block in (*own.blocks, *result.blocks))
     finer = tuple((0, blocks) for blocks in _finer(own, before, after)) if 0 in inputs else ()
     return Assignment({0: own}, {0: result}, counts=counts, edits=edits, finer=finer)
+
+
+def _sizes_of_reshape(site: Site, own: Cut, result: Cut) -> tuple[Edit, ...]:
+    """The size of the cut axis is left to the operator (-1) where it can be: then it fits batches of any size."""
+    length = len(site.result())
+    target: int | str = 1 if site.version >= 5 else "shape"
+    numbers = site.numbers(1) if site.version >= 5 else site.attribute("shape")
+    if numbers is None:
+        return (SetEntry(target, result.axis, result, length),)
+    copied = numbers[result.axis] == 0 and not site.attribute("allowzero", 0)
+    if numbers[result.axis] == -1 or (copied and own.axis == result.axis):
+        return ()
+    if -1 not in numbers:
+        return (SetEntry(target, result.axis, None, length),)
+    sizes = site.node.inputs[1]
+    if len(result.blocks) > len(own.blocks) and sizes is not None and not sizes.is_initializer():
+        raise CannotCutError(f"{site.name}: the size of its cut axis may differ from batch to batch")
+    return (SetEntry(target, result.axis, result, length),)
 
 
 def through_reshape(cut: Cut, before: Sizes, after: Sizes) -> Cut | None:
     """The same cut seen through a reshape, or None where a rank's part is no cut of the new shape.
 
     Axes are grouped by equal products; within a group, the parts of a rank are looked at as ranges of the flattened
-    group, and an axis of the other side is sought whose cut has just those ranges.
+    group, and an axis of the other side is sought whose cut has just those ranges; if several have, the one that can be
+    shared by most ranks.
     """
     for old_axes, new_axes in _groups(before, after):
         if cut.axis in old_axes:
             ranges = _flatten(cut, [before[a] for a in old_axes], old_axes.index(cut.axis))
             sizes = [after[a] for a in new_axes]
-            for place, axis in enumerate(new_axes):
-                blocks = _unflatten(ranges, sizes, place)
-                if blocks is not None:
-                    return Cut(axis, blocks)
+            found = [(_unflatten(ranges, sizes, place), axis) for place, axis in enumerate(new_axes)]
+            cuts = [Cut(axis, blocks) for blocks, axis in found if blocks is not None]
+            return max(cuts, key=lambda made: math.gcd(*made.blocks), default=None)
     return None
 
 

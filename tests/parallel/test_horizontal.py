@@ -1,0 +1,108 @@
+"""Horizontal parallelism on Gloo ranks: loss, gradients and running statistics equal one process's, for any model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+import torch.distributed as dist
+
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.module import OnnxModule
+from onward.lowering.shapes import find_value_facts
+from onward.parallel.horizontal import connect
+from onward.plan.horizontal.local_graph import localize
+from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
+from onward.plan.shards import take_part
+from tests.parallel.horizontal_models import EXAMPLES, Example
+from tests.ranks import run_on_ranks
+
+BOUND = 1e-5
+"""Largest difference of a tensor, as a share of its largest element: sums of float32 in another order."""
+
+SMALLEST_SHARE = 1e-2
+"""A gradient smaller than this share of the model's largest is compared with that: the one of a key's bias is 0 but
+for rounding, since softmax does not see it."""
+
+
+def planned(example: Example, graph: TrainingGraph, size: int) -> HorizontalPlan:
+    names = {str(value.name) for value in graph.model.graph.inputs}
+    shapes = {name: tuple(x.shape) for name, x in example.planned().items() if name in names}
+    facts = find_value_facts(graph, shapes)
+    return plan_horizontal(graph, size, facts.shapes, facts.numbers)
+
+
+def differences(name: str, path: str) -> dict[str, float]:
+    """On one rank: how far everything is from what one process computes, as shares of the largest elements."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    connect(dist.group.WORLD)
+    example = EXAMPLES[name]
+    graph = example.graph(path)
+    plan = planned(example, graph, size)
+    assert graph.loss_names is not None
+    scores = [str(v.name) for v in graph.model.graph.outputs if v.name not in graph.loss_names.labels][0]
+    outputs = (graph.loss_names.loss, graph.loss_names.correct, graph.loss_names.counted, scores)
+    outputs = tuple(o for o in outputs if o is not None)
+    whole, local = OnnxModule(graph, outputs), OnnxModule(localize(graph, plan, rank), outputs)
+    features = example.features()
+    results = []
+    for net in (whole, local):
+        net.train()
+        results.append(net(*(features[i] for i in net.program.inputs)))
+        results[-1][0].backward()
+    found = {f"output {o}": _share(a, b) for o, a, b in zip(outputs, results[1], results[0], strict=True)}
+    gradients = [g.abs().max().item() for w in graph.weights if (g := whole.weights[w].grad) is not None]
+    least = SMALLEST_SHARE * max(gradients)
+    for weight in graph.weights:
+        gradient, expected = local.weights[weight].grad, whole.weights[weight].grad
+        assert gradient is not None and expected is not None, weight
+        if weight in plan.partial_gradients:
+            dist.all_reduce(gradient)
+        part = take_part(expected.numpy(), plan.shards.get(weight), rank, size)
+        found[f"gradient of {weight}"] = _share(gradient, torch.from_numpy(part), max(least, expected.abs().max().item()))
+    states, expected_states = dict(local.named_buffers()), dict(whole.named_buffers())
+    for state in graph.states:
+        part = take_part(expected_states[state].numpy(), plan.shards.get(state), rank, size)
+        found[f"statistic {state}"] = _share(states[state], torch.from_numpy(part))
+    return found
+
+
+def _share(found: Any, expected: Any, largest: float | None = None) -> float:
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    largest = expected.detach().double().abs().max().item() if largest is None else largest
+    difference = (found.detach().double() - expected.detach().double()).abs().max().item()
+    return difference / largest if largest > 0 else difference
+
+
+def check(name: str, size: int, folder: Path) -> None:
+    path = folder / f"{name}.onnx"
+    ir.save(EXAMPLES[name].make(), path)
+    for found in run_on_ranks(size, differences, name, str(path)):
+        wrong = {what: share for what, share in found.items() if not share <= BOUND}
+        assert not wrong
+        assert len(found) > 4
+
+
+FAST = ("gpt2", "gpt2-untied", "gpt2-opset13", "bert", "squeezenet", "mnist", "mnist-conv")
+EXPORTED = tuple(name for name in EXAMPLES if name not in FAST)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_two_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
+    check(name, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_ranks_compute_what_one_does_for_exports(name: str, size: int, tmp_path: Path) -> None:
+    check(name, size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_four_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
+    check(name, 4, tmp_path)
