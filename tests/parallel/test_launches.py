@@ -1,0 +1,288 @@
+"""Processes as launchers start them for real: they find each other, and one failure ends all, once and soon."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.starting import (
+    LONGEST_SECONDS,
+    WORKER,
+    environment,
+    free_port,
+    mpirun,
+    needs_mpirun,
+    own_launcher,
+    run,
+    torchrun,
+    two_nodes,
+)
+
+LAUNCHERS = [
+    pytest.param(torchrun, id="torchrun"),
+    pytest.param(mpirun, id="mpirun", marks=needs_mpirun),
+    pytest.param(own_launcher, id="onward"),
+]
+SOON_SECONDS = 45.0
+"""Start, failure and end together; starting alone takes up to 20 s on a busy machine."""
+
+
+def by_environment(
+    variables: Sequence[Mapping[str, str]], folder: Path, *arguments: str
+) -> list[subprocess.Popen[str]]:
+    """One process per set of variables, as a launcher that is not installed here would start them."""
+    return [
+        subprocess.Popen(
+            [sys.executable, WORKER, *arguments],
+            cwd=folder,
+            env=environment(**one),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for one in variables
+    ]
+
+
+def slurm(rank: int, size: int, nodes: str = "localhost", tasks: str = "", node: int = 0) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_LOCALID": str(0 if tasks else rank), "SLURM_NODEID": str(node), "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": tasks or str(size),
+    }  # fmt: skip
+
+
+def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
+    try:
+        return [process.communicate(timeout=LONGEST_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+# ---------------------------------------------------------------------- starting
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_processes_find_each_other(launcher: object, tmp_path: Path) -> None:
+    done = run([*launcher(2), WORKER, "sum", "data_parallel_size=2"], tmp_path)  # type: ignore[operator]
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0 of 2 at Place(data=0, horizontal=0, pipeline=0) has 3",
+        "rank 1 of 2 at Place(data=1, horizontal=0, pipeline=0) has 3",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Slurm", "PMI"])
+def test_processes_find_each_other_by_the_variables_of(kind: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    if kind == "Slurm":
+        variables = [slurm(rank, 2) | {"MASTER_PORT": port} for rank in range(2)]
+    else:
+        variables = [
+            {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2"}
+            | {"MASTER_PORT": port}
+            for rank in range(2)
+        ]
+    said = outputs(by_environment(variables, tmp_path, "sum", "pipeline_parallel_size=2"))
+    for rank in range(2):
+        assert f"rank {rank} of 2 at Place(data=0, horizontal=0, pipeline={rank}) has 3\n" in said[rank]
+
+
+@pytest.mark.slow
+def test_two_nodes_of_torchrun(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        place = ["--nnodes", "2", "--master-addr", nodes.addresses[0], "--master-port", "29511"]
+        processes = [
+            nodes.start(
+                node,
+                [
+                    *torchrun(2, *place, "--node-rank", str(node)),
+                    WORKER,
+                    "sum",
+                    "data_parallel_size=2",
+                    "pipeline_parallel_size=2",
+                ],
+                tmp_path,
+            )
+            for node in range(2)
+        ]
+        said = "".join(outputs(processes))
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert len(re.findall(r"rank \d of 4 at Place\(.*\) has 10\n", said)) == 4
+
+
+@pytest.mark.slow
+def test_two_nodes_of_slurm_by_environment(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        processes = [
+            nodes.start(
+                rank,
+                [sys.executable, WORKER, "sum", "horizontal_parallel_size=2"],
+                tmp_path,
+                slurm(rank, 2, ",".join(nodes.addresses), "1(x2)", rank),
+            )
+            for rank in range(2)
+        ]
+        said = outputs(processes)
+    for rank in range(2):
+        assert f"rank {rank} of 2 at Place(data=0, horizontal={rank}, pipeline=0) has 3\n" in said[rank]
+
+
+@pytest.mark.slow
+def test_process_that_stays_away_is_named(tmp_path: Path) -> None:
+    command = [*torchrun(2), WORKER, "stay-away", "data_parallel_size=2", "start_timeout_seconds=3"]
+    done = run(command, tmp_path, SOON_SECONDS)
+    assert done.returncode != 0
+    assert re.search(r"onward: waited 3 s for 2 processes; 1 came \(rank 0 on .*\), rank 1 did not", done.stderr)
+
+
+# ---------------------------------------------------------------------- failing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("what", "exit_code", "words"),
+    [
+        ("fail", 2, r"onward: the shard lies\.\nThis was rank 1 of 3 on \S+; all end\."),
+        ("fail-before", 2, r"onward: the shard lies\.\nThis was rank 1 of 3 on \S+; all end\."),
+        ("crash", 1, r"ZeroDivisionError: a bug\nThis was rank 1 of 3 on \S+; all end\."),
+        ("differ", 2, r"model: 0{16}\.\.\. on rank 0, 1{16}\.\.\. on rank 1, 2{16}\.\.\. on rank 2\."),
+    ],
+)
+def test_failure_of_one_rank_ends_all_and_is_shown_once(
+    launcher: object, what: str, exit_code: int, words: str, tmp_path: Path
+) -> None:
+    command = [*launcher(3), WORKER, what, "data_parallel_size=3"]  # type: ignore[operator]
+    done = run(command, tmp_path, SOON_SECONDS)
+    assert len(re.findall(words, done.stderr)) == 1, done.stderr
+    # torchrun itself ends with 1 whatever its workers say.
+    assert done.returncode == (1 if launcher is torchrun else exit_code)
+    if launcher is own_launcher:
+        assert len(done.stderr.splitlines()) < (20 if what == "crash" else 3), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        pytest.param(torchrun, r"Signal 9 \(SIGKILL\) received", id="torchrun"),
+        pytest.param(mpirun, r"exited on signal 9", id="mpirun", marks=needs_mpirun),
+        pytest.param(
+            own_launcher, r"^onward train: rank 1 of 3 \(process \d+\) was ended by SIGKILL; all ranks end", id="onward"
+        ),
+    ],
+)
+def test_killed_rank_ends_all(launcher: object, words: str, tmp_path: Path) -> None:
+    done = run([*launcher(3), WORKER, "kill", "data_parallel_size=3"], tmp_path, SOON_SECONDS)  # type: ignore[operator]
+    assert done.returncode not in (0, 2, 3)
+    assert len(re.findall(words, done.stderr)) == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_killed_rank_ends_all_where_no_launcher_looks_after_them(tmp_path: Path) -> None:
+    port = str(free_port())
+    variables = [slurm(rank, 3) | {"MASTER_PORT": port} for rank in range(3)]
+    processes = by_environment(variables, tmp_path, "kill", "data_parallel_size=3")
+    said = outputs(processes)
+    assert [process.returncode for process in processes] == [1, -signal.SIGKILL, 1]
+    assert "".join(said).count("onward: rank 1 (") == 1
+    assert "has died without a word: killed by a signal" in said[0] + said[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("hang", r"Rank 1 did not come to it \(rank 1 after 3 updates\): it lives, and does something else"),
+        ("freeze", r"No sign of life from rank 1 \(rank 1 on \S+, process \d+\): stopped, dead"),
+    ],
+)
+def test_hanging_rank_is_ended_by_the_timeout_and_named(what: str, words: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    variables = [slurm(rank, 3) | {"MASTER_PORT": port} for rank in range(3)]
+    processes = by_environment(variables, tmp_path, what, "data_parallel_size=3", "timeout_seconds=3")
+    if what == "freeze":
+        processes[0].wait(LONGEST_SECONDS)
+        processes[1].kill()  # nobody else can end a stopped process
+    said = outputs(processes)
+    assert processes[0].returncode == processes[2].returncode == 1
+    shown = "".join(said)
+    assert len(re.findall(r"waited 3 s \(distributed\.timeout_seconds\) in an exchange for another rank", shown)) == 1
+    assert len(re.findall(words, shown)) == 1, shown
+
+
+@pytest.mark.slow
+def test_cut_cable_ends_both_nodes(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        variables = [slurm(rank, 2, ",".join(nodes.addresses), "1(x2)", rank) for rank in range(2)]
+        command = [sys.executable, WORKER, "wait", "data_parallel_size=2", "timeout_seconds=4"]
+        processes = [nodes.start(rank, command, tmp_path, variables[rank]) for rank in range(2)]
+        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+        nodes.cut_cable()
+        said = outputs(processes)
+    assert [process.returncode for process in processes] == [1, 1]
+    assert "No sign of life from rank 1 (rank 1 on node1, process" in said[0]
+    assert "rank 0 is gone" in said[1] or "waited 4 s" in said[1]
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+def wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline, f"no {files}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("who", "number"), [("launcher", signal.SIGINT), ("launcher", signal.SIGTERM), ("rank 2", signal.SIGTERM)]
+)
+def test_signal_saves_on_all_ranks_after_the_same_update(who: str, number: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*own_launcher(3), WORKER, "wait", "data_parallel_size=3"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ready = [tmp_path / f"ready_{rank}" for rank in range(3)]
+    wait_for(*ready)
+    os.kill(process.pid if who == "launcher" else int(ready[2].read_text()), number)
+    _, said = process.communicate(timeout=LONGEST_SECONDS)
+    assert process.returncode == 3
+    saved = {(tmp_path / f"saved_{rank}").read_text() for rank in range(3)}
+    assert len(saved) == 1
+    assert said == f"onward: stopped after update {saved.pop()}.\n"
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*own_launcher(2), WORKER, "wait", "data_parallel_size=2"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+    )
+    ready = [tmp_path / f"ready_{rank}" for rank in range(2)]
+    wait_for(*ready)
+    process.kill()
+    said = process.stderr.read().decode()  # type: ignore[union-attr]  # ends with the last worker
+    process.wait()
+    assert "onward: rank 0 of 2" in said
+    assert "onward train, which started the processes, is gone" in said
+    for file in ready:
+        assert not Path(f"/proc/{file.read_text()}").exists()

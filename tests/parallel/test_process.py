@@ -1,0 +1,194 @@
+"""The mesh: groups along every dimension, devices and backends that are possible, and the meeting of the processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from onward.errors import ParametersError
+from onward.parallel.agreement import agree_on_stop, check_same
+from onward.parallel.launcher import Launch
+from onward.parallel.meeting import meet, open_store
+from onward.parallel.process import check_devices, choose_backend, in_world_of_one, start
+from onward.parameter_distribution import Distributed
+from onward.plan.topology import Place, Topology
+from tests.ranks import run_on_ranks
+
+
+def places_and_neighbours() -> dict[str, object]:
+    mesh = start(Distributed(data_parallel_size=2, horizontal_parallel_size=2, pipeline_parallel_size=2), "cpu")
+    assert mesh.device_mesh is not None
+    assert mesh.device_mesh.mesh_dim_names == ("pipeline", "data", "horizontal")
+    sums = {}
+    for name in ("pipeline", "data", "horizontal"):
+        total = torch.tensor([2.0**mesh.rank])
+        dist.all_reduce(total, group=getattr(mesh, name))
+        sums[name] = int(total)
+    return {"rank": mesh.rank, "place": mesh.place, **sums}
+
+
+def test_groups_are_the_topologys() -> None:
+    topology = Topology(2, 2, 2)
+    answers = run_on_ranks(8, places_and_neighbours)
+    for rank, answer in enumerate(answers):
+        assert (answer["rank"], answer["place"]) == (rank, topology.place(rank))
+        for name in ("data", "horizontal", "pipeline"):
+            groups = getattr(topology, f"{name}_groups")()
+            group = next(ranks for ranks in groups if rank in ranks)
+            assert answer[name] == sum(2**one for one in group)
+
+
+def groups_of_size_one() -> tuple[bool, bool, bool, float]:
+    mesh = start(Distributed(data_parallel_size=2, timeout_seconds=17.0), "cpu")
+    assert mesh.data is not None
+    timeout = mesh.data._get_backend(torch.device("cpu")).options._timeout
+    return mesh.horizontal is None, mesh.pipeline is None, mesh.control is None, timeout.total_seconds()
+
+
+def test_dimension_of_size_one_has_no_group_and_the_others_have_the_runs_timeout() -> None:
+    assert run_on_ranks(2, groups_of_size_one) == [(True, True, False, 17.0)] * 2
+
+
+def stop_wishes() -> list[bool]:
+    mesh = start(Distributed(pipeline_parallel_size=3), "cpu")
+    return [agree_on_stop(mesh, wanted=mesh.rank == 1 and update == 2) for update in range(4)]
+
+
+def test_wish_of_one_rank_stops_all_after_the_same_update() -> None:
+    assert run_on_ranks(3, stop_wishes) == [[False, False, True, False]] * 3
+
+
+def compare() -> str:
+    mesh = start(Distributed(data_parallel_size=4), "cpu")
+    check_same(mesh, {"parameters": "a" * 64, "version": "1.0"})
+    try:
+        check_same(
+            mesh,
+            {"model": "abc"[min(mesh.rank, 2)] * 64, "data": "d" * 64, **({"seed": "7"} if mesh.rank else {})},
+        )
+    except ParametersError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_differ_are_named_with_what_they_have() -> None:
+    answers = run_on_ranks(4, compare)
+    assert len(set(answers)) == 1
+    assert (
+        "model: aaaaaaaaaaaaaaaa... on rank 0, bbbbbbbbbbbbbbbb... on rank 1, cccccccccccccccc... on ranks 2, 3"
+        in (answers[0])
+    )
+    assert "seed: nothing on rank 0, 7 on ranks 1, 2, 3" in answers[0]
+    assert "data" not in answers[0].partition(". Give")[0]
+
+
+def test_world_of_one_has_no_groups_and_agrees_with_itself() -> None:
+    mesh = start(Distributed(), "cpu")
+    assert mesh == in_world_of_one()
+    assert (mesh.place, mesh.world_size, mesh.device_mesh) == (Place(0, 0, 0), 1, None)
+    assert not dist.is_initialized()
+    check_same(mesh, {"model": "a"})
+    assert [agree_on_stop(mesh, wanted) for wanted in (False, True)] == [False, True]
+
+
+def test_sizes_must_be_the_number_of_processes() -> None:
+    with pytest.raises(ParametersError, match=r"data_parallel_size 2 .* = 2, but there are 1 processes"):
+        start(Distributed(data_parallel_size=2), "cpu")
+
+
+def test_nccl_is_refused_on_the_cpu() -> None:
+    with pytest.raises(ParametersError, match=r"use_nccl is true, but this run runs on the CPU.*Leave use_nccl out"):
+        start(Distributed(use_nccl=True), "cpu")
+
+
+def test_nccl_is_refused_where_torch_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(ParametersError, match=r"build of torch comes without it.*use_nccl to false"):
+        choose_backend(None, "cuda")
+    assert choose_backend(False, "cuda") == "cpu:gloo,cuda:gloo"
+
+
+def test_backends() -> None:
+    assert choose_backend(None, "cpu") == choose_backend(False, "cpu") == "gloo"
+    if dist.is_nccl_available():
+        assert choose_backend(None, "cuda") == choose_backend(True, "cuda") == "cpu:gloo,cuda:nccl"
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    launch = Launch("torchrun", 0, 4, 0, 4)
+    with pytest.raises(ParametersError, match=r"torchrun started 4 processes on this machine, which has 2 GPUs"):
+        check_devices("cuda", launch)
+    check_devices("cpu", launch)
+    check_devices("cuda", dataclasses.replace(launch, local_size=2))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launch_of(rank: int, size: int, port: int, job: str = "7") -> Launch:
+    return Launch("Slurm", rank, size, rank, size, "127.0.0.1", port, job)
+
+
+def test_ranks_that_did_not_come_are_named() -> None:
+    port = free_port()
+    messages = {}
+
+    def come(rank: int) -> None:
+        with pytest.raises(ParametersError) as caught:
+            meet(launch_of(rank, 4, port), 2.0)
+        messages[rank] = str(caught.value)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "waited 2 s for 4 processes; 2 came (ranks 0, 2 on " in messages[0]
+    assert "ranks 1, 3 did not" in messages[0]
+    assert "start_timeout_seconds" in messages[0]
+
+
+def test_nothing_answers_where_rank_0_should() -> None:
+    port = free_port()
+    with pytest.raises(ParametersError, match=rf"rank 1 of 2 .* waited \d+ s for rank 0 at 127.0.0.1:{port}, and noth"):
+        meet(launch_of(1, 2, port), 1.0)
+
+
+def test_port_that_another_program_has() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ParametersError, match=rf"rank 0 cannot listen at port {port}.*Set MASTER_PORT"):
+            meet(launch_of(0, 2, port), 1.0)
+
+
+def test_ranks_of_another_start_are_refused() -> None:
+    port = free_port()
+    waiting = threading.Thread(target=lambda: pytest.raises(ParametersError, meet, launch_of(0, 3, port), 2.0))
+    waiting.start()
+    with pytest.raises(ParametersError) as caught:
+        meet(launch_of(1, 3, port, job="8"), 1.0)
+    waiting.join()
+    assert "belongs to a start of 3 processes, Slurm job '8', but at 127.0.0.1:" in str(caught.value)
+    assert "meets a start of 3 processes, Slurm job '7'. Set MASTER_PORT" in str(caught.value)
+
+
+def test_rank_that_is_there_twice_is_refused() -> None:
+    port = free_port()
+    waiting = threading.Thread(target=lambda: pytest.raises(ParametersError, meet, launch_of(0, 3, port), 2.0))
+    waiting.start()
+    first = open_store(launch_of(1, 3, port), 2.0)
+    first.set("here/1", '["gpu7", 123, 4]')
+    with pytest.raises(ParametersError, match=r"rank 1 is there twice: gpu7, process 123; and .*, process \d+\. Give"):
+        meet(launch_of(1, 3, port), 1.0)
+    waiting.join()
