@@ -20,11 +20,14 @@ from onward.plan.schedules import stages_of_rank
 from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_balance import balanced_stages
 from onward.plan.stages_graph import computed, stage_graph
-from tests.plan.staged_models import batch_of, graph_of
+from onward.plan.stages_cut_list import stages_by_name
+from onward.plan.stages_values import find_roles
+from tests.plan.staged_models import AWKWARD_STAGES, batch_of, graph_of
 
 STAGES_PER_RANK: dict[PipelineSchedule, int] = {
     "1F1B": 1, "GPipe": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
 }  # fmt: skip
+PlanOf = Callable[[TrainingGraph, int], StagePlan]
 Wrap = Callable[[nn.Module, Mesh], nn.Module]
 
 
@@ -38,39 +41,52 @@ class Outcome:
     values: dict[str, torch.Tensor]
 
 
-def computing(network: OnnxModule) -> Any:
-    """The forward pass of a network for `StageModule`, with a program for each choice of values."""
+def computing(network: OnnxModule, dtype: torch.dtype | None = None) -> Any:
+    """The forward pass of a network for `StageModule`, by autocast to `dtype`, with a program for each set of values."""
     programs: dict[tuple[str, ...], Any] = {}
 
     def compute(values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:
-        program = programs.setdefault(names, network.program_for(names) if names not in programs else None)
+        if names not in programs:
+            programs[names] = network.program_for(names)
+        program = programs[names]
         inputs = [values[name] for name in program.inputs]
-        return dict(
-            zip(names, program(network.training, network.device, inputs, network.tensors_by_name()), strict=True)
-        )
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            results = program(network.training, network.device, inputs, network.tensors_by_name())
+        return dict(zip(names, results, strict=True))
 
     return compute
 
 
-def stage_module(graph: TrainingGraph, plan: StagePlan, index: int) -> StageModule:
+def stage_module(graph: TrainingGraph, plan: StagePlan, index: int, dtype: torch.dtype | None = None) -> StageModule:
     """A stage in training mode."""
     part = stage_graph(graph, plan, index)
     network = OnnxModule(part, computed(plan.stages[index]))
     loss = graph.loss if index == len(plan) - 1 else None
-    return StageModule(plan.stages[index], network, computing(network), loss).train()
+    return StageModule(plan.stages[index], network, computing(network, dtype), loss).train()
 
 
 def automatic_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
     return plan_stages(graph, balanced_stages(graph, stage_count), stage_count)
 
 
+def awkward_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
+    """`awkward` cut where it hurts; with two stages, the first two and the last two are one."""
+    roles = find_roles(graph)
+    named = {name: stage * stage_count // 4 for name, stage in AWKWARD_STAGES.items()}
+    return plan_stages(graph, stages_by_name(graph, roles, named, stage_count), stage_count, roles)
+
+
 def in_one_process(
-    name: str, features: Sequence[Mapping[str, torch.Tensor]], factors: torch.Tensor, watched: Sequence[str] = ()
+    name: str,
+    features: Sequence[Mapping[str, torch.Tensor]],
+    factors: torch.Tensor,
+    watched: Sequence[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> Outcome:
     """The same update without a pipeline."""
     graph = graph_of(name)
     network = OnnxModule(graph, (str(graph.loss),)).train()
-    compute = computing(network)
+    compute = computing(network, dtype)
     losses = []
     for micro_batch, factor in zip(features, factors, strict=True):
         loss = compute(micro_batch, (str(graph.loss),))[str(graph.loss)]
@@ -89,9 +105,27 @@ def mesh_of(pipeline: int, data: int = 1) -> Mesh:
     return start(Distributed(pipeline_parallel_size=pipeline, data_parallel_size=data), "cpu")
 
 
+def make_pipeline(
+    name: str,
+    plan_of: PlanOf,
+    schedule: PipelineSchedule,
+    stage_count: int,
+    micro_batches: int,
+    mesh: Mesh,
+    wrap: Wrap = lambda module, mesh: module,
+    dtype: torch.dtype | None = None,
+) -> Pipeline:
+    graph = graph_of(name)
+    plan = plan_of(graph, stage_count)
+    assert mesh.pipeline is not None
+    own = stages_of_rank(schedule, mesh.pipeline.size(), stage_count, mesh.place.pipeline)
+    modules = {index: wrap(stage_module(graph, plan, index, dtype), mesh) for index in own}
+    return Pipeline(mesh, modules, plan, schedule, micro_batches, mesh.device)
+
+
 def in_a_pipeline(
     name: str,
-    plan_of: Callable[[TrainingGraph, int], StagePlan],
+    plan_of: PlanOf,
     schedule: PipelineSchedule,
     stage_count: int,
     features: Sequence[Mapping[str, torch.Tensor]],
@@ -99,14 +133,12 @@ def in_a_pipeline(
     watched: Sequence[str] = (),
     mesh: Mesh | None = None,
     wrap: Wrap = lambda module, mesh: module,
+    dtype: torch.dtype | None = None,
 ) -> Outcome:
     """One update on this rank of a pipeline of all ranks."""
     mesh = mesh or mesh_of(dist.get_world_size())
-    graph = graph_of(name)
-    plan = plan_of(graph, stage_count)
-    own = stages_of_rank(schedule, mesh.pipeline.size(), stage_count, mesh.place.pipeline)
-    modules = {index: wrap(stage_module(graph, plan, index), mesh) for index in own}
-    pipeline = Pipeline(mesh, modules, plan, schedule, len(factors), mesh.device)
+    pipeline = make_pipeline(name, plan_of, schedule, stage_count, len(factors), mesh, wrap, dtype)
+    modules, own = pipeline.modules, list(pipeline.modules)
     if watched:  # an evaluation in between changes nothing
         for module in modules.values():
             module.eval()
@@ -137,14 +169,16 @@ def by_every_schedule(
     data: int = 1,
     wrap: Wrap = lambda module, mesh: module,
     schedules: Sequence[PipelineSchedule] = tuple(STAGES_PER_RANK),
+    plan_of: PlanOf = automatic_plan,
+    dtype: torch.dtype | None = None,
 ) -> list[Outcome]:
-    """One update under each schedule, with cuts found automatically."""
+    """One update under each schedule."""
     mesh = mesh_of(dist.get_world_size() // data, data)
     assert mesh.pipeline is not None
     outcomes = []
     for schedule in schedules:
         count = mesh.pipeline.size() * STAGES_PER_RANK[schedule]
-        outcomes.append(in_a_pipeline(name, automatic_plan, schedule, count, features, factors, watched, mesh, wrap))
+        outcomes.append(in_a_pipeline(name, plan_of, schedule, count, features, factors, watched, mesh, wrap, dtype))
     return outcomes
 
 

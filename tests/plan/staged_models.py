@@ -105,14 +105,61 @@ def u_net(depth: int = 3, channels: int = 4) -> ir.Model:
     return sketch.model(image)
 
 
+AWKWARD_STAGES = {
+    "fc0": 0, "relu0": 0, "turned": 0, "flag": 0, "best": 0,
+    "looked": 1, "back": 1, "fc1": 1, "sum1": 1, "side_fc": 1,
+    "gated": 2, "fc2": 2,
+    "total": 3, "shaped": 3, "added": 3, "logits": 3,
+}  # fmt: skip
+"""A stage for every node of `awkward` that is bound to one."""
+
+
+def awkward() -> ir.Model:
+    """Everything that makes cutting hard, over four stages as in `AWKWARD_STAGES`.
+
+    A value that is not in one piece of memory (`turned`) and one whose gradient is not (`fc2`); integers (`best`) and
+    booleans (`flag`) that depend on activations; a branch that depends on nothing received (`side_fc`); a shape of an
+    early activation read late (`size`); an input-only mask read on two stages; a weight read on two stages (`w1`).
+    """
+    sketch = Sketch(seed=3)
+    x, side = sketch.input("x", ["batch", 6]), sketch.input("side", ["batch", 6])
+    w1, b1 = sketch.weight("w1", 8, 8), sketch.weight("b1", 8)
+    zero = sketch.weight("zero", array=np.zeros((), np.float32))
+    fc0 = sketch.node("Gemm", "fc0", x, sketch.weight("w0", 6, 8), sketch.weight("b0", 8))
+    relu0 = sketch.node("Relu", "relu0", fc0)
+    turned = sketch.node("Transpose", "turned", relu0, perm=[1, 0])
+    flag = sketch.node("Greater", "flag", fc0, sketch.weight("low", array=np.full((), -0.5, np.float32)))
+    best = sketch.node("ArgMax", "best", fc0, axis=1, keepdims=0)
+    size = sketch.node("Shape", "size", relu0)
+    mask = sketch.node("Cast", "mask", sketch.node("Greater", "above", x, zero), to=1)
+    scale = sketch.node("ReduceMean", "scale", mask, sketch.weight("axes", array=np.array([1])), keepdims=1)
+    looked = sketch.node("Gather", "looked", sketch.weight("table", 8, 8), best)
+    back = sketch.node("Transpose", "back", turned, perm=[1, 0])
+    fc1 = sketch.node("Gemm", "fc1", back, w1, b1)
+    sum1 = sketch.node("Sum", "sum1", fc1, looked, scale)
+    side_fc = sketch.node("Gemm", "side_fc", side, sketch.weight("ws", 6, 8))
+    gated = sketch.node("Where", "gated", flag, sum1, scale)
+    fc2 = sketch.node("Gemm", "fc2", gated, sketch.weight("w2", 8, 8))
+    total = sketch.node("ReduceSum", "total", fc2, sketch.weight("last", array=np.array([1])), keepdims=1)
+    shaped = sketch.node("Reshape", "shaped", side_fc, size)
+    added = sketch.node("Add", "added", shaped, total)
+    logits = sketch.node("Gemm", "logits", added, w1, sketch.weight("b3", 8))
+    logits.shape = ir.Shape(["batch", 8])
+    return sketch.model(logits)
+
+
 def graph_of(name: str) -> TrainingGraph:
-    """A training graph by name: mlp, gpt2, bert, squeezenet, u_net."""
+    """A training graph by name: mlp, awkward, gpt2, gpt2_dropout, bert, squeezenet, u_net."""
     if name == "mlp":
         return make_training_graph(mlp(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
+    if name == "awkward":
+        return make_training_graph(
+            awkward(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+        )
     if name == "u_net":
         return make_training_graph(u_net(), loss=LossSpec("mean_squared_error", prediction="image", label="target"))
-    if name == "gpt2":
-        model = create_model("gpt2", **GPT2)
+    if name in ("gpt2", "gpt2_dropout"):
+        model = create_model("gpt2", **{**GPT2, "dropout": 0.1 if name == "gpt2_dropout" else 0.0})
         return make_training_graph(
             model, loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels", ignore_index=-1),
             count_correct=True,
@@ -134,6 +181,12 @@ def batch_of(name: str, seed: int, samples: int = 2) -> Mapping[str, torch.Tenso
 
     if name == "mlp":
         return {"x": torch.randn(samples, 8, generator=generator), "labels": whole(8, samples)}
+    if name == "awkward":
+        return {
+            "x": torch.randn(samples, 6, generator=generator),
+            "side": torch.randn(samples, 6, generator=generator),
+            "labels": whole(8, samples),
+        }
     if name == "u_net":
         return {f: torch.randn(samples, 1, 16, 16, generator=generator) for f in ("x", "target")}
     if name == "gpt2":

@@ -55,7 +55,7 @@ class StageModule(nn.Module):
             for transfer, tensor in zip(self.stage.received, received, strict=True)
         }
         features = self._features[microbatch]
-        values = {**{name: features[name] for name in self.stage.inputs}, **arrived}
+        values = {**features, **arrived}
         wanted = self._wanted if self._wanted is not None else () if self.loss is None else (self.loss,)
         relayed = set(self.stage.relayed)
         names = tuple(t.name for t in self.stage.sent if t.name not in relayed)

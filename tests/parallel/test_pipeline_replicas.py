@@ -1,0 +1,82 @@
+"""Pipelines of replicas, 2 stages (or 4) by 2: gradients are the mean over the replicas, wrapped as DDP or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from onward.errors import ParametersError
+from onward.parallel.pipeline import check_wrapping
+from onward.parallel.process import Mesh
+from onward.parameter_distribution import PipelineSchedule
+from onward.plan.schedules import SPLITS_BACKWARD
+from tests.parallel.pipelines import (
+    STAGES_PER_RANK,
+    Outcome,
+    batches,
+    by_every_schedule,
+    difference,
+    in_one_process,
+    mesh_of,
+)
+from tests.ranks import run_on_ranks
+
+WHOLE_BACKWARD: list[PipelineSchedule] = [name for name in STAGES_PER_RANK if name not in SPLITS_BACKWARD]
+
+
+def by_ddp(module: nn.Module, mesh: Mesh) -> nn.Module:
+    return DistributedDataParallel(module, process_group=mesh.data)
+
+
+def by_fully_shard(module: nn.Module, mesh: Mesh) -> nn.Module:
+    assert mesh.device_mesh is not None
+    return fully_shard(module, mesh=mesh.device_mesh["data"])
+
+
+WRAPPINGS = {"ddp": by_ddp, "fully_shard": by_fully_shard}
+
+
+def on_rank(
+    wrapping: str,
+    name: str,
+    data: Sequence[Sequence[Mapping[str, torch.Tensor]]],
+    schedules: Sequence[PipelineSchedule],
+) -> tuple[int, list[Outcome]]:
+    place = mesh_of(2, 2).place.data
+    factors = torch.full((4,), 0.25)
+    return place, by_every_schedule(name, data[place], factors, (), 2, WRAPPINGS[wrapping], schedules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize("name", ["gpt2", "u_net"])
+def test_replicas_of_a_pipeline_share_the_mean_gradient(name: str, wrapping: str) -> None:
+    data = [batches(name, 4, seed=10), batches(name, 4, seed=20)]
+    alone = [in_one_process(name, one, torch.full((4,), 0.25)) for one in data]
+    schedules = WHOLE_BACKWARD if wrapping == "ddp" else list(STAGES_PER_RANK)
+    ranks = run_on_ranks(4, on_rank, wrapping, name, data, schedules)
+    for index, schedule in enumerate(schedules):
+        seen = set()
+        for place, outcomes in ranks:
+            assert difference(outcomes[index].losses, alone[place].losses) < 1e-5
+            for weight, gradient in outcomes[index].gradients.items():
+                mean = (alone[0].gradients[weight] + alone[1].gradients[weight]) / 2
+                assert difference(gradient, mean) < 1e-5, (schedule, weight)
+                seen.add(weight)
+        assert seen == set(alone[0].gradients)
+
+
+def test_ddp_is_refused_where_it_would_miss_gradients() -> None:
+    class Wrapped(DistributedDataParallel):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+
+    for schedule in SPLITS_BACKWARD:
+        with pytest.raises(ParametersError, match=r"does not see. Use Interleaved1F1B, or set zero_stage"):
+            check_wrapping(schedule, [Wrapped()])  # type: ignore[arg-type]
+    check_wrapping("1F1B", [Wrapped()])
