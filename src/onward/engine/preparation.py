@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from onward.engine.forward import LabelRange
+from onward.engine.features import LabelRange
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
-from onward.lowering.module import OnnxModule
+from onward.lowering.module import input_types
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import LearningRateSchedule
+from onward.plan.stages_joined import join_stage_models
 from onward.parameters import Loss, Parameters, TensorBoard, Training
 
 
@@ -26,9 +27,13 @@ def read_training_graph(parameters: Parameters, path: Path, choose: bool = True)
         parameters.distributed,
     )
     cuts = split.pipeline_partition_cut_list or ()
+    off = speed.fusions_off
+    if split.horizontal_parallel_size > 1:
+        off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are not whole anyway
     named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
+    source = join_stage_models(split.pipeline_stage_paths) if split.pipeline_stage_paths and choose else path
     return make_training_graph(
-        path,
+        source,
         weights_to_train=training.weights_to_train if choose else (),
         weights_not_to_train=training.weights_not_to_train if choose else (),
         tied_weights=training.tied_weights,
@@ -37,7 +42,7 @@ def read_training_graph(parameters: Parameters, path: Path, choose: bool = True)
         loss=loss_spec(parameters),
         count_correct=True,
         fuse=speed.fuse,
-        fusions_off=speed.fusions_off,
+        fusions_off=off,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
     )
 
@@ -66,15 +71,15 @@ def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange
     return ranges
 
 
-def watched_names(board: TensorBoard, net: OnnxModule) -> WatchedNames:
+def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:
     """Which tensors reports are to hold.
 
     Raises:
         ParametersError: a name is neither a value of the graph, nor a weight, nor the gradient of one.
     """
     asked = tuple(dict.fromkeys((*board.scalar_names, *board.histogram_names, *board.norm_names)))
-    values = {str(output.name) for node in net.graph.model.graph for output in node.outputs}
-    known = {*net.weights, *(f"{name}_grad" for name in net.weights), *values}
+    values = {str(output.name) for node in graph.model.graph for output in node.outputs}
+    known = {*graph.weights, *(f"{name}_grad" for name in graph.weights), *values}
     unknown = [name for name in asked if "*" not in name and name not in known]
     if unknown:
         raise ParametersError(
@@ -84,13 +89,14 @@ def watched_names(board: TensorBoard, net: OnnxModule) -> WatchedNames:
     return WatchedNames(asked, tuple(name for name in asked if name in values))
 
 
-def check_dimensions(mapped: Mapping[str, int], net: OnnxModule) -> None:
+def check_dimensions(mapped: Mapping[str, int], graph: TrainingGraph) -> None:
     """Checks that mapped dimensions name symbolic dimensions of the model's inputs.
 
     Raises:
         ParametersError: one does not.
     """
-    symbols = {size for shape in net.input_shapes.values() for size in shape if isinstance(size, str)}
+    _, shapes = input_types(graph)
+    symbols = {size for shape in shapes.values() for size in shape if isinstance(size, str)}
     for name in mapped:
         if name not in symbols:
             listed = ", ".join(sorted(symbols)) or "none"
@@ -111,6 +117,33 @@ def check_step(parameters: Training, step: int) -> None:
             f"training.gradient_accumulation_steps is {accumulation}, but the run goes on from step {step}, which "
             "is no multiple of it; use the number it was begun with, or change it at the end of a round."
         )
+
+
+def input_sizes(training: Training, graph: TrainingGraph) -> dict[str, tuple[int, ...]]:
+    """The shape of every input for one micro-batch, which plans for several processes need.
+
+    A symbolic dimension has the size that `mapped_dimensions` gives; the first axis is otherwise the batch's.
+
+    Raises:
+        ParametersError: a dimension is neither.
+    """
+    _, shapes = input_types(graph)
+    batch = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
+    found, missing = {}, []
+    for name, shape in shapes.items():
+        sizes: list[int] = []
+        for size in shape:
+            if isinstance(size, str) and size not in training.mapped_dimensions and size not in batch:
+                missing.append(f"{size!r} of {name!r}")
+            known = training.batch_size if size in batch else 1
+            sizes.append(training.mapped_dimensions.get(size, known) if isinstance(size, str) else size)
+        found[name] = tuple(sizes)
+    if missing:
+        raise ParametersError(
+            f"the sizes of {', '.join(missing[:5])} are open in the model, and a plan for several processes needs "
+            "them. Give them in training.mapped_dimensions, like {sequence: 128}."
+        )
+    return found
 
 
 def make_schedule(parameters: Parameters) -> LearningRateSchedule:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.fusion.attention_pattern import HIDDEN, Mask, Operand, Scores, Written, find_attention
-from onward.graph.fusion.facts import Facts, Size
+from onward.graph.fusion.facts import Facts, Size, integer
 from onward.graph.fusion.rewriting import Editor, producer
 
 KIND = "attention"
@@ -71,7 +71,7 @@ def _write(editor: Editor, masks: _MaskWriter, found: Written) -> None:
     types = [editor.facts.dtype(operand.value) for operand in (scores.query, scores.key, found.value)]
     if len({dtype for dtype in types if dtype is not None}) > 1:
         return
-    grouped = _without_repeats(editor, found)
+    grouped = _without_repeats(editor, scores.key, found.value)
     key, value = grouped or (scores.key, found.value)
     query = _ordered(editor, scores.query, final)
     for op_type, factor in scores.factors:
@@ -292,13 +292,12 @@ def _is_finite(tensor: ir.TensorProtocol) -> bool:
     return bool(np.isfinite(np.asarray(tensor.numpy(), np.float64)).all())
 
 
-def _without_repeats(editor: Editor, found: Written) -> tuple[Operand, Operand] | None:
+def _without_repeats(editor: Editor, key: Operand, value: Operand) -> tuple[Operand, Operand] | None:
     """Keys and values before their heads were repeated for the groups of query heads; None if they were not."""
-    key = _before_repeat(editor, found.scores.key)
-    value = _before_repeat(editor, found.value)
-    if key is None or value is None or key[1] != value[1]:
+    keys, values = _before_repeat(editor, key), _before_repeat(editor, value)
+    if keys is None or values is None or keys[1] != values[1]:
         return None
-    return key[0], value[0]
+    return keys[0], values[0]
 
 
 def _before_repeat(editor: Editor, operand: Operand) -> tuple[Operand, int] | None:
@@ -334,7 +333,7 @@ def _only_repeats_heads(counts: tuple[Size, ...], five: tuple[Size | None, ...])
     return all(count in (1, size) or size is None or not isinstance(count, int) for count, size in others)
 
 
-_PLAIN_ATTRIBUTES = frozenset({"scale", "is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode"})
+_PLAIN_ATTRIBUTES = frozenset({"scale", "is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "softcap"})
 
 
 def _replace_standard(editor: Editor, masks: _MaskWriter, node: ir.Node) -> None:
@@ -348,14 +347,23 @@ def _replace_standard(editor: Editor, masks: _MaskWriter, node: ir.Node) -> None
     if query is None or key is None or value is None or mask is None:
         return
     shape = editor.facts.shape(query)
-    causal = node.attributes.get("is_causal")
-    if shape is None or len(shape) != 4 or (causal is not None and causal.as_int()):
+    if (
+        shape is None
+        or len(shape) != 4
+        or integer(node, "is_causal", 0)
+        or not editor.are_interior([node], node.outputs[0])
+    ):
+        return
+    if "softcap" in node.attributes and node.attributes["softcap"].as_float():
         return
     scale = node.attributes.get("scale")
     if scale is None and not isinstance(shape[-1], int):
         return
     number = 1 / math.sqrt(int(shape[-1] or 1)) if scale is None else scale.as_float()
     opened, seen, _ = _opened(masks, mask, node, ZERO)
+    grouped = _without_repeats(editor, Operand(key), Operand(value))
+    if grouped is not None:
+        key, value = grouped[0].value, grouped[1].value
     output = editor.write(
         "Attention",
         [query, key, value, opened, seen],

@@ -138,7 +138,7 @@ class Facts:
         if node.op_type not in _FOLLOWED:
             return None
         inputs = []
-        for source in node.inputs:
+        for source in node.inputs[:1] if node.op_type == "CastLike" else node.inputs:
             found = None if source is None else self.evaluate(source)
             if found is None:
                 return None

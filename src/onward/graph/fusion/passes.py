@@ -66,8 +66,8 @@ def _names_in(graph: ir.Graph, texts: Collection[str]) -> frozenset[str]:
 
 
 def _drop_copies(editor: Editor) -> None:
-    """Nodes that give out what they take in: `Identity`, and `Cast` to the type that a value has."""
-    for node in editor.nodes("Identity", "Cast"):
+    """Nodes that give out what they take in: `Identity`, `Cast` to the type of a value, `Slice` from end to end."""
+    for node in editor.nodes("Identity", "Cast", "Slice"):
         source, result = node.inputs[0], node.outputs[0]
         if source is None or result.is_graph_output() or result.name in editor.kept or source.is_initializer():
             continue
@@ -76,8 +76,20 @@ def _drop_copies(editor: Editor) -> None:
             # What the model says is float32 is computed in 16 bits in mixed precision; such a cast widens it.
             if dtype is None or dtype.is_floating_point() or int(dtype) != integer(node, "to", 0):
                 continue
+        if node.op_type == "Slice" and not _takes_all(editor.facts, node):
+            continue
         result.replace_all_uses_with(source)
         editor.remove_unread([node])
 
+
+def _takes_all(facts: Facts, node: ir.Node) -> bool:
+    bounds = [facts.numbers(given) for given in node.inputs[1:]]
+    if len(bounds) < 2 or bounds[0] is None or bounds[1] is None or (len(bounds) > 3 and bounds[3] is None):
+        return False
+    steps = bounds[3] if len(bounds) > 3 and bounds[3] is not None else (1,)
+    return set(bounds[0]) == {0} and set(steps) == {1} and min(bounds[1]) >= _BEYOND_ANY_SIZE
+
+
+_BEYOND_ANY_SIZE = 2**31 - 1
 
 __all__ = ["DOMAIN", "FUSIONS", "Fusion", "fuse", "notes_on_fusions"]
