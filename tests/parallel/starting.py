@@ -1,4 +1,4 @@
-"""How tests start processes: the command lines of each launcher, and an environment without another launcher's traces."""
+"""How tests start processes: each launcher's command line, and an environment without traces of another."""
 
 from __future__ import annotations
 

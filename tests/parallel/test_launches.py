@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from onward.parallel.watch import is_running
 from tests.parallel.starting import (
     LONGEST_SECONDS,
     WORKER,
@@ -285,4 +286,4 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     assert "onward: rank 0 of 2" in said
     assert "onward train, which started the processes, is gone" in said
     for file in ready:
-        assert not Path(f"/proc/{file.read_text()}").exists()
+        assert not is_running(int(file.read_text()))

@@ -172,9 +172,14 @@ def test_port_that_another_program_has() -> None:
             meet(launch_of(0, 2, port), 1.0)
 
 
+def come_in_vain(launch: Launch) -> None:
+    with pytest.raises(ParametersError, match="came"):
+        meet(launch, 2.0)
+
+
 def test_ranks_of_another_start_are_refused() -> None:
     port = free_port()
-    waiting = threading.Thread(target=lambda: pytest.raises(ParametersError, meet, launch_of(0, 3, port), 2.0))
+    waiting = threading.Thread(target=come_in_vain, args=(launch_of(0, 3, port),))
     waiting.start()
     with pytest.raises(ParametersError) as caught:
         meet(launch_of(1, 3, port, job="8"), 1.0)
@@ -185,7 +190,7 @@ def test_ranks_of_another_start_are_refused() -> None:
 
 def test_rank_that_is_there_twice_is_refused() -> None:
     port = free_port()
-    waiting = threading.Thread(target=lambda: pytest.raises(ParametersError, meet, launch_of(0, 3, port), 2.0))
+    waiting = threading.Thread(target=come_in_vain, args=(launch_of(0, 3, port),))
     waiting.start()
     first = open_store(launch_of(1, 3, port), 2.0)
     first.set("here/1", '["gpu7", 123, 4]')

@@ -22,8 +22,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from onward.errors import ParametersError
-from onward.parallel.failure import LAUNCHED_BY_US
 from onward.parallel.process import DeviceKind, choose_backend
+from onward.parallel.watch import LAUNCHED_BY_US
 from onward.parameter_distribution import Distributed
 
 SAVING_SECONDS = 24 * 3600
