@@ -1,9 +1,10 @@
-"""How much of the ONNX standard each library passes: `python -m benchmarks.coverage [--match TEXT]`.
+"""How much of the ONNX standard each library passes: `python -m benchmarks.coverage [--match TEXT] [--gradients]`.
 
 The backend tests of the onnx package, run against onward, onnxruntime and onnx2torch by the same runner with the same
 tolerances. "Tensor cases" leave out the cases whose inputs or outputs are strings, and the domain ai.onnx.ml.
 onnx2torch is optional (`pip install --no-deps onnx2torch`); torchvision, which it asks for, is stubbed out, so its
-RoiAlign and NonMaxSuppression cases count as failed.
+RoiAlign and NonMaxSuppression cases count as failed. With `--gradients` it counts instead the gradients of onward that
+equal finite differences in float64.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import onnx
 import torch
 from tests.conformance.cases import KINDS, Case, load_cases
 from tests.conformance.checking import check, compare, to_torch_value
+from tests.conformance.gradients import check_all
 
 _TYPE_CODES = {
     np.dtype(ml_dtypes.bfloat16): (np.uint16, onnx.TensorProto.BFLOAT16),
@@ -116,10 +118,27 @@ def make_onnx2torch_check() -> Callable[[Case], None] | None:
     return run
 
 
+def count_gradients(match: str) -> None:
+    """Prints how many gradients equal finite differences, by domain, and which do not."""
+    result = check_all(match)
+    print(f"{'gradients checked':26} {'operators':>10} {'versions':>10} {'combinations':>13}")
+    for domain in sorted({one[0] for one in result.checked}):
+        here = [one for one in result.checked if one[0] == domain]
+        operators, versions = len({one[1] for one in here}), len({one[1:3] for one in here})
+        print(f"{domain or 'ai.onnx':26} {operators:10} {versions:10} {len(here):13}")
+    operators, versions = len({one[:2] for one in result.checked}), len({one[:3] for one in result.checked})
+    print(f"{'all':26} {operators:10} {versions:10} {len(result.checked):13}")
+    print(f"lowering functions: {len(result.lowerings)}; failed: {', '.join(result.failed) or 'none'}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--match", default="")
+    parser.add_argument("--gradients", action="store_true", help="count checked gradients instead")
     options = parser.parse_args()
+    if options.gradients:
+        count_gradients(options.match)
+        return
     checks: dict[str, Callable[[Case], None] | None] = {
         "onward": check,
         "onnxruntime": check_onnxruntime,

@@ -66,7 +66,7 @@ def adam(
     No bias correction at T = 0; epsilon is added to the square root of the uncorrected H. The correction is computed
     in float64: a small difference of numbers close to 1.
     """
-    count = T.to(torch.float64)
+    count = T.clamp(min=1).to(torch.float64)  # at 0 the fraction, though not taken, would spoil the gradient
     rate = torch.where(T > 0, R * torch.sqrt(1 - beta**count) / (1 - alpha**count), R)
     results = []
     for X, G, V, H in _groups(inputs, ("values", "gradients", "averaged gradients", "averaged squared gradients")):
