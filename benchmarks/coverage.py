@@ -1,10 +1,12 @@
-"""How much of the ONNX standard each library passes: `python -m benchmarks.coverage [--match TEXT] [--gradients]`.
+"""How much of the ONNX standard each library passes: `python -m benchmarks.coverage [--match TEXT]`.
+
+With `--gradients` it counts instead the gradients of onward that equal finite differences in float64; with
+`--architectures` it compares the gradients of networks of many families with those of their exports.
 
 The backend tests of the onnx package, run against onward, onnxruntime and onnx2torch by the same runner with the same
 tolerances. "Tensor cases" leave out the cases whose inputs or outputs are strings, and the domain ai.onnx.ml.
 onnx2torch is optional (`pip install --no-deps onnx2torch`); torchvision, which it asks for, is stubbed out, so its
-RoiAlign and NonMaxSuppression cases count as failed. With `--gradients` it counts instead the gradients of onward that
-equal finite differences in float64.
+RoiAlign and NonMaxSuppression cases count as failed.
 """
 
 from __future__ import annotations
@@ -131,11 +133,32 @@ def count_gradients(match: str) -> None:
     print(f"lowering functions: {len(result.lowerings)}; failed: {', '.join(result.failed) or 'none'}")
 
 
+def compare_architectures(match: str) -> None:
+    """Prints for every architecture how far its export's gradients are from the module's, relative to the largest."""
+    from tests.lowering.architectures import ARCHITECTURES
+    from tests.lowering.test_architectures import RELATIVE, compare
+
+    differences: dict[str, float] = {}
+    for one in ARCHITECTURES:
+        if match in one.name:
+            try:
+                differences[one.name] = compare(one)
+                print(f"{one.name:28} {differences[one.name]:8.1e}", flush=True)
+            except Exception as error:
+                print(f"{one.name:28} {type(error).__name__}: {str(error)[:150]}", flush=True)
+    worst = max(differences, key=differences.__getitem__, default="none")
+    print(f"{len(differences)} equal within {RELATIVE:g}; the largest is {worst}, {differences.get(worst, 0):.1e}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--match", default="")
     parser.add_argument("--gradients", action="store_true", help="count checked gradients instead")
+    parser.add_argument("--architectures", action="store_true", help="compare gradients of exported networks instead")
     options = parser.parse_args()
+    if options.architectures:
+        compare_architectures(options.match)
+        return
     if options.gradients:
         count_gradients(options.match)
         return

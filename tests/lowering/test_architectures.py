@@ -52,11 +52,13 @@ def _assert_same_outputs(expected: tuple[Tensor, ...], actual: tuple[Tensor, ...
         assert (left - right).abs().max() <= RELATIVE * left.abs().max()
 
 
-def _assert_same_gradient(expected: Tensor, actual: Tensor | None, largest: float, name: str) -> None:
+def _assert_same_gradient(expected: Tensor, actual: Tensor | None, largest: float, name: str) -> float:
+    """Returns the relative difference."""
     assert actual is not None, name
     scale = max(expected.abs().max().item(), FLOOR * largest)
     difference = (expected - actual).abs().max().item()
     assert difference <= RELATIVE * scale, f"{name}: {difference / scale:.1e}"
+    return difference / max(scale, 1e-30)
 
 
 def _gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -65,16 +67,18 @@ def _gradients(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
 
-def _assert_weights_are_parameters(module: nn.Module, net: OnnxModule, gradients: dict[str, Tensor]) -> None:
-    """The weights are the parameters that get a gradient, each under one of its names, with the same gradient."""
+def _assert_weights_are_parameters(module: nn.Module, net: OnnxModule, gradients: dict[str, Tensor]) -> float:
+    """The weights are the parameters that get a gradient, each under one of its names, with the same gradient.
+
+    Returns the largest relative difference of a gradient.
+    """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     largest = max(gradient.abs().max().item() for gradient in gradients.values())
     assert set(net.weights) <= set(parameters)
     trained = [name for name in net.weights if parameters[name].requires_grad]
     assert len({parameters[name] for name in trained}) == len(trained)
     assert {parameters[name] for name in trained} == {parameters[name] for name in gradients}
-    for name in trained:
-        _assert_same_gradient(gradients[name], net.weights[name].grad, largest, name)
+    return max(_assert_same_gradient(gradients[name], net.weights[name].grad, largest, name) for name in trained)
 
 
 def _folded_from(model: onnx.ModelProto, parameters: set[str]) -> dict[str, set[str]]:
@@ -142,14 +146,8 @@ def _assert_nothing_is_lost(
         assert any("batch normalization was folded" in note for note in net.graph.notes)
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(a, id=a.name, marks=[pytest.mark.slow] if a.slow else []) for a in ARCHITECTURES],
-)
-def test_export_computes_and_differentiates_like_the_module(
-    architecture: Architecture, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR)
+def compare(architecture: Architecture) -> float:
+    """Compares a module with its export, as it is and optimized; the largest relative difference of a gradient."""
     torch.manual_seed(0)
     module = randomize(architecture.make()).eval()
     expected = _run(module, architecture.inputs)
@@ -159,7 +157,7 @@ def test_export_computes_and_differentiates_like_the_module(
 
     net = onward.to_torch(program.model_proto)
     _assert_same_outputs(expected, _run(net, architecture.inputs))
-    _assert_weights_are_parameters(module, net, gradients)
+    difference = _assert_weights_are_parameters(module, net, gradients)
 
     program.optimize()
     model = program.model_proto
@@ -167,6 +165,18 @@ def test_export_computes_and_differentiates_like_the_module(
     _assert_same_outputs(expected, _run(net, architecture.inputs))
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     _assert_nothing_is_lost(module, net, _folded_from(model, parameters), gradients)
+    return difference
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(a, id=a.name, marks=[pytest.mark.slow] if a.slow else []) for a in ARCHITECTURES],
+)
+def test_export_computes_and_differentiates_like_the_module(
+    architecture: Architecture, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    assert compare(architecture) <= RELATIVE
 
 
 def test_table_is_wide() -> None:
