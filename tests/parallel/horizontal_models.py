@@ -47,7 +47,11 @@ def exported(module: nn.Module, inputs: tuple[Tensor, ...], open_axes: tuple[int
     """What torch's exporter makes of a module with fresh weights, its one output called `logits`."""
     torch.manual_seed(0)
     shapes = tuple({a: torch.export.Dim.DYNAMIC for a in open_axes if a < x.dim()} for x in inputs)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module.eval(),
@@ -120,6 +124,32 @@ class FusedAttention(nn.Module):
             query, key, value = joint.reshape(batch, tokens, 3, 8, 4).permute(2, 0, 3, 1, 4)
         scores = (query @ key.transpose(-1, -2) / 2.0).softmax(-1)
         merged = (scores @ value).transpose(1, 2).reshape(batch, tokens, 32)
+        return self.head(x + self.out(merged)).transpose(1, 2)
+
+
+class NormedHeads(nn.Module):
+    """Queries normalized per head by one weight for all, one head of keys and values for all, an additive mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.query, self.key, self.value = nn.Linear(32, 32), nn.Linear(32, 4), nn.Linear(32, 4)
+        self.query_norm = nn.LayerNorm(4)
+        self.slopes = nn.Parameter(torch.linspace(0.1, 1.0, 8))
+        self.register_buffer("far", torch.randn(1, 8, 1, 1))
+        self.out = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        batch, tokens, _ = x.shape
+        y = self.norm(x)
+        query = self.query_norm(self.query(y).reshape(batch, tokens, 8, 4)).transpose(1, 2)
+        key = self.key(y).reshape(batch, tokens, 1, 4).transpose(1, 2).expand(-1, 8, -1, -1)
+        value = self.value(y).reshape(batch, tokens, 1, 4).transpose(1, 2)
+        scores = query @ key.transpose(-1, -2) * self.slopes.reshape(1, 8, 1, 1) + self.far * 0.5
+        merged = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, tokens, 32)
         return self.head(x + self.out(merged)).transpose(1, 2)
 
 
@@ -214,9 +244,8 @@ def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], dict[str, T
     def draw() -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(batch)
         shape = (batch, length)
-        return {
-            name: torch.randint(0, vocabulary, shape, generator=generator) for name in ("tokens", "input_ids", "labels")
-        }
+        names = ("tokens", "input_ids", "labels")
+        return {name: torch.randint(0, vocabulary, shape, generator=generator) for name in names}
 
     return draw
 
@@ -238,7 +267,9 @@ def bert_features(batch: int, length: int, masked: int) -> Callable[[], dict[str
     return draw
 
 
-def images(batch: int, side: int, channels: int = 3, classes: int = 10, dense: bool = False) -> Callable[[], dict[str, Tensor]]:
+def images(
+    batch: int, side: int, channels: int = 3, classes: int = 10, dense: bool = False
+) -> Callable[[], dict[str, Tensor]]:
     def draw() -> dict[str, Tensor]:
         g = torch.Generator().manual_seed(batch)
         x = torch.randn(batch, channels, side, side, generator=g)
@@ -262,38 +293,58 @@ def vectors(batch: int, length: int) -> Callable[[], dict[str, Tensor]]:
 
 BY_CLASS_AXIS = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels", class_axis=1)
 PREDICTIONS = LossSpec(type="softmax_cross_entropy", prediction="predictions", label="labels")
-BERT = dict(size="tiny", layers=2, heads=4, width=32, vocab_size=96, context_length=16)
-GPT2 = dict(size="tiny", layers=2, heads=4, width=32, vocab_size=96, context_length=16, dropout=0.0)
+BERT = {"size": "tiny", "layers": 2, "heads": 4, "width": 32, "vocab_size": 96, "context_length": 16}
+GPT2 = {**BERT, "dropout": 0.0}
 
 EXAMPLES: dict[str, Example] = {
     "gpt2": Example(lambda: reference("gpt2", **GPT2), tokens(3, 5, 96), tokens(2, 7, 96)),
     "gpt2-untied": Example(
-        lambda: reference("gpt2", **{**GPT2, "tied_embedding": False, "vocab_size": 97}), tokens(3, 5, 97), tokens(2, 7, 97)
+        lambda: reference("gpt2", **{**GPT2, "tied_embedding": False, "vocab_size": 97}),
+        tokens(3, 5, 97),
+        tokens(2, 7, 97),
     ),
     "gpt2-opset13": Example(lambda: reference("gpt2", **{**GPT2, "opset": 13}), tokens(3, 5, 96), tokens(2, 7, 96)),
     "bert": Example(
-        lambda: reference("bert", **{**BERT, "dropout": 0.0}), bert_features(3, 6, 2), bert_features(2, 7, 3), LossSpec(type="bert")
+        lambda: reference("bert", **{**BERT, "dropout": 0.0}),
+        bert_features(3, 6, 2),
+        bert_features(2, 7, 3),
+        LossSpec(type="bert"),
     ),
     "llama": Example(lambda: llama(False), tokens(3, 5, 96), tokens(2, 7, 96)),
     "llama-tied": Example(lambda: llama(True), tokens(3, 5, 96), tokens(2, 7, 96)),
     "transformers-gpt2": Example(transformers_gpt2, tokens(3, 5, 97), tokens(2, 7, 97)),
     "fused-heads": Example(
-        lambda: exported(FusedAttention(False), (torch.zeros(2, 7, 16),), (0, 1)), vectors(3, 5), vectors(2, 7), BY_CLASS_AXIS
+        lambda: exported(FusedAttention(False), (torch.zeros(2, 7, 16),), (0, 1)),
+        vectors(3, 5),
+        vectors(2, 7),
+        BY_CLASS_AXIS,
     ),
     "fused-grouped": Example(
-        lambda: exported(FusedAttention(True), (torch.zeros(2, 7, 16),), (0, 1)), vectors(3, 5), vectors(2, 7), BY_CLASS_AXIS
+        lambda: exported(FusedAttention(True), (torch.zeros(2, 7, 16),), (0, 1)),
+        vectors(3, 5),
+        vectors(2, 7),
+        BY_CLASS_AXIS,
     ),
-    "resnet": Example(lambda: exported(residual_network(), (torch.zeros(2, 3, 8, 8),), (0,)), images(3, 8), images(2, 8)),
+    "normed-heads": Example(
+        lambda: exported(NormedHeads(), (torch.zeros(2, 7, 16),), (0, 1)), vectors(3, 5), vectors(2, 7), BY_CLASS_AXIS
+    ),
+    "resnet": Example(
+        lambda: exported(residual_network(), (torch.zeros(2, 3, 8, 8),), (0,)), images(3, 8), images(2, 8)
+    ),
     "mobilenet": Example(
         lambda: exported(depthwise_network(), (torch.zeros(2, 3, 8, 8),), (0,)), images(3, 8), images(2, 8)
     ),
     "unet": Example(
         lambda: exported(UNet(), (torch.zeros(2, 3, 8, 8),), (0,)),
-        images(3, 8, classes=4, dense=True), images(2, 8, classes=4, dense=True), BY_CLASS_AXIS,
+        images(3, 8, classes=4, dense=True),
+        images(2, 8, classes=4, dense=True),
+        BY_CLASS_AXIS,
     ),
-    "squeezenet": Example(lambda: reference("squeezenet", image_size=32, classes=10, dropout=0.0), images(2, 32), images(3, 32)),
+    "squeezenet": Example(
+        lambda: reference("squeezenet", image_size=32, classes=10, dropout=0.0), images(2, 32), images(3, 32)
+    ),
     "mnist": Example(lambda: reference("mnist"), images(2, 28, 1), images(3, 28, 1), PREDICTIONS),
     "mnist-conv": Example(
         lambda: reference("mnist", variant="conv", dropout=0.0), images(2, 28, 1), images(3, 28, 1), PREDICTIONS
     ),
-}  # fmt: skip
+}

@@ -23,9 +23,9 @@ from tests.ranks import run_on_ranks
 BOUND = 1e-5
 """Largest difference of a tensor, as a share of its largest element: sums of float32 in another order."""
 
-SMALLEST_SHARE = 1e-2
-"""A gradient smaller than this share of the model's largest is compared with that: the one of a key's bias is 0 but
-for rounding, since softmax does not see it."""
+SMALLEST_SHARE = 5e-2
+"""A gradient smaller than this share of the model's largest is compared with that: those of a key's bias and of a
+bias before batch norm are 0 but for rounding, since softmax and the norm do not see them."""
 
 
 def planned(example: Example, graph: TrainingGraph, size: int) -> HorizontalPlan:
@@ -43,7 +43,7 @@ def differences(name: str, path: str) -> dict[str, float]:
     graph = example.graph(path)
     plan = planned(example, graph, size)
     assert graph.loss_names is not None
-    scores = [str(v.name) for v in graph.model.graph.outputs if v.name not in graph.loss_names.labels][0]
+    scores = str(graph.model.graph.outputs[0].name)
     outputs = (graph.loss_names.loss, graph.loss_names.correct, graph.loss_names.counted, scores)
     outputs = tuple(o for o in outputs if o is not None)
     whole, local = OnnxModule(graph, outputs), OnnxModule(localize(graph, plan, rank), outputs)
@@ -58,11 +58,14 @@ def differences(name: str, path: str) -> dict[str, float]:
     least = SMALLEST_SHARE * max(gradients)
     for weight in graph.weights:
         gradient, expected = local.weights[weight].grad, whole.weights[weight].grad
-        assert gradient is not None and expected is not None, weight
+        assert gradient is not None, weight
+        assert expected is not None, weight
         if weight in plan.partial_gradients:
             dist.all_reduce(gradient)
         part = take_part(expected.numpy(), plan.shards.get(weight), rank, size)
-        found[f"gradient of {weight}"] = _share(gradient, torch.from_numpy(part), max(least, expected.abs().max().item()))
+        found[f"gradient of {weight}"] = _share(
+            gradient, torch.from_numpy(part), max(least, expected.abs().max().item())
+        )
     states, expected_states = dict(local.named_buffers()), dict(whole.named_buffers())
     for state in graph.states:
         part = take_part(expected_states[state].numpy(), plan.shards.get(state), rank, size)

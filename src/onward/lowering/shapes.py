@@ -55,11 +55,11 @@ def find_value_facts(graph: TrainingGraph, input_shapes: Mapping[str, tuple[int,
     small = {
         name: tensor_from_ir(value.const_value, f"initializer {name!r}")
         for name, value in main.initializers.items()
-        if name not in graph.weights and name not in graph.states and _is_small(value)
+        if name not in graph.weights and name not in graph.states and _is_small(value) and value.const_value is not None
     }
     names = [str(value.name) for node in main for value in node.outputs if value.name]
     program = build_program(main, graph.model.opset_imports, small, names)
-    shapes = {name: tuple(int(n) for n in value.shape) for name, value in main.initializers.items()}  # type: ignore[union-attr]
+    shapes = {name: _shape_of(value) for name, value in main.initializers.items()}
     shapes.update({name: tuple(input_shapes[name]) for name in program.inputs if name in input_shapes})
     numbers: dict[str, HostValue] = {name: _numbers_of(tensor) for name, tensor in small.items()}
     for name, value in _run(program, graph, main, input_shapes, small).items():
@@ -88,9 +88,10 @@ def _run(
         for name in program.inputs:
             if isinstance(by_name[name].type, ir.TensorType) and name not in input_shapes:
                 raise ModelError(f"the shape of the input {name!r} is missing; given: {', '.join(input_shapes)}.")
-            dtype = torch_dtype(by_name[name].dtype, f"input {name!r}") if by_name[name].dtype else torch.float32
+            declared = by_name[name].dtype
+            dtype = torch.float32 if declared is None else torch_dtype(declared, f"input {name!r}")
             inputs.append(torch.empty(input_shapes[name], dtype=dtype) if name in input_shapes else _UNKNOWN)
-        tensors = []
+        tensors: list[torch.Tensor] = []
         for name in program.tensors:
             if name in small:
                 tensors.append(mode.from_tensor(small[name], static_shapes=True))
@@ -99,8 +100,7 @@ def _run(
             else:
                 stored = main.initializers[name].const_value
                 assert stored is not None
-                shape = tuple(int(size) for size in stored.shape.numpy())
-                tensors.append(torch.empty(shape, dtype=TORCH_DTYPE[stored.dtype]))
+                tensors.append(torch.empty(_shape_of(main.initializers[name]), dtype=TORCH_DTYPE[stored.dtype]))
         interpreter.run(False, device, *inputs, *tensors)
     (output,) = (node for node in program.code.graph.nodes if node.op == "output")
     found = {}
@@ -123,6 +123,12 @@ def _is_small(value: ir.Value) -> bool:
     if tensor is None or tensor.size > LARGEST_HOST_ELEMENTS:
         return False
     return tensor.dtype.is_integer() or tensor.dtype is ir.DataType.BOOL or is_trainable(tensor.dtype)
+
+
+def _shape_of(value: ir.Value) -> tuple[int, ...]:
+    stored = value.const_value
+    assert stored is not None
+    return tuple(int(size) for size in stored.shape.numpy())
 
 
 def _numbers_of(tensor: torch.Tensor) -> HostValue:

@@ -75,7 +75,8 @@ class EnterRegion(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """The sum over the ranks."""
-        return all_reduce(gradients[0], "sum")
+        total: Tensor = all_reduce(gradients[0], "sum")
+        return total
 
 
 class LeaveRegion(torch.autograd.Function):
@@ -84,7 +85,8 @@ class LeaveRegion(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """The sum over the ranks."""
-        return all_reduce(x, "sum")
+        total: Tensor = all_reduce(x, "sum")
+        return total
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

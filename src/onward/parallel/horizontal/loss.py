@@ -17,7 +17,7 @@ from onward.plan.shards import part_of
 
 
 class _RowLosses(torch.autograd.Function):
-    """`log(sum(exp(x))) - x[label]` of every row, for scores [N, c, ...] of which c classes from `start` on are here."""
+    """`log(sum(exp(x))) - x[label]` of every row, for scores [N, c, ...] of the classes from `start` on."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, start: int) -> Tensor:
@@ -33,7 +33,8 @@ class _RowLosses(torch.autograd.Function):
         probabilities /= total
         ctx.save_for_backward(probabilities, local, own)
         ctx.dtype = scores.dtype
-        return (total.log() - at_label).squeeze(1)
+        losses: Tensor = (total.log() - at_label).squeeze(1)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

@@ -178,7 +178,8 @@ class _Softmax(torch.autograd.Function):
         result = shifted - total.log() if logarithm else exponential / total
         ctx.save_for_backward(result)
         ctx.axis, ctx.logarithm, ctx.dtype = axis, logarithm, x.dtype
-        return result.to(x.dtype)
+        found: Tensor = result.to(x.dtype)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

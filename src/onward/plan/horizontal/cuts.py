@@ -5,6 +5,7 @@ A cut is a `WeightShard`, of values as well as of weights: an axis, and the bloc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -241,7 +242,7 @@ def split_at(blocks: Sizes, borders: Iterable[int]) -> Sizes:
         end += block
         ends.append(end)
     places = sorted({0, *ends, *borders})
-    return tuple(after - before for before, after in zip(places, places[1:], strict=False))
+    return tuple(after - before for before, after in itertools.pairwise(places))
 
 
 def within(blocks: Sizes, start: int, end: int) -> Sizes | None:

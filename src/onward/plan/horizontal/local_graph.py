@@ -166,7 +166,7 @@ class _Localizer:
             node.replace_input_with(target, self._with_entries(value, found, edits[0].length))
 
     def _with_entries(self, value: ir.Value, found: dict[int, int], length: int) -> ir.Value:
-        """A vector of integers with some of them changed: another constant, or arithmetic on the one that is computed."""
+        """A vector of integers with some changed: another constant, or arithmetic on one that is computed."""
         place = (str(value.name), tuple(sorted(found.items())))
         if place in self.vectors:
             return self.vectors[place]
@@ -215,10 +215,10 @@ class _Localizer:
             last = bias = self._node("Mul", [bias, factor], f"{name}/bias", after=last, like=bias, domain="")
         if node.op_type != "Gemm":
             weight = node.inputs[1]
-            assert weight is not None and weight.shape is not None
-            sizes = self._constant(np.array([-1, *[1] * (len(weight.shape) - 2)], np.int64), "bias_shape")
+            rank = 0 if weight is None or weight.shape is None else len(weight.shape)
+            sizes = self._constant(np.array([-1, *[1] * (rank - 2)], np.int64), "bias_shape")
             last = bias = self._node("Reshape", [bias, sizes], f"{name}/bias", after=last, like=None, domain="")
-            bias.dtype = result.dtype
+            bias.type = result.type
         return self._node("Add", [result, bias], name, after=last, like=result, domain="")
 
     def _gather(self, value: ir.Value, cut: Cut) -> None:
@@ -267,7 +267,7 @@ class _Localizer:
         unique = self._unique(name)
         result = ir.Value(name=unique)
         if like is not None:
-            result.dtype, result.shape = like.dtype, like.shape
+            result.type, result.shape = like.type, like.shape
         node = ir.Node(domain, op_type, inputs, (attributes or {}).values(), outputs=[result], name=unique)
         producer = after.producer()
         if producer is not None:

@@ -1,4 +1,4 @@
-"""The decision of horizontal parallelism: which regions of a graph are cut, and the reason for every weight that is not."""
+"""The decision of horizontal parallelism: which regions of a graph are cut, and why every other weight is whole."""
 
 from __future__ import annotations
 
@@ -78,11 +78,7 @@ def plan_horizontal(
     for region in candidates:
         if region not in chosen:
             rival = next((r for r in chosen if _clash(r, region)), None)
-            because = (
-                "another cut was worth more"
-                if rival is None
-                else f"its cut would clash with that of {rival.seed.name!r}"
-            )
+            because = "another cut was worth more" if rival is None else _of_rival(rival, graph)
             for weight in region.weights(graph.weights):
                 reasons.setdefault(str(weight.name), because)
     return _write_plan(surroundings, size, chosen, reasons)
@@ -176,7 +172,7 @@ def _why_not_worth_it(surroundings: Surroundings, region: Region, size: int) -> 
 
 def _choose(regions: Sequence[Region], graph: TrainingGraph) -> list[Region]:
     """Regions of which no two clash, with as many cut weight elements as possible: exactly for few, else greedily."""
-    worth = {id(r): sum(math.prod(w.shape.numpy()) for w in r.weights(graph.weights)) for r in regions}  # type: ignore[union-attr]
+    worth = {id(r): sum(_size_of(w) for w in r.weights(graph.weights)) for r in regions}
     clashes = {id(r): {id(o) for o in regions if o is not r and _clash(r, o)} for r in regions}
     chosen: list[Region] = []
     left = list(regions)
@@ -191,6 +187,11 @@ def _choose(regions: Sequence[Region], graph: TrainingGraph) -> list[Region]:
         left = [r for r in left if r not in group]
         chosen.extend(_best_of(group, worth, clashes))
     return [r for r in regions if r in chosen]
+
+
+def _size_of(weight: ir.Value) -> int:
+    stored = weight.const_value
+    return 0 if stored is None else int(stored.size)
 
 
 def _best_of(group: list[Region], worth: Mapping[int, int], clashes: Mapping[int, set[int]]) -> list[Region]:

@@ -39,7 +39,17 @@ def elementwise(site: Site, inputs: Known, outputs: Known) -> Assignment:
     return follow(broadcast_links(site, range(len(site.node.inputs))), site, inputs, outputs)
 
 
-@rule("Clip", "CastLike")
+@rule("CastLike")
+def cast_like(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis of the first operand; of the second, only the type matters."""
+    like = {1: inputs[1]} if 1 in inputs else {}
+    if 0 not in inputs and not outputs:
+        return Assignment(like, gathers=True)
+    found = follow(broadcast_links(site, [0]), site, _data(inputs), outputs)
+    return Assignment({**found.inputs, **like}, found.outputs)
+
+
+@rule("Clip")
 def first_operand(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """Any axis of the first operand; the others are numbers or types."""
     return follow(broadcast_links(site, [0]), site, inputs, outputs)

@@ -8,6 +8,7 @@ from onward.plan.horizontal.cuts import (
     Assignment,
     CannotCutError,
     Cut,
+    Edit,
     Known,
     Link,
     Replace,
@@ -176,17 +177,16 @@ def gather_elements(site: Site, inputs: Known, outputs: Known) -> Assignment:
 @rule("Attention", domains=("", "onward.fused"))
 def attention(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """Whole heads of queries, with the heads of keys and values that they look at."""
+    edits: tuple[Edit, ...] = ()
     if len(site.shape(0)) == 4:
-        heads, key_heads = site.shape(0)[1], site.shape(1)[1]
-        axis, edits, widths = 1, (), (1, 1, 1)
+        axis, heads, key_heads = 1, site.shape(0)[1], site.shape(1)[1]
     else:
-        heads, key_heads = int(site.attribute("q_num_heads")), int(site.attribute("kv_num_heads"))
-        axis, widths = 2, tuple(site.shape(i)[2] // n for i, n in ((0, heads), (1, key_heads), (2, key_heads)))
+        axis, heads, key_heads = 2, int(site.attribute("q_num_heads")), int(site.attribute("kv_num_heads"))
         edits = (SetAttribute("q_num_heads", Cut(0, (heads,))),)
         edits += () if key_heads == 1 else (SetAttribute("kv_num_heads", Cut(0, (key_heads,))),)
-    found: dict[int, Cut] = {0: Cut(axis, (heads * widths[0],))}
+    found: dict[int, Cut] = {0: Cut(axis, (site.shape(0)[axis],))}
     if key_heads > 1:
-        found |= {i: Cut(axis, (key_heads * widths[i],)) for i in (1, 2)}
+        found |= {i: Cut(axis, (site.shape(i)[axis],)) for i in (1, 2)}
     if site.has_input(3):
         mask = site.shape(3)
         place = len(mask) - 3
@@ -208,8 +208,9 @@ def attention(site: Site, inputs: Known, outputs: Known) -> Assignment:
 def rotary_embedding(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """Whole heads."""
     shape = site.shape(0)
+    edits: tuple[Edit, ...] = ()
     if len(shape) == 4:
-        heads, cut, edits = shape[1], Cut(1, (shape[1],)), ()
+        heads, cut = shape[1], Cut(1, (shape[1],))
     else:
         heads = int(site.attribute("num_heads", 0))
         if heads < 1:

@@ -35,19 +35,13 @@ def transpose(site: Site, inputs: Known, outputs: Known) -> Assignment:
 def reshape(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """An axis that is kept, split up (its outermost part is cut) or merged with others (in blocks)."""
     before, after = site.shape(0), site.result()
-    if 0 in inputs:
-        given = inputs[0]
-        made = through_reshape(given, before, after)
-        cuts = (given, made)
-    else:
-        given = outputs[0]
-        made = through_reshape(given, after, before)
-        cuts = (made, given) if made is not None else (None, given)
-    if cuts[0] is None or cuts[1] is None:
+    given = inputs[0] if 0 in inputs else outputs[0]
+    made = through_reshape(given, before, after) if 0 in inputs else through_reshape(given, after, before)
+    if made is None:
         raise CannotCutError(
             f"{site.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
         )
-    own, result = cuts[0], cuts[1]
+    own, result = (given, made) if 0 in inputs else (made, given)
     edits = _sizes_of_reshape(site, own, result) if site.node.op_type == "Reshape" else ()
     what = f"parts of axis {result.axis} of the result of {site.name}"
     counts = () if own.blocks == result.blocks else tuple((block, what) for block in (*own.blocks, *result.blocks))
