@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from onward.checkpoint.pieces import Piece
+from onward.parallel.pieces import Piece
 from onward.plan.shards import Box, WeightShard, cut
 
 Layout = Callable[[int], dict[str, Piece]]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from onward.checkpoint.pieces import Piece
 from onward.checkpoint.reading import find_latest, list_checkpoints, read_new_tensors, read_record
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import OnwardError
+from onward.parallel.pieces import Piece
 from onward.plan.shards import WeightShard
 from tests.checkpoint.layouts import piece_of
 from tests.checkpoint.saving_server import KEPT, around_disk_changes, content

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from onward.checkpoint.manifest import read_manifest
-from onward.checkpoint.pieces import Piece
 from onward.checkpoint.reading import read_new_tensors, read_pieces, read_record, verify
 from onward.checkpoint.stored_pieces import StoredPiece
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import CheckpointError
+from onward.parallel.pieces import Piece
 from tests.checkpoint.contents import same
 from tests.checkpoint.layouts import LAYOUTS, fused_on_2, rows_on_2, stages_on_3, whole_tensors
 from tests.ranks import run_on_ranks

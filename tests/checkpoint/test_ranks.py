@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from onward.checkpoint import storage, writing
-from onward.checkpoint.pieces import Piece
 from onward.checkpoint.reading import find_latest, list_checkpoints, read_new_tensors, verify
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import OnwardError
+from onward.parallel.pieces import Piece
 from tests.checkpoint.contents import same
 from tests.checkpoint.layouts import mixed_on_4, rows_on_2, whole_tensors
 from tests.ranks import run_on_ranks

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
 from onward.graph.reading import TRAINING_INFO
 from onward.graph.training_graph import TrainingGraph
@@ -49,14 +50,27 @@ def export(net: OnnxModule, path: str | os.PathLike[str]) -> None:
     export_weights(net.graph, lambda name: tensors[name], path)
 
 
-def export_weights(graph: TrainingGraph, read: Callable[[str], torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """`export` of weights that are in no module; `read` gives a weight or running statistic by its name."""
-    model = inference_model(graph, read)
+Read = Callable[[str], torch.Tensor]
+"""From the name of a weight or running statistic to its value."""
+
+
+def export_weights(
+    graph: TrainingGraph, read: Read, path: str | os.PathLike[str], describe: Read | None = None
+) -> None:
+    """`export` of weights that are in no module.
+
+    Args:
+        graph: what was trained.
+        read: called once for each tensor when it is written; nothing of it is kept.
+        path: see `export`.
+        describe: gives a tensor of the same shape and type without its values; None: `read` does.
+    """
+    model = inference_model(graph, read, describe=describe)
     save_model(model, Path(path), external=_has_external_data(graph.source), readers=(graph.source, graph.model))
 
 
 def inference_model(
-    graph: TrainingGraph, read: Callable[[str], torch.Tensor], only_initializers: bool = False
+    graph: TrainingGraph, read: Read, only_initializers: bool = False, describe: Read | None = None
 ) -> ir.Model:
     """What `export_weights` writes.
 
@@ -64,6 +78,7 @@ def inference_model(
         graph: with the user's own graph.
         read: gives a weight or running statistic by its name; its tensors are fetched when they are written.
         only_initializers: what the user's graph has as a `Constant` node becomes an initializer, too.
+        describe: see `export_weights`.
 
     Raises:
         ModelError: a weight has no place in the user's graph, or, asked to be an initializer, is in a nested graph.
@@ -71,11 +86,13 @@ def inference_model(
     model = graph.source.clone()
     model.meta.update(graph.source.meta)
     holders = dict(_places(model))
+    describe = describe or read
     for name in (*graph.weights, *graph.states):
-        _set(model, holders, name, lambda name=name: read(name), None)  # type: ignore[misc]
+        _set(model, holders, name, lambda name=name: read(name), None, describe(name))  # type: ignore[misc]
     for copy, tie in graph.ties.items():
         if tie.weight in graph.weights:
-            _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie.permutation)  # type: ignore[misc]
+            example = describe(tie.weight)
+            _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie.permutation, example)  # type: ignore[misc]
     switch_to_inference(model)
     if only_initializers:
         for name in (*graph.weights, *graph.states, *graph.ties):
@@ -111,6 +128,7 @@ def _set(
     name: str,
     read: Callable[[], torch.Tensor],
     permutation: tuple[int, ...] | None,
+    example: torch.Tensor,
 ) -> None:
     value = holders.get(name)
     if value is None:
@@ -118,7 +136,7 @@ def _set(
             f"the weight {name!r} has no place of its own in the model: it is a constant inside a function. "
             "Inline the model's functions first (onnx.inliner.inline_local_functions)."
         )
-    tensor = _lazy_tensor(value, name, read, permutation)
+    tensor = _lazy_tensor(value, name, read, permutation, example)
     node = value.producer()
     if node is None:
         value.const_value = tensor
@@ -146,10 +164,13 @@ def _replace_by_initializer(model: ir.Model, node: ir.Node, value: ir.Value, ten
 
 
 def _lazy_tensor(
-    value: ir.Value, name: str, read: Callable[[], torch.Tensor], permutation: tuple[int, ...] | None
+    value: ir.Value,
+    name: str,
+    read: Callable[[], torch.Tensor],
+    permutation: tuple[int, ...] | None,
+    example: torch.Tensor,
 ) -> ir.LazyTensor:
     """A tensor that is fetched when it is written, in the type the user's graph has for it."""
-    example = read()
     dtype = _stored_dtype(value) or ir.tensor_adapters.from_torch_dtype(example.dtype)
     shape = [int(example.shape[i]) for i in permutation] if permutation else [int(size) for size in example.shape]
 
@@ -280,8 +301,11 @@ def save_model(model: ir.Model, path: Path, external: bool = False, readers: Ite
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
             written = Path(folder) / path.name
-            ir.save(model, written, external_data=data)
-            _add_training_info(model, written)
+            if data is None:
+                write_streamed(model, written, model.meta.get(TRAINING_INFO) or ())
+            else:
+                ir.save(model, written, external_data=data)
+                _add_training_info(model, written)
             if data is not None and (Path(folder) / data).exists():
                 _replace_both(Path(folder), path, data)
                 for reader in readers:

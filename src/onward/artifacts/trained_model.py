@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
+import torch
 
 from onward.artifacts.inference_model import export_weights, save_model
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
-from onward.checkpoint.reading import find_checkpoint, read_new_tensors, read_record
+from onward.checkpoint.reading import find_checkpoint, open_tensors, read_record
 from onward.errors import CheckpointError, ParametersError, StorageError
+from onward.graph.lazy_file import read_model_lazily
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 
 
@@ -51,12 +53,19 @@ def export_checkpoint(
     path, output = find_checkpoint(Path(checkpoint)), Path(output)
     graph = _graph_of_checkpoint(Path(model), path)
     stored = {
-        key.partition("/")[2]: tensor
-        for prefix in ("weights/", "states/")
-        for key, tensor in read_new_tensors(path, prefix).items()
+        name.partition("/")[2]: tensor
+        for name, tensor in open_tensors(path).items()
+        if name.startswith(("weights/", "states/"))
     }
+
+    def read(name: str) -> torch.Tensor:
+        return stored[name].read()
+
+    def describe(name: str) -> torch.Tensor:
+        return torch.empty(stored[name].shape, dtype=stored[name].dtype, device="meta")
+
     if not optimize and quantize is None:
-        export_weights(graph, lambda name: stored[name], output)
+        export_weights(graph, read, output, describe)
         return output
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +76,7 @@ def export_checkpoint(
         ) from error
     with workplace as folder:
         step = Path(folder) / "trained.onnx"
-        export_weights(graph, lambda name: stored[name], step)
+        export_weights(graph, read, step, describe)
         if optimize:
             step = optimize_model(step, Path(folder) / "optimized.onnx")
         if quantize is not None:
@@ -84,7 +93,7 @@ def _graph_of_checkpoint(model: Path, checkpoint: Path) -> TrainingGraph:
     """The training graph of a model, its trained weights those that the checkpoint holds."""
     manifest = read_manifest(checkpoint)
     training = read_record(checkpoint).get("parameters", {}).get("training", {})
-    graph = make_training_graph(model, tied_weights=tuple(training.get("tied_weights", ())))
+    graph = make_training_graph(read_model_lazily(model), tied_weights=tuple(training.get("tied_weights", ())))
     held = {
         name: tuple(int(size) for size in value.const_value.shape.numpy())
         for name, value in graph.model.graph.initializers.items()

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
 from onward.checkpoint.disk import REPLACED_PREFIX
 from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, dtype_name, read_manifest
-from onward.checkpoint.pieces import Piece
 from onward.checkpoint.storage import sha256_of
-from onward.checkpoint.stored_pieces import fill, find_pieces
+from onward.checkpoint.stored_pieces import StoredTensor, fill, find_pieces
 from onward.errors import CheckpointError
+from onward.parallel.pieces import Piece
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _LISTED_DIFFERENCES = 20
@@ -229,20 +229,28 @@ def read_tensors(path: Path, into: Mapping[str, torch.Tensor], prefix: str = "")
     read_pieces(path, {name: Piece.whole(tensor) for name, tensor in into.items()}, prefix)
 
 
+def open_tensors(path: Path, prefix: str = "") -> dict[str, StoredTensor]:
+    """The whole tensors whose names begin with `prefix`, saved from whatever layout, each read when it is asked for.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    manifest = verify(path)
+    places = find_pieces(path, manifest)
+    return {
+        name: StoredTensor(name, getattr(torch, entry.dtype), entry.shape, places[name])
+        for name, entry in manifest.tensors.items()
+        if name.startswith(prefix)
+    }
+
+
 def read_new_tensors(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """Loads the tensors whose names begin with `prefix` into new tensors in main memory.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
-    entries = read_manifest(path).tensors
-    tensors = {
-        name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-        for name, entry in entries.items()
-        if name.startswith(prefix)
-    }
-    read_tensors(path, tensors, prefix)
-    return tensors
+    return {name: tensor.read() for name, tensor in open_tensors(path, prefix).items()}
 
 
 def _refuse_differences(path: Path, stored: Mapping[str, TensorEntry], wanted: Mapping[str, TensorEntry]) -> None:

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from onward.checkpoint.manifest import Manifest, dtype_name
-from onward.checkpoint.pieces import Piece
 from onward.checkpoint.storage import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
+from onward.parallel.pieces import Piece
 
 _DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 
@@ -53,6 +53,37 @@ class StoredPiece:
         # Mapped anew for every read, so that pages read before do not stay counted as this process's memory.
         mapped = np.memmap(self.file, carrier, mode="r", offset=self.begin_bytes, shape=self.sizes)
         return torch.from_numpy(np.array(mapped[slices], order="C")).view(self.dtype)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A whole tensor of a checkpoint that stays in its files until it is read.
+
+    Attributes:
+        name: in the checkpoint.
+        dtype, shape: of the whole tensor.
+        pieces: its boxes in the files.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[StoredPiece, ...]
+
+    def read(self) -> torch.Tensor:
+        """The tensor, new in main memory at every call.
+
+        Raises:
+            CheckpointError: a file cannot be read, or elements are missing.
+        """
+        try:
+            if [piece.sizes for piece in self.pieces] == [self.shape]:
+                return self.pieces[0].read(tuple(slice(None) for _ in self.shape))
+            whole = torch.empty(self.shape, dtype=self.dtype)
+            fill(self.name, Piece.whole(whole), self.pieces)
+            return whole
+        except OSError as error:
+            raise CheckpointError(f"{self.name!r} cannot be read from its checkpoint: {error}.") from error
 
 
 def find_pieces(path: Path, manifest: Manifest) -> dict[str, tuple[StoredPiece, ...]]:

@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from onward.checkpoint.agreement import on_rank, rank_and_size
 from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, prepare_directory, publish, remove, storage_error
 from onward.checkpoint.manifest import Json, snapshot_record
-from onward.checkpoint.pieces import Piece
 from onward.checkpoint.planning import PieceSavePlanner
 from onward.checkpoint.reading import checkpoint_name, list_checkpoints, sequence_of
 from onward.checkpoint.storage import Publication, SafetensorsStorageWriter, refuse_unstorable
 from onward.errors import OnwardError, ParametersError, StorageError
+from onward.parallel.pieces import Piece
 
 LONGEST_WAIT = timedelta(hours=1)
 """A rank waits that long for another to write its file; longer than any disk in order takes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from onward.checkpoint.pieces import Piece
+from onward.parallel.pieces import Piece
 from onward.plan.shards import Box
 
 
