@@ -18,17 +18,18 @@ from onward.artifacts.inference_model import export, export_weights
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.batches import Batch, BatchSource, DataCursor
+from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
 from onward.engine.digests import digests_of
 from onward.engine.evaluation import Evaluator
-from onward.engine.forward import Forward
 from onward.engine.interruption import StopRequest
 from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize, train_steps
 from onward.engine.loss_shares import LossShares
-from onward.engine.precision import Precision
 from onward.engine.preparation import (
     check_dimensions,
     check_step,
+    input_sizes,
+    known_dimensions,
     label_ranges,
     loss_spec,
     make_folder,
@@ -43,14 +44,17 @@ from onward.engine.steps import Steps
 from onward.environment import Environment
 from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
 from onward.graph.loss_file import write_model_with_loss
+from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
+from onward.lowering.shapes import ValueFacts, find_value_facts
 from onward.optim.building import unmatched_rules
 from onward.parallel.agreement import agree_on_stop, check_same
 from onward.parallel.gathering import gather_whole
 from onward.parallel.process import Mesh, start
 from onward.parameter_checks import fixed_fields_changed
 from onward.parameters import Parameters, check
+from onward.plan.decision import Plan, make_plan
 from onward.report.profiler import NodeProfiler
 from onward.report.watching import Watchers
 
@@ -94,8 +98,12 @@ class TrainingRunner:
 
     # ------------------------------------------------------------------ initialize
 
-    def initialize(self) -> None:
+    def initialize(self, feature_specs: Mapping[str, FeatureSpec] | None = None) -> None:
         """Reads the model, adds the loss, builds network and optimizer, loads a checkpoint if there is one.
+
+        Args:
+            feature_specs: of the training data, where they are known already (`training_data_loader.feature_specs()`);
+                a plan for several processes takes sizes from them that are open in the model.
 
         Raises:
             ModelError: the model cannot be read, lowered or trained as asked.
@@ -116,18 +124,25 @@ class TrainingRunner:
         for note in graph.notes:
             self.watchers.on_message(note)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
-        self._precision = Precision.of(self.parameters.mixed_precision)
-        self._assembly = assemble(self.parameters, self.mesh, graph, self._precision)
-        for note in self._assembly.notes:
+        self._plan = self._make_plan(graph, feature_specs or {})
+        self._assembly = assemble(self.parameters, self.mesh, graph, self._plan)
+        for note in dict.fromkeys(self._assembly.notes):
             self.watchers.on_message(note)
-        self._evaluator = Evaluator(
-            self.parameters, self._assembly.network, self._loss, self._precision, self._label_ranges
-        )
-        for pattern in unmatched_rules(self.parameters.optimizer, self.net.weights):
+        self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
+        for pattern in unmatched_rules(self.parameters.optimizer, graph.weights):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
         self._load_checkpoint()
         self._write_graphs()
+
+    def _make_plan(self, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> Plan:
+        """Who does what; sizes are looked up only where the graph is to be cut."""
+        topology, facts, sizes = self.mesh.topology, ValueFacts({}, {}), dict[str, int]()
+        if topology.horizontal_size * topology.pipeline_size > 1:
+            sizes = known_dimensions(self.parameters.training, graph, specs)
+        if topology.horizontal_size > 1:
+            facts = find_value_facts(graph, input_sizes(graph, sizes))
+        return make_plan(self.parameters, topology, graph, facts.shapes, facts.numbers, sizes)
 
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
@@ -144,8 +159,11 @@ class TrainingRunner:
             return
         from onward.artifacts.run_graphs import write_graphs  # torch's tracer and exporter take seconds to import
 
+        if self.mesh.rank:
+            return
+        whole = self.mesh.world_size == 1
         written = write_graphs(
-            self.net,
+            self.net if whole else OnnxModule(self._graph, (self._loss.loss,)),
             self.parameters,
             training_graph=paths.model_with_training_graph_path,
             optimizer_graph=paths.optimizer_graph_path,
@@ -155,8 +173,8 @@ class TrainingRunner:
 
     def _check_names(self) -> None:
         """What parameters name of the graph must be in it."""
-        watched_names(self.parameters.tensorboard, self.net)
-        check_dimensions(self.parameters.training.mapped_dimensions, self.net)
+        watched_names(self.parameters.tensorboard, self._graph)
+        check_dimensions(self.parameters.training.mapped_dimensions, self._graph)
 
     def _load_checkpoint(self) -> None:
         settings = self.parameters.checkpoint
@@ -260,7 +278,7 @@ class TrainingRunner:
         if test_data_loader is not None and not self.parameters.training.skip_evaluation:
             self._evaluator.check_specs(test_data_loader.feature_specs())
         check_step(self.parameters.training, begin.step)
-        check_dimensions(mapped_dimensions or {}, self.net)
+        check_dimensions(mapped_dimensions or {}, self._graph)
         self._dimensions = {**self.parameters.training.mapped_dimensions, **(mapped_dimensions or {})}
         with StopRequest() as stop, self._saving_after_failure():
             with closing_batches(self._training_batches(training_data_loader)) as batches:
@@ -324,24 +342,14 @@ class TrainingRunner:
         instrument: Callable[[Program], Program] | None = None,
     ) -> Iterator[StepDone]:
         training = self.parameters.training
-        watched = watched_names(self.parameters.tensorboard, self.net)
+        watched = watched_names(self.parameters.tensorboard, self._graph)
         assert self._assembly is not None
         assembly = self._assembly
         may_differ = self.parameters.data.last_batch == "short"
         shares = LossShares(self.mesh, self.parameters.loss, self._loss, may_differ)
-        forward = Forward(
-            assembly.network,
-            tuple(dict.fromkeys((*shares.names, *watched.values))),
-            self._precision,
-            dimensions=self._dimensions,
-            label_ranges=self._label_ranges,
-            instrument=instrument,
-            module=assembly.module,
-        )
         steps = Steps(
             self.state,
-            forward,
-            shares,
+            assembly.micro_batches(shares, watched.values, self._dimensions, self._label_ranges, instrument),
             training.gradient_accumulation_steps,
             self.parameters.optimizer.max_norm_clip,
             watched,

@@ -60,7 +60,7 @@ def _train_here(parameters: Parameters) -> None:
     watchers: list[Watcher] = [ConsoleWatcher(), opening] if mesh.rank == 0 else []
     runner = TrainingRunner(parameters, environment, watchers, mesh)
     try:
-        runner.initialize()
+        runner.initialize(data[0][0].feature_specs())
         if mesh.rank == 0:
             _watch_files(runner, parameters, opening.texts)
         if runner.round >= len(rounds):

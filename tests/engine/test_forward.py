@@ -58,8 +58,8 @@ def batch(size: int) -> dict[str, np.ndarray]:
 def test_outputs_by_name_and_gradients() -> None:
     net = network()
     forward = Forward(whole_network(net), ("loss", "y"), Precision(None))
-    assert forward.inputs == ("x", "labels")
-    features = forward.to_tensors(batch(6))
+    assert forward.reader.inputs == ("x", "labels")
+    features = forward.reader.to_tensors(batch(6))
     assert list(features) == ["x", "labels"]
     outputs = forward(features)
     logits = features["x"] @ net.weights["w"]
@@ -99,7 +99,7 @@ def test_one_program_for_each_shape_and_then_the_general_one(monkeypatch: pytest
 def test_weights_are_read_at_every_call() -> None:
     net = network()
     forward = Forward(whole_network(net), ("y",), Precision(None))
-    features = forward.to_tensors(batch(5))
+    features = forward.reader.to_tensors(batch(5))
     before = forward(features)["y"].detach()
     with torch.no_grad():
         net.weights["w"].mul_(2)
@@ -111,7 +111,7 @@ def test_a_separate_graph_reads_the_weights_by_name_and_keeps_its_constants() ->
     with torch.no_grad():
         net.weights["w"].fill_(1)
     forward = Forward(whole_network(net), ("y",), Precision(None), graph_net=other)
-    features = forward.to_tensors(batch(5))
+    features = forward.reader.to_tensors(batch(5))
     torch.testing.assert_close(forward(features)["y"], features["x"].sum(1, keepdim=True).expand(5, 3) + 10)
 
 
@@ -120,22 +120,22 @@ def test_features_take_the_type_of_the_model() -> None:
     given = batch(4)
     given["x"] = given["x"].astype(np.float64)
     given["labels"] = given["labels"].astype(np.int32)
-    features = forward.to_tensors(given)
+    features = forward.reader.to_tensors(given)
     assert (features["x"].dtype, features["labels"].dtype) == (torch.float32, torch.int64)
 
 
 def test_features_that_do_not_fit() -> None:
     forward = Forward(whole_network(network()), ("loss",), Precision(None))
     with pytest.raises(DataError, match=r"the data lack 'labels', which the model reads; they hold 'x'. Name them in"):
-        forward.to_tensors({"x": np.zeros((2, 4), np.float32)})
+        forward.reader.to_tensors({"x": np.zeros((2, 4), np.float32)})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 5\] \(batch axis first\); the model expects \[batch, 4\]"):
-        forward.to_tensors({**batch(2), "x": np.zeros((2, 5), np.float32)})
+        forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 5), np.float32)})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 4, 1\]"):
-        forward.to_tensors({**batch(2), "x": np.zeros((2, 4, 1), np.float32)})
+        forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 4, 1), np.float32)})
     with pytest.raises(
         DataError, match=r"'labels' is float32 in the data; the model expects int64. Pack the data again"
     ):
-        forward.to_tensors({**batch(2), "labels": np.zeros(2, np.float32)})
+        forward.reader.to_tensors({**batch(2), "labels": np.zeros(2, np.float32)})
     mapped = Forward(whole_network(network()), ("loss",), Precision(None), dimensions={"batch": 8})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 4\] \(batch axis first\); the model expects \[8, 4\]"):
         mapped.to_tensors(batch(2))

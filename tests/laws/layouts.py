@@ -116,8 +116,8 @@ def train_here(
         merged[name] = {**merged.get(name, {}), **fields}
     recorder = Recorder()
     runner = TrainingRunner(Parameters.from_mapping(merged), Environment(execution_provider="CPU"), [recorder])
-    runner.initialize()
     data = case.data(global_batch * updates * accumulation)
+    runner.initialize(InMemoryDataLoader(data).feature_specs())
     runner.run(InMemoryDataLoader(rows_of_replica(data, runner.mesh.place.data, layout.data, global_batch)))
     runner.end_training()
     return Result(

@@ -1,19 +1,24 @@
-"""From a training graph to what one rank trains: its network, its weights, its optimizer, all that changes.
+"""From a training graph and a plan to what one rank trains: its network or stages, its optimizer, all that changes.
 
 The order of events is: cut, lower, distribute, and only then make the optimizer, which sees this rank's parts alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from onward.engine.exchange import GradientExchange
+from onward.engine.features import FeatureReader, LabelRange
+from onward.engine.forward import Forward
 from onward.engine.local_weights import LocalWeight, local_weights
+from onward.engine.loss_shares import LossShares
+from onward.engine.micro_batches import MicroBatches, OneByOne, ThroughPipeline
 from onward.engine.network import Network
+from onward.engine.pipelined import PipelinedForward, StageCompute
 from onward.engine.precision import Precision
 from onward.engine.preparation import make_loss_scale
 from onward.engine.state import TrainState
@@ -21,12 +26,20 @@ from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.passes import synchronize_statistics
+from onward.lowering.program import Program
 from onward.optim.building import make_optimizer
+from onward.parallel import horizontal
 from onward.parallel.data_parallel import differentiable_sum, replicate
 from onward.parallel.gradients import sum_over_shards
+from onward.parallel.pipeline import Pipeline
+from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import Mesh
 from onward.parameters import Parameters
+from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
+from onward.plan.schedules import SPLITS_BACKWARD, rank_of_stage
 from onward.plan.segments import plan_segments
+from onward.plan.stages import StagePlan
+from onward.plan.stages_graph import stage_graph
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
@@ -36,52 +49,166 @@ class Assembly:
     """What one rank trains.
 
     Attributes:
-        network: the weights of this rank in their segments.
-        module: what a training pass calls: the network, or the engine around it that reduces gradients.
+        graph: the whole one.
+        plan: who does what.
+        stages: of this rank's pipeline; None where there is one stage.
+        networks: the weights of this rank's stages, in their segments.
+        modules: what training passes call: the networks, or engines around them that reduce gradients.
+        computes: what the stages compute, where there are several.
+        pipeline: where there is one.
         state: all that changes.
         exchange: how gradients of several ranks become one.
+        precision: of all passes.
         notes: for the user, one sentence each.
     """
 
-    network: Network
-    module: nn.Module
+    graph: TrainingGraph
+    plan: Plan
+    stages: StagePlan | None
+    networks: Sequence[Network]
+    modules: Sequence[nn.Module]
+    computes: Sequence[StageCompute]
+    pipeline: Pipeline | None
     state: TrainState
     exchange: GradientExchange
+    precision: Precision
     notes: tuple[str, ...]
 
+    def reader(
+        self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
+    ) -> FeatureReader:
+        """What reads the features of a batch for all stages of a pipeline."""
+        assert self.stages is not None
+        inputs = dict.fromkeys(name for stage in self.stages.stages for name in stage.inputs)
+        return FeatureReader(self.graph, tuple(inputs), self.state.device, dimensions, label_ranges)
 
-def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, precision: Precision) -> Assembly:
+    def micro_batches(
+        self,
+        shares: LossShares,
+        values: Sequence[str],
+        dimensions: Mapping[str, int],
+        label_ranges: Mapping[str, LabelRange],
+        instrument: Callable[[Program], Program] | None,
+    ) -> MicroBatches:
+        """What computes gradients; `values` of the graph are given out beside the loss."""
+        if self.pipeline is None:
+            outputs = tuple(dict.fromkeys((*shares.names, *values)))
+            arguments = (None, dimensions, label_ranges, instrument, self.modules[0])
+            return OneByOne(Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.exchange)
+        if values:
+            raise ParametersError(
+                f"tensorboard names {', '.join(map(repr, values))}, values of the graph, which a pipeline does not "
+                "bring together; name weights or gradients, or train without a pipeline."
+            )
+        for compute in self.computes:
+            compute.shares, compute.instrument = shares.names, instrument
+        return ThroughPipeline(self.pipeline, self.reader(dimensions, label_ranges), shares)
+
+    def evaluation(
+        self, outputs: Sequence[str], label_ranges: Mapping[str, LabelRange], separate: OnnxModule | None = None
+    ) -> Forward | PipelinedForward:
+        """What computes values of a batch in evaluation, by another graph with the same weights where it is given."""
+        if self.pipeline is None:
+            return Forward(self.networks[0], outputs, self.precision, separate, label_ranges=label_ranges)
+        return PipelinedForward(self.pipeline, self.reader(None, label_ranges), outputs)
+
+
+def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan) -> Assembly:
     """Builds what a rank trains.
 
     Raises:
         ModelError: the graph cannot be lowered.
-        ParametersError: no weight of the model trains.
+        ParametersError: sizes or schedule do not fit.
     """
-    assert graph.loss is not None
+    assert graph.loss_names is not None
     if not graph.weights:
         raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
-    notes = []
-    net = OnnxModule(graph, (graph.loss,)).to(mesh.device)
+    distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
+    horizontal.connect(mesh.horizontal)
+    local = graph_of_rank(graph, plan, mesh.place)
+    stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
+    parts = [local] if stages is None else [stage_graph(local, stages, i) for i in plan.stages_of(mesh.place)]
+    notes: list[str] = []
+    networks = [_network(part, parameters, mesh, notes) for part in parts]
+    modules: list[nn.Module] = list(networks)
+    computes: list[StageCompute] = []
+    if stages is not None:
+        computes = [StageCompute(network, precision, network.net.graph.loss_names) for network in networks]
+        modules = [
+            StageModule(stages.stages[index], network, compute, _loss_of(network))
+            for index, network, compute in zip(plan.stages_of(mesh.place), networks, computes, strict=True)
+        ]
+    # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.
+    is_wrapped = distributed.zero_stage > 0 or stages is None or plan.schedule not in SPLITS_BACKWARD
+    if is_wrapped:
+        modules = [
+            replicate(module, list(network.segments), mesh, distributed, precision.dtype, _uses_all_weights(network))
+            for module, network in zip(modules, networks, strict=True)
+        ]
+    pipeline = None
+    if stages is not None:
+        by_stage = dict(zip(plan.stages_of(mesh.place), modules, strict=True))
+        pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
+    shapes = _shapes_of(graph)
+    weights = local_weights(networks, mesh, plan.horizontal.shards, shapes, _holders(plan, stages))
+    synchronize = distributed.synchronize_batch_norm and mesh.data is not None
+    synchronize_statistics(differentiable_sum(mesh.data) if synchronize and mesh.data is not None else None)
+    updated = {name: weight.parameter for name, weight in weights.items()}
+    optimizer = make_optimizer(parameters.optimizer, updated, _NormSums(mesh, weights))
+    cut_states = {
+        name: (plan.horizontal.shards[name], shapes[name]) for name in graph.states if name in plan.horizontal.shards
+    }
+    state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, cut_states)
+    exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
+    return Assembly(
+        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes)
+    )
+
+
+def _network(graph: TrainingGraph, parameters: Parameters, mesh: Mesh, notes: list[str]) -> Network:
+    outputs = None if graph.loss_names is None else (graph.loss_names.loss,)
+    if parameters.distributed.pipeline_parallel_size > 1:
+        outputs = None
+    net = OnnxModule(graph, outputs).to(mesh.device)
     low = net.hold_masters_in_float32()
     if low:
         notes.append(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
-    distributed = parameters.distributed
-    is_cut = distributed.zero_stage > 0
-    plan = plan_segments(graph.model.graph, graph.weights, is_cut, parameters.recompute)
-    network = Network(net, plan)
-    uses_all = not any(node.op_type in CONTROL_FLOW for node in graph.model.graph)
-    module = replicate(network, list(network.segments), mesh, distributed, precision.dtype, uses_all)
-    weights = local_weights([network], mesh, {}, {}, {})
-    synchronize = distributed.synchronize_batch_norm and mesh.data is not None
-    synchronize_statistics(differentiable_sum(mesh.data) if synchronize and mesh.data is not None else None)
-    optimizer = make_optimizer(
-        parameters.optimizer, {name: weight.parameter for name, weight in weights.items()}, _norm_sums(mesh, weights)
-    )
-    state = TrainState([network], weights, optimizer, make_loss_scale(parameters), mesh)
-    return Assembly(network, module, state, GradientExchange(mesh, distributed), tuple(notes))
+    is_cut = parameters.distributed.zero_stage > 0 and mesh.data is not None
+    return Network(net, plan_segments(graph.model.graph, graph.weights, is_cut, parameters.recompute))
 
 
-class _norm_sums:
+def _uses_all_weights(network: Network) -> bool:
+    return not any(node.op_type in CONTROL_FLOW for node in network.net.graph.model.graph)
+
+
+def _loss_of(network: Network) -> str | None:
+    names = network.net.graph.loss_names
+    return None if names is None else names.loss
+
+
+def _shapes_of(graph: TrainingGraph) -> dict[str, tuple[int, ...]]:
+    """Whole shapes of weights and running statistics."""
+    initializers = graph.model.graph.initializers
+    shapes = {}
+    for name in (*graph.weights, *graph.states):
+        stored = initializers[name].const_value if name in initializers else None
+        if stored is not None:
+            shapes[name] = tuple(int(size) for size in stored.shape.numpy())
+    return shapes
+
+
+def _holders(plan: Plan, stages: StagePlan | None) -> dict[str, tuple[int, ...]]:
+    """Weights that several ranks of a pipeline hold -> these ranks."""
+    if stages is None:
+        return {}
+    found = {}
+    for name, held in stages.shared_weights.items():
+        ranks = {rank_of_stage(plan.schedule, plan.topology.pipeline_size, stage) for stage in held}
+        found[name] = tuple(sorted(ranks))
+    return found
+
+
+class _NormSums:
     """Sums of squares over whole weights, out of those over this rank's parts."""
 
     def __init__(self, mesh: Mesh, weights: Mapping[str, LocalWeight]) -> None:
@@ -94,5 +221,7 @@ class _norm_sums:
         }
 
     def __call__(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
+        if self.mesh.data is None and self.mesh.horizontal is None:
+            return squares
         copies = [self.copies[id(parameter)] for parameter in parameters]
         return sum_over_shards(self.mesh, squares, torch.tensor(copies, dtype=torch.float64, device=squares.device))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ import torch
 
 from onward.data.batches import Batch
 from onward.data.shard import FeatureSpec
-from onward.engine.forward import Forward, LabelRange
-from onward.engine.network import Network
-from onward.engine.precision import Precision
+from onward.engine.assembly import Assembly
+from onward.engine.exchange import GradientExchange
+from onward.engine.features import LabelRange
+from onward.engine.forward import Forward
+from onward.engine.pipelined import PipelinedForward
 from onward.engine.preparation import read_training_graph
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.loss import LossNames
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
+from onward.parallel.data_parallel import reshard
 from onward.parameters import Loss, Parameters
 
 
@@ -29,38 +33,31 @@ class Evaluator:
 
     Args:
         parameters: of the run; a separate evaluation model is read here.
-        network: the trained one.
-        loss: of its graph.
-        precision: of the forward pass.
+        assembly: the trained network.
         label_ranges: features that are class labels -> which there are.
 
     Raises:
         ModelError: the separate model cannot be read or lowered.
-        ParametersError: its weights are not those of the trained one.
+        ParametersError: its weights are not those of the trained one, or are not whole on each process.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        network: Network,
-        loss: LossNames,
-        precision: Precision,
-        label_ranges: Mapping[str, LabelRange],
-    ) -> None:
-        separate, path = None, parameters.paths.eval_model_path
+    def __init__(self, parameters: Parameters, assembly: Assembly, label_ranges: Mapping[str, LabelRange]) -> None:
+        loss, path = assembly.graph.loss_names, parameters.paths.eval_model_path
+        assert loss is not None
+        separate = None
+        self._assembly = assembly
+        self._is_shared_out = parameters.data.test_data == "partitioned"
         self._outputs = _evaluation_outputs(loss, parameters.loss)
         if path is not None:
-            graph = _read_evaluation_graph(parameters, path, network.net)
+            graph = _read_evaluation_graph(parameters, path, assembly)
             assert graph.loss_names is not None
             self._outputs = _evaluation_outputs(graph.loss_names, parameters.loss)
-            separate = OnnxModule(graph, self._outputs.names).to(network.net.device)
-        self._make_forward = functools.partial(
-            Forward, network, self._outputs.names, precision, separate, label_ranges=label_ranges
-        )
-        self._forward: Forward | None = None
+            separate = OnnxModule(graph, self._outputs.names).to(assembly.state.device)
+        self._make_forward = functools.partial(assembly.evaluation, self._outputs.names, label_ranges, separate)
+        self._forward: Forward | PipelinedForward | None = None
 
     @property
-    def forward(self) -> Forward:
+    def forward(self) -> Forward | PipelinedForward:
         """The forward pass, made once: lowering a large graph takes longer than a step of it."""
         if self._forward is None:
             self._forward = self._make_forward()
@@ -72,7 +69,7 @@ class Evaluator:
         Raises:
             DataError: they do not fit the model.
         """
-        self.forward.check_specs(specs)
+        self.forward.reader.check_specs(specs)
 
     def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> tuple[dict[str, float], int]:
         """Metrics over all samples of a test set, each seen once, and the number of samples.
@@ -80,7 +77,12 @@ class Evaluator:
         Raises:
             DataError: the data are broken or do not fit.
         """
-        return _evaluate(state, self.forward, self._outputs, batches)
+        exchange = self._assembly.exchange if self._is_shared_out else None
+        try:
+            return _evaluate(state, self.forward, self._outputs, batches, exchange)
+        finally:
+            for module in self._assembly.modules:
+                reshard(module)
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,20 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
     )
 
 
-def _read_evaluation_graph(parameters: Parameters, path: Path, net: OnnxModule) -> TrainingGraph:
+def _read_evaluation_graph(parameters: Parameters, path: Path, assembly: Assembly) -> TrainingGraph:
     """Reads a separate evaluation graph; its weights must be weights of the trained model, by name and shape.
 
     Raises:
         ParametersError: some are not, with their names.
     """
+    sizes = parameters.distributed
+    if sizes.horizontal_parallel_size * sizes.pipeline_parallel_size > 1 or sizes.zero_stage:
+        raise ParametersError(
+            "paths.eval_model_path: a separate evaluation model needs every weight whole on each process; leave it "
+            "out, or train without horizontal_parallel_size, pipeline_parallel_size and zero_stage."
+        )
     graph = read_training_graph(parameters, path, choose=False)
+    net = assembly.networks[0].net
     shapes = {name: tuple(tensor.shape) for name, tensor in net.tensors_by_name().items()}
     initializers = graph.model.graph.initializers
     wrong = [
@@ -177,38 +186,85 @@ def _read_evaluation_graph(parameters: Parameters, path: Path, net: OnnxModule) 
 
 @torch.no_grad()
 def _evaluate(
-    state: TrainState, forward: Forward, outputs: EvaluationOutputs, batches: Iterable[Batch]
+    state: TrainState,
+    forward: Forward | PipelinedForward,
+    outputs: EvaluationOutputs,
+    batches: Iterable[Batch],
+    exchange: GradientExchange | None,
 ) -> tuple[dict[str, float], int]:
     """EvaluateStep over a whole test set: what one batch of all its samples would give, and their number.
 
     A mean over labels is weighted by the labels that count, whatever batch they are in; accuracy is labels that were
-    hit over all that count.
+    hit over all that count. With `exchange` every replica has a part of the test set.
     """
     was_training = state.networks[0].net.training
     state.train(False)
-    zero = torch.zeros((), dtype=torch.float64, device=state.device)
-    sums, shares = dict.fromkeys(outputs.means, zero), dict.fromkeys(outputs.means, zero)
-    correct = counted = torch.zeros((), dtype=torch.int64, device=state.device)
-    samples = 0
+    sums = _Sums(outputs, state.device)
     try:
-        for batch in batches:
-            features = forward.to_tensors(batch.features)
+        for batch, counts in _in_step(batches, exchange):
+            features = forward.reader.to_tensors(batch.features)
             values = forward(features)
-            for metric, name in outputs.means.items():
-                value = values[name].double()
-                share = outputs.share(metric, features, values, batch.sample_count)
-                shares[metric] = shares[metric] + (batch.sample_count if outputs.are_sums else share)
-                # The mean over no label is NaN, and is to count for nothing.
-                weighed = value if outputs.are_sums else torch.where(zero + share == 0, zero, value * share)
-                sums[metric] = sums[metric] + weighed
-            if outputs.correct is not None and outputs.counted is not None:
-                correct, counted = correct + values[outputs.correct], counted + values[outputs.counted]
-            samples += batch.sample_count
+            if counts:
+                sums.add(features, values, batch.sample_count)
     finally:
         state.train(was_training)
-    if not samples:
-        return {}, 0
-    means = {metric: float(total / shares[metric]) for metric, total in sums.items()}
-    totals = {metric: sum(means[part] for part in parts) for metric, parts in outputs.totals.items()}
-    accuracy = {"accuracy": int(correct) / int(counted)} if int(counted) else {}
-    return {**totals, **means, **accuracy}, samples
+    return sums.metrics(exchange)
+
+
+def _in_step(batches: Iterable[Batch], exchange: GradientExchange | None) -> Iterator[tuple[Batch, bool]]:
+    """Batches, and whether they count: as many on every replica, since weights may be gathered in every pass."""
+    if exchange is None or exchange.mesh.data is None:
+        yield from ((batch, True) for batch in batches)
+        return
+    source, last = iter(batches), None
+    while True:
+        batch = next(source, None)
+        going_on = torch.tensor(float(batch is not None), device=exchange.mesh.device)
+        if not float(exchange.sum_over_replicas(going_on)):
+            return
+        if batch is not None:
+            last = batch
+        assert last is not None, "every replica has at least one sample"
+        yield last, batch is not None
+
+
+class _Sums:
+    """What a pass over a test set adds up."""
+
+    def __init__(self, outputs: EvaluationOutputs, device: torch.device) -> None:
+        self.outputs = outputs
+        self.zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.sums = dict.fromkeys(outputs.means, self.zero)
+        self.shares = dict.fromkeys(outputs.means, self.zero)
+        self.correct = self.counted = torch.zeros((), dtype=torch.int64, device=device)
+        self.samples = 0
+
+    def add(self, features: Mapping[str, Any], values: Mapping[str, Any], samples: int) -> None:
+        """Counts one batch."""
+        outputs = self.outputs
+        for metric, name in outputs.means.items():
+            value = values[name].double()
+            share = outputs.share(metric, features, values, samples)
+            self.shares[metric] = self.shares[metric] + (samples if outputs.are_sums else share)
+            # The mean over no label is NaN, and is to count for nothing.
+            weighed = value if outputs.are_sums else torch.where(self.zero + share == 0, self.zero, value * share)
+            self.sums[metric] = self.sums[metric] + weighed
+        if outputs.correct is not None and outputs.counted is not None:
+            self.correct = self.correct + values[outputs.correct]
+            self.counted = self.counted + values[outputs.counted]
+        self.samples += samples
+
+    def metrics(self, exchange: GradientExchange | None) -> tuple[dict[str, float], int]:
+        """Means over all that was counted, and the number of samples."""
+        parts = [*self.sums.values(), *self.shares.values(), self.correct, self.counted, self.zero + self.samples]
+        numbers = torch.stack([part.double() for part in parts])
+        if exchange is not None:
+            numbers = exchange.sum_over_replicas(numbers)
+        *values, correct, counted, samples = numbers.tolist()
+        if not samples:
+            return {}, 0
+        pairs = zip(self.sums, values[: len(self.sums)], values[len(self.sums) :], strict=True)
+        means = {metric: total / share if share else math.nan for metric, total, share in pairs}
+        totals = {metric: sum(means[part] for part in parts) for metric, parts in self.outputs.totals.items()}
+        accuracy = {"accuracy": correct / counted} if counted else {}
+        return {**totals, **means, **accuracy}, int(samples)

@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from onward.engine.state import TrainState
 from onward.parallel import data_parallel, gradients
+from onward.parallel.pipeline import Pipeline
 from onward.parallel.process import Mesh
 from onward.parameter_distribution import Distributed
 
@@ -27,11 +28,15 @@ class GradientExchange:
         mesh: the ranks.
         parameters: section `distributed`.
         partial: weights whose gradients are sums over the horizontal ranks.
+        pipeline: where there is one.
+        replicas_are_wrapped: whether an engine averages over the replicas during the backward pass.
     """
 
     mesh: Mesh
     parameters: Distributed
     partial: Sequence[str] = ()
+    pipeline: Pipeline | None = None
+    replicas_are_wrapped: bool = True
 
     def micro_batch(self, module: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Around the forward and backward pass of a micro-batch, the last of its update or not."""
@@ -39,6 +44,8 @@ class GradientExchange:
 
     def finish(self, state: TrainState) -> dict[str, torch.Tensor]:
         """Takes the gradients of all backward passes, and makes them whole; weight -> gradient of this rank's part."""
+        if self.pipeline is not None:
+            self.pipeline.sum_shared_gradients()
         arrived = {name: weight.take_gradient() for name, weight in state.weights.items()}
         found = {name: gradient for name, gradient in arrived.items() if gradient is not None}
         if self.mesh.world_size > 1:
@@ -53,6 +60,8 @@ class GradientExchange:
 
     def _not_reduced(self, state: TrainState) -> list[str]:
         """ZeRO shares out along axis 0; a weight that is a single number has none."""
+        if not self.replicas_are_wrapped:
+            return list(state.weights)
         return [name for name, weight in state.weights.items() if self.parameters.zero_stage and not weight.whole_shape]
 
     def total_norm(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -86,10 +86,16 @@ class Network(nn.Module):
         self.plan = plan
         self.segments = nn.ModuleList(Segment(index in plan.recomputed) for index in range(plan.count))
         self.shared = Segment(is_recomputed=False)
+        self.train(net.training)
         for name, segments in plan.readers.items():
             home = self.segments[segments[0]] if len(segments) == 1 else self.shared
             assert isinstance(home, Segment)
             home.house(net, name)
+
+    @property
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        """All weights by name."""
+        return self.net.weights
 
     def split(self, program: Program) -> SegmentedProgram:
         """A program of this network in its segments."""

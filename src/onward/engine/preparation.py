@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
@@ -14,8 +15,8 @@ from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.module import input_types
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import LearningRateSchedule
-from onward.plan.stages_joined import join_stage_models
 from onward.parameters import Loss, Parameters, TensorBoard, Training
+from onward.plan.stages_joined import join_stage_models
 
 
 def read_training_graph(parameters: Parameters, path: Path, choose: bool = True) -> TrainingGraph:
@@ -119,31 +120,44 @@ def check_step(parameters: Training, step: int) -> None:
         )
 
 
-def input_sizes(training: Training, graph: TrainingGraph) -> dict[str, tuple[int, ...]]:
-    """The shape of every input for one micro-batch, which plans for several processes need.
+def known_dimensions(
+    training: Training, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]
+) -> dict[str, int]:
+    """Symbolic dimensions of a graph's inputs with their sizes in a micro-batch.
 
-    A symbolic dimension has the size that `mapped_dimensions` gives; the first axis is otherwise the batch's.
-
-    Raises:
-        ParametersError: a dimension is neither.
+    `mapped_dimensions` come first, then what the data's samples have; a first axis is otherwise the batch's.
     """
     _, shapes = input_types(graph)
-    batch = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
-    found, missing = {}, []
+    found = {shape[0]: training.batch_size for shape in shapes.values() if shape and isinstance(shape[0], str)}
     for name, shape in shapes.items():
-        sizes: list[int] = []
-        for size in shape:
-            if isinstance(size, str) and size not in training.mapped_dimensions and size not in batch:
-                missing.append(f"{size!r} of {name!r}")
-            known = training.batch_size if size in batch else 1
-            sizes.append(training.mapped_dimensions.get(size, known) if isinstance(size, str) else size)
-        found[name] = tuple(sizes)
+        if name in specs and len(shape) == len(specs[name].shape) + 1:
+            pairs = zip(shape[1:], specs[name].shape, strict=True)
+            found |= {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol not in found}
+    return found | dict(training.mapped_dimensions)
+
+
+def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of every input for one micro-batch, which plans for several processes need.
+
+    Raises:
+        ParametersError: the size of a dimension is not known.
+    """
+    _, shapes = input_types(graph)
+    missing = [
+        f"{size!r} of {name!r}"
+        for name, shape in shapes.items()
+        for size in shape
+        if isinstance(size, str) and size not in dimensions
+    ]
     if missing:
         raise ParametersError(
             f"the sizes of {', '.join(missing[:5])} are open in the model, and a plan for several processes needs "
             "them. Give them in training.mapped_dimensions, like {sequence: 128}."
         )
-    return found
+    return {
+        name: tuple(dimensions[size] if isinstance(size, str) else size for size in shape)
+        for name, shape in shapes.items()
+    }
 
 
 def make_schedule(parameters: Parameters) -> LearningRateSchedule:

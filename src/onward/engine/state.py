@@ -93,6 +93,7 @@ class TrainState:
     def train(self, mode: bool = True) -> None:
         """Turns dropout and batch statistics on or off."""
         for network in self.networks:
+            network.train(mode)
             network.net.train(mode)
 
     def mark(self) -> None:
@@ -204,8 +205,8 @@ def resumed_cursor(record: Mapping[str, Any], replica: int, replicas: int) -> tu
     epoch = min(cursor.epoch for cursor in cursors.values())
     read = sum(cursor.sample for cursor in cursors.values() if cursor.epoch == epoch)
     note = (
-        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are shared out anew, and epoch "
-        f"{epoch} goes on after {read} samples; some of its samples may be read twice, others not at all."
+        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are shared out anew, and "
+        f"epoch {epoch} goes on after {read} samples; some of its samples may be read twice, others not at all."
     )
     return DataCursor(epoch=epoch, sample=read // replicas), [note]
 

@@ -12,10 +12,10 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from onward.data.batches import Batch
 from onward.engine.exchange import GradientExchange
-from onward.engine.forward import Forward
-from onward.engine.loss_shares import LossShares
+from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
 from onward.optim.building import set_learning_rate
+from onward.parallel.gathering import gather_whole
 
 
 @dataclass(frozen=True)
@@ -59,57 +59,49 @@ class Steps:
 
     Args:
         state: whose weights, moments and loss scale change.
-        forward: computes the values that are minimized first, then watched values of the graph.
-        shares: how much this replica's losses weigh.
+        micro_batches: compute gradients.
         gradient_accumulation_steps: micro-batches whose mean gradient makes an update.
         max_norm_clip: the global gradient norm is clipped to this; None: no clipping.
         watched: tensors that reports are to hold.
-        distribution: how the gradients of several ranks become one.
+        exchange: how the gradients of several ranks become one.
     """
 
     def __init__(
         self,
         state: TrainState,
-        forward: Forward,
-        shares: LossShares,
+        micro_batches: MicroBatches,
         gradient_accumulation_steps: int,
         max_norm_clip: float | None,
         watched: WatchedNames,
-        distribution: GradientExchange,
+        exchange: GradientExchange,
     ) -> None:
         self.state = state
-        self.forward = forward
-        self.shares = shares
+        self.micro_batches = micro_batches
         self.accumulation = gradient_accumulation_steps
         self.max_norm_clip = max_norm_clip
         self.watched = watched
-        self.distribution = distribution
+        self.exchange = exchange
         self._loss_sum: torch.Tensor | None = None
         self._losses = 0
 
-    def accumulate(self, batch: Batch, is_last: bool = False) -> dict[str, Any]:
-        """GradientAccumulateStep: forward and backward; returns the outputs by name."""
-        features = self.forward.to_tensors(batch.features)
-        factors = self.shares.of(batch.features, batch.sample_count)
-        with self.distribution.micro_batch(self.forward.module, is_last):
-            outputs = self.forward(features)
-            # A loss that the model computes itself may be in 16 bits, where the loss scale would overflow.
-            losses = [outputs[name].float() for name in self.shares.names]
-            if factors is not None:
-                losses = [loss * factor for loss, factor in zip(losses, factors.unbind(), strict=True)]
-            loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
-            factor = self._scale / self.accumulation
-            torch.autograd.backward(loss if factor == 1.0 else loss * factor)
-        self._add_loss(loss.detach(), 1)
-        return outputs
+    def accumulate(self, batch: Batch, is_last: bool = False) -> Mapping[str, Any]:
+        """GradientAccumulateStep: forward and backward; returns what outputs there are by name."""
+        computed = self.micro_batches.add(batch, is_last, self._scale / self.accumulation)
+        if computed is None:
+            return {}
+        # Summed on the device: reading it is left to the report, so that no step waits for the device.
+        loss = computed.loss_sum
+        self._loss_sum = loss.double() if self._loss_sum is None else self._loss_sum + loss
+        self._losses += computed.losses
+        return computed.outputs
 
     def update(self, batch: Batch, learning_rate: float, watch: bool) -> UpdateResult:
         """ModelUpdateStep: forward, backward, unscale, clip, update; a gradient that is not finite skips the update."""
         outputs = self.accumulate(batch, is_last=True)
-        gradients = self.distribution.finish(self.state)
+        gradients = self.exchange.finish(self.state)
         if self._scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), 1.0 / self._scale)
-        norm = self.distribution.total_norm(self.state, gradients)
+        norm = self.exchange.total_norm(self.state, gradients)
         gradient_norm = float(norm)
         finite = gradient_norm - gradient_norm == 0.0
         tensors = self._watched_tensors(outputs) if watch else {}
@@ -120,7 +112,7 @@ class Steps:
             self.state.optimizer.step()
             for weight in self.state.weights.values():
                 weight.update_followers()
-            self.distribution.average_statistics(self.state)
+            self.exchange.average_statistics(self.state)
         else:
             self.state.counters.skipped_updates += 1
             # What overflowed the gradients has most often reached the running statistics too, and would stay there.
@@ -134,7 +126,7 @@ class Steps:
     def take_mean_loss(self) -> float:
         """The mean loss over the micro-batches and replicas since this was called last."""
         assert self._loss_sum is not None
-        total = self.distribution.sum_over_replicas(self._loss_sum)
+        total = self.exchange.sum_over_replicas(self._loss_sum)
         mean = float(total) / (self._losses * self.state.mesh.topology.data_size)
         self._loss_sum, self._losses = None, 0
         return mean
@@ -143,11 +135,13 @@ class Steps:
     def _scale(self) -> float:
         return 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
 
-    def _add_loss(self, loss: torch.Tensor, count: int) -> None:
-        # Summed on the device: reading it is left to the report, so that no step waits for the device.
-        self._loss_sum = loss.double() if self._loss_sum is None else self._loss_sum + loss
-        self._losses += count
-
     def _watched_tensors(self, outputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Whole tensors, where ranks hold parts of them on rank 0 alone."""
         values = {name: outputs[name].detach() for name in self.watched.values if name in outputs}
-        return {**values, **self.watched.select(self.state.parameters)}
+        if self.state.mesh.world_size == 1:
+            return {**values, **self.watched.select(self.state.parameters)}
+        pieces = {
+            name: self.state.weights[name.removesuffix("_grad")].piece_of(tensor)
+            for name, tensor in self.watched.select(self.state.parameters).items()
+        }
+        return {**values, **gather_whole(self.state.mesh, pieces)}

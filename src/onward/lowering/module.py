@@ -160,13 +160,7 @@ class OnnxModule(TensorTree):
             else:
                 self.place(name, tensor, persistent=name in graph.states)
         self.weights = WeightMapping(self, tuple(graph.weights))
-        tensor_inputs = [v for v in graph.model.graph.inputs if isinstance(v.type, ir.TensorType)]
-        self.input_dtypes = {str(v.name): torch_dtype(v.dtype, f"input {v.name!r}") for v in tensor_inputs if v.dtype}
-        self.input_shapes: dict[str, tuple[int | str, ...]] = {
-            str(v.name): tuple(size if isinstance(size, int) else str(size.value or "?") for size in v.shape)
-            for v in tensor_inputs
-            if v.shape is not None
-        }
+        self.input_dtypes, self.input_shapes = input_types(graph)
         self.graph_dtypes: dict[str, torch.dtype] = {}
         self.eval()
 
@@ -246,6 +240,18 @@ class OnnxModule(TensorTree):
             return False
         first = next((tensor for tensor in self.weights.values() if tensor.is_floating_point()), None)
         return first is not None and first.dtype == dtype
+
+
+def input_types(graph: TrainingGraph) -> tuple[dict[str, torch.dtype], dict[str, tuple[int | str, ...]]]:
+    """Element types and shapes of a graph's inputs by name; open dimensions as their names or `?`."""
+    inputs = [value for value in graph.model.graph.inputs if isinstance(value.type, ir.TensorType)]
+    dtypes = {str(v.name): torch_dtype(v.dtype, f"input {v.name!r}") for v in inputs if v.dtype}
+    shapes: dict[str, tuple[int | str, ...]] = {
+        str(v.name): tuple(size if isinstance(size, int) else str(size.value or "?") for size in v.shape)
+        for v in inputs
+        if v.shape is not None
+    }
+    return dtypes, shapes
 
 
 def _may_be_shape_arithmetic(value: ir.Value) -> bool:

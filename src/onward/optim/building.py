@@ -5,7 +5,7 @@ Moments exist from the first moment on, as zeros, so that every run has the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -70,7 +70,7 @@ def _given(rule: AttributeRule) -> dict[str, Any]:
     return {name.rstrip("_"): value for name, value in values.items() if value is not None}
 
 
-def unmatched_rules(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) -> list[str]:
+def unmatched_rules(parameters: Optimizer, weights: Iterable[str]) -> list[str]:
     """Patterns of rules that match no weight: worth a word to the user, since it is often a slip."""
     if callable(parameters.optimizer_attributes):
         return []
@@ -79,7 +79,8 @@ def unmatched_rules(parameters: Optimizer, weights: Mapping[str, nn.Parameter]) 
         for rule in parameters.optimizer_attributes
         for pattern in ((rule.weights,) if isinstance(rule.weights, str) else rule.weights)
     ]
-    return [p for p in patterns if not any(name == p or fnmatchcase(name, p) for name in weights)]
+    names = tuple(weights)
+    return [p for p in patterns if not any(name == p or fnmatchcase(name, p) for name in names)]
 
 
 SumOverParts = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from onward.plan.schedules import SPLITS_BACKWARD, check_schedule, rank_of_stage
 from onward.plan.stages import StagePlan
 
 Features = Mapping[str, torch.Tensor]
+Weights = Mapping[str, nn.Parameter]
 _Signature = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 _SCHEDULES: dict[PipelineSchedule, Any] = {
@@ -220,7 +221,7 @@ class Pipeline:
 
         Call it once for each update, after gradients were reduced over replicas.
         """
-        holders = {index: stage.network.weights for index, stage in self._stages.items()}
+        holders = {index: cast(Weights, stage.network.weights) for index, stage in self._stages.items()}
         sum_shared_gradients(self.plan.shared_weights, holders, self.ranks, self.group)
 
 

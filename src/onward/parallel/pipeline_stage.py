@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from onward.lowering.module import OnnxModule
 from onward.plan.stages import Stage
 
 Compute = Callable[[Mapping[str, torch.Tensor], tuple[str, ...]], Mapping[str, Any]]
@@ -25,12 +24,12 @@ class StageModule(nn.Module):
 
     Args:
         stage: what it computes.
-        network: holds the weights and running statistics.
+        network: holds the weights, by name in its attribute `weights`, and the running statistics.
         compute: the network's forward pass, in the run's precision, by `network`'s tensors and training mode.
         loss: name of the loss on the last stage; None on the others.
     """
 
-    def __init__(self, stage: Stage, network: OnnxModule, compute: Compute, loss: str | None = None) -> None:
+    def __init__(self, stage: Stage, network: nn.Module, compute: Compute, loss: str | None = None) -> None:
         super().__init__()
         self.stage = stage
         self.network = network

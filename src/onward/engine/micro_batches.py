@@ -1,0 +1,105 @@
+"""The forward and backward passes of an update: one micro-batch after the other, or all of them through a pipeline.
+
+Either way gradients are left at the network's weights, and the mean loss of the update is known on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from onward.data.batches import Batch
+from onward.engine.exchange import GradientExchange
+from onward.engine.features import FeatureReader
+from onward.engine.forward import Forward
+from onward.engine.loss_shares import LossShares
+from onward.parallel.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What became of one or several micro-batches.
+
+    Attributes:
+        loss_sum: of their losses, on the device; this replica's share of them.
+        losses: how many.
+        outputs: values of the last of them by name.
+    """
+
+    loss_sum: torch.Tensor
+    losses: int
+    outputs: Mapping[str, Any]
+
+
+class MicroBatches(Protocol):
+    """Computes gradients, micro-batch by micro-batch."""
+
+    def add(self, batch: Batch, is_last: bool, scale: float) -> Computed | None:
+        """Takes the next micro-batch of an update.
+
+        Args:
+            batch: this replica's.
+            is_last: of its update; when this returns, all gradients of the update are there.
+            scale: what losses are multiplied by before the backward pass.
+
+        Returns:
+            What was computed meanwhile; None: nothing yet.
+        """
+
+
+class OneByOne:
+    """Forward and backward as soon as a micro-batch comes."""
+
+    def __init__(self, forward: Forward, shares: LossShares, exchange: GradientExchange) -> None:
+        self.forward = forward
+        self.shares = shares
+        self.exchange = exchange
+
+    def add(self, batch: Batch, is_last: bool, scale: float) -> Computed:
+        """See `MicroBatches.add`."""
+        features = self.forward.reader.to_tensors(batch.features)
+        factors = self.shares.of(batch.features, batch.sample_count)
+        with self.exchange.micro_batch(self.forward.module, is_last):
+            outputs = self.forward(features)
+            loss = shared_loss(outputs, self.shares.names, factors)
+            torch.autograd.backward(loss if scale == 1.0 else loss * scale)
+        return Computed(loss.detach(), 1, outputs)
+
+
+SHARES = "onward/loss shares"
+"""Under this name the factors of a micro-batch's losses travel with its features to the last stage."""
+
+
+class ThroughPipeline:
+    """Keeps micro-batches until all of an update are there, and passes them through the stages."""
+
+    def __init__(self, pipeline: Pipeline, reader: FeatureReader, shares: LossShares) -> None:
+        self.pipeline = pipeline
+        self.reader = reader
+        self.shares = shares
+        self._waiting: list[dict[str, torch.Tensor]] = []
+
+    def add(self, batch: Batch, is_last: bool, scale: float) -> Computed | None:
+        """See `MicroBatches.add`."""
+        features = self.reader.to_tensors(batch.features)
+        factors = self.shares.of(batch.features, batch.sample_count)
+        if factors is not None:
+            features[SHARES] = factors
+        self._waiting.append(features)
+        if not is_last:
+            return None
+        waiting, self._waiting = self._waiting, []
+        losses = self.pipeline.run(waiting, torch.full((len(waiting),), scale, device=self.reader.device))
+        return Computed(losses.sum(), len(waiting), {})
+
+
+def shared_loss(outputs: Mapping[str, Any], names: tuple[str, ...], factors: torch.Tensor | None) -> torch.Tensor:
+    """The loss of a micro-batch as this replica is to minimize it: the weighed sum of the named values, in fp32."""
+    # A loss that the model computes itself may be in 16 bits, where the loss scale would overflow.
+    losses = [outputs[name].float() for name in names]
+    if factors is not None:
+        losses = [loss * factor for loss, factor in zip(losses, factors.unbind(), strict=True)]
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]

@@ -1,0 +1,128 @@
+"""`Plan`: who does what, decided once from the whole graph, the same on every rank, for any number of ranks.
+
+It is made on one process without any other: on a laptop by `onward plan`, and by every rank of a run at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from onward.graph.training_graph import TrainingGraph
+from onward.parameter_distribution import PipelineSchedule, stages_of_a_rank
+from onward.parameters import Parameters
+from onward.plan.costs import measure_costs
+from onward.plan.horizontal.local_graph import localize
+from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
+from onward.plan.schedules import stages_of_rank
+from onward.plan.stages import StagePlan, plan_stages
+from onward.plan.stages_balance import balanced_stages
+from onward.plan.stages_cut_list import stages_by_cut_list, stages_by_name, stages_by_note
+from onward.plan.stages_values import ValueRoles, find_roles, node_id
+from onward.plan.topology import Place, Topology
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who does what.
+
+    Attributes:
+        topology: the mesh.
+        horizontal: which weights the horizontal ranks share.
+        stage_of: stage of every node that is computed on one stage only, by the name of its first output.
+        stage_count: pipeline stages of all ranks together.
+        schedule: in which order the stages compute.
+        micro_batches: of one update.
+        zero_stage: what replicas share out.
+    """
+
+    topology: Topology
+    horizontal: HorizontalPlan
+    stage_of: Mapping[str, int] = field(repr=False)
+    stage_count: int
+    schedule: PipelineSchedule
+    micro_batches: int
+    zero_stage: int
+
+    def stages_of(self, place: Place) -> tuple[int, ...]:
+        """The stages of a rank, ascending."""
+        if self.stage_count == 1:
+            return (0,)
+        return stages_of_rank(self.schedule, self.topology.pipeline_size, self.stage_count, place.pipeline)
+
+
+def make_plan(
+    parameters: Parameters,
+    topology: Topology,
+    graph: TrainingGraph,
+    shapes: Mapping[str, tuple[int, ...]],
+    numbers: Mapping[str, Any],
+    sizes: Mapping[str, int],
+) -> Plan:
+    """Decides for a whole run.
+
+    Args:
+        parameters: of the run.
+        topology: the mesh.
+        graph: whole, with its loss.
+        shapes, numbers: what its values are for one micro-batch (`onward.lowering.shapes`); read for horizontal
+            parallelism only.
+        sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages only.
+
+    Raises:
+        ParametersError: nothing can be cut as asked.
+    """
+    distributed = parameters.distributed
+    horizontal = plan_horizontal(graph, topology.horizontal_size, shapes, numbers)
+    count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
+    stage_of: dict[str, int] = {}
+    if count > 1:
+        roles = find_roles(graph)
+        chosen = _choose_stages(parameters, graph, roles, count, sizes)
+        plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
+        stage_of = {node_id(node): stage for node, stage in chosen.items()}
+    return Plan(
+        topology,
+        horizontal,
+        stage_of,
+        count,
+        distributed.pipeline_schedule,
+        parameters.training.gradient_accumulation_steps,
+        distributed.zero_stage if topology.data_size > 1 else 0,
+    )
+
+
+def _choose_stages(
+    parameters: Parameters, graph: TrainingGraph, roles: ValueRoles, count: int, sizes: Mapping[str, int]
+) -> dict[ir.Node, int]:
+    distributed = parameters.distributed
+    if distributed.pipeline_partition_cut_list:
+        return stages_by_cut_list(graph, roles, distributed.pipeline_partition_cut_list, count)
+    if distributed.op_id_to_stage:
+        return stages_by_name(graph, roles, distributed.op_id_to_stage, count)
+    if distributed.pipeline_stage_paths:
+        return stages_by_note(graph, roles, count)
+    return balanced_stages(graph, count, roles, measure_costs(graph, sizes, roles))
+
+
+def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place) -> TrainingGraph:
+    """The graph that a rank shares with its pipeline: its parts of the weights, all stages still in one."""
+    return localize(graph, plan.horizontal, place.horizontal)
+
+
+def stages_of_local_graph(local: TrainingGraph, plan: Plan) -> StagePlan:
+    """The stages of a rank's own graph; what was added to it goes where its readers are."""
+    roles = find_roles(local)
+    stage_of: dict[ir.Node, int] = {}
+    for node in reversed(roles.nodes):
+        if node not in roles.bound:
+            continue
+        stage = plan.stage_of.get(node_id(node))
+        if stage is None:
+            readers = [stage_of[user] for value in node.outputs for user in value.consumers() if user in stage_of]
+            stage = min(readers, default=plan.stage_count - 1)
+        stage_of[node] = stage
+    return plan_stages(local, stage_of, plan.stage_count, roles)
