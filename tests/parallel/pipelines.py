@@ -19,8 +19,8 @@ from onward.parameter_distribution import Distributed, PipelineSchedule
 from onward.plan.schedules import stages_of_rank
 from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_balance import balanced_stages
-from onward.plan.stages_graph import computed, stage_graph
 from onward.plan.stages_cut_list import stages_by_name
+from onward.plan.stages_graph import computed, stage_graph
 from onward.plan.stages_values import find_roles
 from tests.plan.staged_models import AWKWARD_STAGES, batch_of, graph_of
 
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def computing(network: OnnxModule, dtype: torch.dtype | None = None) -> Any:
-    """The forward pass of a network for `StageModule`, by autocast to `dtype`, with a program for each set of values."""
+    """The forward pass of a network for `StageModule`, by autocast to `dtype`; a program for each choice."""
     programs: dict[tuple[str, ...], Any] = {}
 
     def compute(values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:

@@ -148,14 +148,28 @@ def awkward() -> ir.Model:
     return sketch.model(logits)
 
 
+def two_towers() -> ir.Model:
+    """Two chains that never meet, with an output each: `a` and `b`."""
+    sketch = Sketch()
+    x = sketch.input("x", ["batch", 4])
+    ends = []
+    for tower in "ab":
+        first = sketch.node("Gemm", f"{tower}0", x, sketch.weight(f"{tower}0.weight", 4, 4))
+        ends.append(sketch.node("Gemm", tower, first, sketch.weight(f"{tower}.weight", 4, 4)))
+        ends[-1].shape = ir.Shape(["batch", 4])
+    return sketch.model(*ends)
+
+
 def graph_of(name: str) -> TrainingGraph:
-    """A training graph by name: mlp, awkward, gpt2, gpt2_dropout, bert, squeezenet, u_net."""
+    """A training graph by name: mlp, awkward, two_towers, gpt2, gpt2_dropout, bert, squeezenet, u_net."""
     if name == "mlp":
         return make_training_graph(mlp(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
     if name == "awkward":
         return make_training_graph(
             awkward(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
         )
+    if name == "two_towers":
+        return make_training_graph(two_towers(), loss=LossSpec("mean_squared_error", prediction="a", label="y"))
     if name == "u_net":
         return make_training_graph(u_net(), loss=LossSpec("mean_squared_error", prediction="image", label="target"))
     if name in ("gpt2", "gpt2_dropout"):

@@ -25,11 +25,14 @@ DEFAULT_SIZE = 64
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Shape",
                     "Size", "Expand"})  # fmt: skip
+_KEEPS_FACTORS = frozenset({"MatMul", "Gemm", "Mul", "Einsum", "Div"})
+"""Each operand is kept for the gradient of the other."""
+
 _KEEPS_INPUTS = frozenset(
-    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Mul", "Div", "Pow", "LayerNormalization", "RMSNormalization", "Gelu",
-     "BatchNormalization", "InstanceNormalization", "GroupNormalization", "Erf", "Log", "Abs", "Sin", "Cos", "Einsum",
-     "MaxPool", "LSTM", "GRU", "RNN", "Attention", "Swish", "Mish", "HardSwish", "Softplus", "Max", "Min",
-     "SoftmaxCrossEntropyLoss", "ReduceMax", "ReduceMin", "ReduceProd", "PRelu", "LpPool", "Where"}
+    {"Conv", "ConvTranspose", "Pow", "LayerNormalization", "RMSNormalization", "Gelu", "BatchNormalization",
+     "InstanceNormalization", "GroupNormalization", "Erf", "Log", "Abs", "Sin", "Cos", "MaxPool", "LSTM", "GRU", "RNN",
+     "Attention", "Swish", "Mish", "HardSwish", "Softplus", "Max", "Min", "SoftmaxCrossEntropyLoss", "ReduceMax",
+     "ReduceMin", "ReduceProd", "PRelu", "LpPool"}
 )  # fmt: skip
 _KEEPS_OUTPUT = frozenset(
     {"Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Sqrt", "Relu", "Reciprocal", "Elu", "Selu", "LeakyRelu",
@@ -124,12 +127,12 @@ class _Shapes:
 
     def __init__(self, graph: TrainingGraph, sizes: Mapping[str, int]) -> None:
         model = graph.model.clone()
-        open_sizes = dict.fromkeys(symbolic_dimensions(model), DEFAULT_SIZE) | dict(sizes)
-        if open_sizes:
-            bind_dimensions(model, open_sizes)
         for value in (output for node in model.graph for output in node.outputs):
             if value.type is None:
                 value.shape = None  # a shape without a type cannot be written down, and is inferred again
+        open_sizes = dict.fromkeys(symbolic_dimensions(model), DEFAULT_SIZE) | dict(sizes)
+        if open_sizes:
+            bind_dimensions(model, open_sizes)
         self._values = inferred_values(model)
         self._inputs = {str(value.name): value for value in model.graph.inputs}
         self._guessed: dict[ir.Value, tuple[int, ...]] = {}
@@ -160,13 +163,13 @@ def _cost_of(node: ir.Node, roles: ValueRoles, shapes: _Shapes, kept: frozenset[
     output_bytes = sum(shapes.bytes(value) for value in outputs)
     read = [value for value in node.inputs if value is not None]
     forward = float(_operations(node, [shapes.of(v) for v in read], [shapes.of(v) for v in outputs]))
-    through = [value for value in read if value in roles.with_gradient]
-    weights = [v for v in through if v.is_initializer() or roles.producers.get(v) not in roles.bound]
+    through = [value for value in node.inputs[:2] if value in roles.with_gradient]
+    weights = [v for v in through if v is not None and roles.producers.get(v) not in roles.bound]
     moved = 0.0 if node.op_type in _VIEWS else output_bytes + sum(_bytes_read(node, v, shapes) for v in read)
     return NodeCost(
         forward,
-        forward * (len(through) > len(weights)),
-        forward * bool(weights),
+        forward * (len(through) - len(weights)),
+        forward * len(weights),
         moved,
         sum(shapes.bytes(value) for value in outputs if value in kept),
         output_bytes,
@@ -216,13 +219,19 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
     """Values that autograd holds from the forward to the backward pass; of a chain of views, the first."""
     kept: set[ir.Value] = set()
     for node in roles.nodes:
-        if not any(value in roles.with_gradient for value in node.inputs if value is not None):
+        operands = [value for value in node.inputs if value is not None]
+        if not any(value in roles.with_gradient for value in operands):
             continue
         if node.op_type in _KEEPS_INPUTS:
-            kept.update(_owner(value, roles) for value in node.inputs if value is not None)
-        if node.op_type in _KEEPS_OUTPUT:
-            kept.add(node.outputs[0])
-        if node.op_type == "Dropout":  # keeps its mask, drawn anew, not its input
+            kept.update(_owner(value, roles) for value in operands)
+        elif node.op_type in _KEEPS_FACTORS:
+            for index, value in enumerate(operands[:2]):
+                if any(other in roles.with_gradient for place, other in enumerate(operands[:2]) if place != index):
+                    kept.add(_owner(value, roles))
+        if node.op_type == "Div" and operands[0] in roles.with_gradient:
+            kept.add(_owner(operands[1], roles))
+        # Dropout keeps a mask as large as its output.
+        if node.op_type in _KEEPS_OUTPUT or node.op_type == "Dropout":
             kept.add(node.outputs[0])
     return frozenset(value for value in kept if value in roles.producers)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -219,7 +218,7 @@ def _place(
         lowest, highest = numbers
         before, after = pieces[producer], pieces[reader]
         if before is after:
-            _refuse_connected(roles, cut_edges, lowest, value, producer, reader)
+            _refuse_connected(roles, cut_edges, lowest, value)
         if after not in earliest or earliest[after][0] < highest + 1:
             earliest[after] = (highest + 1, value)
         if before not in latest or latest[before][0] > lowest:
@@ -258,38 +257,21 @@ def _refuse_left_out(roles: ValueRoles, pieces: Mapping[ir.Node, ir.Node], piece
     )
 
 
-def _refuse_connected(
-    roles: ValueRoles,
-    cut_edges: CutNumbers,
-    number: int,
-    value: ir.Value,
-    producer: ir.Node,
-    reader: ir.Node,
-) -> None:
-    """Names the way around the cut, which a skip connection or a second consumer makes."""
-    neighbours: dict[ir.Node, list[tuple[ir.Node, ir.Value]]] = {}
-    for before, passed, after in _edges(roles):
-        if (passed, after) not in cut_edges:
-            neighbours.setdefault(before, []).append((after, passed))
-            neighbours.setdefault(after, []).append((before, passed))
-    came: dict[ir.Node, tuple[ir.Node, ir.Value]] = {}
-    queue = deque([producer])
-    while queue and reader not in came:
-        node = queue.popleft()
-        for other, passed in neighbours.get(node, ()):
-            if other not in came and other is not producer:
-                came[other] = (node, passed)
-                queue.append(other)
-    way: list[str] = []
-    node = reader
-    while node is not producer:
-        node, passed = came[node]
-        way.append(str(passed.name))
-    listed = [repr(name) for name in dict.fromkeys(reversed(way))]
-    shown = ", ".join(listed if len(listed) <= 8 else [*listed[:4], "...", *listed[-4:]])
+def _refuse_connected(roles: ValueRoles, cut_edges: CutNumbers, number: int, value: ir.Value) -> None:
+    """Names what goes around a cut: values that nodes beyond it read from nodes before it."""
+    beyond = {reader for (_, reader), (lowest, highest) in cut_edges.items() if lowest <= number <= highest}
+    crossing: dict[str, ir.Node] = {}
+    for producer, _, reader in _edges(roles):
+        if producer in beyond:
+            beyond.add(reader)
+    for producer, passed, reader in _edges(roles):
+        if reader in beyond and producer not in beyond and (passed, reader) not in cut_edges:
+            crossing.setdefault(str(passed.name), reader)
+    listed = [f"{name!r} (read by {node.name or node_id(node)!r})" for name, node in crossing.items()]
+    shown = ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
     raise ParametersError(
-        f"{_CUTS}: cut {number} cuts {value.name!r}, but what computes it and what reads it still hang together "
-        f"through {shown}. Add to the cut whichever of these crosses it."
+        f"{_CUTS}: cut {number} cuts {value.name!r}, but its two sides still hang together through {shown}. "
+        "Add that to the cut."
     )
 
 
@@ -342,10 +324,11 @@ def stages_by_note(graph: TrainingGraph, roles: ValueRoles, stage_count: int) ->
         ParametersError: there are more or fewer stages than asked for.
     """
     noted = {node: node.metadata_props.get(STAGE_NOTE) for node in roles.nodes}
+    models = 1 + max((int(note) for note in noted.values() if note is not None), default=-1)
     found = {node: stage_count - 1 if note is None else int(note) for node, note in noted.items()}
-    if max(found.values()) >= stage_count:
+    if models != stage_count:
         raise ParametersError(
-            f"distributed.pipeline_stage_paths names {max(found.values()) + 1} models, but pipeline_parallel_size and "
+            f"distributed.pipeline_stage_paths names {models} models, but pipeline_parallel_size and "
             f"stages_per_rank ask for {stage_count} stages."
         )
     return {node: found[node] for node in roles.bound}

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 
 from onward.graph.loss import LossNames
+from onward.graph.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.stages import Stage, StagePlan
 
@@ -37,6 +38,7 @@ def stage_graph(graph: TrainingGraph, plan: StagePlan, index: int) -> TrainingGr
         domain=graph.model.domain,
         model_version=graph.model.model_version,
     )
+    _fill_in_types(graph, part)
     kept = set(part.initializers)
     return replace(
         graph,
@@ -47,6 +49,17 @@ def stage_graph(graph: TrainingGraph, plan: StagePlan, index: int) -> TrainingGr
         frozen={name: reason for name, reason in graph.frozen.items() if name in kept},
         loss_names=_loss_names(graph, stage, kept),
     )
+
+
+def _fill_in_types(graph: TrainingGraph, part: ir.Graph) -> None:
+    """Inputs and outputs of an ONNX file have types; values inside of the user's file need not."""
+    untyped = [value for value in (*part.inputs, *part.outputs) if value.type is None]
+    if untyped:
+        known = inferred_values(graph.model)
+        for value in untyped:
+            found = known.get(str(value.name))
+            if found is not None:
+                value.type, value.shape = found.type, found.shape
 
 
 def computed(stage: Stage) -> tuple[str, ...]:

@@ -1,0 +1,79 @@
+"""Costs counted from shapes, against what torch counts while it computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from onward.errors import ModelError
+from onward.lowering.module import OnnxModule
+from onward.plan.costs import measure_costs
+from tests.plan.staged_models import batch_of, graph_of
+
+SIZES = {
+    "mlp": {"batch": 2},
+    "gpt2": {"batch": 2, "sequence": 9},
+    "bert": {"batch": 2, "sequence": 10, "masked": 3},
+    "squeezenet": {"batch": 2},
+    "u_net": {"batch": 2},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_operations_of_products_are_those_that_torch_counts(name: str) -> None:
+    graph = graph_of(name)
+    features = batch_of(name, 1)
+    total = measure_costs(graph, SIZES[name]).total(measure_costs(graph, SIZES[name]).nodes)
+    network = OnnxModule(graph, (str(graph.loss),))
+    inputs = {name: features[name] for name in network.program.inputs}
+    with FlopCounterMode(display=False) as forward:
+        loss = network(**inputs)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    assert total.forward == forward.get_total_flops()
+    assert total.backward_input + total.backward_weight == backward.get_total_flops()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_kept_bytes_are_near_what_autograd_saves(name: str) -> None:
+    """Activations that torch saves, each memory once, weights and inputs left out: within a tenth."""
+    graph = graph_of(name)
+    features = batch_of(name, 1)
+    costs = measure_costs(graph, SIZES[name])
+    network = OnnxModule(graph, (str(graph.loss),)).train()
+    own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers(), *features.values())}
+    saved: dict[int, int] = {}
+    held = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(**{name: features[name] for name in network.program.inputs})
+    assert costs.total(costs.nodes).kept_bytes == pytest.approx(sum(saved.values()), rel=0.1)
+
+
+def test_weights_count_as_they_are_stored() -> None:
+    costs = measure_costs(graph_of("mlp"), {"batch": 2})
+    assert costs.weight_bytes["fc0.weight"] == 8 * 8 * 4
+    assert costs.weight_bytes["fc0.bias"] == 8 * 4
+    assert costs.value_bytes["relu0"] == 2 * 8 * 4
+
+
+def test_a_lookup_does_not_read_its_whole_table() -> None:
+    graph = graph_of("gpt2")
+    costs = measure_costs(graph, SIZES["gpt2"])
+    lookup = next(
+        node for node in graph.model.graph if node.op_type == "Gather" and node.inputs[0].name == "wte.weight"
+    )
+    assert costs.nodes[str(lookup.outputs[0].name)].moved_bytes == 2 * 9 * (16 * 4 + 8)
+
+
+def test_an_unknown_dimension_is_refused() -> None:
+    with pytest.raises(ModelError, match="names 'bach'"):
+        measure_costs(graph_of("mlp"), {"bach": 2})

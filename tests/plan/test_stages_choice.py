@@ -1,0 +1,53 @@
+"""From the section `distributed` to stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onward.errors import ParametersError
+from onward.parameter_distribution import Distributed
+from onward.plan.costs import measure_costs
+from onward.plan.schedules import simulate
+from onward.plan.stages_choice import choose_stages, stage_costs
+from tests.plan.staged_models import AWKWARD_STAGES, graph_of
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "received"),
+    [
+        ("mlp", {"pipeline_parallel_size": 2, "pipeline_partition_cut_list": "relu0"}, [["relu0"]]),
+        ("mlp", {"pipeline_parallel_size": 3, "pipeline_partition_cut_list": ("fc0", "relu1")}, [["fc0"], ["relu1"]]),
+        ("mlp", {"pipeline_parallel_size": 2}, [["relu1"]]),
+        ("mlp", {"pipeline_parallel_size": 2, "pipeline_schedule": "ZBVZeroBubble"}, [["relu0"], ["relu1"], ["relu2"]]),
+        (
+            "awkward",
+            {"pipeline_parallel_size": 4, "op_id_to_stage": AWKWARD_STAGES},
+            [
+                ["turned", "flag", "best", "size"],
+                ["flag", "size", "sum1", "side_fc"],
+                ["size", "side_fc", "fc2"],
+            ],
+        ),
+    ],
+)
+def test_every_way_of_asking(name: str, fields: dict[str, Any], received: list[list[str]]) -> None:
+    plan = choose_stages(graph_of(name), Distributed(**fields), 8, {"batch": 2})
+    assert [[transfer.name for transfer in stage.received] for stage in plan.stages[1:]] == received
+
+
+def test_what_the_schedule_cannot_run_is_refused_before_anything_is_cut() -> None:
+    with pytest.raises(ParametersError, match="needs at least 4 micro-batches for an update; there are 2"):
+        choose_stages(graph_of("mlp"), Distributed(pipeline_parallel_size=4), 2, {})
+
+
+def test_costs_of_stages_go_into_the_simulation() -> None:
+    """Layers of a transformer cost the same, so that four stages of them wait little more than equal ones."""
+    graph = graph_of("gpt2")
+    sizes = {"batch": 2, "sequence": 12}
+    plan = choose_stages(graph, Distributed(pipeline_parallel_size=4), 16, sizes)
+    costs = stage_costs(plan, measure_costs(graph, sizes))
+    timeline = simulate("1F1B", 4, 16, costs)
+    assert 3 / 19 <= timeline.bubble_share < 0.35
+    assert all(cost.forward > 0 and cost.backward_weight > 0 for cost in costs)
