@@ -73,6 +73,9 @@ def fixed_fields_changed(first: Parameters, later: Parameters) -> list[str]:
         if not names and one != other:
             changed.append(section)
         changed += [f"{section}.{name}" for name in names if getattr(one, name) != getattr(other, name)]
+    micro_batches = [parameters.training.gradient_accumulation_steps for parameters in (first, later)]
+    if first.distributed.pipeline_parallel_size > 1 and micro_batches[0] != micro_batches[1]:
+        changed.append("training.gradient_accumulation_steps (the micro-batches of a pipeline)")
     return changed
 
 

@@ -7,6 +7,7 @@ broadcasts to [B, H, L, S] (bool: True may be looked at; float: added), and opti
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -53,15 +54,27 @@ class _MaskWriter:
         """The condition of a mask, true where a score is kept."""
         return self.write("Not", mask.value, before=before) if mask.hidden_if else mask.value
 
-    def sum(self, masks: list[Mask], before: ir.Node) -> ir.Value:
-        """What masks add to scores, in all."""
-        terms = []
+    def combined(self, masks: Sequence[Mask], before: ir.Node) -> ir.Value:
+        """What masks do to scores of 0, one after the other from the last to the first; one of them is added."""
+        total: ir.Value | None = None
+        hiding: list[Mask] = []
         for mask in reversed(masks):
-            term = mask.value
-            for op_type, factor in mask.outer:
-                term = self.write(op_type, term, factor, before=before)
-            terms.append(term)
-        return reduce(lambda left, right: self.write("Add", left, right, before=before), terms)
+            if mask.fill is None:
+                term = mask.value
+                for op_type, factor in mask.outer:
+                    term = self.write(op_type, term, factor, before=before)
+                total = term if total is None else self.write("Add", total, term, before=before)
+                for early in hiding:
+                    assert early.fill is not None
+                    lowered = self.write("Add", term, early.fill, before=before)
+                    total = self.write("Where", self.condition(early, before), total, lowered, before=before)
+                hiding = []
+            elif total is None:
+                hiding.append(mask)
+            else:
+                total = self.write("Where", self.condition(mask, before), total, mask.fill, before=before)
+        assert total is not None
+        return total
 
 
 def _write(editor: Editor, masks: _MaskWriter, found: Written) -> None:
@@ -226,7 +239,7 @@ def _write_mask(
     if not keeping:
         if not added:
             return None, None, ZERO
-        mask = writer.sum(added, before)
+        mask = writer.combined(added, before)
         if not any(_may_be_infinite(facts, one.value) for one in added):
             return mask, None, ZERO
         return _opened(writer, mask, before, broken)
@@ -237,11 +250,9 @@ def _write_mask(
     infinite = math.isinf(facts.number(fill) or 0.0)
     if not added:
         return _opened(writer, kept, before, broken if infinite else UNIFORM)
-    total = writer.sum(added, before)
+    mask = writer.combined(found.scores.masks, before)
     if infinite:
-        return _opened(writer, writer.write("Where", kept, total, fill, before=before), before, broken)
-    lowered = writer.write("Add", total, fill, before=before)
-    mask = writer.write("Where", kept, total, lowered, before=before)
+        return _opened(writer, mask, before, broken)
     return mask, writer.write("VisibleRows", kept, before=before, fused=True), UNIFORM
 
 

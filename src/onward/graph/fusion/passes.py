@@ -67,9 +67,16 @@ def _names_in(graph: ir.Graph, texts: Collection[str]) -> frozenset[str]:
 
 def _drop_copies(editor: Editor) -> None:
     """Nodes that give out what they take in: `Identity`, `Cast` to the type of a value, `Slice` from end to end."""
-    for node in editor.nodes("Identity", "Cast", "Slice"):
+    for node in editor.nodes("Identity", "Cast", "Slice", "CastLike"):
         source, result = node.inputs[0], node.outputs[0]
-        if source is None or result.is_graph_output() or result.name in editor.kept or source.is_initializer():
+        if source is None or result.is_graph_output() or result.name in editor.kept or node.name in editor.kept:
+            continue
+        if node.op_type == "CastLike":
+            # A constant in the type that it has; torch's newer exporter puts one before every factor.
+            like = None if node.inputs[1] is None else editor.facts.dtype(node.inputs[1])
+            if editor.facts.number(source) is None or like is None or like is not editor.facts.dtype(source):
+                continue
+        elif source.is_initializer():
             continue
         if node.op_type == "Cast":
             dtype = editor.facts.dtype(source)
