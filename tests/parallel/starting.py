@@ -21,6 +21,8 @@ LONGEST_SECONDS = 120.0
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here; install openmpi-bin")
 
+needs_mpich = pytest.mark.skipif(shutil.which("mpirun.mpich") is None, reason="no mpirun.mpich here; install mpich")
+
 
 def environment(**more: str) -> dict[str, str]:
     """Of the test, without what a launcher may have set, and with our modules in the path."""
@@ -38,6 +40,11 @@ def torchrun(count: int, *options: str) -> list[str]:
 def mpirun(count: int) -> list[str]:
     """`mpirun` of Open MPI, for a program that follows; as root, and whatever the number of cores."""
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(count), sys.executable]
+
+
+def mpich(count: int) -> list[str]:
+    """`mpirun` of MPICH, for a program that follows."""
+    return ["mpirun.mpich", "-n", str(count), sys.executable]
 
 
 def own_launcher(count: int) -> list[str]:

@@ -19,7 +19,9 @@ from tests.parallel.starting import (
     WORKER,
     environment,
     free_port,
+    mpich,
     mpirun,
+    needs_mpich,
     needs_mpirun,
     own_launcher,
     run,
@@ -73,7 +75,7 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, pytest.param(mpich, id="mpich", marks=needs_mpich)])
 def test_processes_find_each_other(launcher: object, tmp_path: Path) -> None:
     done = run([*launcher(2), WORKER, "sum", "data_parallel_size=2"], tmp_path)  # type: ignore[operator]
     assert done.returncode == 0, done.stderr
@@ -189,6 +191,14 @@ def test_killed_rank_ends_all(launcher: object, words: str, tmp_path: Path) -> N
     done = run([*launcher(3), WORKER, "kill", "data_parallel_size=3"], tmp_path, SOON_SECONDS)  # type: ignore[operator]
     assert done.returncode not in (0, 2, 3)
     assert len(re.findall(words, done.stderr)) == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_starts_all_again_after_one_was_killed(tmp_path: Path) -> None:
+    command = [*torchrun(2, "--max-restarts", "1"), WORKER, "kill-once", "data_parallel_size=2"]
+    done = run(command, tmp_path, 2 * SOON_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^rank \d of 2 .* has 3$", done.stdout, re.MULTILINE)) == 2
 
 
 @pytest.mark.slow

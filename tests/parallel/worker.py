@@ -36,7 +36,7 @@ def run(what: str, parameters: Distributed) -> None:
 
 def train(mesh: Mesh, what: str, stop_request: StopRequest) -> float:
     """Updates without a model; the sum that all ranks of the last one made."""
-    for update in range(5 if what == "sum" else 10_000):
+    for update in range(5 if what in ("sum", "kill-once") else 10_000):
         total = torch.tensor([mesh.rank + 1.0])
         if mesh.rank == 1 and update == 3:
             misbehave(what)
@@ -56,6 +56,8 @@ def train(mesh: Mesh, what: str, stop_request: StopRequest) -> float:
 def misbehave(what: str) -> None:
     """On the second rank, after three updates."""
     if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "kill-once" and detect().restart == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hang":
         time.sleep(600)
