@@ -150,6 +150,9 @@ MICROSOFT: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
        {"num_heads": 2, "interleaved": one}) for one in (0, 1)),
     *(("GroupQueryAttention", _GROUPED, {"num_heads": 2, "kv_num_heads": 1, **extra}) for extra in (
         {}, {"scale": 0.3}, {"softcap": 2.0}, {"local_window_size": 2})),
+    *(("MoE", {"x": (3, 2), "router": (3, 3), "w1": (3, 2, 2), "b1": (3, 2), "w2": (3, 2, 2), "b2": (3, 2)},
+       {"k": k, "activation_type": name, "normalize_routing_weights": 1})
+      for k in (1, 2) for name in ("gelu", "silu")),
     ("MatMulNBits", {"a": (2, 16), "b": _PACKED, "scales": (6,)}, {"K": 16, "N": 3, "bits": 4, "block_size": 8}),
 )  # fmt: skip
 """Operator of com.microsoft, for every input a shape of random numbers, a tensor or None, and its attributes."""

@@ -51,8 +51,8 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
         [
             ("com.microsoft", name)
             for name in (
-                "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "QLinearAdd",
-                "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
+                "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm",
+                "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
                 "QLinearMul", "QLinearSigmoid",
                 "QLinearSoftmax", "QuantizeLinear",
             )

@@ -169,3 +169,23 @@ def test_unknown_bits_are_named() -> None:
     model = make_model("MatMulNBits", inputs, {"K": 16, "N": 2, "block_size": 16, "bits": 3}, 20, domain=MICROSOFT)
     with pytest.raises(NodeError, match="bits is 3; 2, 4 and 8 are known"):
         run(model, *inputs.values())
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("attributes", [{}, {"unidirectional": 1}])
+def test_attention_of_quantized_input(attributes: dict[str, Any], masked: bool, columns: bool) -> None:
+    scales = RANDOM.uniform(0.005, 0.01, 24).astype(np.float32) if columns else np.array(np.float32(0.01))
+    inputs = {
+        "x": _quantized(np.uint8, 2, 3, 8),
+        "w": _quantized(np.int8, 8, 24),
+        "bias": RANDOM.standard_normal(24).astype(np.float32),
+        "x_scale": np.array(np.float32(0.02)),
+        "w_scale": scales,
+        "mask": np.array([[1, 1, 1], [1, 1, 0]], np.int32) if masked else None,
+        "x_zero_point": np.array(120, np.uint8),
+        "w_zero_point": np.zeros(24, np.int8) if columns else np.array(0, np.int8),
+    }
+    model = make_model("QAttention", inputs, {"num_heads": 2, **attributes}, 20, domain=MICROSOFT)
+    given = [value for value in inputs.values() if value is not None]
+    check_against_onnxruntime(model, *given, rtol=1e-4, atol=1e-5)

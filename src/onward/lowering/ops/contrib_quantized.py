@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.lowering.ops.contrib import MICROSOFT
+from onward.lowering.ops.contrib_attention import packed_attention
 from onward.lowering.ops.pooling import average_pool
 from onward.lowering.ops.quantization import (
     INTEGER_RANGE,
@@ -220,6 +221,43 @@ def dynamic_quantize_mat_mul(
     quantized = round_straight_through(A / scale, zero_point, ir.DataType.UINT8)
     product = torch.matmul((quantized - zero_point) * scale, _real(B, b_scale, b_zero_point))
     return product if bias is None else product + bias
+
+
+@lowers("QAttention", domain=MICROSOFT)
+def q_attention(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    mask_index: Tensor | None = None,
+    input_zero_point: Tensor | None = None,
+    weight_zero_point: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """Attention whose input (B, L, H) and projection (H, 3 * H) are quantized, scales of it per tensor or column."""
+    return packed_attention(
+        _real(input, input_scale, input_zero_point),
+        _real(weight, weight_scale, weight_zero_point),
+        bias,
+        mask_index,
+        past,
+        do_rotary=do_rotary,
+        mask_filter_value=mask_filter_value,
+        num_heads=num_heads,
+        past_present_share_buffer=past_present_share_buffer,
+        scale=scale,
+        unidirectional=unidirectional,
+        output_count=output_count,
+    )
 
 
 @lowers("MatMulNBits", domain=MICROSOFT)
