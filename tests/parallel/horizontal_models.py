@@ -6,7 +6,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -225,7 +225,7 @@ class UNet(nn.Module):
 
 
 def randomize(model: ir.Model) -> ir.Model:
-    """Other numbers in vectors of ones and zeros: exporters merge initializers that are equal, and zeros hide errors."""
+    """Other numbers in vectors of ones and zeros: exporters merge equal initializers, and zeros hide errors."""
     generator = np.random.default_rng(0)
     for value in model.graph.initializers.values():
         tensor = value.const_value
@@ -298,6 +298,11 @@ GPT2 = {**BERT, "dropout": 0.0}
 
 EXAMPLES: dict[str, Example] = {
     "gpt2": Example(lambda: reference("gpt2", **GPT2), tokens(3, 5, 96), tokens(2, 7, 96)),
+    "gpt2-wide": Example(
+        lambda: reference("gpt2", **{**GPT2, "heads": 8, "layers": 1, "vocab_size": 97}),
+        tokens(3, 8, 97),
+        tokens(2, 16, 97),
+    ),
     "gpt2-untied": Example(
         lambda: reference("gpt2", **{**GPT2, "tied_embedding": False, "vocab_size": 97}),
         tokens(3, 5, 97),
@@ -348,3 +353,12 @@ EXAMPLES: dict[str, Example] = {
         lambda: reference("mnist", variant="conv", dropout=0.0), images(2, 28, 1), images(3, 28, 1), PREDICTIONS
     ),
 }
+
+EXAMPLES |= {
+    "gpt2-even": replace(EXAMPLES["gpt2"], features=tokens(3, 8, 96), planned=tokens(2, 12, 96)),
+    "gpt2-untied-even": replace(EXAMPLES["gpt2-untied"], features=tokens(3, 8, 97), planned=tokens(2, 12, 97)),
+    "bert-even": replace(EXAMPLES["bert"], features=bert_features(3, 8, 2), planned=bert_features(2, 12, 3)),
+    "llama-even": replace(EXAMPLES["llama"], features=tokens(3, 8, 96), planned=tokens(2, 12, 96)),
+    "normed-heads-even": replace(EXAMPLES["normed-heads"], features=vectors(3, 8), planned=vectors(2, 12)),
+}
+"""The same with sequences that four ranks can share by tokens."""

@@ -57,6 +57,22 @@ def _(x: Tensor, size: int) -> Tensor:
     return x.new_empty((size, *x.shape))
 
 
+@torch.library.custom_op("onward::horizontal_reduce_scatter", mutates_args=())
+def reduce_scatter(x: Tensor, axis: int, size: int) -> Tensor:
+    """A rank's equal share, along an axis, of the sum over the ranks; without a gradient of its own."""
+    shares = [share.contiguous() for share in x.chunk(size, axis)]
+    result = torch.empty_like(shares[0])
+    dist.reduce_scatter(result, shares, group=_connected())
+    return result
+
+
+@reduce_scatter.register_fake
+def _(x: Tensor, axis: int, size: int) -> Tensor:
+    shape = list(x.shape)
+    shape[axis] //= size
+    return x.new_empty(shape)
+
+
 class EnterRegion(torch.autograd.Function):
     """A whole tensor, read by every rank's part of a region: as it is; its gradients are added up.
 

@@ -32,7 +32,7 @@ def add_up(X: Tensor) -> Tensor:
 
 @lowers("LocalPart", domain=DOMAIN)
 def local_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
-    """A rank's part of a whole value."""
+    """A rank's part of a whole value; without blocks the axis is one, of any length."""
     blocks = _blocks_of(X.shape[cut_axis], blocks)
     parts, place = [], 0
     for block in blocks:
@@ -48,6 +48,8 @@ def _blocks_of(length: int, blocks: tuple[int, ...]) -> tuple[int, ...]:
     Raises:
         ValueError: the blocks do not make up the axis.
     """
+    if not blocks:
+        return (length,)
     if sum(blocks) == length:
         return blocks
     if len(set(blocks)) == 1 and length % blocks[0] == 0:

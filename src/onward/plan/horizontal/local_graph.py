@@ -16,6 +16,7 @@ from onward.graph.node_writer import value_names
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.horizontal.cuts import DOMAIN, AddAfterwards, Cut, Edit, Replace, SetAttribute, SetEntry
 from onward.plan.horizontal.planning import HorizontalPlan
+from onward.plan.horizontal.tokens import ANY_LENGTH
 from onward.plan.shards import take_part
 
 VERSION = 1
@@ -58,6 +59,7 @@ class _Localizer:
             self.nodes[str(node.outputs[0].name)] = node
             self.values.update({str(v.name): v for v in node.outputs if v.name})
         self.vectors: dict[tuple[str, Any], ir.Value] = {}
+        self.inserted: dict[tuple[Any, ...], ir.Value] = {}
 
     def run(self, whole: Sequence[str]) -> None:
         unknown = [name for name in (*self.plan.shards, *self.plan.values) if name not in self.values]
@@ -67,7 +69,10 @@ class _Localizer:
             self._cut_initializer(self.values[name], cut)
         for name, cut in self.plan.values.items():
             self._note_shape(self.values[name], cut)
+        for name, axis in self.plan.token_axes.items():
+            self._note_shape(self.values[name], Cut(axis, ANY_LENGTH))
         self._open_regions()
+        self._move_tokens()
         self._slice_operands()
         for key, edits in self.plan.edits.items():
             self._edit(self.nodes[key], edits)
@@ -76,7 +81,9 @@ class _Localizer:
         outputs = [str(value.name) for value in self.graph.outputs]
         for name in dict.fromkeys((*outputs, *whole)):
             if name in self.plan.values:
-                self._gather(self.values[name], self.plan.values[name])
+                self._gather(self.values[name], "AllGather", self.plan.values[name])
+            elif name in self.plan.token_axes:
+                self._gather(self.values[name], "GatherTokens", Cut(self.plan.token_axes[name], ANY_LENGTH))
 
     def _cut_initializer(self, value: ir.Value, cut: Cut) -> None:
         stored = value.const_value
@@ -96,37 +103,53 @@ class _Localizer:
     def _note_shape(self, value: ir.Value, cut: Cut) -> None:
         if value.shape is not None:
             sizes = list(value.shape)
-            sizes[cut.axis] = cut.local_size(self.rank, self.plan.size)
+            sizes[cut.axis] = self._local(cut) if cut.blocks else ir.SymbolicDim(None)
             value.shape = ir.Shape(sizes)
 
     def _open_regions(self) -> None:
         """Where whole values enter regions: one node a value, whose gradient is added up."""
-        opened: dict[str, ir.Value] = {}
         for key, index in self.plan.entries:
-            node = self.nodes[key]
-            value = node.inputs[index]
-            assert value is not None
-            name = str(value.name)
-            if name not in opened:
-                opened[name] = self._node("Enter", [value], f"{name}/entered", after=value, like=value)
-            node.replace_input_with(index, opened[name])
+            axis = self.plan.token_axes.get(self._operand(key, index))
+            if axis is None:
+                self._replace_operand(key, index, "Enter", "entered")
+            else:
+                self._replace_operand(key, index, "GatherTokens", "entered", Cut(axis, ANY_LENGTH), partial=1)
+
+    def _move_tokens(self) -> None:
+        """Where shared and whole values meet: all tokens are gathered, or a rank's own are taken."""
+        for key, index in self.plan.token_gathers:
+            axis = self.plan.token_axes[self._operand(key, index)]
+            self._replace_operand(key, index, "GatherTokens", "gathered", Cut(axis, ANY_LENGTH))
+        for (key, index), axis in self.plan.token_scatters.items():
+            self._replace_operand(key, index, "ScatterTokens", "own", Cut(axis, ANY_LENGTH))
+
+    def _operand(self, key: str, index: int) -> str:
+        value = self.nodes[key].inputs[index]
+        assert value is not None
+        return str(value.name)
+
+    def _replace_operand(
+        self, key: str, index: int, op_type: str, suffix: str, cut: Cut | None = None, **numbers: int
+    ) -> None:
+        """Puts a node before an operand; one for all that read the same value in the same way."""
+        node = self.nodes[key]
+        value = node.inputs[index]
+        assert value is not None
+        place = (str(value.name), op_type, cut, tuple(numbers.items()))
+        if place not in self.inserted:
+            attributes = {} if cut is None else self._of_cut(cut)
+            attributes |= {name: ir.AttrInt64(name, number) for name, number in numbers.items()}
+            name = f"{value.name}/{suffix}"
+            result = self._node(op_type, [value], name, after=value, like=value, attributes=attributes)
+            if cut is not None and op_type in ("LocalPart", "ScatterTokens"):
+                self._note_shape(result, cut)
+            self.inserted[place] = result
+        node.replace_input_with(index, self.inserted[place])
 
     def _slice_operands(self) -> None:
-        """Parts of masks and constants that others may read whole; a constant that nobody reads whole is cut itself."""
-        sliced: dict[tuple[str, Cut], ir.Value] = {}
+        """Parts of masks and constants, which others may read whole."""
         for (key, index), cut in self.plan.slices.items():
-            node = self.nodes[key]
-            value = node.inputs[index]
-            assert value is not None
-            place = (str(value.name), cut)
-            if place not in sliced:
-                attributes = self._of_cut(cut)
-                part = self._node(
-                    "LocalPart", [value], f"{value.name}/part", after=value, like=value, attributes=attributes
-                )
-                sliced[place] = part
-                self._note_shape(part, cut)
-            node.replace_input_with(index, sliced[place])
+            self._replace_operand(key, index, "LocalPart", "part", cut)
 
     def _edit(self, node: ir.Node, edits: Sequence[Edit]) -> None:
         entries: dict[int | str, list[SetEntry]] = {}
@@ -153,10 +176,9 @@ class _Localizer:
                 numbers[edit.position] = self._local(edit.cut)
             node.attributes[target] = ir.AttrInt64s(target, numbers)
         elif target < 0:
-            found = {edit.position: sum(edit.cut.blocks) for edit in edits if edit.cut is not None}
             result = node.outputs[0]
             readers = list(result.uses())
-            whole = self._with_entries(result, found, edits[0].length)
+            whole = self._whole_shape(result, edits[0])
             for user, index in readers:
                 user.replace_input_with(index, whole)
         else:
@@ -164,6 +186,16 @@ class _Localizer:
             assert value is not None
             found = {edit.position: self._local(edit.cut) for edit in edits}
             node.replace_input_with(target, self._with_entries(value, found, edits[0].length))
+
+    def _whole_shape(self, shape: ir.Value, edit: SetEntry) -> ir.Value:
+        """The shape of a whole value from that of a part, whose token axis is a fixed share of any length."""
+        assert edit.cut is not None
+        if edit.cut.blocks:
+            return self._with_entries(shape, {edit.position: sum(edit.cut.blocks)}, edit.length)
+        factors = np.ones(edit.length, np.int64)
+        factors[edit.position] = self.plan.size
+        factor = self._constant(factors, "shares")
+        return self._node("Mul", [shape, factor], f"{shape.name}/whole", after=shape, like=shape, domain="")
 
     def _with_entries(self, value: ir.Value, found: dict[int, int], length: int) -> ir.Value:
         """A vector of integers with some changed: another constant, or arithmetic on one that is computed."""
@@ -195,12 +227,18 @@ class _Localizer:
         readers = list(value.uses())
         self._rename(value, f"{name}/partial")
         biases = [edit for edit in self.plan.edits.get(name, ()) if isinstance(edit, AddAfterwards)]
-        result = self._node("AllReduce", [value], f"{name}/reduced" if biases else name, after=value, like=value)
+        axis = self.plan.token_axes.get(name)
+        op_type, attributes = "AllReduce", None
+        if axis is not None:
+            op_type, attributes = "ReduceScatter", self._of_cut(Cut(axis, ANY_LENGTH))
+        stem = f"{name}/reduced" if biases else name
+        result = self._node(op_type, [value], stem, after=value, like=value, attributes=attributes)
         for edit in biases:
             result = self._add_bias(node, edit, result, name)
         for user, index in readers:
             user.replace_input_with(index, result)
         self._replace_output(value, result)
+        self.values[name] = result
 
     def _add_bias(self, node: ir.Node, edit: AddAfterwards, result: ir.Value, name: str) -> ir.Value:
         """`result + beta * bias`, the bias along `edit.axis` of a result [N, C, ...] or broadcast to one [M, N]."""
@@ -221,12 +259,12 @@ class _Localizer:
             bias.type = result.type
         return self._node("Add", [result, bias], name, after=last, like=result, domain="")
 
-    def _gather(self, value: ir.Value, cut: Cut) -> None:
+    def _gather(self, value: ir.Value, op_type: str, cut: Cut) -> None:
         """The whole value under the value's name; the part gets another one."""
         name = str(value.name)
         self._rename(value, f"{name}/part")
-        whole = self._node("AllGather", [value], name, after=value, like=value, attributes=self._of_cut(cut))
-        if whole.shape is not None:
+        whole = self._node(op_type, [value], name, after=value, like=value, attributes=self._of_cut(cut))
+        if whole.shape is not None and cut.blocks:
             sizes = list(whole.shape)
             sizes[cut.axis] = sum(cut.blocks)
             whole.shape = ir.Shape(sizes)

@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import CannotCutError, Cut, Edit, Replace, Sizes
+from onward.plan.horizontal.cuts import AddAfterwards, Assignment, CannotCutError, Cut, Edit, Replace, Sizes
 from onward.plan.horizontal.regions import MATRIX_OPERATORS, Region, Surroundings, find_seeds, grow
+from onward.plan.horizontal.tokens import TokenRegion, share_tokens
 from onward.plan.shards import WeightShard
 
 SMALLEST_CLASSES_PER_RANK = 8
@@ -37,6 +38,9 @@ class HorizontalPlan:
             over the horizontal ranks before an update.
         reasons: trained weight that is not cut -> why.
         regions: for each region, the trained weights cut in it, in order.
+        token_axes: value between regions -> axis of its tokens, which the ranks share (`sequence_parallel`).
+        token_gathers: (node, input) that reads all tokens of such a value, as every rank does.
+        token_scatters: (node, input) that reads a rank's tokens of a value that is whole -> their axis.
     """
 
     size: int
@@ -49,6 +53,9 @@ class HorizontalPlan:
     partial_gradients: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     regions: tuple[tuple[str, ...], ...] = ()
+    token_axes: Mapping[str, int] = field(default_factory=dict)
+    token_gathers: tuple[tuple[str, int], ...] = ()
+    token_scatters: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 def plan_horizontal(
@@ -56,6 +63,8 @@ def plan_horizontal(
     size: int,
     shapes: Mapping[str, Sizes],
     numbers: Mapping[str, Any] | None = None,
+    *,
+    sequence_parallel: bool = False,
 ) -> HorizontalPlan:
     """Decides which weights of a graph are cut over so many ranks, and proves that the cut computes the same.
 
@@ -64,6 +73,8 @@ def plan_horizontal(
         size: horizontal ranks.
         shapes: sizes of the graph's values for one batch (`onward.lowering.shapes.find_value_facts`).
         numbers: shape arithmetic of the same.
+        sequence_parallel: what lies between cut layers of token sequences is shared by tokens (Korthikanti et al.,
+            2022): reduce-scatter and all-gather in the place of all-reduce, activations of one rank's tokens only.
 
     Raises:
         ParametersError: `size` divides nothing that could be cut, or nothing can be cut at all.
@@ -81,7 +92,8 @@ def plan_horizontal(
             because = "another cut was worth more" if rival is None else _of_rival(rival, graph)
             for weight in region.weights(graph.weights):
                 reasons.setdefault(str(weight.name), because)
-    return _write_plan(surroundings, size, chosen, reasons)
+    tokens = share_tokens(surroundings, chosen, size) if sequence_parallel else TokenRegion()
+    return _write_plan(surroundings, size, chosen, reasons, tokens)
 
 
 def _of_rival(rival: Region, graph: TrainingGraph) -> str:
@@ -245,7 +257,7 @@ def _nothing_to_cut(size: int, reasons: Mapping[str, str], fitting: set[int]) ->
 
 
 def _write_plan(
-    surroundings: Surroundings, size: int, chosen: Sequence[Region], reasons: dict[str, str]
+    surroundings: Surroundings, size: int, chosen: Sequence[Region], reasons: dict[str, str], tokens: TokenRegion
 ) -> HorizontalPlan:
     graph = surroundings.graph
     shards: dict[str, WeightShard] = {}
@@ -264,7 +276,15 @@ def _write_plan(
                 edits[_key(node)] = assignment.edits
             if assignment.partial:
                 reduced.append(str(node.outputs[0].name))
-            edges.extend(_entries(surroundings, node, region))
+            edges.extend(_entries(surroundings, node, assignment))
+            if assignment.partial and node.outputs[0] in tokens.axes:
+                biases = [e.input for e in assignment.edits if isinstance(e, AddAfterwards)]
+                edges.extend((node, i) for i in biases if surroundings.needs_gradient(node, i))
+    for node, assignment in tokens.assignments.items():
+        if assignment.edits:
+            edits[_key(node)] = assignment.edits
+        edges.extend(_entries(surroundings, node, assignment))
+    slices.update({(_key(node), index): cut for (node, index), cut in tokens.slices.items()})
     whole = _weights_only_in_regions(surroundings, edges)
     taken = {name for name in shards if name in graph.weights}
     partial = tuple(name for name in graph.weights if name in whole)
@@ -283,15 +303,17 @@ def _write_plan(
             for name in left
         },
         tuple(tuple(str(w.name) for w in region.weights(graph.weights)) for region in chosen),
+        {str(value.name): axis for value, axis in tokens.axes.items()},
+        tuple((_key(node), index) for node, index in tokens.gathers),
+        {(_key(node), index): axis for (node, index), axis in tokens.scatters.items()},
     )
 
 
-def _entries(surroundings: Surroundings, node: ir.Node, region: Region) -> list[tuple[ir.Node, int]]:
+def _entries(surroundings: Surroundings, node: ir.Node, assignment: Assignment) -> list[tuple[ir.Node, int]]:
     """Inputs of a node that are whole while it computes a part, so that their gradient is a part of a sum."""
-    assignment = region.assignments[node]
     if not assignment.outputs and not assignment.partial:
         return []
-    biases = {edit.input for edit in assignment.edits if hasattr(edit, "input")}
+    biases = {edit.input for edit in assignment.edits if isinstance(edit, AddAfterwards)}
     return [
         (node, index)
         for index, value in enumerate(node.inputs)

@@ -1,0 +1,195 @@
+"""The decision of horizontal parallelism: what is cut and how, why the rest is whole, and one rank's graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onward.errors import ParametersError
+from onward.graph.loss import LossSpec
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.shapes import find_value_facts
+from onward.models import create_model
+from onward.plan.horizontal.cuts import Cut
+from onward.plan.horizontal.local_graph import localize
+from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
+from onward.plan.horizontal.rules_movement import through_reshape
+from onward.plan.shards import WeightShard, take_part
+
+CROSS_ENTROPY = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
+
+
+def gpt2(**options: object) -> TrainingGraph:
+    fixed = {"size": "tiny", "layers": 1, "heads": 4, "width": 32, "vocab_size": 96, "context_length": 16}
+    return make_training_graph(create_model("gpt2", **{**fixed, **options}), loss=CROSS_ENTROPY)
+
+
+def planned(graph: TrainingGraph, size: int, shape: tuple[int, ...] = (2, 7)) -> HorizontalPlan:
+    names = [str(v.name) for v in graph.model.graph.inputs]
+    facts = find_value_facts(graph, dict.fromkeys(names, shape))
+    return plan_horizontal(graph, size, facts.shapes, facts.numbers)
+
+
+def parsed(text: str, weights: dict[str, tuple[int, ...]], loss: str = "loss") -> TrainingGraph:
+    """A graph in ONNX's text form whose output `loss` is minimized, with weights drawn from a normal distribution."""
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}'))
+    generator = np.random.default_rng(0)
+    inputs = {value.name: value for value in model.graph.inputs}
+    for name, shape in weights.items():
+        value = inputs[name]
+        model.graph.inputs.remove(value)
+        value.const_value = ir.Tensor(generator.standard_normal(shape).astype(np.float32), name=name)
+        model.graph.register_initializer(value)
+    return make_training_graph(model, loss=LossSpec(type="output", prediction=loss))
+
+
+@pytest.mark.parametrize(
+    ("cut", "before", "after", "expected"),
+    [
+        (Cut(2, (12,)), (2, 5, 12), (2, 5, 3, 4), Cut(2, (3,))),
+        (Cut(2, (4, 4, 4)), (2, 5, 12), (2, 5, 3, 4), Cut(3, (4,))),
+        (Cut(2, (12,)), (2, 5, 12), (10, 12), Cut(1, (12,))),
+        (Cut(1, (8,)), (2, 8, 7, 4), (16, 7, 4), Cut(0, (8, 8))),
+        (Cut(0, (8, 8)), (16, 7, 4), (2, 8, 7, 4), Cut(1, (8,))),
+        (Cut(1, (6,)), (2, 6, 5, 5), (2, 150), Cut(1, (150,))),
+        (Cut(3, (6,)), (2, 5, 5, 6), (2, 150), Cut(1, (6,) * 25)),
+        (Cut(1, (8,)), (2, 8, 4, 4), (2, 4, 32), Cut(1, (4,))),
+        (Cut(1, (6, 2)), (3, 8), (3, 8, 1), Cut(1, (6, 2))),
+        (Cut(1, (6, 2)), (3, 8), (3, 2, 4), None),
+    ],
+)
+def test_a_cut_seen_through_a_reshape(
+    cut: Cut, before: tuple[int, ...], after: tuple[int, ...], expected: Cut | None
+) -> None:
+    assert through_reshape(cut, before, after) == expected
+    if expected is None:
+        return
+    whole = np.arange(np.prod(before)).reshape(before)
+    for rank in range(2):
+        if all(block % 2 == 0 for block in (*cut.blocks, *expected.blocks)):
+            part = take_part(whole, cut, rank, 2)
+            np.testing.assert_array_equal(take_part(whole.reshape(after), expected, rank, 2).ravel(), part.ravel())
+
+
+def test_a_layer_of_gpt2_is_cut_by_heads_and_by_hidden_features() -> None:
+    plan = planned(gpt2(), 2)
+    assert plan.shards["h.0.attn.c_attn.weight"] == WeightShard(1, (32, 32, 32))
+    assert plan.shards["h.0.attn.c_attn.bias"] == WeightShard(0, (32, 32, 32))
+    assert plan.shards["h.0.attn.c_proj.weight"] == WeightShard(0, (32,))
+    assert plan.shards["h.0.mlp.c_fc.weight"] == WeightShard(1, (128,))
+    assert plan.shards["h.0.mlp.c_proj.weight"] == WeightShard(0, (128,))
+    assert plan.shards["wte.weight"] == WeightShard(0, (96,))
+    assert "h.0.attn.c_proj.bias" not in plan.shards
+    assert plan.partial_gradients == ()
+
+
+def test_heads_that_the_ranks_cannot_share_stay_whole_with_the_reason() -> None:
+    plan = planned(gpt2(heads=12, width=48), 8)
+    assert "h.0.attn.c_attn.weight" not in plan.shards
+    assert "h.0.mlp.c_fc.weight" in plan.shards
+    reason = plan.reasons["h.0.attn.c_attn.weight"]
+    assert reason.startswith("8 ranks cannot share the 12 parts of axis 2")
+    assert "'h.0.attn.c_attn.weight' (axis 1)" in reason
+    assert reason.endswith("sizes that can: 2, 3, 4, 6, 12")
+
+
+def test_a_vocabulary_may_be_shared_unevenly() -> None:
+    plan = planned(gpt2(vocab_size=97), 4)
+    assert plan.shards["wte.weight"] == WeightShard(0, (97,))
+    assert [plan.shards["wte.weight"].local_size(rank, 4) for rank in range(4)] == [24, 24, 24, 25]
+
+
+def test_what_cannot_be_cut_is_named_with_the_operator_in_the_way() -> None:
+    plan = planned(gpt2(), 2, (2, 9))
+    assert "too small to be worth" in plan.reasons["wpe.weight"]
+    assert "every rank computes whole" in plan.reasons["h.0.ln_1.weight"]
+
+
+def test_sizes_that_would_fit_are_listed_where_nothing_fits() -> None:
+    graph = parsed(
+        "agraph (float[B,4] x, float[4,6] a, float[6,3] b) => (float[B,3] loss)"
+        "{h = MatMul(x, a) r = Relu(h) loss = MatMul(r, b)}",
+        {"a": (4, 6), "b": (6, 3)},
+    )
+    with pytest.raises(ParametersError) as error:
+        planned(graph, 4, (5, 4))
+    message = str(error.value)
+    assert "horizontal_parallel_size is 4, but no weight of the model can be cut into 4 parts" in message
+    assert "'a' (axis 1)" in message
+    assert message.endswith("Sizes that divide some layer: 2, 3, 6.")
+    assert planned(graph, 3, (5, 4)).regions == (("a", "b"),)
+
+
+def test_a_model_without_anything_to_cut_is_refused() -> None:
+    graph = parsed("agraph (float[B,4] x, float[4,6] a) => (float[B,6] loss) {loss = MatMul(x, a)}", {"a": (4, 6)})
+    with pytest.raises(ParametersError, match="no weight of the model can be cut at all"):
+        planned(graph, 2, (5, 4))
+
+
+def test_a_lone_column_cut_is_not_made() -> None:
+    graph = parsed(
+        "agraph (float[B,4] x, float[4,6] a, float[6,3] b, float[6,8] c) => (float[B,3] loss, float[B,8] other)"
+        "{h = MatMul(x, a) r = Relu(h) loss = MatMul(r, b) other = MatMul(r, c)}",
+        {"a": (4, 6), "b": (6, 3), "c": (6, 8)},
+    )
+    plan = planned(graph, 2, (5, 4))
+    assert set(plan.shards) >= {"a", "b"}
+    lone = parsed(
+        "agraph (float[B,4] x, float[4,6] a, float[6,3] b, float[4,8] c) => (float[B,3] loss)"
+        "{h = MatMul(x, a) r = Relu(h) y = MatMul(r, b)"
+        "d = MatMul(x, c) e = Abs(d) s = ReduceMax <keepdims=0> (e) loss = Add(y, s)}",
+        {"a": (4, 6), "b": (6, 3), "c": (4, 8)},
+    )
+    plan = planned(lone, 2, (5, 4))
+    assert set(plan.shards) == {"a", "b"}
+    assert "ReduceMax) needs all of its reduced axis at once" in plan.reasons["c"]
+
+
+def test_clashing_cuts_are_chosen_by_what_they_save() -> None:
+    graph = parsed(
+        "agraph (float[B,4] x, float[4,6] a, float[6,8] b, float[8,40] c) => (float[B,40] loss)"
+        "{h = MatMul(x, a) i = Relu(h) j = MatMul(i, b) k = Relu(j) loss = MatMul(k, c)}",
+        {"a": (4, 6), "b": (6, 8), "c": (8, 40)},
+    )
+    plan = planned(graph, 2, (5, 4))
+    assert plan.regions == (("b", "c"),)
+    assert plan.reasons["a"] == "it could be cut only in the place of 'b', 'c', which hold more"
+
+
+def test_a_rank_gets_an_ordinary_graph_with_its_parts_and_the_whole_one_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    ir.save(create_model("gpt2", size="tiny", layers=1, heads=4, width=32, vocab_size=96), path, external_data="data")
+    graph = make_training_graph(path, loss=CROSS_ENTROPY)
+    plan = planned(graph, 2)
+    before = [node.op_type for node in graph.model.graph]
+    whole = {name: graph.model.graph.initializers[name].const_value.numpy().copy() for name in graph.weights}
+    locals_ = [localize(graph, plan, rank) for rank in range(2)]
+    assert [node.op_type for node in graph.model.graph] == before
+    for rank, local in enumerate(locals_):
+        assert local.weights == graph.weights
+        assert local.loss == "loss"
+        for name in graph.weights:
+            stored = local.model.graph.initializers[name].const_value
+            expected = take_part(whole[name], plan.shards.get(name), rank, 2)
+            assert tuple(stored.shape.numpy()) == expected.shape
+            np.testing.assert_array_equal(stored.numpy(), expected)
+    types = [node.op_type for node in locals_[0].model.graph if node.domain == "onward.parallel"]
+    assert types.count("AllReduce") == 4
+    assert types.count("Enter") == 3
+    assert types.count("AllGather") == 1
+    assert [str(v.name) for v in locals_[0].model.graph.outputs] == [str(v.name) for v in graph.model.graph.outputs]
+
+
+def test_one_rank_gets_the_graph_itself() -> None:
+    graph = gpt2()
+    plan = planned(graph, 1)
+    assert localize(graph, plan, 0) is graph
+
+
+def test_a_plan_of_another_graph_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the plan cuts 'h\.1\.attn.*', which the graph has not"):
+        localize(gpt2(layers=1), planned(gpt2(layers=2), 2), 0)
