@@ -13,10 +13,13 @@ from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.module import input_types
+from onward.lowering.shapes import ValueFacts, find_value_facts
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import LearningRateSchedule
 from onward.parameters import Loss, Parameters, TensorBoard, Training
+from onward.plan.decision import Plan, make_plan
 from onward.plan.stages_joined import join_stage_models
+from onward.plan.topology import Topology
 
 
 def read_training_graph(parameters: Parameters, path: Path, choose: bool = True) -> TrainingGraph:
@@ -120,9 +123,7 @@ def check_step(parameters: Training, step: int) -> None:
         )
 
 
-def known_dimensions(
-    training: Training, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]
-) -> dict[str, int]:
+def known_dimensions(training: Training, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> dict[str, int]:
     """Symbolic dimensions of a graph's inputs with their sizes in a micro-batch.
 
     `mapped_dimensions` come first, then what the data's samples have; a first axis is otherwise the batch's.
@@ -158,6 +159,28 @@ def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str
         name: tuple(dimensions[size] if isinstance(size, str) else size for size in shape)
         for name, shape in shapes.items()
     }
+
+
+def plan_run(
+    parameters: Parameters, topology: Topology, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]
+) -> Plan:
+    """Who does what in a run; sizes of the graph's values are looked up only where it is to be cut.
+
+    Args:
+        parameters: of the run.
+        topology: the mesh.
+        graph: whole, with its loss.
+        specs: what the data's samples have, where it is known.
+
+    Raises:
+        ParametersError: nothing can be cut as asked, or a size that a plan needs is not known.
+    """
+    facts, sizes = ValueFacts({}, {}), dict[str, int]()
+    if topology.horizontal_size * topology.pipeline_size > 1:
+        sizes = known_dimensions(parameters.training, graph, specs)
+    if topology.horizontal_size > 1:
+        facts = find_value_facts(graph, input_sizes(graph, sizes))
+    return make_plan(parameters, topology, graph, facts.shapes, facts.numbers, sizes)
 
 
 def make_schedule(parameters: Parameters) -> LearningRateSchedule:

@@ -73,7 +73,8 @@ CAUSAL = {
     ),
     "the lowest number, added": (f"{PRODUCT}{SLICED}z = Add(m, x)", {**SLICES, "tril": np.where(TRIL, 0.0, LOWEST)}),
     "Trilu of ones": (
-        f"{PRODUCT}l = Shape<start=2,end=3>(q)\nn = Concat<axis=0>(l, l)\no = Expand(ones, n)\nt = Trilu<upper=0>(o)\ne = Equal(t, zero)\n"
+        f"{PRODUCT}l = Shape<start=2,end=3>(q)\nn = Concat<axis=0>(l, l)\no = Expand(ones, n)\n"
+        f"t = Trilu<upper=0>(o)\ne = Equal(t, zero)\n"
         "m = Where(e, low, zero)\nz = Add(x, m)",
         {"c": 0.4, "ones": np.ones(1), "zero": np.zeros(1), "low": np.full(1, -math.inf)},
     ),

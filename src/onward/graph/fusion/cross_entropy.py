@@ -63,6 +63,8 @@ def _fuse(editor: Editor, node: ir.Node) -> None:
     if path is None:
         return
     linear, steps = path
+    if editor.facts.opset < 10 and any(step.op_type in ("Slice", "GatherND") for step in steps):
+        return
     rows = _rows(editor, linear, steps, node)
     attributes: dict[str, int | str] = {"reduction": reduction, "rows_are_classes": int(linear.rows_are_classes)}
     if "ignore_index" in node.attributes:
@@ -109,13 +111,11 @@ def _keeps_classes(editor: Editor, node: ir.Node) -> bool:
     if node.op_type == "Slice":
         axes = editor.facts.numbers(node.inputs[3]) if len(node.inputs) > 3 else None
         return before is not None and axes is not None and not {-1, len(before) - 1} & set(axes)
-    # Reshape: to rows, of as many classes as before.
-    if before is None or not before or before[-1] is None:
-        return False
+    # Reshape: of as many classes as before, so that rows stay rows, in their order.
+    classes = before[-1] if before else None
     sizes = None if node.inputs[1] is None else editor.facts.sizes(node.inputs[1])
-    if sizes is not None and len(sizes) == 2 and sizes[0] == -1 and sizes[1] == before[-1]:
-        return True
-    return after is not None and len(after) == 2 and after[-1] == before[-1]
+    found = (after or sizes or (None,))[-1]
+    return isinstance(classes, int) and classes in (found, sizes[-1] if sizes else None)
 
 
 def _linear(editor: Editor, value: ir.Value) -> _Linear | None:
@@ -159,12 +159,24 @@ def _of_product(editor: Editor, node: ir.Node, logits: ir.Value) -> _Linear | No
 def _rows(editor: Editor, linear: _Linear, steps: list[ir.Node], before: ir.Node) -> ir.Value:
     """The rows of `hidden` that the loss is taken of: what is done to the logits, done before the linear layer."""
     value = linear.hidden
-    for node in reversed(steps):
-        if node.op_type in ("GatherND", "Slice"):
-            inputs, name = [value, *node.inputs[1:]], f"{KIND}/{node.op_type}"
-            if node.op_type == "Slice":
-                value = editor.write("Slice", inputs, before, name=name)
-            else:
-                batch_dims = integer(node, "batch_dims", 0)
-                value = editor.write("GatherND", inputs, before, name=name, batch_dims=batch_dims)
+    picking = [place for place, node in enumerate(steps) if node.op_type in ("GatherND", "Slice")]
+    for place in reversed(range(picking[0] if picking else len(steps), len(steps))):
+        node, name = steps[place], f"{KIND}/{steps[place].op_type}"
+        inputs = [value, *node.inputs[1:]]
+        if node.op_type == "Slice":
+            value = editor.write("Slice", inputs, before, name=name)
+        elif node.op_type == "GatherND":
+            value = editor.write("GatherND", inputs, before, name=name, batch_dims=integer(node, "batch_dims", 0))
+        elif node.op_type == "Reshape":
+            value = _reshaped(editor, value, node, before)
     return value
+
+
+def _reshaped(editor: Editor, value: ir.Value, node: ir.Node, before: ir.Node) -> ir.Value:
+    """A value [..., W] in the shape that a node gives to [..., V], but for its last axis."""
+    ends = [editor.integers([0]), editor.integers([-1])]
+    lead = editor.write("Slice", [node.inputs[1], *ends], before)
+    whole = editor.write("Shape", [value], before)
+    last = editor.write("Slice", [whole, editor.integers([-1]), editor.integers([2**63 - 1])], before)
+    sizes = editor.write("Concat", [lead, last], before, axis=0)
+    return editor.write("Reshape", [value, sizes], before)
