@@ -37,7 +37,7 @@ HEADS = {
     "tied, transposed": "t = Transpose<perm=[1,0]>(wt)\nlogits = MatMul(h, t)",
     "Gemm of rows": "r = Reshape(h, rows)\ng = Gemm<transB=1>(r, wt, b)\nlogits = Reshape(g, back)",
     "Gemm of rows, the first token left out": (
-        "r = Reshape(h, rows)\ng = Gemm<transB=1>(r, wt, b)\nwhole = Reshape(g, back)\nlogits = Slice(whole, i1, i7, i1)"
+        "r = Reshape(h, rows)\ng = Gemm<transB=1>(r, wt, b)\na = Reshape(g, back)\nlogits = Slice(a, i1, i7, i1)"
     ),
 }
 
