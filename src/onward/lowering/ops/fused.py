@@ -34,14 +34,13 @@ def layer_normalization(
 def rms_normalization(X: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
     """`X / sqrt(mean(X²) + epsilon) * scale` over the axes from `axis` on (Zhang and Sennrich, 2019)."""
     dtype = _widest(X, scale)
-    if torch.is_autocast_enabled(X.device.type):
-        dtype = torch.promote_types(dtype, torch.float32)
     return F.rms_norm(X.to(dtype), X.shape[axis:], None if scale is None else scale.to(dtype), epsilon)
 
 
 def _widest(X: Tensor, *parameters: Tensor | None) -> torch.dtype:
-    """The widest type among tensors, which is what the written-out arithmetic would give."""
-    return reduce(torch.promote_types, [p.dtype for p in parameters if p is not None], X.dtype)
+    """The widest type among tensors, as the written-out arithmetic has it; at least float32 under autocast."""
+    lowest = torch.promote_types(X.dtype, torch.float32) if torch.is_autocast_enabled(X.device.type) else X.dtype
+    return reduce(torch.promote_types, [p.dtype for p in parameters if p is not None], lowest)
 
 
 @lowers("SwiGLU", domain=DOMAIN)
