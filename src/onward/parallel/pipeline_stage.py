@@ -14,7 +14,7 @@ from torch import nn
 from onward.plan.stages import Stage
 
 Compute = Callable[[Mapping[str, torch.Tensor], tuple[str, ...]], Mapping[str, Any]]
-"""(inputs of the stage's graph by name, names of values to compute) -> these values by name."""
+"""(features of the micro-batch and what the stage received, by name; names of values to compute) -> these values."""
 
 
 class StageModule(nn.Module):
@@ -53,8 +53,7 @@ class StageModule(nn.Module):
             transfer.name: _arrive(tensor) if transfer.with_gradient else tensor
             for transfer, tensor in zip(self.stage.received, received, strict=True)
         }
-        features = self._features[microbatch]
-        values = {**features, **arrived}
+        values = {**self._features[microbatch], **arrived}
         wanted = self._wanted if self._wanted is not None else () if self.loss is None else (self.loss,)
         relayed = set(self.stage.relayed)
         names = tuple(t.name for t in self.stage.sent if t.name not in relayed)
