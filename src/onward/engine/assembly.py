@@ -35,7 +35,9 @@ from onward.parallel.pipeline import Pipeline
 from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import Mesh
 from onward.parameters import Parameters
+from onward.plan.costs import NodeCost, measure_costs
 from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
+from onward.plan.recompute import check_recompute
 from onward.plan.schedules import SPLITS_BACKWARD, rank_of_stage
 from onward.plan.segments import plan_segments
 from onward.plan.stages import StagePlan
@@ -128,8 +130,11 @@ def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Pla
     local = graph_of_rank(graph, plan, mesh.place)
     stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
     parts = [local] if stages is None else [stage_graph(local, stages, i) for i in plan.stages_of(mesh.place)]
-    notes: list[str] = []
-    networks = [_network(part, parameters, mesh, notes) for part in parts]
+    note = check_recompute(graph.model.graph, parameters.recompute)
+    notes = [] if note is None else [note]
+    by_budget = parameters.recompute.memory_budget is not None
+    costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
+    networks = [_network(part, parameters, mesh, notes, costs) for part in parts]
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
     if stages is not None:
@@ -165,7 +170,9 @@ def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Pla
     )
 
 
-def _network(graph: TrainingGraph, parameters: Parameters, mesh: Mesh, notes: list[str]) -> Network:
+def _network(
+    graph: TrainingGraph, parameters: Parameters, mesh: Mesh, notes: list[str], costs: Mapping[str, NodeCost] | None
+) -> Network:
     outputs = None if graph.loss_names is None else (graph.loss_names.loss,)
     if parameters.distributed.pipeline_parallel_size > 1:
         outputs = None
@@ -174,7 +181,15 @@ def _network(graph: TrainingGraph, parameters: Parameters, mesh: Mesh, notes: li
     if low:
         notes.append(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
     is_cut = parameters.distributed.zero_stage > 0 and mesh.data is not None
-    return Network(net, plan_segments(graph.model.graph, graph.weights, is_cut, parameters.recompute))
+    segments = plan_segments(
+        graph.model.graph,
+        graph.weights,
+        is_cut,
+        parameters.recompute,
+        holds_loss=graph.loss_names is not None,
+        costs=costs,
+    )
+    return Network(net, segments)
 
 
 def _uses_all_weights(network: Network) -> bool:

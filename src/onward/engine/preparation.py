@@ -176,7 +176,8 @@ def plan_run(
         ParametersError: nothing can be cut as asked, or a size that a plan needs is not known.
     """
     facts, sizes = ValueFacts({}, {}), dict[str, int]()
-    if topology.horizontal_size * topology.pipeline_size > 1:
+    by_budget = parameters.recompute.memory_budget is not None
+    if topology.horizontal_size * topology.pipeline_size > 1 or by_budget:
         sizes = known_dimensions(parameters.training, graph, specs)
     if topology.horizontal_size > 1:
         facts = find_value_facts(graph, input_sizes(graph, sizes))

@@ -37,6 +37,7 @@ class Plan:
         schedule: in which order the stages compute.
         micro_batches: of one update.
         zero_stage: what replicas share out.
+        sizes: symbolic dimension of the inputs -> size in a micro-batch, as far as they were looked up.
     """
 
     topology: Topology
@@ -46,6 +47,7 @@ class Plan:
     schedule: PipelineSchedule
     micro_batches: int
     zero_stage: int
+    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def stages_of(self, place: Place) -> tuple[int, ...]:
         """The stages of a rank, ascending."""
@@ -92,6 +94,7 @@ def make_plan(
         distributed.pipeline_schedule,
         parameters.training.gradient_accumulation_steps,
         distributed.zero_stage if topology.data_size > 1 else 0,
+        dict(sizes),
     )
 
 

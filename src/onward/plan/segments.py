@@ -5,13 +5,15 @@ A segment is the unit of ZeRO's sharding, of recompute and of compilation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onward.graph.cuts import find_cut_points, reads
 from onward.parameter_distribution import Recompute
+from onward.plan.costs import NodeCost
+from onward.plan.recompute import choose_for_budget, find_attention, split_at_attention
 
 
 @dataclass(frozen=True)
@@ -31,34 +33,61 @@ class SegmentPlan:
     recomputed: frozenset[int]
 
 
-def plan_segments(graph: ir.Graph, weights: Collection[str], is_cut: bool, recompute: Recompute) -> SegmentPlan:
+def plan_segments(
+    graph: ir.Graph,
+    weights: Collection[str],
+    is_cut: bool,
+    recompute: Recompute,
+    *,
+    holds_loss: bool = True,
+    costs: Mapping[str, NodeCost] | None = None,
+) -> SegmentPlan:
     """Cuts a graph at all of its cut points, where its parts are to be sharded, recomputed or compiled by themselves.
 
     Args:
-        graph: prepared for lowering, with its loss.
+        graph: prepared for lowering, with its loss; or a stage of a pipeline.
         weights: that train.
         is_cut: whether it is to be cut at all, recompute aside.
         recompute: what is asked for.
+        holds_loss: whether the backward pass begins here, at once after the forward pass: then the last segment is
+            needed first, and recomputing it would save nothing.
+        costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
     """
-    ends = [point.nodes_before for point in find_cut_points(graph, weights)] if is_cut or recompute.segments else []
+    by_budget = recompute.memory_budget is not None
+    points = find_cut_points(graph, weights) if is_cut or recompute.segments or by_budget else ()
+    ends = [point.nodes_before for point in points]
+    nodes = list(graph)
+    coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
+    attentions = find_attention(graph) if by_budget or (recompute.attention and not recompute.segments) else []
+    parts, special = list[list[ir.Node]](), set[int]()
+    for segment in coarse:
+        found, inner = split_at_attention(segment, attentions)
+        special |= {len(parts) + index for index in inner}
+        parts += found
+    segment_of, readers = _assign(parts, weights)
+    candidates = range(len(parts) - holds_loss)
+    if by_budget:
+        assert recompute.memory_budget is not None
+        recomputed = choose_for_budget(parts, candidates, recompute.memory_budget, costs or {})
+    else:
+        wanted = candidates if recompute.segments else sorted(special)
+        recomputed = frozenset(list(wanted)[: recompute.number_recompute_layers or len(parts)])
+    return SegmentPlan(len(parts), segment_of, readers, recomputed)
+
+
+def _assign(
+    parts: Sequence[Sequence[ir.Node]], weights: Collection[str]
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """The segment of every node, and the segments that read each weight."""
     segment_of: dict[str, int] = {}
     readers: dict[str, list[int]] = {name: [] for name in weights}
-    segment = 0
-    for index, node in enumerate(graph):
-        if segment < len(ends) and index >= ends[segment]:
-            segment += 1
-        segment_of[label_of(node)] = segment
-        for value in reads(node):
-            if value.name in readers and value.is_initializer() and segment not in readers[str(value.name)]:
-                readers[str(value.name)].append(segment)
-    recomputed = range(segment) if recompute.segments else range(0)  # the last is needed first: nothing would be saved
-    limit = recompute.number_recompute_layers or segment
-    return SegmentPlan(
-        segment + 1,
-        segment_of,
-        {name: tuple(found) or (0,) for name, found in readers.items()},
-        frozenset(list(recomputed)[:limit]),
-    )
+    for segment, nodes in enumerate(parts):
+        for node in nodes:
+            segment_of[label_of(node)] = segment
+            for value in reads(node):
+                if value.name in readers and value.is_initializer() and segment not in readers[str(value.name)]:
+                    readers[str(value.name)].append(segment)
+    return segment_of, {name: tuple(found) or (0,) for name, found in readers.items()}
 
 
 def label_of(node: ir.Node) -> str:
