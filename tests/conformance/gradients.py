@@ -6,6 +6,7 @@ the gradients' checks. `python -m benchmarks.coverage --gradients` counts them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -109,9 +110,8 @@ def at_older_versions(newest: Check) -> Iterator[Check]:
     (node,) = newest.model.graph.node
     versions = [
         schema
-        for schema in onnx.defs.get_all_schemas_with_history()
-        if (schema.domain, schema.name) == newest.operator
-        and _SAME_SINCE.get(node.op_type, 1) <= schema.since_version < newest.combination[2]
+        for schema in _history().get(newest.operator, ())
+        if _SAME_SINCE.get(node.op_type, 1) <= schema.since_version < newest.combination[2]
     ]
     names = [formal.name for formal in _schema(newest).inputs]
     for schema in sorted(versions, key=lambda one: -one.since_version):
@@ -138,6 +138,14 @@ def at_older_versions(newest: Check) -> Iterator[Check]:
             next(o for o in model.opset_import if o.domain == old.domain).version = schema.since_version
             name = f"{newest.name}-{schema.since_version}"
             yield Check(name, newest.operator, combination_of(model, newest.operator), model, tuple(inputs), True)
+
+
+@functools.cache
+def _history() -> dict[tuple[str, str], list[onnx.defs.OpSchema]]:
+    found: dict[tuple[str, str], list[onnx.defs.OpSchema]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        found.setdefault((schema.domain, schema.name), []).append(schema)
+    return found
 
 
 def _schema(one: Check) -> onnx.defs.OpSchema:
