@@ -268,7 +268,11 @@ def do_nothing(folder: Path) -> None:
             ["--training.gradient_accumulation_steps", "3"],
             ["training.num_train_steps is 8, not a multiple of training.gradient_accumulation_steps, which is 3;"],
         ),
-        (do_nothing, ["--distributed.sequence_parallel", "true"], ["distributed.sequence_parallel is true, but horizontal_parallel_size is 1"]),
+        (
+            do_nothing,
+            ["--distributed.sequence_parallel", "true"],
+            ["distributed.sequence_parallel is true, but horizontal_parallel_size is 1"],
+        ),
         (do_nothing, ["--paths.train_data_dir", "null"], ["paths.train_data_dir is missing; name the folder of the"]),
         (do_nothing, ["--paths.train_data_dir", "/nowhere"], ["/nowhere", "does not exist"]),
         (plan_a_second_round, [], ["data directory '{folder}/nowhere' does not exist"]),

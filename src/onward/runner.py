@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from onward.artifacts.inference_model import export, export_weights
-from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
-from onward.checkpoint.writing import CheckpointWriter
+from onward.checkpoint.run_checkpoints import RunCheckpoints
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
@@ -28,13 +27,12 @@ from onward.engine.loss_shares import LossShares
 from onward.engine.preparation import (
     check_dimensions,
     check_step,
-    input_sizes,
-    known_dimensions,
     label_ranges,
     loss_spec,
     make_folder,
     make_loss_scale,
     make_schedule,
+    plan_run,
     read_training_graph,
     watched_names,
 )
@@ -44,18 +42,15 @@ from onward.engine.steps import Steps
 from onward.environment import Environment
 from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
 from onward.graph.loss_file import write_model_with_loss
-from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
-from onward.lowering.shapes import ValueFacts, find_value_facts
 from onward.optim.building import unmatched_rules
 from onward.parallel.agreement import agree_on_stop, check_same
 from onward.parallel.gathering import gather_whole
 from onward.parallel.process import Mesh, start
 from onward.parameter_checks import fixed_fields_changed
 from onward.parameters import Parameters, check
-from onward.plan.decision import Plan, make_plan
-from onward.report.profiler import NodeProfiler
+from onward.report.profiler import NodeProfiler, profiled
 from onward.report.watching import Watchers
 
 GO_ON = "The same command goes on from there."
@@ -91,9 +86,7 @@ class TrainingRunner:
         self.watchers = Watchers(watchers)
         self._mesh = mesh
         self._assembly: Assembly | None = None
-        self._writer: CheckpointWriter | None = None
         self.resumed_update: int | None = None
-        self._saved_update = -1
         self._evaluated: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
 
     # ------------------------------------------------------------------ initialize
@@ -124,8 +117,8 @@ class TrainingRunner:
         for note in graph.notes:
             self.watchers.on_message(note)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
-        self._plan = self._make_plan(graph, feature_specs or {})
-        self._assembly = assemble(self.parameters, self.mesh, graph, self._plan)
+        plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
+        self._assembly = assemble(self.parameters, self.mesh, graph, plan)
         for note in dict.fromkeys(self._assembly.notes):
             self.watchers.on_message(note)
         self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
@@ -135,19 +128,11 @@ class TrainingRunner:
         self._load_checkpoint()
         self._write_graphs()
 
-    def _make_plan(self, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> Plan:
-        """Who does what; sizes are looked up only where the graph is to be cut."""
-        topology, facts, sizes = self.mesh.topology, ValueFacts({}, {}), dict[str, int]()
-        if topology.horizontal_size * topology.pipeline_size > 1:
-            sizes = known_dimensions(self.parameters.training, graph, specs)
-        if topology.horizontal_size > 1:
-            facts = find_value_facts(graph, input_sizes(graph, sizes))
-        return make_plan(self.parameters, topology, graph, facts.shapes, facts.numbers, sizes)
-
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
             self._mesh = start(self.parameters.distributed, "cuda" if self.environment.device.type == "cuda" else "cpu")
+        self._checkpoints = RunCheckpoints(self.mesh)
         place, topology = self.mesh.place, self.mesh.topology
         stream = place.pipeline * topology.data_size + place.data
         torch.manual_seed(self.parameters.training.seed + stream * SEED_STRIDE)
@@ -177,25 +162,14 @@ class TrainingRunner:
         check_dimensions(self.parameters.training.mapped_dimensions, self._graph)
 
     def _load_checkpoint(self) -> None:
-        settings = self.parameters.checkpoint
-        asked = settings.checkpoint_to_load_path
-        path = find_latest(settings.checkpoints_dir) if settings.checkpoints_dir is not None else None
-        if path is None and asked is not None:
-            path = find_checkpoint(asked)
-        if path is None:
+        notes = self._checkpoints.resume(self.parameters.checkpoint, self.state)
+        if notes is None:
             return
-        record = read_record(path)
-        pieces = self.state.pieces()
-        lacking = read_pieces(path, pieces, optional=("random/",), group=self.mesh.control)
-        random = {n: piece.tensor for n, piece in pieces.items() if n.startswith("random/") and n not in lacking}
-        for note in self.state.restore(random, record):
+        for note in notes:
             self.watchers.on_message(note)
         counters = self.state.counters
         rounds = (self.parameters, *self.parameters.next_rounds)
         self.resumed_update = counters.update
-        self.watchers.on_message(
-            f"resumed from {path}: round {counters.round}, step {counters.step}, {counters.update} updates done."
-        )
         # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
         if counters.round < len(rounds) and counters.step >= rounds[counters.round].training.num_train_steps:
             self._finish_round()
@@ -274,14 +248,15 @@ class TrainingRunner:
         begin = dataclasses.replace(self.state.counters)
         clock, reports, metrics = Clock(), list[StepReport](), dict[str, float]()
         if self.parameters.checkpoint.checkpoints_dir is not None:
-            self._checkpoint_writer()  # where nothing can be saved, nothing is worth training
+            self._checkpoints.open(self.parameters.checkpoint)  # where nothing can be saved, nothing is worth training
         if test_data_loader is not None and not self.parameters.training.skip_evaluation:
             self._evaluator.check_specs(test_data_loader.feature_specs())
         check_step(self.parameters.training, begin.step)
         check_dimensions(mapped_dimensions or {}, self._graph)
         self._dimensions = {**self.parameters.training.mapped_dimensions, **(mapped_dimensions or {})}
         with StopRequest() as stop, self._saving_after_failure():
-            with closing_batches(self._training_batches(training_data_loader)) as batches:
+            begin_batches = training_data_loader.batches(self.parameters.training.batch_size, self.state.cursor)
+            with closing_batches(begin_batches) as batches:
                 for done in self._profiled_steps(batches, clock):
                     if done.report is not None:
                         reports = [*reports[:1], done.report]
@@ -310,9 +285,6 @@ class TrainingRunner:
         self.state.counters.samples = 0
         self.state.cursor = DataCursor()
 
-    def _training_batches(self, loader: BatchSource) -> Iterator[Batch]:
-        return loader.batches(self.parameters.training.batch_size, self.state.cursor)
-
     def _profiled_steps(self, batches: Iterator[Batch], clock: Clock) -> Iterator[StepDone]:
         """The steps of the round; those that the user asked for under the profiler."""
         settings = self.parameters.profiler
@@ -320,20 +292,10 @@ class TrainingRunner:
             yield from self._steps(batches, clock)
             return
         folder = settings.trace_dir or self.trained_model_path.parent / "profile"
-        profiler = NodeProfiler(settings.first_step, settings.last_step, folder)
+        profiler = NodeProfiler(settings.first_step, settings.last_step, folder, self.mesh.rank)
         steps = self._steps(batches, clock, profiler.instrument)
-        try:
-            profiler.before_step(self.state.counters.step + 1)
-            for done in steps:
-                report = profiler.after_step(done.step)
-                if report is not None:
-                    self.watchers.on_message(report.table(settings.top_nodes))
-                yield done
-                profiler.before_step(done.step + 1)
-        finally:
-            # The round ended before the range did, or a step failed.
-            if profiler.active:
-                self.watchers.on_message(profiler.stop().table(settings.top_nodes))
+        report = self.watchers.on_message
+        yield from profiled(profiler, steps, self.state.counters.step, settings.top_nodes, report)
 
     def _steps(
         self,
@@ -391,30 +353,18 @@ class TrainingRunner:
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         started = time.perf_counter()
-        state, writer = self.state, self._checkpoint_writer()
-        record = {**state.record(), "parameters": self.parameters.to_mapping()}
-        path = writer.save(state.counters.update, state.pieces(), record, state.rank_record())
-        self._saved_update = self.state.counters.update
+        state = self.state
+        path = self._checkpoints.save(self.parameters, state)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, self.state.counters.update, str(path), stall))
         return path
 
-    def _checkpoint_writer(self) -> CheckpointWriter:
-        settings = self.parameters.checkpoint
-        if self._writer is None:
-            if settings.checkpoints_dir is None:
-                raise ParametersError("checkpoint.checkpoints_dir is not set; say where checkpoints go.")
-            self._writer = CheckpointWriter(
-                settings.checkpoints_dir, settings.max_num_checkpoints, settings.blocking, self.mesh.control
-            )
-        return self._writer
-
     def _save_last_of_round(self) -> str | None:
         if self.parameters.checkpoint.checkpoints_dir is None:
             return None
         path = self.save_checkpoint()
-        self._checkpoint_writer().wait()
+        self._checkpoints.wait()
         return str(path)
 
     @contextlib.contextmanager
@@ -428,12 +378,12 @@ class TrainingRunner:
             if self.mesh.world_size > 1:
                 raise  # the others are in another place; what is saved is saved
             self.state.return_to_mark()
-            is_new = self.state.counters.update > max(begin, self._saved_update)
+            is_new = self.state.counters.update > max(begin, self._checkpoints.saved_update)
             if self.parameters.checkpoint.checkpoints_dir is None or not is_new or isinstance(error, StorageError):
                 raise
             try:
                 path = self.save_checkpoint()
-                self._checkpoint_writer().wait()
+                self._checkpoints.wait()
             except OnwardError as second:
                 error.add_note(f"The steps before could not be saved: {second}")
             else:
@@ -447,7 +397,7 @@ class TrainingRunner:
                 "checkpoint.checkpoints_dir is not set."
             )
         path = self.save_checkpoint()
-        self._checkpoint_writer().wait()
+        self._checkpoints.wait()
         raise Interrupted(f"stopped by {signal_name} after step {self.state.counters.step}; saved as {path}. {GO_ON}")
 
     # ------------------------------------------------------------------ end
@@ -459,9 +409,7 @@ class TrainingRunner:
             loader, report = self._evaluated
             if report is None or loader is not test_data_loader or report.update != update:
                 report = self.evaluate(test_data_loader)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._checkpoints.close()
         if self.parameters.paths.output_dir is not None:
             self._export()
         return report

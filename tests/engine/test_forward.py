@@ -138,4 +138,4 @@ def test_features_that_do_not_fit() -> None:
         forward.reader.to_tensors({**batch(2), "labels": np.zeros(2, np.float32)})
     mapped = Forward(whole_network(network()), ("loss",), Precision(None), dimensions={"batch": 8})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 4\] \(batch axis first\); the model expects \[8, 4\]"):
-        mapped.to_tensors(batch(2))
+        mapped.reader.to_tensors(batch(2))

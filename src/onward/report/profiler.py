@@ -20,6 +20,7 @@ from torch import fx
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
+from onward.engine.loop import StepDone
 from onward.errors import StorageError
 from onward.lowering.host import to_host, to_tensor
 from onward.lowering.program import NodeLabel, Program
@@ -233,3 +234,29 @@ def _quiet_kineto() -> Iterator[None]:
 
 
 __all__ = ["NodeProfiler", "ProfileReport"]
+
+
+def profiled(
+    profiler: NodeProfiler, steps: Iterator[StepDone], step: int, top_nodes: int, on_table: Callable[[str], None]
+) -> Iterator[StepDone]:
+    """The steps of a round, those of the profiler's range under it; the table of the slowest nodes when it is over.
+
+    Args:
+        profiler: of the range.
+        steps: of the round.
+        step: done before the first of them.
+        top_nodes: rows of the table.
+        on_table: gets it.
+    """
+    try:
+        profiler.before_step(step + 1)
+        for done in steps:
+            report = profiler.after_step(done.step)
+            if report is not None:
+                on_table(report.table(top_nodes))
+            yield done
+            profiler.before_step(done.step + 1)
+    finally:
+        # The round ended before the range did, or a step failed.
+        if profiler.active:
+            on_table(profiler.stop().table(top_nodes))
