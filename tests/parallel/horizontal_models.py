@@ -31,16 +31,20 @@ class Example:
         features: name -> tensor of a batch.
         planned: the same of the batch that the plan is made for: other sizes of open dimensions.
         loss: what is minimized.
+        fuse: put one node in the place of several where that is known.
     """
 
     make: Callable[[], ir.Model]
     features: Callable[[], dict[str, Tensor]]
     planned: Callable[[], dict[str, Tensor]]
     loss: LossSpec = CROSS_ENTROPY
+    fuse: bool = False
 
     def graph(self, path: str | None = None) -> TrainingGraph:
         """The graph to train; of the model's file, if it was written."""
-        return make_training_graph(self.make() if path is None else path, loss=self.loss, count_correct=True)
+        return make_training_graph(
+            self.make() if path is None else path, loss=self.loss, count_correct=True, fuse=self.fuse
+        )
 
 
 def exported(module: nn.Module, inputs: tuple[Tensor, ...], open_axes: tuple[int, ...], opset: int = 20) -> ir.Model:
@@ -362,3 +366,14 @@ EXAMPLES |= {
     "normed-heads-even": replace(EXAMPLES["normed-heads"], features=vectors(3, 8), planned=vectors(2, 12)),
 }
 """The same with sequences that four ranks can share by tokens."""
+
+_LARGER = {**GPT2, "vocab_size": 260}
+EXAMPLES |= {
+    "gpt2-fused": Example(lambda: reference("gpt2", **_LARGER), tokens(3, 8, 260), tokens(2, 12, 260), fuse=True),
+    "gpt2-dropout-fused": Example(
+        lambda: reference("gpt2", **{**_LARGER, "dropout": 0.5}), tokens(3, 8, 260), tokens(2, 12, 260), fuse=True
+    ),
+    "bert-fused": replace(EXAMPLES["bert-even"], fuse=True),
+    "llama-fused": replace(EXAMPLES["llama-even"], fuse=True),
+}
+"""The same after fusion; 260 classes are enough for the loss to be fused with the output layer."""

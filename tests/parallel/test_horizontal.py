@@ -91,7 +91,9 @@ def check(name: str, size: int, folder: Path, by_tokens: bool = False) -> None:
 
 
 FAST = ("gpt2", "gpt2-untied", "gpt2-opset13", "bert", "squeezenet", "mnist", "mnist-conv")
-EXPORTED = tuple(name for name in EXAMPLES if name not in (*FAST, "gpt2-wide") and not name.endswith("-even"))
+EXPORTED = tuple(
+    name for name in EXAMPLES if name not in (*FAST, "gpt2-wide") and not name.endswith(("-even", "-fused"))
+)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -110,6 +112,12 @@ def test_ranks_compute_what_one_does_for_exports(name: str, size: int, tmp_path:
 @pytest.mark.parametrize("name", FAST)
 def test_four_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     check(name, 4, tmp_path)
+
+
+@pytest.mark.parametrize("by_tokens", [False, True])
+@pytest.mark.parametrize("name", ["gpt2-fused", "bert-fused", pytest.param("llama-fused", marks=pytest.mark.slow)])
+def test_two_ranks_compute_what_one_does_after_fusion(name: str, by_tokens: bool, tmp_path: Path) -> None:
+    check(name, 2, tmp_path, by_tokens)
 
 
 BY_TOKENS = ("gpt2", "gpt2-untied", "bert")

@@ -85,7 +85,7 @@ def test_a_layer_costs_two_all_reduces_forward_and_two_backward(size: int) -> No
 
 
 def test_a_layer_shared_by_tokens_costs_two_pairs_forward_and_two_backward() -> None:
-    """Korthikanti et al., 2022, section 4.2.2: an all-reduce becomes a reduce-scatter and an all-gather, the same bytes."""
+    """Korthikanti et al., 2022, section 4.2.2: an all-reduce becomes a reduce-scatter and an all-gather."""
     activation = BATCH * LENGTH * WIDTH * 4
     assert calls_of_two_layers(2, by_tokens=True) == {
         ("forward", "reduce_scatter", activation): 2 * 2,

@@ -11,6 +11,7 @@ from onward.lowering.module import OnnxModule
 from onward.lowering.shapes import find_value_facts
 from onward.models import create_model
 from onward.parallel.horizontal import connect
+from onward.parallel.horizontal.attention import attention_of_part
 from onward.parallel.horizontal.random import drop_part, numbers_of_rank
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import plan_horizontal
@@ -66,6 +67,21 @@ def test_gradients_follow_the_mask_also_when_a_segment_is_repeated() -> None:
     repeated = checkpoint(lambda y: (drop_part(y, 0.5, 1)[0] ** 2).sum(), x, use_reentrant=False)
     (again,) = torch.autograd.grad(repeated, x)
     assert torch.equal(again, plain)
+
+
+def test_fused_attention_drops_differently_on_every_rank() -> None:
+    q, k, v = torch.randn(3, 1, 2, 6, 4).unbind(0)
+    cut = {"cut_axis": 1, "blocks": (4,), "size": 2, "scale": 0.5, "dropout_ratio": 0.5}
+    results, states = [], []
+    for rank, training in ((0, True), (1, True), (0, False), (1, False)):
+        torch.manual_seed(5)
+        results.append(attention_of_part(q, k, v, rank=rank, training=training, **cut))
+        states.append(torch.get_rng_state())
+    assert not torch.equal(results[0], results[1])
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(results[2], results[3])
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5)
+    torch.testing.assert_close(results[2], expected)
 
 
 def dropped(_: int) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 `connect` names the process group, once, before such a graph runs.
 """
 
-from onward.parallel.horizontal import loss, operators, random, tokens
+from onward.parallel.horizontal import attention, loss, operators, random, tokens
 from onward.parallel.horizontal.collectives import connect
 
-__all__ = ["connect", "loss", "operators", "random", "tokens"]
+__all__ = ["attention", "connect", "loss", "operators", "random", "tokens"]

@@ -70,7 +70,15 @@ class AddAfterwards:
     axis: int
 
 
-Edit = SetEntry | SetAttribute | Replace | AddAfterwards
+@dataclass(frozen=True)
+class TakeInputs:
+    """The node goes on with these of its inputs, in this order, and without these attributes."""
+
+    inputs: tuple[int, ...]
+    without: tuple[str, ...]
+
+
+Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddAfterwards
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onward.graph.node_writer import value_names
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import DOMAIN, AddAfterwards, Cut, Edit, Replace, SetAttribute, SetEntry
+from onward.plan.horizontal.cuts import DOMAIN, AddAfterwards, Cut, Edit, Replace, SetAttribute, SetEntry, TakeInputs
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.horizontal.tokens import ANY_LENGTH
 from onward.plan.shards import take_part
@@ -158,6 +158,13 @@ class _Localizer:
                 entries.setdefault(edit.target, []).append(edit)
             elif isinstance(edit, SetAttribute):
                 node.attributes[edit.name] = ir.AttrInt64(edit.name, self._local(edit.cut))
+            elif isinstance(edit, TakeInputs):
+                kept = [node.inputs[index] if index < len(node.inputs) else None for index in edit.inputs]
+                node.resize_inputs(len(kept))
+                for index, value in enumerate(kept):
+                    node.replace_input_with(index, value)
+                for name in edit.without:
+                    node.attributes.pop(name, None)
             elif isinstance(edit, Replace):
                 node.domain, node.op_type = DOMAIN, edit.op_type
                 node.version = VERSION

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 import onward.plan.horizontal.rules_elementwise
+import onward.plan.horizontal.rules_fused
 import onward.plan.horizontal.rules_linear
 import onward.plan.horizontal.rules_movement  # noqa: F401  (importing registers the rules)
 from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient

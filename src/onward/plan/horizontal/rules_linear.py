@@ -174,7 +174,7 @@ def gather_elements(site: Site, inputs: Known, outputs: Known) -> Assignment:
     return follow([Link({0: a, 1: a}, {0: a}) for a in axes], site, inputs, outputs, "indexed axis")
 
 
-@rule("Attention", domains=("", "onward.fused"))
+@rule("Attention")
 def attention(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """Whole heads of queries, with the heads of keys and values that they look at."""
     edits: tuple[Edit, ...] = ()

@@ -1,0 +1,68 @@
+"""Rules of the operators of `onward.fused`, which fusion puts in the place of several of the user's nodes."""
+
+from __future__ import annotations
+
+from onward.graph.fusion.rewriting import DOMAIN
+from onward.plan.horizontal.cuts import (
+    Assignment,
+    CannotCutError,
+    Cut,
+    Known,
+    Link,
+    Replace,
+    Site,
+    TakeInputs,
+    broadcast_links,
+    follow,
+)
+from onward.plan.horizontal.rules import rule
+from onward.plan.horizontal.rules_elementwise import elementwise, normalization_of_last_axes
+from onward.plan.horizontal.rules_linear import attention
+
+rule("Gelu", "Swish", "SwiGLU", domains=(DOMAIN,))(elementwise)
+rule("LayerNormalization", "RMSNormalization", domains=(DOMAIN,))(normalization_of_last_axes)
+
+
+@rule("RotaryEmbedding", domains=(DOMAIN,))
+def rotary_embedding(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis but the last, whose halves are turned; the tables broadcast."""
+    last = len(site.result()) - 1
+    links = [link for link in broadcast_links(site, [0, 1, 2]) if link.outputs[0] != last]
+    return follow(links, site, inputs, outputs, "features")
+
+
+@rule("Attention", domains=(DOMAIN,))
+def fused_attention(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Whole heads, in masks too; with dropout inside, the ranks draw different numbers."""
+    found = attention(site, {i: cut for i, cut in inputs.items() if i < 4}, outputs)
+    heads = site.shape(0)[1]
+    cuts = {i: cut for i, cut in found.inputs.items() if i < 4}
+    if site.has_input(4):
+        seen = site.shape(4)
+        if len(seen) >= 3 and seen[-3] == heads:
+            cuts[4] = Cut(len(seen) - 3, (heads,))
+    edits = (Replace("Attention", cuts[0]),) if site.attribute("dropout_ratio", 0.0) > 0 else ()
+    return Assignment(cuts, found.outputs, counts=found.counts, edits=edits)
+
+
+@rule("VisibleRows", "OpenedMask", domains=(DOMAIN,))
+def mask_rows(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis but those of queries and keys."""
+    links = [Link({0: axis}, {0: axis}) for axis in range(len(site.result()) - 2)]
+    return follow(links, site, inputs, outputs)
+
+
+@rule("LinearCrossEntropy", domains=(DOMAIN,))
+def linear_cross_entropy(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The classes: the loss is taken of each rank's own scores, which the graph still has."""
+    axes = {1: 0 if site.attribute("rows_are_classes", 1) else 1, 3: 1, 6: 0}
+    if site.has_input(4):
+        axes[4] = len(site.shape(4)) - 1
+    blocks = {cut.blocks for cut in inputs.values()}
+    fits = all(axes.get(index) == cut.axis for index, cut in inputs.items())
+    if outputs or not fits or len(blocks) != 1 or len(next(iter(blocks))) != 1:
+        raise CannotCutError(f"{site.name} can be cut by classes only")
+    (own,) = blocks
+    cuts = {index: Cut(axis, own) for index, axis in axes.items() if site.has_input(index)}
+    edits = (TakeInputs((3, 2, 5), ("rows_are_classes",)), Replace("ShardedCrossEntropy", cuts[3]))
+    return Assignment(cuts, gathers=True, edits=edits)
