@@ -28,6 +28,7 @@ _TORCH_WRITES_OUT = (
     aten.nll_loss2d_backward,
     aten.native_batch_norm_backward,
     aten.native_group_norm_backward,
+    aten.silu_backward,
 )
 
 

@@ -1,0 +1,66 @@
+"""Training graphs of fused networks are in standard operators too, and give onnxruntime the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from onward.artifacts.training_graph import write_training_graph
+from onward.graph.loss import LossSpec
+from onward.graph.training_graph import make_training_graph
+from onward.lowering.module import OnnxModule
+from onward.models import create_model
+from tests.artifacts.plain_runtime import autograd_gradients, call, largest_error, open_session
+from tests.graph.fusion.pairs import kinds, parse
+
+BOUND = 2e-5
+
+
+def check(net: OnnxModule, path: Path, features: dict[str, torch.Tensor]) -> None:
+    write_training_graph(net, path)
+    expected = autograd_gradients(net.train(), features)
+    found = call(open_session(path), features)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert largest_error(found[name], value) < BOUND, name
+
+
+def test_gated_layer(tmp_path: Path) -> None:
+    """RMS normalization, SwiGLU and GELU, each written out."""
+    body = (
+        "s = Mul(x, x)\nv = ReduceMean<axes=[-1]>(s)\ne = Add(v, eps)\nr = Sqrt(e)\nq = Div(x, r)\nn = Mul(q, scale)\n"
+        "g = MatMul(n, gate)\nu = MatMul(n, up)\nt = Sigmoid(g)\nw = Mul(g, t)\nh = Mul(w, u)\n"
+        "a = Div(h, root2)\nf = Erf(a)\no = Add(f, one)\np = Mul(h, o)\nk = Mul(p, half)\ny = ReduceMean<keepdims=0>(k)"
+    )
+    rng = np.random.default_rng(0)
+    stored = {name: rng.normal(size=(6, 5)).astype(np.float32) for name in ("gate", "up")}
+    stored["scale"] = rng.normal(size=6).astype(np.float32)
+    numbers = {"eps": 1e-5, "root2": 2**0.5, "one": 1.0, "half": 0.5}
+    model = parse(
+        "float[3,6] x", "float y", body, {**stored, **{n: np.float32(v).reshape(()) for n, v in numbers.items()}}, 17
+    )
+    graph = make_training_graph(
+        model, loss=LossSpec("output", prediction="y"), weights_to_train=list(stored), fuse=True
+    )
+    assert kinds(graph) == {"rms_normalization": 1, "gelu": 1, "swish": 1, "swiglu": 1}
+    net = OnnxModule(graph, ("y",))
+    features = {"x": torch.randn(3, 6, generator=torch.Generator().manual_seed(0))}
+    write_training_graph(net, tmp_path / "t.onnx")
+    found = call(open_session(tmp_path / "t.onnx"), features)
+    for name, value in autograd_gradients(net, features).items():
+        assert largest_error(found[{"loss": "y"}.get(name, name)], value) < BOUND, name
+
+
+@pytest.mark.slow
+def test_gpt2(tmp_path: Path) -> None:
+    """Attention, norms, GELU and the chunked loss, with all sizes open."""
+    options = {"layers": 1, "heads": 2, "width": 8, "vocab_size": 300, "context_length": 16, "dropout": 0.0}
+    spec = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    graph = make_training_graph(create_model("gpt2", opset=14, **options), loss=spec, fuse=True)
+    assert kinds(graph) == {"attention": 1, "layer_normalization": 3, "gelu": 1, "cross_entropy": 1}
+    generator = torch.Generator().manual_seed(0)
+    features = {name: torch.randint(0, 300, (2, 6), generator=generator) for name in ("input_ids", "labels")}
+    check(OnnxModule(graph, ("loss",)), tmp_path / "t.onnx", features)
