@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from onward.errors import DataError, ModelError, NodeError
+from onward.graph.training_graph import TrainingGraph
 from onward.parallel.pipeline_stage import StageModule
+from onward.parameter_distribution import Distributed
+from onward.plan.stages import StagePlan
+from onward.plan.stages_choice import choose_stages
 from tests.parallel.pipelines import (
     STAGES_PER_RANK,
     Outcome,
+    PlanOf,
     automatic_plan,
     awkward_plan,
     batches,
     by_every_schedule,
     difference,
+    in_a_pipeline,
     in_one_process,
     make_pipeline,
     mesh_of,
 )
 from tests.parallel.test_pipeline import compare
+from tests.plan.staged_models import graph_of
 from tests.ranks import run_on_ranks
 
 QUARTERS = torch.full((4,), 0.25)
@@ -36,6 +45,29 @@ def test_integers_shapes_views_and_branches_cross_the_cuts() -> None:
     ranks = run_on_ranks(2, awkward_on_rank, features)
     for index in range(len(STAGES_PER_RANK)):
         compare("awkward", [outcomes[index] for outcomes in ranks], alone)
+
+
+def cut_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
+    """The U-Net by a cut list in the original's format."""
+    distributed = Distributed(
+        pipeline_parallel_size=stage_count, pipeline_partition_cut_list="down0-joined0:down1-joined1:down2"
+    )
+    return choose_stages(graph, distributed, 4, {})
+
+
+def joined_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
+    """As the models were cut beforehand; where they are is only asked by who joins them."""
+    distributed = Distributed(pipeline_parallel_size=stage_count, pipeline_stage_paths=(Path("0"), Path("1")))
+    return choose_stages(graph, distributed, 4, {})
+
+
+@pytest.mark.parametrize(("name", "plan_of"), [("u_net", cut_plan), ("joined", joined_plan)])
+def test_cut_lists_and_models_cut_beforehand_run(name: str, plan_of: PlanOf) -> None:
+    features = batches(name, 4)
+    alone = in_one_process(name, features, QUARTERS)
+    received = {transfer.name for transfer in plan_of(graph_of(name), 2).stages[1].received}
+    assert received == ({"hidden"} if name == "joined" else {"down0", "down1", "down2"})
+    compare(name, run_on_ranks(2, in_a_pipeline, name, plan_of, "1F1B", 2, features, QUARTERS), alone)
 
 
 def bf16_on_rank(features: list[dict[str, torch.Tensor]]) -> list[Outcome]:

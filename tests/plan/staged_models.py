@@ -12,6 +12,7 @@ import torch
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.models import create_model
+from onward.plan.stages_joined import join_stage_models
 
 GPT2 = {"size": "tiny", "layers": 4, "heads": 2, "width": 16, "vocab_size": 31, "context_length": 12, "dropout": 0.0}
 BERT = {"size": "tiny", "layers": 4, "heads": 2, "width": 16, "vocab_size": 31, "context_length": 12, "dropout": 0.0}
@@ -160,14 +161,41 @@ def two_towers() -> ir.Model:
     return sketch.model(*ends)
 
 
+_TABLE = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+"""A weight of two stages that were cut beforehand."""
+
+
+def first_stage() -> ir.Model:
+    sketch = Sketch()
+    x = sketch.input("x", ["batch", 4])
+    inner = sketch.node("Gemm", "inner", x, sketch.weight("tied", array=_TABLE), sketch.weight("constant", 4))
+    hidden = sketch.node("Relu", "hidden", inner)
+    hidden.shape = ir.Shape(["batch", 4])
+    return sketch.model(hidden)
+
+
+def second_stage() -> ir.Model:
+    """Its value `inner`, node `node_inner` and weight `constant` have names of the first; `tied` is the same."""
+    sketch = Sketch(seed=1)
+    hidden, x = sketch.input("hidden", ["batch", 4]), sketch.input("x", ["batch", 4])
+    inner = sketch.node("Gemm", "inner", hidden, sketch.weight("tied", array=_TABLE), sketch.weight("constant", 4))
+    added = sketch.node("Add", "added", inner, x)
+    logits = sketch.node("Gemm", "logits", added, sketch.weight("last", 4, 4))
+    logits.shape = ir.Shape(["batch", 4])
+    return sketch.model(logits)
+
+
 def graph_of(name: str) -> TrainingGraph:
-    """A training graph by name: mlp, awkward, two_towers, gpt2, gpt2_dropout, bert, squeezenet, u_net."""
+    """A training graph by name: mlp, awkward, joined, two_towers, gpt2, gpt2_dropout, bert, squeezenet, u_net."""
     if name == "mlp":
         return make_training_graph(mlp(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
     if name == "awkward":
         return make_training_graph(
             awkward(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
         )
+    if name == "joined":
+        joined = join_stage_models([first_stage(), second_stage()])
+        return make_training_graph(joined, loss=LossSpec("mean_squared_error", prediction="logits", label="y"))
     if name == "two_towers":
         return make_training_graph(two_towers(), loss=LossSpec("mean_squared_error", prediction="a", label="y"))
     if name == "u_net":
@@ -195,6 +223,8 @@ def batch_of(name: str, seed: int, samples: int = 2) -> Mapping[str, torch.Tenso
 
     if name == "mlp":
         return {"x": torch.randn(samples, 8, generator=generator), "labels": whole(8, samples)}
+    if name == "joined":
+        return {feature: torch.randn(samples, 4, generator=generator) for feature in ("x", "y")}
     if name == "awkward":
         return {
             "x": torch.randn(samples, 6, generator=generator),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onward.errors import ModelError
+from onward.graph.loss import LossSpec
+from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
-from onward.plan.costs import measure_costs
-from tests.plan.staged_models import batch_of, graph_of
+from onward.plan.costs import DEFAULT_SIZE, measure_costs
+from tests.plan.staged_models import Sketch, batch_of, graph_of
 
 SIZES = {
     "mlp": {"batch": 2},
@@ -77,3 +80,17 @@ def test_a_lookup_does_not_read_its_whole_table() -> None:
 def test_an_unknown_dimension_is_refused() -> None:
     with pytest.raises(ModelError, match="names 'bach'"):
         measure_costs(graph_of("mlp"), {"bach": 2})
+
+
+def test_only_sizes_that_were_given_may_contradict_the_model() -> None:
+    """An exporter that traces one batch of 3 writes it into the graph, and still calls the axis `batch`."""
+    sketch = Sketch()
+    x = sketch.input("x", ["batch", 4])
+    rows = sketch.weight("rows", array=np.ones((3, 4), np.float32))
+    added = sketch.node("Add", "added", sketch.node("Gemm", "first", x, sketch.weight("w", 4, 4)), rows)
+    loss = LossSpec("mean_squared_error", prediction="added", label="y")
+    graph = make_training_graph(sketch.model(added), loss=loss)
+    assert measure_costs(graph, {"batch": 3}).nodes["first"].forward == 2 * 3 * 4 * 4
+    assert measure_costs(graph, {}).nodes["first"].forward == 2 * DEFAULT_SIZE * 4 * 4
+    with pytest.raises(ModelError, match="contradict a size that the model fixes"):
+        measure_costs(graph, {"batch": 5})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -17,30 +16,9 @@ from onward.plan.stages import plan_stages
 from onward.plan.stages_cut_list import stages_by_note
 from onward.plan.stages_joined import join_stage_models
 from onward.plan.stages_values import find_roles
-from tests.plan.staged_models import Sketch
+from tests.plan.staged_models import first_stage, second_stage
 
 LOSS = LossSpec("mean_squared_error", prediction="logits", label="y")
-TABLE = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-
-
-def first_stage() -> ir.Model:
-    sketch = Sketch()
-    x = sketch.input("x", ["batch", 4])
-    inner = sketch.node("Gemm", "inner", x, sketch.weight("tied", array=TABLE), sketch.weight("constant", 4))
-    hidden = sketch.node("Relu", "hidden", inner)
-    hidden.shape = ir.Shape(["batch", 4])
-    return sketch.model(hidden)
-
-
-def second_stage() -> ir.Model:
-    """Its value `inner`, node `node_inner` and weight `constant` have names of the first; `tied` is the same."""
-    sketch = Sketch(seed=1)
-    hidden, x = sketch.input("hidden", ["batch", 4]), sketch.input("x", ["batch", 4])
-    inner = sketch.node("Gemm", "inner", hidden, sketch.weight("tied", array=TABLE), sketch.weight("constant", 4))
-    added = sketch.node("Add", "added", inner, x)
-    logits = sketch.node("Gemm", "logits", added, sketch.weight("last", 4, 4))
-    logits.shape = ir.Shape(["batch", 4])
-    return sketch.model(logits)
 
 
 def test_the_joined_network_computes_what_the_stages_do_one_after_the_other(tmp_path: Path) -> None:

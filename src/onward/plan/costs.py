@@ -5,13 +5,15 @@ Counted from shapes alone, per operator of the ONNX standard. One multiply-add i
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onward.graph.dimensions import bind_dimensions, symbolic_dimensions
+from onward.errors import ModelError
+from onward.graph.dimensions import bind_dimensions, evaluate_dimension, symbolic_dimensions
 from onward.graph.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.schedules import StageCost
@@ -130,26 +132,34 @@ class _Shapes:
         for value in (output for node in model.graph for output in node.outputs):
             if value.type is None:
                 value.shape = None  # a shape without a type cannot be written down, and is inferred again
-        open_sizes = dict.fromkeys(symbolic_dimensions(model), DEFAULT_SIZE) | dict(sizes)
-        if open_sizes:
-            bind_dimensions(model, open_sizes)
+        self._sizes = dict.fromkeys(symbolic_dimensions(model), DEFAULT_SIZE) | dict(sizes)
+        if sizes:
+            bind_dimensions(model, sizes)
+        with contextlib.suppress(ModelError):  # a model traced at one size need not take a guessed one
+            guessed = model.clone()
+            bind_dimensions(guessed, {name: size for name, size in self._sizes.items() if name not in sizes})
+            model = guessed
         self._values = inferred_values(model)
         self._inputs = {str(value.name): value for value in model.graph.inputs}
         self._guessed: dict[ir.Value, tuple[int, ...]] = {}
 
     def of(self, value: ir.Value) -> tuple[int, ...]:
-        """The shape of a value; an unknown size counts 1, an unknown shape is the largest that its node reads."""
+        """The shape of a value; an unknown size is `DEFAULT_SIZE`, an unknown shape the largest that its node reads."""
         if value.const_value is not None:
             return tuple(int(size) for size in value.const_value.shape.numpy())
         known = self._values.get(str(value.name)) or self._inputs.get(str(value.name)) or value
         if known.shape is not None:
-            return tuple(size if isinstance(size, int) else 1 for size in known.shape)
+            return tuple(size if isinstance(size, int) else self._size_of(size) for size in known.shape)
         if value not in self._guessed:
             self._guessed[value] = ()
             node = value.producer()
             read = [] if node is None else [self.of(v) for v in node.inputs if v is not None and v.const_value is None]
             self._guessed[value] = max(read, key=math.prod, default=())
         return self._guessed[value]
+
+    def _size_of(self, dimension: ir.SymbolicDim) -> int:
+        found = None if dimension.value is None else evaluate_dimension(str(dimension.value), self._sizes)
+        return DEFAULT_SIZE if found is None else found
 
     def bytes(self, value: ir.Value) -> float:
         """The memory of a value; elements of unknown type count four bytes."""
