@@ -47,8 +47,8 @@ def test_a_frozen_layer_is_computed_once_but_a_small_table_anywhere(elements: in
     sketch = Sketch()
     x = sketch.input("x", ["batch", 4])
     wide = sketch.node("MatMul", "wide", x, sketch.weight("frozen", 4, elements))
-    narrow = sketch.node("Slice", "narrow", wide, sketch.weight("from", array=np.array([0])),
-                         sketch.weight("to", array=np.array([4])), sketch.weight("axes", array=np.array([1])))  # fmt: skip
+    ends = [sketch.weight(name, array=np.array([number])) for name, number in (("from", 0), ("to", 4), ("axes", 1))]
+    narrow = sketch.node("Slice", "narrow", wide, *ends)
     roles = find_roles(finished(sketch, narrow, ()))
     assert ("wide" in bound(roles)) is is_bound
     # What depends on a bound value is bound, too.

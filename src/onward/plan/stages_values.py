@@ -19,7 +19,7 @@ LARGEST_TABLE_ELEMENTS = 4096
 """A product with a frozen matrix of more elements is a layer, not a table of frequencies; it is computed once."""
 
 _RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 _LAYERS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "Gemm", "RNN", "GRU", "LSTM",
                      "Attention", "BatchNormalization"})  # fmt: skip
@@ -134,7 +134,7 @@ def _is_bound(node: ir.Node, reads_weight: bool) -> bool:
 
 
 def _draws(node: ir.Node) -> bool:
-    if node.op_type in _RANDOM and node.domain == "":
+    if node.op_type in _RANDOM or "Dropout" in node.op_type:  # of any domain: BiasDropout, BitmaskDropout, ...
         return True
     return any(
         _draws(inner)
