@@ -20,7 +20,7 @@ from onward.engine.micro_batches import MicroBatches, OneByOne, ThroughPipeline
 from onward.engine.network import Network
 from onward.engine.pipelined import PipelinedForward, StageCompute
 from onward.engine.precision import Precision
-from onward.engine.preparation import make_loss_scale
+from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
@@ -127,7 +127,7 @@ def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Pla
         raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     horizontal.connect(mesh.horizontal)
-    local = graph_of_rank(graph, plan, mesh.place)
+    local = graph_of_rank(graph, plan, mesh.place, watched_names(parameters.tensorboard, graph).values)
     stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
     parts = [local] if stages is None else [stage_graph(local, stages, i) for i in plan.stages_of(mesh.place)]
     note = check_recompute(graph.model.graph, parameters.recompute)

@@ -216,6 +216,7 @@ def _add_bert(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNa
         terms.to_computing_type(writer, positions, int64),
     )
     gathered.shape = None if logits.shape is None else ir.Shape([*masked, logits.shape[2]])
+    gathered.type = logits.type
     rows = terms.class_rows(writer, gathered, -1 if gathered.shape is None else 2)
     flat = _as_rows(writer, ids, rows)
     ignore_index = 0 if spec.ignore_index is None else spec.ignore_index

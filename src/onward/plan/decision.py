@@ -5,7 +5,7 @@ It is made on one process without any other: on a laptop by `onward plan`, and b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,8 @@ def make_plan(
         ParametersError: nothing can be cut as asked.
     """
     distributed = parameters.distributed
-    horizontal = plan_horizontal(graph, topology.horizontal_size, shapes, numbers)
+    by_tokens = distributed.sequence_parallel
+    horizontal = plan_horizontal(graph, topology.horizontal_size, shapes, numbers, sequence_parallel=by_tokens)
     count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
     stage_of: dict[str, int] = {}
     if count > 1:
@@ -111,9 +112,12 @@ def _choose_stages(
     return balanced_stages(graph, count, roles, measure_costs(graph, sizes, roles))
 
 
-def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place) -> TrainingGraph:
-    """The graph that a rank shares with its pipeline: its parts of the weights, all stages still in one."""
-    return localize(graph, plan.horizontal, place.horizontal)
+def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, whole: Sequence[str] = ()) -> TrainingGraph:
+    """The graph that a rank shares with its pipeline: its parts of the weights, all stages still in one.
+
+    `whole` names values that are to be gathered where the horizontal ranks have parts of them.
+    """
+    return localize(graph, plan.horizontal, place.horizontal, whole=whole)
 
 
 def stages_of_local_graph(local: TrainingGraph, plan: Plan) -> StagePlan:
