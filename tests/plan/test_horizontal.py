@@ -193,3 +193,26 @@ def test_one_rank_gets_the_graph_itself() -> None:
 def test_a_plan_of_another_graph_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the plan cuts 'h\.1\.attn.*', which the graph has not"):
         localize(gpt2(layers=1), planned(gpt2(layers=2), 2), 0)
+
+
+def test_shared_tokens_leave_the_gradients_of_norms_and_biases_to_be_added_up() -> None:
+    graph = gpt2()
+    facts = find_value_facts(graph, {"input_ids": (2, 8), "labels": (2, 8)})
+    plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=True)
+    between = {
+        "h.0.attn.c_proj.bias",
+        "h.0.mlp.c_proj.bias",
+        *(f"h.0.ln_{i}.{w}" for i in (1, 2) for w in ("weight", "bias")),
+    }
+    assert set(plan.partial_gradients) == between | {"ln_f.weight", "ln_f.bias"}
+    assert plan.token_axes["h.0/Add_output"] == 1
+    types = [node.op_type for node in localize(graph, plan, 0).model.graph if node.domain == "onward.parallel"]
+    assert types.count("ReduceScatter") == types.count("GatherTokens") == 3
+    assert types.count("AllReduce") == types.count("Enter") == 0
+
+
+def test_tokens_that_the_ranks_cannot_share_stay_whole() -> None:
+    graph = gpt2()
+    facts = find_value_facts(graph, {"input_ids": (2, 7), "labels": (2, 7)})
+    plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=True)
+    assert plan.token_axes == {}
