@@ -162,6 +162,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "immutable_weights": {},
         "revive_dropout": (),
         "mapped_dimensions": {},
+        "is_perf_test": False,
     },
     LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
     Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},

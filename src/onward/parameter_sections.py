@@ -163,6 +163,8 @@ class Training:
         immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.
         revive_dropout: rules, each `{ratio, after_operators, after_values}`: dropout that an export left out.
         mapped_dimensions: symbolic dimension of the model -> its size.
+        is_perf_test: train on random batches made from the model's inputs, and say how fast and how large that is;
+            nothing is saved or evaluated, and no data are needed.
     """
 
     __pydantic_config__ = STRICT
@@ -180,6 +182,7 @@ class Training:
     immutable_weights: Mapping[str, tuple[tuple[CountFromZero, Number], ...]] = field(default_factory=dict)
     revive_dropout: tuple[DropoutRule, ...] = ()
     mapped_dimensions: Mapping[str, Count] = field(default_factory=dict)
+    is_perf_test: Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,11 +297,15 @@ class Speed:
             never contains them.
         fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
             `rotary_embedding`, `cross_entropy`.
+        compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
+            on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
+            run uncompiled.
     """
 
     __pydantic_config__ = STRICT
     fuse: Flag = True
     fusions_off: tuple[FusionName, ...] = ()
+    compile: Literal["auto"] | Flag = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

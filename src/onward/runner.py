@@ -42,6 +42,7 @@ from onward.engine.steps import Steps
 from onward.environment import Environment
 from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
 from onward.graph.loss_file import write_model_with_loss
+from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.optim.building import unmatched_rules
@@ -118,7 +119,7 @@ class TrainingRunner:
             self.watchers.on_message(note)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
-        self._assembly = assemble(self.parameters, self.mesh, graph, plan)
+        self._assembly = assemble(self.parameters, self.mesh, graph, plan, self.watchers.on_message)
         for note in dict.fromkeys(self._assembly.notes):
             self.watchers.on_message(note)
         self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
@@ -189,6 +190,11 @@ class TrainingRunner:
         if self._mesh is None:
             raise OnwardError("TrainingRunner.initialize() must be called first.")
         return self._mesh
+
+    @property
+    def graph(self) -> TrainingGraph:
+        """What is trained, whole, with its loss."""
+        return self._graph
 
     @property
     def net(self) -> OnnxModule:
@@ -352,9 +358,8 @@ class TrainingRunner:
 
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
-        started = time.perf_counter()
-        state = self.state
-        path = self._checkpoints.save(self.parameters, state)
+        started, _ = time.perf_counter(), self.mesh
+        path = self._checkpoints.save(self.parameters, self.state)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, self.state.counters.update, str(path), stall))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from onward.data.loader import DataLoader
+from onward.engine.performance import performance_lines, synthetic_loader
+from onward.engine.preparation import known_dimensions, label_ranges
 from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import ParametersError
@@ -13,7 +16,7 @@ from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
 from onward.parallel.launching import check_room, launch_workers, worker_count
 from onward.parallel.process import Mesh, start, stop
-from onward.parameters import Parameters
+from onward.parameters import Checkpoint, Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.watching import Watchers, make_watchers
 from onward.runner import TrainingRunner
@@ -55,6 +58,9 @@ def _train_here(parameters: Parameters) -> None:
         deterministic=machine.deterministic,
     )
     mesh = start(parameters.distributed, "cuda" if environment.device.type == "cuda" else "cpu")
+    if parameters.training.is_perf_test:
+        _measure(parameters, environment, mesh)
+        return
     data = [(_training_loader(one, mesh), _test_loader(one, mesh)) for one in rounds]
     opening = _OpeningMessages()
     watchers: list[Watcher] = [ConsoleWatcher(), opening] if mesh.rank == 0 else []
@@ -77,6 +83,31 @@ def _train_here(parameters: Parameters) -> None:
         runner.watchers.close()
     stop(mesh)
     runner.watchers.raise_failures()
+
+
+def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> None:
+    """One round on synthetic data, of which nothing stays but what it says."""
+    parameters = replace(
+        parameters,
+        paths=replace(parameters.paths, output_dir=None),
+        checkpoint=Checkpoint(),
+        training=replace(parameters.training, skip_evaluation=True, evaluation_period=0),
+        next_rounds=(),
+    )
+    runner = TrainingRunner(parameters, environment, [ConsoleWatcher()] if mesh.rank == 0 else [], mesh)
+    folder = parameters.paths.train_data_dir
+    specs = _training_loader(parameters, mesh).feature_specs() if folder is not None and folder.is_dir() else {}
+    try:
+        runner.initialize(specs)
+        sizes = known_dimensions(parameters.training, runner.graph, specs)
+        ranges = label_ranges(parameters.loss, runner.graph)
+        summary = runner.run(synthetic_loader(parameters, runner.graph, sizes, ranges))
+        device = environment.device
+        for line in performance_lines(parameters, runner.graph, sizes, summary, device, mesh.world_size):
+            runner.watchers.on_message(line)
+    finally:
+        runner.watchers.close()
+    stop(mesh)
 
 
 class _OpeningMessages(Watchers):

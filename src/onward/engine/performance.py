@@ -1,0 +1,122 @@
+"""Measuring speed before there are data: synthetic batches made from a model's inputs, and what a run of them tells."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+
+import onnx_ir as ir
+import torch
+
+from onward.data.in_memory import InMemoryDataLoader, SyntheticFeature, make_synthetic_loader
+from onward.engine.features import LabelRange
+from onward.engine.precision import Precision
+from onward.engine.preparation import input_sizes
+from onward.engine.reports import RunSummary
+from onward.graph.cuts import reads
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.module import input_types
+from onward.parameters import Parameters
+from onward.plan.costs import measure_costs
+
+SYNTHETIC_BATCHES = 4
+"""So many batches are drawn and read again and again."""
+
+PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
+PRODUCT_SECONDS = 0.5
+
+
+def synthetic_loader(
+    parameters: Parameters,
+    graph: TrainingGraph,
+    dimensions: Mapping[str, int],
+    label_ranges: Mapping[str, LabelRange],
+) -> InMemoryDataLoader:
+    """Random batches that a graph can read: labels among its classes, indices among the rows of its tables.
+
+    Raises:
+        ParametersError: the size of a dimension is not known.
+    """
+    sizes, (dtypes, _) = input_sizes(graph, dimensions), input_types(graph)
+    rows = _table_rows(graph)
+    features = {}
+    for name, shape in sizes.items():
+        dtype = torch.empty(0, dtype=dtypes[name]).numpy().dtype
+        high = label_ranges[name].classes if name in label_ranges else rows.get(name, 2 if dtype.kind in "iub" else 1)
+        features[name] = SyntheticFeature(shape[1:], dtype, 0, high)
+    samples = parameters.training.batch_size * SYNTHETIC_BATCHES
+    return make_synthetic_loader(features, samples, seed=parameters.training.seed)
+
+
+def _table_rows(graph: TrainingGraph) -> dict[str, int]:
+    """Inputs that pick rows of tables -> rows of the smallest of them, through casts and reshapes."""
+    found: dict[str, int] = {}
+    inputs = {value for value in graph.model.graph.inputs if not value.is_initializer()}
+    origin: dict[ir.Value, ir.Value] = {value: value for value in inputs}
+    for node in graph.model.graph:
+        read = list(reads(node))
+        if node.op_type in ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten") and read[0] in origin:
+            origin[node.outputs[0]] = origin[read[0]]
+        if node.op_type == "Gather" and len(read) > 1 and read[1] in origin and read[0].shape is not None:
+            axis = node.attributes.get_int("axis", 0)
+            size = read[0].shape[axis]
+            if isinstance(size, int):
+                name = str(origin[read[1]].name)
+                found[name] = min(size, found.get(name, size))
+    return found
+
+
+def performance_lines(
+    parameters: Parameters,
+    graph: TrainingGraph,
+    dimensions: Mapping[str, int],
+    summary: RunSummary,
+    device: torch.device,
+    world_size: int,
+) -> list[str]:
+    """What was measured, one sentence each: throughput, share of the machine's own rate, peak memory."""
+    cost = measure_costs(graph, dict(dimensions))
+    total = cost.total(cost.nodes)
+    operations = total.forward + total.backward_input + total.backward_weight
+    per_sample = operations / parameters.training.batch_size
+    rate = per_sample * summary.stable_samples_per_second / world_size
+    dtype = Precision.of(parameters.mixed_precision).dtype or torch.float32
+    possible = product_rate(device, dtype)
+    memory = _peak_memory_bytes(device)
+    kind = str(dtype).removeprefix("torch.")
+    return [
+        f"performance: {summary.stable_samples_per_second:,.1f} samples/s on synthetic data, over the last steps.",
+        f"performance: {per_sample / 1e9:,.2f} GFLOP a sample, {rate / 1e9:,.1f} GFLOP/s a process: "
+        f"{rate / possible:.1%} of the {possible / 1e9:,.1f} GFLOP/s of a large {kind} matrix product here.",
+        f"performance: {memory / 2**20:,.0f} MiB at most in this process"
+        + (", all that torch allocated on the GPU." if device.type == "cuda" else ", Python and libraries included."),
+    ]
+
+
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a large matrix product, measured for half a second."""
+    size = PRODUCT_SIZE[device.type]
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    a @ b
+    _wait(device)
+    count, started = 0, time.perf_counter()
+    while time.perf_counter() - started < PRODUCT_SECONDS:
+        a @ b
+        count += 1
+        if device.type == "cuda" and count % 8 == 0:
+            _wait(device)
+    _wait(device)
+    return 2 * size**3 * count / (time.perf_counter() - started)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
