@@ -15,6 +15,8 @@ from onward.parallel.pipeline import check_wrapping
 from onward.parallel.process import Mesh
 from onward.parameter_distribution import PipelineSchedule
 from onward.plan.schedules import SPLITS_BACKWARD
+from tests.laws.rank_pool import end_ranks
+from tests.laws.test_layouts import follows, layout
 from tests.parallel.pipelines import (
     STAGES_PER_RANK,
     Outcome,
@@ -80,3 +82,13 @@ def test_ddp_is_refused_where_it_would_miss_gradients() -> None:
         with pytest.raises(ParametersError, match=r"does not see. Use Interleaved1F1B, or set zero_stage"):
             check_wrapping(schedule, [Wrapped()])  # type: ignore[arg-type]
     check_wrapping("1F1B", [Wrapped()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", sorted(SPLITS_BACKWARD))
+def test_zero_3_by_segments_loses_no_gradient_under_zero_bubble_schedules(schedule: str) -> None:
+    """ZeRO 3 puts segments away after their forward pass; `by_fully_shard` above has none."""
+    try:
+        follows("deep_gpt2", layout(2, 1, 2, pipeline_schedule=schedule, zero_stage=3), 4)
+    finally:
+        end_ranks()

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch.nn.parallel import DistributedDataParallel
 
@@ -75,6 +76,8 @@ class Pipeline:
         size = self.group.size()
         check_schedule(schedule, size, len(plan), micro_batches)
         check_wrapping(schedule, self.modules.values())
+        if schedule in SPLITS_BACKWARD:
+            _keep_gathered(self.modules.values())
         self.ranks = tuple(rank_of_stage(schedule, size, stage) for stage in range(len(plan)))
         expected = [stage for stage, rank in enumerate(self.ranks) if rank == self.rank]
         assert list(self.modules) == expected, f"rank {self.rank} holds stages {list(self.modules)}, not {expected}"
@@ -236,6 +239,18 @@ def check_wrapping(schedule: PipelineSchedule, modules: Iterable[nn.Module]) -> 
             f"distributed.pipeline_schedule {schedule} computes gradients of weights apart from those of activations, "
             "which torch's DistributedDataParallel does not see. Use Interleaved1F1B, or set zero_stage."
         )
+
+
+def _keep_gathered(modules: Iterable[nn.Module]) -> None:
+    """Leaves weights that ZeRO 3 gathers segment by segment gathered from the forward pass to the end of the update.
+
+    Split backward passes look for the weights in the graph of the forward pass, and would find none of those that were
+    put away in between; their gradients would be missing without a word.
+    """
+    for module in modules:
+        for inner in module.modules():
+            if isinstance(inner, FSDPModule):
+                inner.set_reshard_after_forward(False, recurse=False)
 
 
 def stage_module_in(module: nn.Module) -> StageModule:
