@@ -334,3 +334,14 @@ def test_layers_share_one_mask() -> None:
     inputs["pad"] = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], dtype=torch.float64).reshape(B, 1, 1, L)
     _, fused = assert_fused(parse(signature, "double[b,h,l,d] y2", body, stored), inputs, {"attention": 2})
     assert sum(node.op_type == "OpenedMask" for node in fused.graph.model.graph) == 1
+
+
+def test_a_mask_that_makes_scores_larger_stays() -> None:
+    """One sequence against the masks of two samples: torch's kernel does not broadcast that way."""
+    body = (
+        "kt = Transpose<perm=[0,1,3,2]>(k)\na = MatMul(q, kt)\nz = Add(a, pad)\n"
+        "p = Softmax<axis=-1>(z)\ny = MatMul(p, v)"
+    )
+    signature = "double[1,h,l,d] q, double[1,h,s,d] k, double[1,h,s,e] v, double[2,1,1,s] pad"
+    _, fused = both(parse(signature, SIGNATURE[1], body))
+    assert kinds(fused.graph) == {}

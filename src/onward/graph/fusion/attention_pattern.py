@@ -243,7 +243,7 @@ def _trace_addition(editor: Editor, node: ir.Node, steps: int) -> Scores | None:
         inner = _trace(editor, source, steps - 1)
         if inner is None:
             continue
-        if not _fits(editor, added, inner):
+        if not _fits(editor, added, source):
             return None
         mask = _infinite_choice(editor, added) or Mask(added)
         return _masked(inner, mask, node)
@@ -255,11 +255,13 @@ def _masked(inner: Scores, mask: Mask, node: ir.Node) -> Scores:
     return replace(inner, masks=(mask, *inner.masks), nodes=(*inner.nodes, node))
 
 
-def _fits(editor: Editor, mask: ir.Value, scores: Scores) -> bool:
-    """Whether a mask broadcasts to the scores, and not the scores to it: by its rank."""
-    rank = editor.facts.rank(mask)
-    of_scores = 4 if scores.groups is not None else editor.facts.rank(scores.query.value)
-    return rank is not None and of_scores is not None and rank <= of_scores
+def _fits(editor: Editor, mask: ir.Value, scores: ir.Value) -> bool:
+    """Whether a mask broadcasts to the scores, and not the scores to it, as far as sizes are known."""
+    shape, of_scores = editor.facts.shape(mask), editor.facts.shape(scores)
+    if shape is None or of_scores is None or len(shape) > len(of_scores):
+        return False
+    pairs = zip(reversed(shape), reversed(of_scores), strict=False)
+    return all(left == 1 or right != 1 for left, right in pairs)
 
 
 def _infinite_choice(editor: Editor, value: ir.Value) -> Mask | None:
@@ -285,7 +287,7 @@ def _trace_choice(editor: Editor, node: ir.Node, steps: int) -> Scores | None:
         if number is None or number > HIDDEN:
             continue
         inner = _trace(editor, source, steps - 1)
-        if inner is None or not _fits(editor, condition, inner):
+        if inner is None or not _fits(editor, condition, source):
             continue
         return _masked(inner, Mask(condition, fill, hidden_if), node)
     return None
