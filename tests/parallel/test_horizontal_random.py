@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
+from onward.lowering.ops.fused_attention import attention
 from onward.lowering.shapes import find_value_facts
 from onward.models import create_model
 from onward.parallel.horizontal import connect
@@ -82,6 +83,28 @@ def test_fused_attention_drops_differently_on_every_rank() -> None:
     assert torch.equal(results[2], results[3])
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5)
     torch.testing.assert_close(results[2], expected)
+
+
+def test_compiled_attention_drops_as_written_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 6, 8, generator=generator)
+    k, v = torch.randn(2, 2, 2, 6, 8, generator=generator).unbind(0)
+    mask = torch.rand(2, 1, 6, 6, generator=generator) < 0.7
+    mask[1, 0, 2] = False
+    seen = mask.any(-1, keepdim=True)
+    opened = mask | ~seen
+    cut = {"cut_axis": 1, "blocks": (8,), "size": 2, "rank": 1, "scale": 0.3, "training": True}
+    compiled = torch.compile(attention_of_part, backend="eager", fullgraph=True)
+    for empty in ("uniform", "zero"):
+        torch.manual_seed(5)
+        found = compiled(q, k, v, opened, seen, dropout_ratio=1e-9, empty_rows=empty, **cut)
+        expected = attention(q, k, v, opened, seen, scale=0.3, empty_rows=empty, training=False)
+        torch.testing.assert_close(found, expected)
+    torch.manual_seed(5)
+    causal = compiled(q, k, v, is_causal=1, dropout_ratio=1e-9, **cut)
+    torch.testing.assert_close(causal, attention(q, k, v, is_causal=1, scale=0.3, training=False))
+    torch.manual_seed(5)
+    assert not torch.equal(compiled(q, k, v, is_causal=1, dropout_ratio=0.5, **cut), causal)
 
 
 def dropped(_: int) -> dict[str, torch.Tensor]:
