@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from onward.errors import NodeError
+from onward.lowering.passes import is_recomputing
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Program:
 
     `code(training, device, *inputs, *tensors)` returns the outputs as a tuple. `tensors` names the model's own
     tensors (weights, running statistics, constants) that the code reads, in the order of its arguments;
-    `attribute_tensors` holds those of them that were attributes of nodes.
+    `attribute_tensors` holds those of them that were attributes of nodes. `run` is called in the place of `code`
+    where it is given: the same, compiled.
     """
 
     code: fx.GraphModule
@@ -42,6 +44,7 @@ class Program:
     tensors: tuple[str, ...]
     outputs: tuple[str, ...]
     attribute_tensors: Mapping[str, torch.Tensor]
+    run: Callable[..., tuple[Any, ...]] | None = None
 
     def __call__(
         self, training: bool, device: torch.device, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]
@@ -51,10 +54,12 @@ class Program:
         if torch.compiler.is_compiling():
             return self.code(*arguments)  # type: ignore[no-any-return]
         try:
-            return self.code(*arguments)  # type: ignore[no-any-return]
+            return (self.run or self.code)(*arguments)
         except (NodeError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if is_recomputing():
+                raise  # torch ends a repetition by an exception as soon as it has all that the backward pass needs
             raise _name_the_node(self.code, arguments, error) from error
 
     def tensor(self, name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
