@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from onward.engine.compilation import Compilation, choose
 from onward.engine.exchange import GradientExchange
 from onward.engine.features import FeatureReader, LabelRange
 from onward.engine.forward import Forward
@@ -115,8 +116,10 @@ class Assembly:
         return PipelinedForward(self.pipeline, self.reader(None, label_ranges), outputs)
 
 
-def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan) -> Assembly:
-    """Builds what a rank trains.
+def assemble(
+    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, say: Callable[[str], None] = print
+) -> Assembly:
+    """Builds what a rank trains; `say` takes sentences for the user that come up later.
 
     Raises:
         ModelError: the graph cannot be lowered.
@@ -134,7 +137,8 @@ def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Pla
     notes = [] if note is None else [note]
     by_budget = parameters.recompute.memory_budget is not None
     costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
-    networks = [_network(part, parameters, mesh, notes, costs) for part in parts]
+    compilation = _compilation(parameters, graph, mesh, notes, say)
+    networks = [_network(part, parameters, mesh, notes, costs, compilation) for part in parts]
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
     if stages is not None:
@@ -170,8 +174,22 @@ def assemble(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Pla
     )
 
 
+def _compilation(
+    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, notes: list[str], say: Callable[[str], None]
+) -> Compilation | None:
+    wanted = parameters.speed.compile
+    choice = choose(wanted, graph, mesh.device)
+    notes += [] if choice.note is None else [choice.note]
+    return Compilation(wanted is True, say) if choice.is_on else None
+
+
 def _network(
-    graph: TrainingGraph, parameters: Parameters, mesh: Mesh, notes: list[str], costs: Mapping[str, NodeCost] | None
+    graph: TrainingGraph,
+    parameters: Parameters,
+    mesh: Mesh,
+    notes: list[str],
+    costs: Mapping[str, NodeCost] | None,
+    compilation: Compilation | None,
 ) -> Network:
     outputs = None if graph.loss_names is None else (graph.loss_names.loss,)
     if parameters.distributed.pipeline_parallel_size > 1:
@@ -180,7 +198,7 @@ def _network(
     low = net.hold_masters_in_float32()
     if low:
         notes.append(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
-    is_cut = parameters.distributed.zero_stage > 0 and mesh.data is not None
+    is_cut = compilation is not None or (parameters.distributed.zero_stage > 0 and mesh.data is not None)
     segments = plan_segments(
         graph.model.graph,
         graph.weights,
@@ -189,7 +207,7 @@ def _network(
         holds_loss=graph.loss_names is not None,
         costs=costs,
     )
-    return Network(net, segments)
+    return Network(net, segments, compilation)
 
 
 def _uses_all_weights(network: Network) -> bool:

@@ -110,7 +110,7 @@ class Forward:
             lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
             examples = {**self._example_weights(), **self._tensors}
             program = specialize(self.program, device, lowered, examples, self._constants)
-            self._specialized[key] = self._split(program)
+            self._specialized[key] = self._compiled(self._split(program))
         return self._specialized[key]
 
     def _example_weights(self) -> dict[str, torch.Tensor]:
@@ -121,6 +121,10 @@ class Forward:
             example = self.cast(name, torch.empty((), dtype=weight.dtype, device=self.net.device))
             examples[name] = example.expand(weight.shape)
         return examples
+
+    def _compiled(self, program: SegmentedProgram) -> SegmentedProgram:
+        compilation = self.network.compilation
+        return program if compilation is None else compilation.of_segments(program)
 
     def _split(self, program: Program) -> SegmentedProgram:
         return split_program(program, {}, 1) if self._is_separate else self.network.split(program)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from onward.engine.compilation import Compilation
 from onward.lowering.module import OnnxModule, TensorTree
 from onward.lowering.passes import recomputation
 from onward.lowering.program import Program
@@ -76,12 +77,14 @@ class Network(nn.Module):
     Args:
         net: whose weights move here; it still finds them by name.
         plan: which node, and so which weight, belongs to which segment.
+        compilation: what compiles the code of passes; None: they run as they are.
     """
 
     net: OnnxModule
 
-    def __init__(self, net: OnnxModule, plan: SegmentPlan) -> None:
+    def __init__(self, net: OnnxModule, plan: SegmentPlan, compilation: Compilation | None = None) -> None:
         super().__init__()
+        self.compilation = compilation
         self.__dict__["net"] = net  # not as a child: its constants are not this module's to reduce or shard
         self.plan = plan
         self.segments = nn.ModuleList(Segment(index in plan.recomputed) for index in range(plan.count))

@@ -26,7 +26,7 @@ def recomputation() -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Whether a forward pass is repeated for the sake of its backward pass."""
+    """Whether a forward pass is repeated for the sake of its backward pass; who compiles, compiles both ways."""
     return _recomputing.get()
 
 
