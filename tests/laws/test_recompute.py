@@ -75,9 +75,7 @@ DROPOUT = Case(gpt2_with_dropout, LOSS, tokens)
 NORMALIZED = Case(normalized, LOSS, images)
 
 
-def both(
-    case: Case, layout: Layout, recompute: Mapping[str, Any], **arguments: Any
-) -> tuple[float, float]:
+def both(case: Case, layout: Layout, recompute: Mapping[str, Any], **arguments: Any) -> tuple[float, float]:
     speed: dict[str, Any] = {"speed": ATTENTION_WRITTEN_OUT}
     plain = train(case, layout, updates=3, sections=speed, **arguments)
     saving = train(case, layout, updates=3, sections={**speed, "recompute": recompute}, **arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -139,7 +139,13 @@ class OnnxModule(TensorTree):
     makes batch normalization use and update batch statistics, where those belong to the model itself.
     """
 
-    def __init__(self, graph: TrainingGraph, outputs: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        outputs: tuple[str, ...] | None = None,
+        read: Callable[[ir.Value], torch.Tensor] | None = None,
+    ) -> None:
+        """Lowers a graph; `read` makes the tensor of a trained weight in the place of reading it from the file."""
         super().__init__()
         self.graph = graph
         expand_function_operators(graph.model, lambda *operator: find_lowering(*operator) is not None)
@@ -151,10 +157,11 @@ class OnnxModule(TensorTree):
         self._small = small
         self.program = self.program_for(outputs)
         for name in dict.fromkeys((*graph.weights, *graph.states, *self.program.tensors)):
+            make = _materialize if read is None or name not in graph.weights else read
             if name in self.program.attribute_tensors:
                 tensor = self.program.attribute_tensors[name]
             else:
-                tensor = small[name] if name in small else _materialize(initializers[name])
+                tensor = small[name] if name in small else make(initializers[name])
             if name in graph.weights:
                 self.place(name, nn.Parameter(tensor))
             else:

@@ -85,9 +85,7 @@ def _core_around(softmax: ir.Node, order: Mapping[ir.Node, int]) -> frozenset[ir
     return frozenset(below & above)
 
 
-def _nearest_product(
-    start: ir.Node, neighbours: Callable[[ir.Node], Iterator[ir.Node | None]]
-) -> ir.Node | None:
+def _nearest_product(start: ir.Node, neighbours: Callable[[ir.Node], Iterator[ir.Node | None]]) -> ir.Node | None:
     """The first product of two activations in a direction, over operators that leave scores what they are."""
     waiting = [start]
     for _ in range(_MOST_STEPS):

@@ -1,0 +1,50 @@
+"""A group of processes of which only this one exists: engines shard and exchange as ever, and nothing travels.
+
+For forecasts on tensors without memory, whose numbers do not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from onward.errors import OnwardError
+from onward.parallel.process import Mesh
+from onward.plan.topology import Place, Topology
+
+
+@contextlib.contextmanager
+def imagined_replicas(topology: Topology, place: Place) -> Iterator[Mesh]:
+    """The mesh of a rank among replicas that are not there; its other dimensions have no groups.
+
+    Raises:
+        OnwardError: this process belongs to a real group.
+    """
+    if dist.is_initialized():
+        raise OnwardError("a forecast cannot be made inside of a running process group.")
+    rank, device = topology.rank(place), torch.device("cpu")
+    if topology.data_size == 1:
+        yield Mesh(topology, rank, device)
+        return
+    dist.init_process_group("fake", rank=place.data, world_size=topology.data_size, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (topology.data_size,), mesh_dim_names=("data",))
+        yield Mesh(topology, rank, device, data=mesh.get_group("data"), device_mesh=mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+COLLECTIVES = {
+    "c10d._allgather_base_": "weights gathered (ZeRO)",
+    "c10d._reduce_scatter_base_": "gradients shared out (ZeRO)",
+    "c10d.allreduce_": "sums over the replicas",
+    "onward.horizontal_all_reduce": "horizontal all-reduce",
+    "onward.horizontal_all_gather": "horizontal all-gather",
+    "onward.horizontal_reduce_scatter": "horizontal reduce-scatter",
+}
+"""Operators of torch that exchange -> what they exchange, in words."""

@@ -1,0 +1,113 @@
+"""What a rank exchanges with others for one update of the weights: calls and bytes of every kind.
+
+A ring over n ranks sends 2 (n - 1) / n of the bytes of an all-reduce, and (n - 1) / n of those of an all-gather or a
+reduce-scatter (Patarasuk and Yuan, 2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from onward.graph.training_graph import TrainingGraph
+from onward.parameter_distribution import Distributed
+from onward.plan.decision import Plan
+from onward.plan.memory import StageFootprint, Traffic
+from onward.plan.schedules import SPLITS_BACKWARD
+from onward.plan.stages import StagePlan
+from onward.plan.topology import Place
+
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20
+"""torch's DistributedDataParallel reduces gradients in buckets of about this size; the first is smaller."""
+
+
+def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, is_pipeline: bool) -> list[Traffic]:
+    """What the micro-batches of an update exchange: among horizontal ranks, replicas (ZeRO), and stages."""
+    found: dict[str, Traffic] = {}
+    for one in footprints.values():
+        for traffic in one.traffic_first:
+            _add(found, traffic.times(micro_batches - 1))
+        for traffic in one.traffic_last:
+            _add(found, traffic)
+        if is_pipeline:
+            sends = (("activations to the next stage", one.sent[0]), ("gradients to the stage before", one.received[1]))
+            for what, size in sends:
+                _add(found, Traffic(what, float(size > 0), size, 2, 1.0), micro_batches)
+    return [traffic for traffic in found.values() if traffic.calls]
+
+
+def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:
+    traffic, known = traffic.times(count), found.get(traffic.what)
+    if known is not None:
+        calls, payload = known.calls + traffic.calls, known.payload + traffic.payload
+        traffic = Traffic(traffic.what, calls, payload, traffic.ranks, traffic.share)
+    found[traffic.what] = traffic
+
+
+def replica_traffic(
+    distributed: Distributed, plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int, width: int
+) -> list[Traffic]:
+    """What replicas and horizontal ranks exchange about gradients, apart from ZeRO.
+
+    Args:
+        distributed: of the parameters.
+        plan: who does what.
+        local: the graph of a rank.
+        stages: of it.
+        pipeline: place of the rank in the pipeline.
+        width: bytes of an element of a gradient on its way.
+    """
+    sizes = weight_elements(local)
+    by_stage = [_weights_of(local, stages, stage) for stage in plan.stages_of(Place(0, 0, pipeline))]
+    found = []
+    data, horizontal = plan.topology.data_size, plan.topology.horizontal_size
+    partial = [name for weights in by_stage for name in weights if name in plan.horizontal.partial_gradients]
+    if partial:
+        found.append(_all_reduce("gradients of whole weights", 1, 4.0 * sum(sizes[n] for n in partial), horizontal))
+    if data > 1 and not distributed.zero_stage:
+        totals = [sum(sizes[name] for name in weights) for weights in by_stage]
+        if distributed.enable_adasum:
+            steps = math.ceil(math.log2(data))
+            payload = 4.0 * sum(totals) * steps
+            found.append(Traffic("gradients (Adasum)", sum(map(len, by_stage)) * steps, payload, data, 1.0))
+        else:
+            is_one = stages is not None and plan.schedule in SPLITS_BACKWARD
+            calls = 1 if is_one else sum(_buckets(4 * total) for total in totals)
+            payload = float((4 if is_one else width) * sum(totals))
+            found.append(_all_reduce("gradients over the replicas", calls, payload, data))
+    return found
+
+
+def tied_traffic(plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int) -> list[Traffic]:
+    """Gradients of weights that several stages hold, sent to every other rank that holds them."""
+    if stages is None:
+        return []
+    sizes, calls, payload = weight_elements(local), 0, 0.0
+    share = plan.topology.data_size if plan.zero_stage else 1
+    own = set(plan.stages_of(Place(0, 0, pipeline)))
+    ranks = {s: p for p in range(plan.topology.pipeline_size) for s in plan.stages_of(Place(0, 0, p))}
+    for name, holders in stages.shared_weights.items():
+        if own & set(holders):
+            others = {ranks[stage] for stage in holders} - {pipeline}
+            calls += len(others)
+            payload += 4.0 * sizes[name] / share * len(others)
+    return [Traffic("gradients of tied weights", calls, payload, 2, 1.0)] if calls else []
+
+
+def weight_elements(graph: TrainingGraph) -> dict[str, int]:
+    """Elements of every trained weight as the graph's initializers have them."""
+    initializers = graph.model.graph.initializers
+    stored = {name: initializers[name].const_value for name in graph.weights if name in initializers}
+    return {name: int(tensor.size) for name, tensor in stored.items() if tensor is not None}
+
+
+def _weights_of(local: TrainingGraph, stages: StagePlan | None, stage: int) -> Sequence[str]:
+    return tuple(local.weights) if stages is None else stages.stages[stage].weights
+
+
+def _all_reduce(what: str, calls: int, payload: float, ranks: int) -> Traffic:
+    return Traffic(what, calls, payload, ranks, 2.0 * (ranks - 1) / ranks)
+
+
+def _buckets(total: float) -> int:
+    return 1 + math.ceil(max(0.0, total - FIRST_BUCKET_BYTES) / BUCKET_BYTES)
