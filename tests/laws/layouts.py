@@ -1,9 +1,9 @@
-"""One run in many layouts: models, data cut for every replica, and what each layout ends with, for the laws of equality."""
+"""One run in many layouts: data cut for every replica, and what each layout ends with, for the laws of equality."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,17 @@ import torch
 
 from onward.data.in_memory import InMemoryDataLoader
 from onward.environment import Environment
-from onward.models import create_model
 from onward.parallel.gathering import gather_whole
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner
-from tests.models.running import initial_weights, replace_weights, shake
-from tests.ranks import run_on_ranks
+from tests.laws.cases import Case
+from tests.laws.rank_pool import call_on_ranks
 from tests.watching import Recorder
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model, its loss, and its data, enough for every update once."""
-
-    model: Callable[[], ir.Model]
-    loss: Mapping[str, Any]
-    data: Callable[[int], dict[str, np.ndarray]]
-
-
-@dataclass(frozen=True)
 class Layout:
-    """How a run is spread: sizes of the mesh, and fields of any section beside them."""
+    """How a run is spread: sizes of the mesh, and fields of section `distributed` beside them."""
 
     data: int = 1
     horizontal: int = 1
@@ -53,60 +43,115 @@ class Layout:
         }
         return {"distributed": {**sizes, **self.distributed}}
 
+    def __str__(self) -> str:
+        more = "".join(f" {value if value is not True else name}" for name, value in self.distributed.items())
+        return f"{self.data}x{self.horizontal}x{self.pipeline}{more}"
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a run ends with: losses of its reports, gradient norms, and every tensor of its state, whole."""
+    """What a run ends with.
+
+    Attributes:
+        losses, norms: of its reports, one an update.
+        tensors: of its state, whole, by flat name; on rank 0.
+        own: of its state, as this rank holds them.
+        skipped: updates left out.
+        metrics: of every evaluation.
+        messages: what watchers were told.
+        loss_scale: at the end.
+    """
 
     losses: list[float]
     norms: list[float]
     tensors: dict[str, torch.Tensor]
+    own: dict[str, torch.Tensor]
+    skipped: int
+    metrics: list[dict[str, float]]
+    messages: list[str]
+    loss_scale: float | None
 
 
-def train(
+def train(case: Case, layout: Layout, **options: Any) -> Result:
+    """What rank 0 ends with; see `train_on_ranks`."""
+    return train_on_ranks(case, layout, **options)[0]
+
+
+def train_on_ranks(
     case: Case,
     layout: Layout,
     *,
     global_batch: int = 8,
     updates: int = 6,
+    updates_of_data: int | None = None,
     accumulation: int = 1,
     sections: Mapping[str, Mapping[str, Any]] | None = None,
+    test_samples: int = 0,
+    last_batch: str = "wrap",
+    samples: int | None = None,
     folder: str | None = None,
-) -> Result:
-    """Trains a case in a layout; `global_batch` samples make a micro-batch of all replicas together."""
-    arguments = (case, layout, global_batch, updates, accumulation, dict(sections or {}))
+) -> list[Result]:
+    """Trains a case in a layout, and gives what every rank ends with.
+
+    Args:
+        case, layout: what, and how it is spread.
+        global_batch: samples of a micro-batch of all replicas together.
+        updates: of the weights.
+        updates_of_data: how many updates' data there are, if not just enough.
+        accumulation: micro-batches of an update.
+        sections: fields of RUN.yaml by section.
+        test_samples: evaluate at the end on so many, with batches of 3.
+        last_batch: what becomes of the rest of an epoch.
+        samples: in the data, shared out among the replicas by runs of samples; else just enough for every update.
+        folder: where the model and the checkpoints lie; else one that is removed at the end.
+    """
+    count = global_batch * accumulation * (updates_of_data or updates) if samples is None else samples
+    data = case.data(count)
+    parts = [
+        rows_of_replica(data, replica, layout.data, global_batch)
+        if samples is None
+        else {name: np.array_split(array, layout.data)[replica] for name, array in data.items()}
+        for replica in range(layout.data)
+    ]
+    test = {} if not test_samples else case.data(count + test_samples)
+    test = {name: array[count:] for name, array in test.items()}
     with tempfile.TemporaryDirectory() as own:
-        where = folder or own
-        Path(where).mkdir(exist_ok=True)
-        model = case.model()
-        ir.save(model, Path(where) / "model.onnx")
+        where = Path(folder or own)
+        where.mkdir(exist_ok=True)
+        if not (where / "model.onnx").exists():
+            ir.save(case.model(), where / "model.onnx")
+        merged = merged_sections(case, layout, where, global_batch, updates, accumulation, sections or {})
         if layout.world_size == 1:
-            return train_here(where, *arguments)
-        results = run_on_ranks(layout.world_size, train_here, where, *arguments)
+            return [train_here(merged, parts, test, last_batch)]
+        results: list[Result] = call_on_ranks(layout.world_size, train_here, merged, parts, test, last_batch)
     for other in results[1:]:
         assert other.losses == results[0].losses, "every rank knows the same losses"
         assert other.norms == results[0].norms
-    return results[0]
+        assert other.metrics == results[0].metrics
+        assert (other.skipped, other.loss_scale) == (results[0].skipped, results[0].loss_scale)
+    return results
 
 
-def train_here(
-    folder: str,
+def merged_sections(
     case: Case,
     layout: Layout,
+    folder: Path,
     global_batch: int,
     updates: int,
     accumulation: int,
     sections: Mapping[str, Mapping[str, Any]],
-) -> Result:
-    """The part of one rank."""
+) -> dict[str, dict[str, Any]]:
+    """RUN.yaml of a run."""
     merged: dict[str, dict[str, Any]] = {
-        "paths": {"model_path": str(Path(folder) / "model.onnx")},
+        "paths": {"model_path": str(folder / "model.onnx")},
         "loss": dict(case.loss),
         "training": {
             "batch_size": global_batch // layout.data,
+            "eval_batch_size": 3,
             "num_train_steps": updates * accumulation,
             "gradient_accumulation_steps": accumulation,
             "display_loss_steps": 1,
+            **case.training,
         },
         "learning_rate": {"initial_lr": 3e-3},
         "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [{"lambda": 0.1, "epsilon": 1e-4}]},
@@ -114,16 +159,38 @@ def train_here(
     }
     for name, fields in sections.items():
         merged[name] = {**merged.get(name, {}), **fields}
-    recorder = Recorder()
-    runner = TrainingRunner(Parameters.from_mapping(merged), Environment(execution_provider="CPU"), [recorder])
-    data = case.data(global_batch * updates * accumulation)
-    runner.initialize(InMemoryDataLoader(data).feature_specs())
-    runner.run(InMemoryDataLoader(rows_of_replica(data, runner.mesh.place.data, layout.data, global_batch)))
-    runner.end_training()
+    return merged
+
+
+def train_here(
+    sections: Mapping[str, Any],
+    parts: list[dict[str, np.ndarray]],
+    test: Mapping[str, np.ndarray],
+    last_batch: Any,
+) -> Result:
+    """The part of one rank; `parts` are the replicas' data."""
+    recorder, parameters = Recorder(), Parameters.from_mapping(sections)
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), [recorder])
+    runner.initialize(InMemoryDataLoader(parts[0]).feature_specs())
+    place, topology = runner.mesh.place, runner.mesh.topology
+    tests = None
+    if test:
+        is_shared_out = parameters.data.test_data == "partitioned"
+        mine = {name: array[place.data :: topology.data_size] for name, array in test.items()}
+        tests = InMemoryDataLoader(mine if is_shared_out else test)
+    runner.run(InMemoryDataLoader(parts[place.data], last_batch=last_batch), tests)
+    runner.end_training(tests)
+    pieces = {name: piece for name, piece in runner.state.pieces().items() if not name.startswith("random/")}
+    scale = runner.state.loss_scale
     return Result(
-        [report.loss for report in recorder.steps],
-        [report.gradient_norm for report in recorder.steps],
-        gather_whole(runner.mesh, {k: v for k, v in runner.state.pieces().items() if not k.startswith("random/")}),
+        losses=[report.loss for report in recorder.steps],
+        norms=[report.gradient_norm for report in recorder.steps],
+        tensors=gather_whole(runner.mesh, pieces),
+        own={name: piece.tensor.detach().clone() for name, piece in pieces.items()},
+        skipped=runner.state.counters.skipped_updates,
+        metrics=[dict(report.metrics) for report in recorder.evaluations],
+        messages=recorder.messages,
+        loss_scale=None if scale is None else scale.scale,
     )
 
 
@@ -140,79 +207,31 @@ def differences(actual: Result, expected: Result) -> tuple[float, float]:
     """The largest relative difference of a loss, and the largest of a weight relative to its largest element."""
     assert len(actual.losses) == len(expected.losses) > 0
     loss = max(abs(a - e) / abs(e) for a, e in zip(actual.losses, expected.losses, strict=True))
+    return loss, tensor_difference(actual, expected, ("weights/", "states/"))
+
+
+def tensor_difference(actual: Result, expected: Result, kinds: tuple[str, ...]) -> float:
+    """The largest difference of a tensor of these kinds, relative to its largest element."""
     assert actual.tensors.keys() == expected.tensors.keys()
-    weight = 0.0
+    worst = 0.0
     for name, tensor in expected.tensors.items():
-        if name.startswith(("weights/", "states/")):
+        if name.startswith(kinds):
             scale = max(float(tensor.abs().max()), 1e-3)
-            weight = max(weight, float((actual.tensors[name] - tensor).abs().max()) / scale)
-    return loss, weight
+            worst = max(worst, float((actual.tensors[name] - tensor).abs().max()) / scale)
+    return worst
 
 
-# ----------------------------------------------------------------------------------------------------- the models
+def assert_follows(actual: Result, expected: Result, of_losses: float, of_weights: float) -> None:
+    """Losses and weights within bounds, and a run in which something happens."""
+    loss, weight = differences(actual, expected)
+    assert loss < of_losses, f"losses differ by {loss:.2e} relative"
+    assert weight < of_weights, f"weights differ by {weight:.2e} of their largest element"
+    assert_moves(expected)
 
 
-def random(shape: tuple[int, ...], below: int | None = None, seed: int = 0) -> np.ndarray:
-    generator = np.random.default_rng(seed)
-    if below is None:
-        return generator.random(shape, dtype=np.float32)
-    return generator.integers(0, below, shape)
-
-
-def _shaken(name: str, **options: Any) -> ir.Model:
-    model = create_model(name, **options)
-    replace_weights(model, shake(initial_weights(model)))
-    return model
-
-
-TOKENS, WORDS = 12, 64
-
-
-def gpt2() -> ir.Model:
-    """Four heads, two layers, the output layer tied to the embedding."""
-    return _shaken(
-        "gpt2", size="tiny", layers=2, width=32, heads=4, vocab_size=WORDS, context_length=TOKENS, dropout=0.0
-    )
-
-
-def tokens(samples: int) -> dict[str, np.ndarray]:
-    labels = random((samples, TOKENS), WORDS, seed=1)
-    # Samples count unequal numbers of labels.
-    labels[random((samples, TOKENS), 10, seed=2) < np.arange(samples)[:, None] % 8] = -100
-    return {"input_ids": random((samples, TOKENS), WORDS), "labels": labels}
-
-
-def bert() -> ir.Model:
-    return _shaken(
-        "bert", size="tiny", layers=2, width=32, heads=4, vocab_size=WORDS, context_length=TOKENS, dropout=0.0
-    )
-
-
-def sentences(samples: int) -> dict[str, np.ndarray]:
-    ids = random((samples, 3), WORDS - 1, seed=2) + 1
-    ids[random((samples, 3), 2, seed=6) == 0] = 0
-    return {
-        "input1": random((samples, TOKENS), WORDS),
-        "input2": random((samples, TOKENS), 2, seed=1),
-        "input3": (np.arange(TOKENS)[None] < random((samples, 1), 4, seed=3) + 9).astype(np.int64),
-        "masked_lm_positions": random((samples, 3), 9, seed=4),
-        "masked_lm_ids": ids,
-        "next_sentence_labels": random((samples,), 2, seed=5),
-    }
-
-
-def squeezenet() -> ir.Model:
-    model = create_model("squeezenet", image_size=32, channels=1, classes=10, dropout=0.0)
-    replace_weights(model, initial_weights(model))
-    return model
-
-
-def squeezenet_images(samples: int) -> dict[str, np.ndarray]:
-    return {"data": random((samples, 1, 32, 32)), "labels": random((samples,), 10, seed=1)}
-
-
-CROSS_ENTROPY = {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"}
-CASES = {
-    "gpt2": Case(gpt2, {**CROSS_ENTROPY, "ignore_index": -100}, tokens),
-    "bert": Case(bert, {"type": "bert"}, sentences),
-}
+def assert_moves(result: Result) -> None:
+    """Losses that stand still would prove nothing."""
+    spread = max(result.losses) - min(result.losses)
+    assert len(set(result.losses)) == len(result.losses)
+    assert spread > 1e-3 * max(result.losses), result.losses
+    assert all(norm > 0 for norm in result.norms)

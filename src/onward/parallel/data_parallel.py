@@ -65,12 +65,16 @@ def _shard(
     module: nn.Module, segments: Sequence[nn.Module], mesh: Mesh, parameters: Distributed, dtype: torch.dtype | None
 ) -> None:
     assert mesh.device_mesh is not None
+    # fp32 means no less than fp32: gradients of float64 weights travel as they are.
+    is_plain = dtype is None and parameters.reduction_type == "fp32"
     options: dict[str, Any] = {
         "mesh": mesh.device_mesh["data"],
         # The weights of stage 3 leave after every pass; those of stages 1 and 2 stay until the update.
         "reshard_after_forward": parameters.zero_stage == 3,
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=REDUCTION_TYPES[parameters.reduction_type], cast_forward_inputs=False
+            param_dtype=dtype,
+            reduce_dtype=None if is_plain else REDUCTION_TYPES[parameters.reduction_type],
+            cast_forward_inputs=False,
         ),
         "offload_policy": CPUOffloadPolicy() if parameters.zero_offload_to_cpu else OffloadPolicy(),
         "ignored_params": {weight for weight in module.parameters() if weight.dim() == 0},

@@ -1,0 +1,164 @@
+"""Small models of five kinds with their losses and data, for laws of runs in many layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.models import create_model
+from tests.models.running import initial_weights, replace_weights, shake
+from tests.plan.staged_models import Sketch, u_net
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its loss, and its data: so many samples, the first of which are the same however many there are."""
+
+    model: Callable[[], ir.Model]
+    loss: Mapping[str, Any]
+    data: Callable[[int], dict[str, np.ndarray]]
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+def random(shape: tuple[int, ...], below: int | None = None, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    if below is None:
+        return generator.random(shape, dtype=np.float32)
+    return generator.integers(0, below, shape)
+
+
+def _shaken(name: str, **options: Any) -> ir.Model:
+    model = create_model(name, **options)
+    replace_weights(model, shake(initial_weights(model)))
+    return model
+
+
+TOKENS, WORDS, IMAGE = 12, 64, 8
+TRANSFORMER = {
+    "size": "tiny", "layers": 2, "width": 32, "heads": 4, "vocab_size": WORDS, "context_length": TOKENS,
+}  # fmt: skip
+
+
+def gpt2() -> ir.Model:
+    """Four heads, two layers, the output layer tied to the embedding."""
+    return _shaken("gpt2", **TRANSFORMER, dropout=0.0)
+
+
+def gpt2_with_dropout() -> ir.Model:
+    return _shaken("gpt2", **TRANSFORMER, dropout=0.2)
+
+
+def deep_gpt2() -> ir.Model:
+    """Eight layers: enough for two stages on each of four ranks."""
+    return _shaken("gpt2", **{**TRANSFORMER, "layers": 8}, dropout=0.0)
+
+
+def tokens(samples: int) -> dict[str, np.ndarray]:
+    """Samples count unequal numbers of labels: of eight in a row, the first all of them, the last one or two in ten."""
+    labels = random((samples, TOKENS), WORDS, seed=1)
+    labels[random((samples, TOKENS), 10, seed=2) < np.arange(samples)[:, None] % 8] = -100
+    return {"input_ids": random((samples, TOKENS), WORDS), "labels": labels}
+
+
+def bert() -> ir.Model:
+    return _shaken("bert", **TRANSFORMER, dropout=0.0)
+
+
+def sentences(samples: int) -> dict[str, np.ndarray]:
+    ids = random((samples, 3), WORDS - 1, seed=2) + 1
+    ids[random((samples, 3), 2, seed=6) == 0] = 0
+    return {
+        "input1": random((samples, TOKENS), WORDS),
+        "input2": random((samples, TOKENS), 2, seed=1),
+        "input3": (np.arange(TOKENS)[None] < random((samples, 1), 4, seed=3) + 9).astype(np.int64),
+        "masked_lm_positions": random((samples, 3), 9, seed=4),
+        "masked_lm_ids": ids,
+        "next_sentence_labels": random((samples,), 2, seed=5),
+    }
+
+
+def squeezenet() -> ir.Model:
+    model = create_model("squeezenet", image_size=IMAGE, channels=1, classes=10, dropout=0.0)
+    replace_weights(model, initial_weights(model))
+    return model
+
+
+def in_float64(model: ir.Model) -> ir.Model:
+    """The same with 64-bit weights, inputs and outputs.
+
+    Where a network has kinks (ReLU, the larger of two in a pool), one rounding error can become a jump of a gradient;
+    in 64 bits that is so rare that equal means equal.
+    """
+    graph = model.graph
+    for value in (*graph.initializers.values(), *graph.inputs, *(out for node in graph for out in node.outputs)):
+        if value.const_value is not None and value.dtype == ir.DataType.FLOAT:
+            value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float64), name=value.name)
+        if value.dtype == ir.DataType.FLOAT:
+            value.dtype = ir.DataType.DOUBLE
+    return model
+
+
+def images(samples: int) -> dict[str, np.ndarray]:
+    return {"images": random((samples, 1, IMAGE, IMAGE)), "labels": random((samples,), 10, seed=1)}
+
+
+def pictures(samples: int) -> dict[str, np.ndarray]:
+    x = random((samples, 1, 16, 16))
+    return {"x": x, "target": x.cumsum(axis=-1, dtype=np.float32) / 8}
+
+
+def tied_words() -> ir.Model:
+    """Words by their neighbours, without attention; one table for input and output.
+
+    Among its weights are a single number (`sharpness`) and one of fewer rows than there may be replicas (`offset`).
+    """
+    sketch, width = Sketch(seed=5), 16
+    ids = sketch.input("ids", ["batch", TOKENS], ir.DataType.INT64)
+    table = sketch.weight("table", WORDS, width)
+    value = sketch.node("Gather", "embedded", table, ids)
+    value = sketch.node("Add", "moved", value, sketch.weight("offset", 1, width))
+    for layer in range(2):
+        turned = sketch.node("Transpose", f"columns{layer}", value, perm=[0, 2, 1])
+        kernel = sketch.weight(f"mix{layer}.weight", width, width, 3)
+        mixed = sketch.node("Conv", f"mix{layer}", turned, kernel, pads=[2, 0])
+        rows = sketch.node("Transpose", f"rows{layer}", mixed, perm=[0, 2, 1])
+        wide = sketch.node("MatMul", f"wide{layer}", rows, sketch.weight(f"wide{layer}.weight", width, 4 * width))
+        bent = sketch.node("Tanh", f"bent{layer}", sketch.node("Add", f"wide_sum{layer}", wide,
+                           sketch.weight(f"wide{layer}.bias", 4 * width)))  # fmt: skip
+        narrow = sketch.node("MatMul", f"narrow{layer}", bent, sketch.weight(f"narrow{layer}.weight", 4 * width, width))
+        value = sketch.node("Add", f"sum{layer}", value, narrow)
+    scale = sketch.weight("norm.scale", array=np.linspace(0.5, 1.5, width, dtype=np.float32))
+    value = sketch.node("LayerNormalization", "normed", value, scale, axis=-1)
+    value = sketch.node("Mul", "sharp", value, sketch.weight("sharpness", array=np.array(0.7, np.float32)))
+    logits = sketch.node("MatMul", "logits", value, sketch.node("Transpose", "turned_table", table, perm=[1, 0]))
+    logits.shape = ir.Shape(["batch", TOKENS, WORDS])
+    return sketch.model(logits)
+
+
+def words(samples: int) -> dict[str, np.ndarray]:
+    found = tokens(samples)
+    return {"ids": found["input_ids"], "labels": found["labels"]}
+
+
+def doubled(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in data.items()}
+
+
+SQUARES = {"type": "mean_squared_error", "prediction": "image", "label": "target"}
+CROSS_ENTROPY = {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"}
+IGNORING = {**CROSS_ENTROPY, "ignore_index": -100}
+CASES = {
+    "gpt2": Case(gpt2, IGNORING, tokens),
+    "gpt2_with_dropout": Case(gpt2_with_dropout, IGNORING, tokens),
+    "deep_gpt2": Case(deep_gpt2, IGNORING, tokens),
+    "bert": Case(bert, {"type": "bert"}, sentences),
+    "squeezenet": Case(squeezenet, CROSS_ENTROPY, images),
+    "squeezenet_64": Case(lambda: in_float64(squeezenet()), CROSS_ENTROPY, lambda n: doubled(images(n))),
+    "u_net": Case(u_net, SQUARES, pictures),
+    "u_net_64": Case(lambda: in_float64(u_net()), SQUARES, lambda n: doubled(pictures(n))),
+    "tied_words": Case(tied_words, IGNORING, words, {"weights_to_train": ["*"]}),
+}
