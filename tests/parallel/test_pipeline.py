@@ -49,7 +49,10 @@ def agree(name: str, world: int, micro_batches: int) -> None:
         compare(name, [outcomes[index] for outcomes in ranks], alone)
 
 
-@pytest.mark.parametrize("name", WATCHED)
+QUICK = ("mlp", "u_net")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WATCHED])
 def test_two_ranks_compute_what_one_does_under_every_schedule(name: str) -> None:
     agree(name, 2, 4)
 

@@ -74,6 +74,7 @@ def bf16_on_rank(features: list[dict[str, torch.Tensor]]) -> list[Outcome]:
     return by_every_schedule("gpt2", features, QUARTERS, (), dtype=torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_under_autocast_values_travel_in_the_types_they_were_computed_in() -> None:
     """Nothing is rounded once more on the way: losses are equal to the bit, gradients but for the order of sums."""
     features = batches("gpt2", 4)
@@ -97,6 +98,7 @@ def updates_on_rank(rounds: list[list[dict[str, torch.Tensor]]]) -> list[torch.T
     return losses
 
 
+@pytest.mark.slow
 def test_shapes_may_change_from_update_to_update() -> None:
     long, short = batches("gpt2", 4), [{k: v[:1, :5] for k, v in one.items()} for one in batches("gpt2", 4, 7)]
     rounds = [long, short, long]
@@ -116,6 +118,7 @@ def dropout_on_rank() -> tuple[list[torch.Tensor], torch.Tensor]:
     return losses, drawn
 
 
+@pytest.mark.slow
 def test_dropout_draws_once_for_each_micro_batch() -> None:
     without = in_one_process("gpt2", batches("gpt2", 4), QUARTERS).losses
     for losses, _ in run_on_ranks(2, dropout_on_rank):
