@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onward.models import create_model
 from tests.models.running import initial_weights, replace_weights, shake
-from tests.plan.staged_models import Sketch, u_net
+from tests.plan.staged_models import Sketch, mlp, u_net
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,16 @@ def doubled(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in data.items()}
 
 
+def points(samples: int) -> dict[str, np.ndarray]:
+    labels = random((samples,), 8, seed=1)
+    return {"x": random((samples, 8)) + 2 * np.eye(8, dtype=np.float32)[labels], "labels": labels}
+
+
 SQUARES = {"type": "mean_squared_error", "prediction": "image", "label": "target"}
 CROSS_ENTROPY = {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"}
 IGNORING = {**CROSS_ENTROPY, "ignore_index": -100}
 CASES = {
+    "mlp": Case(mlp, CROSS_ENTROPY, points),
     "gpt2": Case(gpt2, IGNORING, tokens),
     "gpt2_with_dropout": Case(gpt2_with_dropout, IGNORING, tokens),
     "deep_gpt2": Case(deep_gpt2, IGNORING, tokens),

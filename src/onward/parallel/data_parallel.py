@@ -57,7 +57,9 @@ def replicate(
     )
     if parameters.reduction_type != "fp32":
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        replica.register_comm_hook(mesh.data, hooks[parameters.reduction_type])
+        hook = hooks[parameters.reduction_type]
+        # Under its own name DDP lets the bf16 hook pass with NCCL only; Gloo adds up bf16 as well.
+        replica.register_comm_hook(mesh.data, lambda group, bucket: hook(group, bucket))
     return replica
 
 
