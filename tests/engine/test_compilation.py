@@ -45,7 +45,7 @@ def tokens() -> dict[str, torch.Tensor]:
 
 def images() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {"data": torch.randn(2, 3, 32, 32, generator=generator), "labels": torch.tensor([1, 7])}
+    return {"images": torch.randn(2, 3, 32, 32, generator=generator), "labels": torch.tensor([1, 7])}
 
 
 def make_forward(
