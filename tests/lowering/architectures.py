@@ -82,7 +82,9 @@ REFUSED = {
     "XLNet (transformers)": "the exporter finds no overload of aten.sub for `1.0 - mask` of two Python numbers",
     "T5, Swin, BEiT with fused attention": "the exporter cannot view its own decomposition of the fused attention "
     "when the batch is open; they are exported with the plain attention",
-    "Mamba, RWKV, Funnel with an open length": "their Python loops fix the length at export; the batch stays open",
+    "Funnel": "the exporter computes the relative positions' product with `r_kernel` at export and stores the result: "
+    "the weight is lost",
+    "Mamba, RWKV with an open length": "their Python loops fix the length at export; the batch stays open",
     "Mixtral with grouped matrix products": "transformers.grouped_mm_fallback has no translation; the experts are "
     "exported as batched products",
     "a module attribute named like a value of the traced forward (`self.code`, `code = ...`)": "the exporter loses "

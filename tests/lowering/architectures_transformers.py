@@ -185,17 +185,6 @@ ENCODERS = (
     _encoder("squeezebert", "SqueezeBertForMaskedLM", **{**SIZES, "embedding_size": 16}),
     _encoder("mpnet", "MPNetForMaskedLM", 20, **SIZES),
     _encoder("fnet", "FNetForMaskedLM", axes=(0,), **SIZES, pad_token_id=0),
-    _encoder(
-        "funnel",
-        "FunnelForMaskedLM",
-        axes=(0,),
-        vocab_size=50,
-        block_sizes=[1, 1],
-        d_model=16,
-        n_head=2,
-        d_head=8,
-        d_inner=24,
-    ),
     _encoder("convbert", "ConvBertForMaskedLM", **SIZES, embedding_size=16, conv_kernel_size=3, head_ratio=1),
     _encoder("roformer", "RoFormerForMaskedLM", **SIZES, embedding_size=16),
     _encoder(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -138,11 +139,16 @@ def assemble(
     by_budget = parameters.recompute.memory_budget is not None
     costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
     compilation = _compilation(parameters, graph, mesh, notes, say)
-    networks = [_network(part, parameters, mesh, notes, costs, compilation) for part in parts]
+    networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
     if stages is not None:
-        computes = [StageCompute(network, precision, network.net.graph.loss_names) for network in networks]
+        computes = [
+            StageCompute(
+                network, precision, network.net.graph.loss_names, [t.name for t in stages.stages[index].received]
+            )
+            for index, network in zip(plan.stages_of(mesh.place), networks, strict=True)
+        ]
         modules = [
             StageModule(stages.stages[index], network, compute, _loss_of(network))
             for index, network, compute in zip(plan.stages_of(mesh.place), networks, computes, strict=True)
@@ -183,20 +189,24 @@ def _compilation(
     return Compilation(wanted is True, say) if choice.is_on else None
 
 
-def _network(
+def network_of(
     graph: TrainingGraph,
     parameters: Parameters,
     mesh: Mesh,
-    notes: list[str],
     costs: Mapping[str, NodeCost] | None,
-    compilation: Compilation | None,
+    notes: list[str] | None = None,
+    read: Callable[[ir.Value], torch.Tensor] | None = None,
+    compilation: Compilation | None = None,
 ) -> Network:
+    """The weights of a rank, or of one of its stages, in their segments; `read` makes them instead of the file."""
     outputs = None if graph.loss_names is None else (graph.loss_names.loss,)
     if parameters.distributed.pipeline_parallel_size > 1:
         outputs = None
-    net = OnnxModule(graph, outputs).to(mesh.device)
+    net = OnnxModule(graph, outputs, read)
+    if read is None:
+        net.to(mesh.device)
     low = net.hold_masters_in_float32()
-    if low:
+    if low and notes is not None:
         notes.append(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
     is_cut = compilation is not None or (parameters.distributed.zero_stage > 0 and mesh.data is not None)
     segments = plan_segments(

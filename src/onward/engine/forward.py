@@ -34,6 +34,7 @@ class Forward:
         label_ranges: features that are class labels -> which there are.
         instrument: gives the program to call in the place of one (a profiler's twin).
         module: what is called in the place of `network`: the same, wrapped by an engine that reduces gradients.
+        exact: inputs that mixed precision leaves as they are: activations of an earlier stage.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Forward:
         label_ranges: Mapping[str, LabelRange] | None = None,
         instrument: Callable[[Program], Program] | None = None,
         module: nn.Module | None = None,
+        exact: Sequence[str] = (),
     ) -> None:
         net = network.net
         owner = net if graph_net is None else graph_net
@@ -59,7 +61,7 @@ class Forward:
         self.program = owner.program_for(self.outputs)
         loss = owner.graph.loss_names
         # What the loss compares with and weighs by keeps its digits: losses are computed in fp32.
-        self._exact = frozenset() if loss is None else frozenset((*loss.labels, *loss.constants))
+        self._exact = frozenset((*exact, *(() if loss is None else (*loss.labels, *loss.constants))))
         own, shared = owner.tensors_by_name(), net.tensors_by_name()
         states = {*owner.graph.states}
         self._weights = frozenset(owner.graph.weights)

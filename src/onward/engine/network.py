@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from onward.engine.compilation import Compilation
 from onward.lowering.module import OnnxModule, TensorTree
-from onward.lowering.passes import recomputation
+from onward.lowering.passes import Recomputation
 from onward.lowering.program import Program
 from onward.lowering.segments import SegmentedProgram, split_program
 from onward.plan.segments import SegmentPlan
@@ -67,7 +67,7 @@ class Segment(TensorTree):
         if not (self.is_recomputed and run.training and torch.is_grad_enabled()):
             return compute(*values)
         return checkpoint(  # type: ignore[no-any-return]
-            compute, *values, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), recomputation())
+            compute, *values, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), Recomputation())
         )
 
 

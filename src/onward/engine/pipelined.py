@@ -24,13 +24,17 @@ class StageCompute:
         network: of the stage.
         precision: of the pass.
         loss: of the graph, on the last stage; None elsewhere.
+        received: names of what arrives from the stage before, in the type that it was computed in.
 
     Attributes:
         shares: values whose weighed sum is the loss, where replicas' losses are weighed.
         instrument: gives the program to call in the place of one.
     """
 
-    def __init__(self, network: Network, precision: Precision, loss: LossNames | None) -> None:
+    def __init__(
+        self, network: Network, precision: Precision, loss: LossNames | None, received: Sequence[str]
+    ) -> None:
+        self.received = tuple(received)
         self.network = network
         self.precision = precision
         self.loss = loss
@@ -52,7 +56,9 @@ class StageCompute:
         if not names:
             return {}
         if names not in self._forwards:
-            self._forwards[names] = Forward(self.network, names, self.precision, instrument=self._instrumented)
+            self._forwards[names] = Forward(
+                self.network, names, self.precision, instrument=self._instrumented, exact=self.received
+            )
         return self._forwards[names](values)
 
     def _instrumented(self, program: Program) -> Program:

@@ -5,9 +5,8 @@ Only operators that keep statistics of a batch ask.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 
 import torch
 
@@ -15,14 +14,20 @@ _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 _sum_over_replicas: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
-@contextlib.contextmanager
-def recomputation() -> Iterator[None]:
-    """What runs inside of it was computed before: running statistics stay as they are."""
-    token = _recomputing.set(True)
-    try:
-        yield
-    finally:
-        _recomputing.reset(token)
+class Recomputation:
+    """A context: what runs inside of it was computed before, and running statistics stay as they are.
+
+    It can be entered several times, since schedules that split a backward pass repeat a forward pass twice.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[Token[bool]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_recomputing.set(True))
+
+    def __exit__(self, *failure: object) -> None:
+        _recomputing.reset(self._tokens.pop())
 
 
 def is_recomputing() -> bool:
