@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "onward"
 ORDER = (
     "errors", "parameter_types", "parameter_distribution", "parameter_sections", "parameter_checks", "parameter_file",
     "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data", "engine", "checkpoint",
-    "report", "artifacts", "models", "runner", "training_command", "cli", "__main__",
+    "report", "artifacts", "models", "runner", "planning_command", "training_command", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 

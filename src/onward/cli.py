@@ -18,10 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     parser = _make_parser()
     known, rest = parser.parse_known_args(argv)
-    if rest and known.command != "train":
+    takes_fields = known.command in ("plan", "train")
+    if rest and not takes_fields:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        known.run(known, rest) if known.command == "train" else known.run(known)
+        known.run(known, rest) if takes_fields else known.run(known)
     except OnwardError as error:
         print(f"onward {known.command}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, Interrupted) else 1
@@ -56,6 +57,18 @@ def _make_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--weights", type=int, default=20, metavar="N", help="rows of the table of weights (20)")
     inspect.set_defaults(run=_inspect)
 
+    plan = commands.add_parser(
+        "plan",
+        help="say who does what in a run, what it takes, and whether it fits; no GPU needed",
+        usage="onward plan RUN.yaml [--section.field value ...] [--image FILE] [--memory-gb N] [--write FILE]",
+        description="Plans a run for any number of processes, without starting them.",
+    )
+    plan.add_argument("file", metavar="RUN.yaml")
+    plan.add_argument("--image", metavar="FILE", help="a picture of the plan, .svg or .png")
+    plan.add_argument("--memory-gb", type=float, metavar="N", help="memory of one rank in GB, for the verdict")
+    plan.add_argument("--write", metavar="FILE", help="the model with the plan in ONNX's multi-device annotations")
+    plan.set_defaults(run=_plan)
+
     train = commands.add_parser(
         "train",
         help="train as a RUN.yaml says",
@@ -89,6 +102,13 @@ def _inspect(options: argparse.Namespace) -> None:
     from onward.lowering.inspection import describe
 
     print(describe(options.model, weight_rows=options.weights))
+
+
+def _plan(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    from onward.planning_command import plan
+
+    fields = read_overrides(rest)
+    print(plan(options.file, fields, image=options.image, memory_gb=options.memory_gb, write=options.write), end="")
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -81,9 +81,9 @@ class Allocations(TorchDispatchMode):
         self._note_size(tensor.untyped_storage(), kind)
 
     def name(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Says of tensors what kind they are and always were, if that is not known."""
+        """Says of tensors what kind they are and always were, whatever was said of them before."""
         for tensor in _tensors(list(tensors)):
-            self._kinds.setdefault(self._number(tensor.untyped_storage()), kind)
+            self._kinds[self._number(tensor.untyped_storage())] = kind
 
     def name_alive(self, kind: str) -> None:
         """Says of everything that is alive and has no kind yet what it is."""

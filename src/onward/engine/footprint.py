@@ -6,6 +6,7 @@ Engines that share out weights run, too, among replicas that are only imagined; 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,9 @@ def measure_stage(
     """
     zero = parameters.distributed.zero_stage if topology.data_size > 1 else 0
     mode, log = FakeTensorMode(allow_non_fake_inputs=True), Allocations()
-    with imagined_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0)) as mesh:
+    imagined = imagined_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
+    with imagined as mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # engines warn of what a run would do, which a forecast does not
         network = network_of(graph, parameters, mesh, costs, read=functools.partial(_empty_weight, mode))
         network.train()
         network.net.train()

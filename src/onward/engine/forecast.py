@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from onward.data.shard import FeatureSpec
 from onward.engine.footprint import Measured, TensorShape, input_shapes_of, measure_stage, stage_inputs
 from onward.engine.preparation import input_sizes, known_dimensions
-from onward.errors import OnwardError
+from onward.errors import ModelError, NodeError, ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.parallel.data_parallel import REDUCTION_TYPES
 from onward.parameters import Parameters
 from onward.plan.communication import replica_traffic, stage_traffic, tied_traffic, weight_elements
-from onward.plan.costs import GraphCosts, NodeCost, measure_costs
+from onward.plan.costs import GraphCosts, measure_costs
 from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
-from onward.plan.memory import RankForecast, StageFootprint, estimated_footprint, rank_memory
+from onward.plan.memory import (
+    Forecast,
+    RankForecast,
+    StageFootprint,
+    estimated_footprint,
+    rank_memory,
+    stage_cost,
+)
 from onward.plan.schedules import Timeline, simulate
 from onward.plan.stages import Stage, StagePlan
 from onward.plan.stages_graph import stage_graph
@@ -26,29 +32,6 @@ from onward.plan.topology import Place
 
 SLOTS = {"SGDOptimizer": 1, "Adam": 2, "AdamW": 2, "Lamb": 2}
 """Tensors that an optimizer keeps for a weight."""
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a run will need.
-
-    Attributes:
-        ranks: one for each place of the pipeline; all ranks there need the same.
-        footprints: of every stage.
-        local: the graph of the first rank, all stages in one.
-        stages: of it; None where there is one.
-        timeline: of one update of the pipeline, in operations.
-        costs: of every node of the whole graph.
-        inputs: name -> sizes and type in one micro-batch.
-    """
-
-    ranks: tuple[RankForecast, ...]
-    footprints: Mapping[int, StageFootprint]
-    local: TrainingGraph
-    stages: StagePlan | None
-    timeline: Timeline | None
-    costs: GraphCosts
-    inputs: Mapping[str, str]
 
 
 def forecast(
@@ -107,8 +90,10 @@ def _measure(
     by_budget = costs.nodes if parameters.recompute.memory_budget is not None else None
     try:
         return measure_stage(part, stage, parameters, plan.topology, place, inputs, plan.micro_batches, by_budget)
-    except OnwardError:
-        raise
+    except (ModelError, ParametersError) as error:
+        if not isinstance(error, NodeError):
+            raise
+        why = str(error)
     except Exception as error:  # shapes that depend on data, operators without a fake twin: torch has no one class
         lines = str(error).splitlines()
         why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -132,11 +117,6 @@ def _guessed(name: str, costs: GraphCosts) -> TensorShape:
 def _timeline(plan: Plan, stages: StagePlan, costs: GraphCosts) -> Timeline:
     found = [stage_cost(stage, costs).time for stage in stages.stages]
     return simulate(plan.schedule, plan.topology.pipeline_size, plan.micro_batches, found)
-
-
-def stage_cost(stage: Stage, costs: GraphCosts) -> NodeCost:
-    """What a stage costs all its horizontal ranks together; their exchanges count nothing."""
-    return costs.total(name for name in stage.nodes if name in costs.nodes)
 
 
 def _as_text(shapes: Mapping[str, TensorShape]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onward.graph.training_graph import TrainingGraph
 from onward.parameter_distribution import PipelineSchedule, stages_of_a_rank
 from onward.parameters import Parameters
+from onward.plan.annotations import Wish, compare_splits, read_wish, wished_stages
 from onward.plan.costs import measure_costs
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
@@ -38,6 +39,7 @@ class Plan:
         micro_batches: of one update.
         zero_stage: what replicas share out.
         sizes: symbolic dimension of the inputs -> size in a micro-batch, as far as they were looked up.
+        notes: for the user, one sentence each.
     """
 
     topology: Topology
@@ -48,6 +50,7 @@ class Plan:
     micro_batches: int
     zero_stage: int
     sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
 
     def stages_of(self, place: Place) -> tuple[int, ...]:
         """The stages of a rank, ascending."""
@@ -82,9 +85,11 @@ def make_plan(
     horizontal = plan_horizontal(graph, topology.horizontal_size, shapes, numbers, sequence_parallel=by_tokens)
     count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
     stage_of: dict[str, int] = {}
+    wish = read_wish(graph.source, topology)
+    notes = [] if wish is None else compare_splits(wish, horizontal)
     if count > 1:
         roles = find_roles(graph)
-        chosen = _choose_stages(parameters, graph, roles, count, sizes)
+        chosen = _choose_stages(parameters, graph, roles, count, sizes, wish, notes)
         plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
         stage_of = {node_id(node): stage for node, stage in chosen.items()}
     return Plan(
@@ -96,11 +101,18 @@ def make_plan(
         parameters.training.gradient_accumulation_steps,
         distributed.zero_stage if topology.data_size > 1 else 0,
         dict(sizes),
+        tuple(notes),
     )
 
 
 def _choose_stages(
-    parameters: Parameters, graph: TrainingGraph, roles: ValueRoles, count: int, sizes: Mapping[str, int]
+    parameters: Parameters,
+    graph: TrainingGraph,
+    roles: ValueRoles,
+    count: int,
+    sizes: Mapping[str, int],
+    wish: Wish | None,
+    notes: list[str],
 ) -> dict[ir.Node, int]:
     distributed = parameters.distributed
     if distributed.pipeline_partition_cut_list:
@@ -109,6 +121,14 @@ def _choose_stages(
         return stages_by_name(graph, roles, distributed.op_id_to_stage, count)
     if distributed.pipeline_stage_paths:
         return stages_by_note(graph, roles, count)
+    if wish is not None and wish.stage_count == count:
+        notes.append(f"the {count} pipeline stages are those of the model's own annotations ({wish.configuration!r}).")
+        return wished_stages(wish, roles)
+    if wish is not None and wish.stage_count:
+        notes.append(
+            f"the model's annotations ({wish.configuration!r}) name {wish.stage_count} pipeline stages, but "
+            f"pipeline_parallel_size and stages_per_rank ask for {count}; stages are balanced by cost instead."
+        )
     return balanced_stages(graph, count, roles, measure_costs(graph, sizes, roles))
 
 

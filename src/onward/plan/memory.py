@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onward.graph.training_graph import TrainingGraph
 from onward.parameter_distribution import PipelineSchedule
-from onward.plan.schedules import SPLITS_BACKWARD, Span
+from onward.plan.costs import GraphCosts, NodeCost
+from onward.plan.schedules import SPLITS_BACKWARD, Span, Timeline
+from onward.plan.stages import Stage, StagePlan
 
 KINDS = (
     "weights", "gathered weights", "low-precision copies", "gradients", "moments", "activations", "constants",
@@ -173,6 +176,34 @@ class RankForecast:
     pipeline: int
     memory: RankMemory
     traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will need.
+
+    Attributes:
+        ranks: one for each place of the pipeline; all ranks there need the same.
+        footprints: of every stage.
+        local: the graph of the first rank, all stages in one.
+        stages: of it; None where there is one.
+        timeline: of one update of the pipeline, in operations.
+        costs: of every node of the whole graph.
+        inputs: name -> sizes and type in one micro-batch.
+    """
+
+    ranks: tuple[RankForecast, ...]
+    footprints: Mapping[int, StageFootprint]
+    local: TrainingGraph
+    stages: StagePlan | None
+    timeline: Timeline | None
+    costs: GraphCosts
+    inputs: Mapping[str, str]
+
+
+def stage_cost(stage: Stage, costs: GraphCosts) -> NodeCost:
+    """What a stage costs all its horizontal ranks together; their exchanges count nothing."""
+    return costs.total(name for name in stage.nodes if name in costs.nodes)
 
 
 def estimated_footprint(

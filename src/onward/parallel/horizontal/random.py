@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onward.lowering.registry import lowers
 from onward.plan.horizontal.cuts import DOMAIN
@@ -38,7 +39,8 @@ def numbers_of_rank(device: torch.device, rank: int) -> Iterator[None]:
             generator.set_offset(after)
         return
     generator = torch.default_generator
-    drawn = int(torch.randint(2**62, (), generator=generator))
+    with _disable_current_modes():  # a forecast on tensors without memory has no numbers to draw
+        drawn = int(torch.randint(2**62, (), generator=generator))
     state = generator.get_state()
     generator.manual_seed(_mixed(drawn, rank))
     try:

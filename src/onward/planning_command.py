@@ -1,0 +1,160 @@
+"""What `onward plan` does: who does what in a run, what it takes, and whether it fits, found on one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from onward.data.loader import DataLoader
+from onward.data.shard import FeatureSpec
+from onward.engine.forecast import forecast
+from onward.engine.preparation import check_dimensions, plan_run, read_training_graph
+from onward.errors import ParametersError, StorageError
+from onward.parameters import Parameters
+from onward.plan.annotations import annotate
+from onward.plan.drawing import WIDTH, Shape, picture, text_corner, to_svg
+from onward.plan.recompute import check_recompute
+from onward.plan.report_text import recompute_note, render
+from onward.plan.schedules import rank_of_stage
+from onward.plan.topology import Topology
+
+IMAGE_TYPES = (".svg", ".png")
+
+
+def plan(
+    file: str | Path,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    image: str | Path | None = None,
+    memory_gb: float | None = None,
+    write: str | Path | None = None,
+) -> str:
+    """Plans a run for the world size that its `distributed` asks for; returns the text.
+
+    Args:
+        file: RUN.yaml.
+        overrides: fields of it.
+        image: where a picture goes, .svg or .png.
+        memory_gb: of one rank, in 10^9 bytes; else that of this machine's first GPU, if there is one.
+        write: where the model goes with the plan in ONNX's multi-device annotations.
+
+    Raises:
+        UserError: of any kind, each with what to do.
+    """
+    target = None if image is None else _checked_image(Path(image))
+    if memory_gb is not None and memory_gb <= 0:
+        raise ParametersError(f"--memory-gb is {memory_gb:g}; give the memory of one rank, in GB, above 0.")
+    parameters = Parameters.load(file, overrides)
+    sizes = parameters.distributed
+    topology = Topology(sizes.data_parallel_size, sizes.horizontal_parallel_size, sizes.pipeline_parallel_size)
+    graph = read_training_graph(parameters, parameters.paths.model_path)
+    check_dimensions(parameters.training.mapped_dimensions, graph)
+    if not graph.weights:
+        raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
+    specs = _feature_specs(parameters)
+    decided = plan_run(parameters, topology, graph, specs)
+    note = check_recompute(graph.model.graph, parameters.recompute)
+    found = forecast(parameters, graph, decided, specs)
+    limit = memory_gb * 1e9 if memory_gb is not None else _memory_of_gpu()
+    notes = [one for one in (*decided.notes, note, recompute_note(parameters, found)) if one is not None]
+    text = render(parameters, graph, decided, found, limit, notes)
+    if target is not None:
+        shapes, height = picture(text.splitlines()[0], decided, found, limit)
+        _write_image(target, shapes, height)
+        text += f"\nwrote {target}\n"
+    if write is not None:
+        text += f"\n{_write_annotated(parameters, topology, specs, Path(write))}\n"
+    return text
+
+
+def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[str, FeatureSpec], target: Path) -> str:
+    """The user's own model with the plan; returns what to tell."""
+    source = parameters.paths.model_path
+    if source is None or parameters.distributed.pipeline_stage_paths:
+        raise ParametersError("--write annotates the model of paths.model_path; pipeline_stage_paths name several.")
+    if target.resolve() == source.resolve():
+        raise ParametersError(f"--write {str(target)!r} is the model itself; name another file.")
+    # Of the nodes that the file has: what fusion makes of them has other names.
+    as_written = dataclasses.replace(parameters, speed=dataclasses.replace(parameters.speed, fuse=False))
+    decided = plan_run(as_written, topology, read_training_graph(as_written, source), specs)
+    model = ir.load(source)
+    more = {
+        "data_parallel_size": topology.data_size,
+        "horizontal_parallel_size": topology.horizontal_size,
+        "pipeline_parallel_size": topology.pipeline_size,
+        "zero_stage": decided.zero_stage,
+        "pipeline_schedule": decided.schedule if decided.stage_count > 1 else None,
+        "stages": decided.stage_count,
+        "micro_batches": decided.micro_batches,
+    }
+    ranks = {
+        stage: rank_of_stage(decided.schedule, topology.pipeline_size, stage) if decided.stage_count > 1 else 0
+        for stage in range(decided.stage_count)
+    }
+    count = annotate(model, topology, decided.horizontal, decided.stage_of, ranks, more)
+    stored = [value.const_value for value in model.graph.initializers.values()]
+    outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in stored)
+    try:
+        ir.save(model, target, external_data=f"{target.name}.data" if outside else None)
+    except OSError as error:
+        raise StorageError(f"--write {str(target)!r} cannot be written: {error.strerror}.") from error
+    return f"wrote {target}: {count} of {len(list(model.graph))} nodes annotated"
+
+
+def _feature_specs(parameters: Parameters) -> Mapping[str, FeatureSpec]:
+    """What the samples of the training data have, where the data are there already."""
+    folder, data = parameters.paths.train_data_dir, parameters.data
+    if folder is None or not folder.is_dir():
+        return {}
+    loader = DataLoader(data.input_name_map, folder, 1, 0, 1, last_batch=data.last_batch)
+    try:
+        return loader.feature_specs()
+    finally:
+        loader.close()
+
+
+def _memory_of_gpu() -> float | None:
+    if not torch.cuda.is_available():
+        return None
+    return float(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _checked_image(path: Path) -> Path:
+    if path.suffix.lower() not in IMAGE_TYPES:
+        raise ParametersError(f"--image {str(path)!r}: pictures are written as {' or '.join(IMAGE_TYPES)}.")
+    return path
+
+
+def _write_image(path: Path, shapes: list[Shape], height: int) -> None:
+    try:
+        if path.suffix.lower() == ".svg":
+            path.write_text(to_svg(shapes, height), encoding="utf-8")
+        else:
+            _write_png(path, shapes, height)
+    except OSError as error:
+        raise StorageError(f"--image {str(path)!r} cannot be written: {error.strerror}. Name another file.") from error
+
+
+def _write_png(path: Path, shapes: list[Shape], height: int) -> None:
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise ParametersError(
+            f"--image {str(path)!r}: a PNG needs the package pillow (pip install pillow); or write an .svg."
+        ) from error
+    scale = 2
+    canvas = Image.new("RGB", (WIDTH * scale, height * scale), "#ffffff")
+    pen = ImageDraw.Draw(canvas)
+    for shape in shapes:
+        if shape.width:
+            x, y = shape.x * scale, shape.y * scale
+            pen.rectangle((x, y, x + max(shape.width * scale - 1, 0), y + shape.height * scale - 1), fill=shape.color)
+        if shape.text:
+            x, y = text_corner(shape)
+            font = ImageFont.load_default(shape.size * scale)
+            pen.text((x * scale, y * scale), shape.text, fill="#222222" if shape.width else shape.color, font=font)
+    canvas.save(path)
