@@ -31,7 +31,7 @@ from onward.lowering.passes import synchronize_statistics
 from onward.lowering.program import Program
 from onward.optim.building import make_optimizer
 from onward.parallel import horizontal
-from onward.parallel.data_parallel import differentiable_sum, replicate
+from onward.parallel.data_parallel import differentiable_sum, offloads, replicate
 from onward.parallel.gradients import sum_over_shards
 from onward.parallel.pipeline import Pipeline
 from onward.parallel.pipeline_stage import StageModule
@@ -135,13 +135,15 @@ def assemble(
     stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
     parts = [local] if stages is None else [stage_graph(local, stages, i) for i in plan.stages_of(mesh.place)]
     note = check_recompute(graph.model.graph, parameters.recompute)
-    notes = [] if note is None else [note]
+    notes = [*plan.notes, *([] if note is None else [note])]
     by_budget = parameters.recompute.memory_budget is not None
     costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
     compilation = _compilation(parameters, graph, mesh, notes, say)
     networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
+    if distributed.zero_offload_to_cpu and not offloads(distributed, mesh):
+        notes.append("distributed.zero_offload_to_cpu changes nothing: this run is in host memory already.")
     if stages is not None:
         computes = [
             StageCompute(

@@ -78,13 +78,18 @@ def _shard(
             reduce_dtype=None if is_plain else REDUCTION_TYPES[parameters.reduction_type],
             cast_forward_inputs=False,
         ),
-        "offload_policy": CPUOffloadPolicy() if parameters.zero_offload_to_cpu else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy() if offloads(parameters, mesh) else OffloadPolicy(),
         "ignored_params": {weight for weight in module.parameters() if weight.dim() == 0},
     }
     for segment in segments:
         if any(weight.dim() for weight in segment.parameters()):
             fully_shard(segment, **options)
     fully_shard(module, **{**options, "reshard_after_forward": False})
+
+
+def offloads(parameters: Distributed, mesh: Mesh) -> bool:
+    """Whether what replicas share out waits in host memory; on CPUs it is there already."""
+    return parameters.zero_offload_to_cpu and mesh.device.type == "cuda"
 
 
 @contextlib.contextmanager

@@ -52,4 +52,4 @@ class Piece:
 def _is_inside(offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     if not len(offsets) == len(sizes) == len(shape):
         return False
-    return all(0 <= start and start + length <= size for start, length, size in zip(offsets, sizes, shape, strict=True))
+    return all(start >= 0 and start + length <= size for start, length, size in zip(offsets, sizes, shape, strict=True))
