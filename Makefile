@@ -1,9 +1,10 @@
-# Two commands for users: `make demo` and `make test`. Both set up .venv first.
+# Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
+# All set up .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test bench check clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV): a few minutes, once"
@@ -18,6 +19,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	PYTHON=$(BIN)/python dev/test
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.compare $(TASKS)
 
 check: $(VENV)/installed
 	PYTHON=$(BIN)/python dev/check

@@ -1,0 +1,261 @@
+"""onward beside what a user would pick instead: `make bench`, or `python -m benchmarks.compare [MODEL:SIZE ...]`.
+
+Every way of training has a process of its own and the same weights and batches; they take turns, a few steps each, so
+that all of them see the same machine. Ratios are of onward to each other way, medians over the rounds.
+
+On a CPU the time of a step is what its process computed, all threads together: what else runs on the machine does not
+count. On a GPU it is the time on the clock. Compiled code is never taken from an earlier run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.compare_contestants import Task
+from benchmarks.compare_networks import IMAGES, SIZES
+from benchmarks.compare_protocol import Contestant
+
+WAYS = {
+    "onward": "onward, `speed.compile: auto`",
+    "onward compiled": "onward, `speed.compile: true`",
+    "onward uncompiled": "onward, `speed.compile: false`",
+    "eager": "written by hand, eager",
+    "compiled": "written by hand, torch.compile",
+    "onnx2torch": "onnx2torch, eager",
+    "onnxruntime-training": "onnxruntime-training 1.19.2",
+}
+SMALL = tuple(f"{model}:small" for model in SIZES)
+REAL = ("gpt2:124M", "gpt2:355M", "gpt2:1.5B", "llama:110M", "llama:1B", "bert:base", "bert:large", "resnet50:real",
+        "squeezenet:real")  # fmt: skip
+WARM = 2
+"""Steps after the first that are not counted."""
+
+
+@dataclass
+class Measured:
+    """What one way of training a network took.
+
+    Attributes:
+        failure: why it was left out; None: it was not.
+        first_step: seconds from the start of the process to the end of the first step; on a CPU, computed ones.
+        rounds: median seconds of a step in each round.
+        losses: of the first steps.
+        tensor_bytes: the most that tensors took at once in a step; 0: not known.
+        resident_bytes: the most that the process grew by, compiler included.
+    """
+
+    failure: str | None = None
+    first_step: float = 0.0
+    rounds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    tensor_bytes: int = 0
+    resident_bytes: int = 0
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return statistics.median(self.rounds)
+
+
+def command_of(way: str, folder: Path, ort_python: str | None) -> list[str]:
+    """What starts a way."""
+    if way == "onnxruntime-training":
+        assert ort_python is not None
+        return [ort_python, "-m", "benchmarks.compare_ort", way, str(folder)]
+    return [sys.executable, "-m", "benchmarks.compare_contestants", way, str(folder)]
+
+
+def compare(
+    task: Task, ways: Sequence[str], rounds: int, steps: int, ort_python: str | None, in_turns: bool
+) -> dict[str, Any]:
+    """Measures all ways of training one network.
+
+    Args:
+        task: which.
+        ways: of `WAYS`.
+        rounds, steps: turns of each way, and steps of a turn.
+        ort_python: of the environment with onnxruntime-training.
+        in_turns: all are alive at once; else one after the other, for networks of which a GPU holds one only.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "task.json").write_text(json.dumps(asdict(task)))
+        prepared = subprocess.run(command_of("prepare", folder, None), capture_output=True, text=True)
+        if prepared.returncode:
+            return {"task": asdict(task), "failure": prepared.stderr.strip().splitlines()[-1]}
+        work = json.loads((folder / "work.json").read_text())
+        measured: dict[str, Measured] = {}
+        groups = [[*ways, "product"]] if in_turns else [[way] for way in (*ways, "product")]
+        for group in groups:
+            measured |= _race(group, folder, task, rounds, steps, ort_python)
+    product = measured.pop("product")
+    rate = statistics.median(product.losses) if product.losses else 0.0
+    return {
+        "task": asdict(task),
+        "size": asdict(SIZES[task.model][task.size]),
+        "work": work,
+        "product_rate": rate,
+        "ways": {way: asdict(found) for way, found in measured.items()},
+    }
+
+
+def _race(
+    ways: Sequence[str], folder: Path, task: Task, rounds: int, steps: int, ort_python: str | None
+) -> dict[str, Measured]:
+    on_cpu = task.device == "cpu"
+    runners: dict[str, Contestant] = {}
+    found = {way: Measured() for way in ways}
+    for way in ways:
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / way.replace(" ", "-")),
+            "OMP_NUM_THREADS": str(task.threads),
+        }
+        if on_cpu:
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in this process, whose computing is counted
+        runner = Contestant(way, command_of(way, folder, ort_python), environment, folder / f"{way}.log")
+        runners[way] = runner
+        first = runner.ask("steps 1")  # one at a time: processes that start together would wait for each other
+        if first is not None:
+            found[way].first_step = first["cpu_total"] if on_cpu else first["since_start"]
+            found[way].losses = first["losses"]
+            runner.ask(f"steps {WARM}")
+    for _ in range(rounds):
+        for way, runner in runners.items():
+            answer = runner.ask(f"steps {steps}")
+            if answer is not None:
+                found[way].rounds.append(statistics.median(answer["cpu" if on_cpu else "wall"]))
+                found[way].losses += answer["losses"]
+    for way, runner in runners.items():
+        memory = runner.ask("memory") if way != "product" else None
+        if memory is not None:
+            found[way].tensor_bytes, found[way].resident_bytes = memory["tensor_bytes"], memory["resident_bytes"]
+        found[way].failure = runner.failure
+        runner.end()
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    task = result["task"]
+    title = f"### {task['model']} {task['size']}\n\n"
+    if "failure" in result:
+        return f"{title}not prepared: {result['failure']}\n"
+    size, work, rate = result["size"], result["work"], result["product_rate"]
+    tokens = 1 if task["model"] in IMAGES else size["length"]
+    shape = f"batch {size['batch']}, {'images of ' if tokens == 1 else 'tokens '}{size['length']}"
+    lines = [
+        f"{title}{work['weights'] / 1e6:.1f} M weights, {shape}, {'bf16' if task['bf16'] else 'fp32'}; "
+        f"matrix products: {rate / 1e9:.1f} GFLOP/s.\n",
+        "| | step | samples/s | tokens/s | of the product rate | onward's throughput | peak of tensors | process grew "
+        "by | onward's memory | first step | 100th step | onward's time to the first | loss |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    ways = {way: Measured(**found) for way, found in result["ways"].items()}
+    own = ways.get("onward")
+    for way, found in ways.items():
+        if found.failure is not None or not found.rounds:
+            lines.append(f"| {WAYS[way]} | left out: {found.failure} |" + " |" * 11)
+            continue
+        hundredth = found.first_step + 99 * found.step
+        is_known = own is not None and own.rounds and way != "onward"
+        ratios = ["", "", ""]
+        if is_known:
+            assert own is not None
+            pairs = zip(own.rounds, found.rounds, strict=True)
+            memory = own.tensor_bytes / found.tensor_bytes if found.tensor_bytes else 0.0
+            grown = own.resident_bytes / found.resident_bytes
+            ratios = [
+                f"{statistics.median(other / mine for mine, other in pairs):.2f}",
+                f"{memory:.2f}" if memory else f"{grown:.2f} (grown)",
+                f"{own.first_step / found.first_step:.2f}",
+            ]
+        cells = [
+            WAYS[way],
+            f"{found.step * 1e3:.1f} ms",
+            f"{size['batch'] / found.step:.1f}",
+            "" if tokens == 1 else f"{size['batch'] * tokens / found.step:.0f}",
+            f"{100 * work['flops'] / found.step / rate:.0f} %" if rate else "",
+            ratios[0],
+            f"{found.tensor_bytes / 1e6:.0f} MB" if found.tensor_bytes else "not known",
+            f"{found.resident_bytes / 1e6:.0f} MB",
+            ratios[1],
+            f"{found.first_step:.1f} s",
+            f"{hundredth:.0f} s",
+            ratios[2],
+            f"{found.losses[0]:.5f} to {found.losses[-1]:.5f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def hardware(device: str, threads: int) -> str:
+    """What it ran on, in a line."""
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return f"{model}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("tasks", nargs="*", metavar="MODEL:SIZE", help="by default all small ones, or all real ones")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default_device)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="by default all but those of speed.compile by hand")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3, help="of a turn")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--ort-python", help="the python of an environment with onnxruntime-training 1.19.2")
+    parser.add_argument("--onnx2torch", help="a folder to import onnx2torch from, where it is not installed")
+    parser.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    tasks = options.tasks or (REAL if on_gpu else SMALL)
+    for task in tasks:
+        model, _, size = task.partition(":")
+        if size not in SIZES.get(model, {}):
+            listed = ", ".join(f"{m}:{s}" for m, sizes in SIZES.items() for s in sizes)
+            parser.error(f"{task!r} is none of: {listed}")
+    ways = options.ways or [way for way in WAYS if way not in ("onward compiled", "onward uncompiled")]
+    if options.ort_python is None and "onnxruntime-training" in ways:
+        ways.remove("onnxruntime-training")
+        print("onnxruntime-training is left out: --ort-python names no environment that has it.")
+    date = datetime.date.today().isoformat()
+    heading = f"# Training side by side, {date}\n\n{hardware(options.device, options.threads)}\n\n"
+    command = f"`python -m benchmarks.compare {' '.join(sys.argv[1:])}`\n"
+    print(heading, flush=True)
+    results, tables = [], []
+    stem = f"{date}-{options.device}-{'-'.join(dict.fromkeys(task.partition(':')[0] for task in tasks))}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    for text in tasks:
+        model, _, size = text.partition(":")
+        task = Task(model, size, options.device, on_gpu, on_gpu, options.threads, options.onnx2torch)
+        in_turns = not options.one_by_one
+        results.append(compare(task, ways, options.rounds, options.steps, options.ort_python, in_turns))
+        tables.append(table(results[-1]))
+        print(tables[-1], flush=True)
+        record = {"date": date, "hardware": hardware(options.device, options.threads), "results": results}
+        (options.out / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (options.out / f"{stem}.md").write_text(heading + command + "\n" + "\n".join(tables))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""One way of training a network, in a process of its own: `python -m benchmarks.compare_contestants WAY FOLDER`.
+
+`benchmarks.compare` starts these and tells them when to train. The folder holds the task, batches and ONNX files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.compare_networks import IGNORED, IMAGES, SIZES, loss_of, make_batches, make_network
+from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
+
+RATE = 1e-4
+BATCHES = 4
+Step = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and how.
+
+    Attributes:
+        model, size: names in `compare_networks`.
+        device: cpu or cuda.
+        bf16: compute in 16 bits, with fp32 masters.
+        channels_last: for images, in compiled hand-written networks.
+        threads: of torch.
+        onnx2torch: a folder to import it from; None: it is installed, or left out.
+    """
+
+    model: str
+    size: str
+    device: str
+    bf16: bool
+    channels_last: bool
+    threads: int
+    onnx2torch: str | None = None
+
+    @property
+    def feature(self) -> str:
+        """The input of the network."""
+        return "images" if self.model in IMAGES else "input_ids"
+
+
+def prepare(task: Task, folder: Path) -> None:
+    """Writes batches, both ONNX files (today's exporter and the older one), and the work of a step."""
+    import numpy as np
+    from torch.utils.flop_counter import FlopCounterMode
+
+    size = SIZES[task.model][task.size]
+    batches = make_batches(task.model, size, BATCHES)
+    flat = {f"{index}/{name}": value.numpy() for index, batch in enumerate(batches) for name, value in batch.items()}
+    np.savez(folder / "batches.npz", **flat)
+    network = make_network(task.model, size)
+    example = (batches[0][task.feature],)
+    with FlopCounterMode(display=False) as counter, torch.device("meta"):
+        make_network(task.model, size)(torch.empty_like(example[0], device="meta"))
+    size_of = {"weights": sum(p.numel() for p in network.parameters()), "flops": 3 * counter.get_total_flops()}
+    (folder / "work.json").write_text(json.dumps(size_of))
+    network.eval()
+    names: dict[str, Any] = {"input_names": [task.feature], "output_names": ["logits"]}
+    # Constant folding would melt normalization into convolutions, and nothing would be left of it to train.
+    program = torch.onnx.export(network, example, dynamo=True, optimize=False, verbose=False, **names)
+    assert program is not None
+    program.save(folder / "model.onnx", external_data=True)
+    say({"work": size_of})
+    try:
+        keep = torch.onnx.TrainingMode.PRESERVE
+        options: dict[str, Any] = {"dynamo": False, "opset_version": 14, "training": keep, "do_constant_folding": False}
+        torch.onnx.export(WithLoss(network.train()), (example[0], batches[0]["labels"]), folder / "loss.onnx",
+                          input_names=[task.feature, "labels"], output_names=["loss"], **options)  # fmt: skip
+        torch.onnx.export(network, example, folder / "older.onnx", **names, **options)
+    except Exception as error:  # the older exporter may be gone, or miss what it needs: those who read its file say so
+        print(f"the older exporter failed: {error}", file=sys.stderr)
+
+
+class WithLoss(nn.Module):
+    """A network and its loss as one module, for training that wants both in one file."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, feature: Tensor, labels: Tensor) -> Tensor:
+        return loss_of(self.network(feature), labels)
+
+
+def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
+    """onward, from the ONNX file on, step by step as its runner does."""
+    import numpy as np
+
+    from onward.data.in_memory import InMemoryDataLoader
+    from onward.engine.assembly import assemble
+    from onward.engine.loss_shares import LossShares
+    from onward.engine.preparation import label_ranges, plan_run, read_training_graph
+    from onward.engine.steps import Steps, WatchedNames
+    from onward.parallel.process import in_world_of_one
+    from onward.parameters import Parameters
+
+    size = SIZES[task.model][task.size]
+    parameters = Parameters.from_mapping(
+        {
+            "paths": {"model_path": folder / "model.onnx"},
+            "loss": {
+                "type": "softmax_cross_entropy",
+                "prediction": "logits",
+                "label": "labels",
+                "ignore_index": IGNORED,
+            },
+            "training": {"batch_size": size.batch, "num_train_steps": 1_000_000},
+            "learning_rate": {"initial_lr": RATE},
+            "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [_ADAMW]},
+            "mixed_precision": {"use_mixed_precision": task.bf16, "use_bfloat16": task.bf16},
+            "speed": {"compile": compiled},
+        }
+    )
+    mesh = in_world_of_one("cuda" if task.device == "cuda" else "cpu")
+    graph = read_training_graph(parameters, parameters.paths.model_path)
+    assert graph.loss_names is not None
+    plan = plan_run(parameters, mesh.topology, graph, {})
+    notes: list[str] = []
+    assembly = assemble(parameters, mesh, graph, plan, notes.append)
+    print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr)
+    assembly.state.train(True)
+    shares = LossShares(mesh, parameters.loss, graph.loss_names, False)
+    compute = assembly.micro_batches(shares, (), {}, label_ranges(parameters.loss, graph), None)
+    steps = Steps(assembly.state, compute, 1, None, WatchedNames(), assembly.exchange)
+    stored = np.load(folder / "batches.npz")
+    names = (task.feature, "labels")
+    data = {name: np.concatenate([stored[f"{index}/{name}"] for index in range(BATCHES)]) for name in names}
+    batches = InMemoryDataLoader(data).batches(size.batch)
+
+    def step(_: int) -> float:
+        steps.update(next(batches), RATE, False)
+        return steps.take_mean_loss()
+
+    return step
+
+
+_ADAMW = {"weights": "*", "alpha": 0.9, "beta": 0.999, "lambda": 0.01, "epsilon": 1e-8}
+
+
+def make_by_hand(task: Task, network: nn.Module, compiled: bool) -> Step:
+    """A torch module trained by a plain loop."""
+    size, device = SIZES[task.model][task.size], torch.device(task.device)
+    network = network.to(device).train()
+    last = compiled and task.channels_last and task.model in IMAGES
+    if last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(network.parameters(), RATE, (0.9, 0.999), 1e-8, 0.01, fused=True)
+    batches = [{k: v.to(device) for k, v in b.items()} for b in make_batches(task.model, size, BATCHES)]
+    low = torch.autocast(device.type, torch.bfloat16) if task.bf16 else contextlib.nullcontext()
+
+    def compute_loss(feature: Tensor, labels: Tensor) -> Tensor:
+        return loss_of(network(feature), labels)
+
+    compute = torch.compile(compute_loss) if compiled else compute_loss
+
+    def step(number: int) -> float:
+        batch = batches[number % BATCHES]
+        feature = batch[task.feature]
+        if last:
+            feature = feature.to(memory_format=torch.channels_last)
+        with low:
+            loss = compute(feature, batch["labels"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def make_onnx2torch(task: Task, folder: Path) -> Step:
+    """The ONNX file through onnx2torch, which asks for torchvision: a stub does for models without its operators."""
+    if task.onnx2torch is not None:
+        sys.path.append(task.onnx2torch)
+    vision, operators = types.ModuleType("torchvision"), types.ModuleType("torchvision.ops")
+    vision.ops = operators  # type: ignore[attr-defined]
+    for name in ("roi_align", "nms", "batched_nms", "deform_conv2d"):
+        setattr(operators, name, None)
+    sys.modules.setdefault("torchvision", vision)
+    sys.modules.setdefault("torchvision.ops", operators)
+    from onnx2torch import convert
+
+    try:
+        network = convert(str(folder / "model.onnx"))
+    except Exception as error:
+        print(f"onnx2torch on today's export: {type(error).__name__}: {error}", file=sys.stderr)
+        network = convert(str(folder / "older.onnx"))
+    if not any(True for _ in network.parameters()):
+        raise RuntimeError("onnx2torch found no weights to train")
+    return make_by_hand(task, network, compiled=False)
+
+
+def make_product(task: Task) -> Step:
+    """No network, but the machine's own rate of matrix products: a step gives floating point operations a second."""
+    import time
+
+    count = 512 if task.device == "cpu" else 8192
+    dtype = torch.bfloat16 if task.bf16 else torch.float32
+    left, right = (torch.randn(count, count, device=task.device, dtype=dtype) for _ in range(2))
+    clock = time.process_time if task.device == "cpu" else time.perf_counter
+
+    def step(_: int) -> float:
+        synchronize(task.device)
+        started = clock()
+        for _ in range(8):
+            torch.mm(left, right)
+        synchronize(task.device)
+        return 8 * 2 * count**3 / (clock() - started)
+
+    return step
+
+
+def synchronize(device: str) -> None:
+    """Waits for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_of_tensors(task: Task, step: Callable[[], float]) -> int:
+    """The most bytes that tensors took at once in a step, all that was alive before included."""
+    if task.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated()
+    import gc
+
+    gc.collect()
+    alive = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors()}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    now = most = sum(alive.values())
+    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+def _tensors() -> list[Tensor]:
+    import gc
+
+    plain = (Tensor, nn.Parameter)  # the compiler keeps tensors without memory
+    return [thing for thing in gc.get_objects() if type(thing) in plain and thing.device.type == "cpu"]
+
+
+def main() -> None:
+    way, folder = sys.argv[1], Path(sys.argv[2])
+    task = Task(**json.loads((folder / "task.json").read_text()))
+    torch.set_num_threads(task.threads)
+    torch.set_float32_matmul_precision("high")
+    if way == "prepare":
+        prepare(task, folder)
+        return
+    baseline = resident_bytes("VmRSS")
+    reset_peak()
+    try:
+        if way == "product":
+            step = make_product(task)
+        elif way == "onnx2torch":
+            step = make_onnx2torch(task, folder)
+        elif way.startswith("onward"):
+            chosen = {"onward": "auto", "onward compiled": True, "onward uncompiled": False}[way]
+            step = make_onward(task, folder, chosen)
+        else:
+            step = make_by_hand(task, make_network(task.model, SIZES[task.model][task.size]), way == "compiled")
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        say({"failure": f"{type(error).__name__}: {said[0][:200] if said else ''}"})
+        raise
+    serve(step, lambda one: peak_of_tensors(task, one), baseline)
+
+
+if __name__ == "__main__":
+    main()
