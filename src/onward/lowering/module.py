@@ -59,12 +59,7 @@ class TensorTree(nn.Module):
         Raises:
             KeyError: there is none.
         """
-        holder: nn.Module = self
-        *path, leaf = _parts(name)
-        for part in path:
-            child = holder._modules[part]
-            assert child is not None
-            holder = child
+        holder, leaf = self._holder(name)
         found = holder._parameters[leaf]
         assert found is not None
         return found
@@ -75,13 +70,18 @@ class TensorTree(nn.Module):
         Raises:
             KeyError: there is none.
         """
+        holder, leaf = self._holder(name)
+        del holder._parameters[leaf]
+
+    def _holder(self, name: str) -> tuple[nn.Module, str]:
+        """The module that holds the tensor of a name, and its name there."""
         holder: nn.Module = self
         *path, leaf = _parts(name)
         for part in path:
             child = holder._modules[part]
             assert child is not None
             holder = child
-        del holder._parameters[leaf]
+        return holder, leaf
 
     def _load_from_state_dict(
         self,
