@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,7 +54,12 @@ def test_recompute_repeats_the_same_dropout(layout: Layout) -> None:
     assert_follows(train(case, layout, accumulation=2, updates=4, sections=RECOMPUTE), kept, 1e-6, 5e-6)
 
 
-def twins(samples: int) -> dict[str, object]:
+def first_half(samples: int) -> dict[str, np.ndarray]:
+    """What one of the replicas sees of `twins`."""
+    return {name: array.reshape(-1, 2, 4, 12)[:, 0].reshape(-1, 12) for name, array in twins(2 * samples).items()}
+
+
+def twins(samples: int) -> dict[str, np.ndarray]:
     """The second half of every eight samples is the first half again: two replicas see the same."""
     data = CASES["gpt2"].data(samples)
     return {name: array.reshape(-1, 2, 4, 12)[:, [0, 0]].reshape(array.shape) for name, array in data.items()}
@@ -62,10 +68,7 @@ def twins(samples: int) -> dict[str, object]:
 def test_replicas_drop_different_elements() -> None:
     """Two replicas with the same data: without dropout as one of them; with dropout as no single one."""
     with_twins = [Case(CASES[name].model, CASES[name].loss, twins) for name in ("gpt2", "gpt2_with_dropout")]
-    halves = [
-        Case(case.model, case.loss, lambda n: {k: v.reshape(-1, 2, 4, 12)[:, 0].reshape(-1, 12) for k, v in twins(2 * n).items()})
-        for case in with_twins
-    ]  # fmt: skip
+    halves = [Case(case.model, case.loss, first_half) for case in with_twins]
     plain, dropping = (train(case, Layout(2, 1, 1), updates=1) for case in with_twins)
     alone, dropping_alone = (train(case, Layout(), updates=1, global_batch=4) for case in halves)
     assert plain.losses == pytest.approx(alone.losses, rel=1e-6)

@@ -101,5 +101,8 @@ def shared_loss(outputs: Mapping[str, Any], names: tuple[str, ...], factors: tor
     # A loss that the model computes itself may be in 16 bits, where the loss scale would overflow.
     losses = [outputs[name].float() for name in names]
     if factors is not None:
-        losses = [loss * factor for loss, factor in zip(losses, factors.unbind(), strict=True)]
+        # A micro-batch that counts no label has a loss of 0/0, which is to count for nothing.
+        losses = [
+            torch.where(factor == 0, 0.0, loss * factor) for loss, factor in zip(losses, factors.unbind(), strict=True)
+        ]
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]

@@ -51,7 +51,8 @@ def _combine_with(
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     lower, upper = (flat, other) if rank < second else (other, flat)
-    return torch.cat([_pair(a, b) for a, b in zip(torch.split(lower, lengths), torch.split(upper, lengths), strict=True)])
+    pairs = zip(torch.split(lower, lengths), torch.split(upper, lengths), strict=True)
+    return torch.cat([_pair(a, b) for a, b in pairs])
 
 
 def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

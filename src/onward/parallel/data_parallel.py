@@ -7,6 +7,7 @@ moments, gradients and weights (the three stages of ZeRO, Rajbhandari et al. 202
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -67,6 +68,8 @@ def _shard(
     module: nn.Module, segments: Sequence[nn.Module], mesh: Mesh, parameters: Distributed, dtype: torch.dtype | None
 ) -> None:
     assert mesh.device_mesh is not None
+    # Operators of a graph change nothing in place; a segment may well end in a view.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     # fp32 means no less than fp32: gradients of float64 weights travel as they are.
     is_plain = dtype is None and parameters.reduction_type == "fp32"
     options: dict[str, Any] = {

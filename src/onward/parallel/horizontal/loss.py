@@ -90,5 +90,9 @@ def sharded_cross_entropy(
     losses = torch.where(counted, losses, 0) * share
     if reduction == "none":
         return (losses.to(scores.dtype),)
-    total = losses.sum() / share.sum() if reduction == "mean" else losses.sum()
+    total = losses.sum()
+    if reduction == "mean":
+        # The mean over no label is NaN, but its gradient is zero, as torch's own.
+        count = share.sum()
+        total = torch.where(count == 0, torch.nan, total / torch.where(count == 0, 1, count))
     return (total.to(scores.dtype),)
