@@ -79,7 +79,13 @@ def command_of(way: str, folder: Path, ort_python: str | None) -> list[str]:
 
 
 def compare(
-    task: Task, ways: Sequence[str], rounds: int, steps: int, ort_python: str | None, in_turns: bool
+    task: Task,
+    ways: Sequence[str],
+    rounds: int,
+    steps: int,
+    ort_python: str | None,
+    in_turns: bool,
+    profiles: Path | None = None,
 ) -> dict[str, Any]:
     """Measures all ways of training one network.
 
@@ -89,6 +95,7 @@ def compare(
         rounds, steps: turns of each way, and steps of a turn.
         ort_python: of the environment with onnxruntime-training.
         in_turns: all are alive at once; else one after the other, for networks of which a GPU holds one only.
+        profiles: a folder for the profile of a step of each way.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -101,6 +108,11 @@ def compare(
         groups = [[*ways, "product"]] if in_turns else [[way] for way in (*ways, "product")]
         for group in groups:
             measured |= _race(group, folder, task, rounds, steps, ort_python)
+        for path in folder.glob("*.profile") if profiles is not None else ():
+            assert profiles is not None
+            profiles.mkdir(parents=True, exist_ok=True)
+            name = f"{task.model}-{task.size}-{path.stem.replace(' ', '-')}.txt"
+            (profiles / name).write_text(path.read_text())
     product = measured.pop("product")
     rate = statistics.median(product.losses) if product.losses else 0.0
     return {
@@ -225,6 +237,7 @@ def main() -> None:
     parser.add_argument("--ort-python", help="the python of an environment with onnxruntime-training 1.19.2")
     parser.add_argument("--onnx2torch", help="a folder to import onnx2torch from, where it is not installed")
     parser.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
+    parser.add_argument("--profiles", type=Path, help="a folder for the profile of a step of each way")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
@@ -249,7 +262,8 @@ def main() -> None:
         model, _, size = text.partition(":")
         task = Task(model, size, options.device, on_gpu, on_gpu, options.threads, options.onnx2torch)
         in_turns = not options.one_by_one
-        results.append(compare(task, ways, options.rounds, options.steps, options.ort_python, in_turns))
+        arguments = (options.rounds, options.steps, options.ort_python, in_turns, options.profiles)
+        results.append(compare(task, ways, *arguments))
         tables.append(table(results[-1]))
         print(tables[-1], flush=True)
         record = {"date": date, "hardware": hardware(options.device, options.threads), "results": results}

@@ -249,6 +249,19 @@ def peak_of_tensors(task: Task, step: Callable[[], float]) -> int:
     return most
 
 
+def write_profile(task: Task, step: Callable[[], float], path: Path) -> None:
+    """What the time of a step goes to, operator by operator."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if task.device == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        step()
+        synchronize(task.device)
+    events = profile.key_averages()
+    order = "self_cuda_time_total" if task.device == "cuda" else "self_cpu_time_total"
+    path.write_text(events.table(sort_by=order, row_limit=15, max_name_column_width=60))
+
+
 def _tensors() -> list[Tensor]:
     import gc
 
@@ -280,7 +293,13 @@ def main() -> None:
         said = str(error).strip().splitlines()
         say({"failure": f"{type(error).__name__}: {said[0][:200] if said else ''}"})
         raise
-    serve(step, lambda one: peak_of_tensors(task, one), baseline)
+
+    def memory(one: Callable[[], float]) -> int:
+        found = peak_of_tensors(task, one)
+        write_profile(task, one, folder / f"{way}.profile")
+        return found
+
+    serve(step, memory, baseline)
 
 
 if __name__ == "__main__":
