@@ -101,7 +101,9 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
     try:
         ir.save(model, target, external_data=f"{target.name}.data" if outside else None)
     except OSError as error:
-        raise StorageError(f"--write {str(target)!r} cannot be written: {error.strerror}.") from error
+        raise StorageError(
+            f"--write {str(target)!r} cannot be written: {error.strerror}. Name another file."
+        ) from error
     return f"wrote {target}: {count} of {len(list(model.graph))} nodes annotated"
 
 

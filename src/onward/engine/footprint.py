@@ -129,7 +129,7 @@ class _Measuring:
         self.given = {name: inputs[name] for name in self.forward.program.inputs}
 
     def run(self, micro_batches: int) -> Measured:
-        """Two micro-batches where there are several, and an update."""
+        """Two or three micro-batches where there are several, and an update."""
         examples = {name: torch.empty((), dtype=d).expand(shape) for name, (shape, d) in self.given.items()}
         device = self.network.net.device
         with self.precision.autocast(device):
@@ -138,6 +138,8 @@ class _Measuring:
         with self.mode, self.log:
             optimizer = self._hold()
             first = self._pass(is_last=False)[1] if micro_batches > 1 else ()
+            # ZeRO gathers with the first micro-batch what others find there; without it all are alike.
+            between = self._pass(is_last=False)[1] if micro_batches > 2 and self.zero else first
             held = self.log.now
             moments, last, sent = self._pass(is_last=True)
             update = self._update(optimizer)
@@ -152,6 +154,7 @@ class _Measuring:
             sent=self._sizes(sent),
             features=self._features(),
             traffic_first=self._traffic(first),
+            traffic_between=self._traffic(between) if micro_batches > 2 else (),
             traffic_last=self._traffic(last),
         )
         return Measured(footprint, sent)

@@ -26,7 +26,9 @@ def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, 
     found: dict[str, Traffic] = {}
     for one in footprints.values():
         for traffic in one.traffic_first:
-            _add(found, traffic.times(micro_batches - 1))
+            _add(found, traffic)
+        for traffic in one.traffic_between:
+            _add(found, traffic, micro_batches - 2)
         for traffic in one.traffic_last:
             _add(found, traffic)
         if is_pipeline:

@@ -5,6 +5,7 @@ The picture is a list of rectangles and texts first, so that it can be drawn by 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -15,7 +16,8 @@ from onward.plan.report_text import ranks_at, verdict
 from onward.plan.schedules import Span
 
 WIDTH = 1000
-_LEFT, _ROW, _BAR = 130, 22, 800
+_LEFT, _ROW, _BAR = 130, 22, 770
+_MOST_LETTERS = 150
 COLORS = {
     "weights": "#3b6ea5", "gathered weights": "#7fa7d1", "low-precision copies": "#a9c5e3", "gradients": "#d1813c",
     "moments": "#8c6bb1", "activations": "#5a9e6f", "constants": "#9a9a9a", "communication": "#c9b458",
@@ -58,8 +60,10 @@ def picture(title: str, plan: Plan, forecast: Forecast, memory_limit_bytes: floa
     if memory_limit_bytes is not None:
         shapes.append(Shape(_LEFT + memory_limit_bytes / most * _BAR - 1, top - 4, 2, y - top + 4, "#b00020"))
     y += 8
-    shapes.append(Shape(20, y, text=verdict(forecast, plan, memory_limit_bytes)))
-    y += 36
+    for line in textwrap.wrap(verdict(forecast, plan, memory_limit_bytes), _MOST_LETTERS):
+        shapes.append(Shape(20, y, text=line))
+        y += 17
+    y += 19
     if forecast.timeline is not None:
         share = f"{forecast.timeline.bubble_share:.1%} of the time is waiting"
         shapes.append(Shape(20, y, text=f"One update, {plan.schedule}: {share}", size=14))

@@ -61,7 +61,8 @@ class StageFootprint:
         received: bytes of one micro-batch from the stage before, those among them whose gradient travels back.
         sent: the same for the stage after.
         features: bytes of the inputs of the network that it reads, of one micro-batch.
-        traffic_first, traffic_last: what a micro-batch exchanges that is not the last of its update, and one that is.
+        traffic_first, traffic_between, traffic_last: what the first micro-batch of an update exchanges, each of those
+            between, and the last.
         problem: why it was not measured but estimated from the graph; empty if it was measured.
     """
 
@@ -74,6 +75,7 @@ class StageFootprint:
     sent: tuple[float, float] = (0.0, 0.0)
     features: float = 0.0
     traffic_first: tuple[Traffic, ...] = ()
+    traffic_between: tuple[Traffic, ...] = ()
     traffic_last: tuple[Traffic, ...] = ()
     problem: str = ""
 

@@ -57,16 +57,16 @@ def verdict(forecast: Forecast, plan: Plan, memory_limit_bytes: float | None) ->
     fullest = max(forecast.ranks, key=lambda rank: rank.memory.total)
     need, where = fullest.memory.total, ranks_at(plan.topology, fullest.pipeline)
     if memory_limit_bytes is None:
-        return f"The fullest rank ({where}) takes {_gigabytes(need)}. Say --memory-gb to ask whether that fits."
+        return f"The fullest rank ({where}) takes {_size(need)}. Say --memory-gb to ask whether that fits."
     share = need / memory_limit_bytes
-    limit = _gigabytes(memory_limit_bytes)
+    limit = _size(memory_limit_bytes)
     if share <= 1.0:
-        return f"Fits {limit}: the fullest rank ({where}) takes {_gigabytes(need)}, {share:.0%} of it."
+        return f"Fits {limit}: the fullest rank ({where}) takes {_size(need)}, {share:.0%} of it."
     kinds = fullest.memory.kinds
     largest = max(kinds, key=lambda kind: kinds[kind])
     return (
-        f"Does not fit {limit}: the fullest rank ({where}) takes {_gigabytes(need)}, {share:.2f} times as much; most "
-        f"of it is {largest} ({_gigabytes(kinds[largest])}). {_REMEDIES.get(largest, _REMEDIES['activations'])}"
+        f"Does not fit {limit}: the fullest rank ({where}) takes {_size(need)}, {share:.2f} times as much; most "
+        f"of it is {largest} ({_size(kinds[largest])}). {_REMEDIES.get(largest, _REMEDIES['activations'])}"
     )
 
 
@@ -319,8 +319,10 @@ def _millions(count: float) -> str:
     return f"{count / 1e6:.3f} M"
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
+def _size(size: float) -> str:
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1.0, "B"))
+    unit, name = next(((unit, name) for unit, name in units if size >= unit), units[-1])
+    return f"{size / unit:.3g} {name}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

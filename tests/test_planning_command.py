@@ -1,0 +1,172 @@
+"""`onward plan`: what it prints, draws and refuses."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from onward.cli import main
+from onward.models import create_model
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    model = create_model("gpt2", size="tiny", layers=2, heads=2, width=16, vocab_size=64, context_length=8, dropout=0.0)
+    ir.save(model, tmp_path / "model.onnx")
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        """
+paths: {model_path: model.onnx}
+loss: {type: softmax_cross_entropy, prediction: logits, label: labels}
+training: {batch_size: 2, num_train_steps: 4, gradient_accumulation_steps: 4, mapped_dimensions: {sequence: 8}}
+learning_rate: {initial_lr: 0.001}
+optimizer: {training_optimizer_name: AdamW}
+"""
+    )
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main(["plan", *map(str, arguments)]) == 2
+    return capsys.readouterr().err.strip()
+
+
+EIGHT = (
+    "--distributed.data_parallel_size=2", "--distributed.horizontal_parallel_size=2",
+    "--distributed.pipeline_parallel_size=2", "--distributed.zero_stage=2",
+)  # fmt: skip
+
+
+def test_one_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, run)
+    assert "ranks        1 = 1 data x 1 horizontal x 1 pipeline; 4 micro-batches an update" in text
+    assert re.search(r"h\.\*\.mlp\.c_fc\.weight +2 +16x64 +0\.002 M +whole +- +-", text)
+    assert "nothing: there is one rank" in text
+    assert "Say --memory-gb to ask whether that fits." in text
+    assert "Schedule" not in text
+
+
+def test_eight_ranks_are_planned_without_starting_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, run, *EIGHT)
+    assert "8 = 2 data x 2 horizontal x 2 pipeline; 4 micro-batches an update; 1F1B over 2 stages; ZeRO 2" in text
+    line = next(line for line in text.splitlines() if "attn.c_attn.weight" in line)
+    assert "axis 1 in 2 (3 blocks)" in line
+    assert "moments, gradients: 8 of 16 rows each" in line
+    assert re.search(r"ranks 0-3 hold \d+ tensors, [\d.]+ M numbers each", text)
+    assert "tied weights: 'wte.weight' lies on stages 0-1" in text
+    kinds = ("weights gathered (ZeRO)", "gradients shared out (ZeRO)", "horizontal all-reduce")
+    between_stages = ("activations to the next stage", "gradients to the stage before", "gradients of tied weights")
+    for what in (*kinds, *between_stages):
+        assert what in text
+    assert "rank  1 |" in text
+    assert "(the paper's formula)" in text
+    assert "every rank computes whole: " in " ".join(text.split())
+
+
+def test_every_weight_is_in_the_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, run, *EIGHT)
+    head = text.splitlines().index(next(line for line in text.splitlines() if line.startswith("  weights  ")))
+    rows = [line.split() for line in text.splitlines()[head + 1 : text.splitlines().index("", head)]]
+    counted = sum(int(row[1]) for row in rows)
+    assert f"{counted} weights that train" in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [("1", "Fits 1 GB: the fullest rank (rank 0) takes"), ("0.0001", "Does not fit 100 KB: the fullest rank (rank 0)")],
+)
+def test_the_verdict(run: Path, capsys: pytest.CaptureFixture[str], limit: str, words: str) -> None:
+    text = printed(capsys, run, "--memory-gb", limit)
+    assert words in " ".join(text.split())
+    if limit != "1":
+        assert "times as much; most of it is" in " ".join(text.split())
+
+
+def test_recompute_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.search(
+        r"recompute: [1-9]\d* of \d+ segments of the network", printed(capsys, run, "--recompute.segments=true")
+    )
+    assert "recompute.attention: nothing to do. All 2 attentions" in printed(capsys, run, "--recompute.attention=true")
+
+
+def test_a_picture_as_svg(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = tmp_path / "plan.svg"
+    text = printed(capsys, run, *EIGHT, "--image", image, "--memory-gb", "1")
+    assert f"wrote {image}" in text
+    root = ElementTree.parse(image).getroot()
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Plan of model.onnx", "ranks 0-3", "ranks 4-7", "forward", "backward"} <= set(words)
+    right = max(float(e.get("x", 0)) + float(e.get("width", 0)) for e in root.iter("{http://www.w3.org/2000/svg}rect"))
+    assert right <= float(root.get("width", 0))
+
+
+def test_a_picture_as_png(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL")
+    image = tmp_path / "plan.png"
+    printed(capsys, run, "--image", image)
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, run, "--image", "plan.gif") == (
+        "onward plan: --image 'plan.gif': pictures are written as .svg or .png."
+    )
+    assert refused(capsys, run, "--memory-gb", "0") == (
+        "onward plan: --memory-gb is 0; give the memory of one rank, in GB, above 0."
+    )
+    lost = tmp_path / "nowhere" / "plan.svg"
+    assert refused(capsys, run, "--image", lost) == (
+        f"onward plan: --image '{lost}' cannot be written: No such file or directory. Name another file."
+    )
+    model = tmp_path / "model.onnx"
+    assert refused(capsys, run, "--write", model) == (
+        f"onward plan: --write '{model}' is the model itself; name another file."
+    )
+    lost = tmp_path / "nowhere" / "model.onnx"
+    assert refused(capsys, run, "--write", lost) == (
+        f"onward plan: --write '{lost}' cannot be written: No such file or directory. Name another file."
+    )
+    assert "the sizes of 'sequence' of 'input_ids', 'sequence' of 'labels' are open in the model" in refused(
+        capsys, run, "--training.mapped_dimensions={}"
+    )
+
+
+def test_a_network_that_needs_its_data_is_estimated_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compress keeps as many rows as a condition on the data says, which no shape tells."""
+    from onnx import TensorProto, helper, save
+
+    nodes = [
+        helper.make_node("Gemm", ["x", "W"], ["h"]),
+        helper.make_node("Greater", ["x0", "zero"], ["some"]),
+        helper.make_node("Compress", ["h", "some"], ["kept"], axis=0),
+        helper.make_node("ReduceMean", ["kept"], ["loss"], keepdims=0),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 3]),
+        helper.make_tensor_value_info("x0", TensorProto.FLOAT, [4]),
+    ]
+    output = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
+    weights = [
+        helper.make_tensor("W", TensorProto.FLOAT, [3, 2], [0.5] * 6),
+        helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, [output], weights)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "m.onnx")
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "paths: {model_path: m.onnx}\nloss: {type: output, prediction: loss}\n"
+        "training: {batch_size: 4, num_train_steps: 1}\nlearning_rate: {initial_lr: 0.1}\n"
+    )
+    text = " ".join(printed(capsys, run).split())
+    assert "the memory of stage 0 is estimated from the graph, since it cannot run without its data (" in text
