@@ -178,7 +178,8 @@ def train_here(
         is_shared_out = parameters.data.test_data == "partitioned"
         mine = {name: array[place.data :: topology.data_size] for name, array in test.items()}
         tests = InMemoryDataLoader(mine if is_shared_out else test)
-    runner.run(InMemoryDataLoader(parts[place.data], last_batch=last_batch), tests)
+    if runner.round == 0:
+        runner.run(InMemoryDataLoader(parts[place.data], last_batch=last_batch), tests)
     runner.end_training(tests)
     pieces = {name: piece for name, piece in runner.state.pieces().items() if not name.startswith("random/")}
     scale = runner.state.loss_scale
