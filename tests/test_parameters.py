@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,7 +168,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
     Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},
     MixedPrecision: {"use_mixed_precision": False, "use_bfloat16": False, "loss_scale": 0.0},
-    Speed: {"fuse": True, "fusions_off": ()},
+    Speed: {"fuse": True, "fusions_off": (), "compile": "auto"},
     Distributed: {
         "data_parallel_size": 1,
         "horizontal_parallel_size": 1,
@@ -421,3 +422,10 @@ def test_what_json_cannot_hold_is_named() -> None:
     assert mapping["optimizer"]["optimizer_attributes"].startswith("function ")
     assert "decay_of" in mapping["optimizer"]["optimizer_attributes"]
     assert mapping["next_rounds"][0]["training"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0.0])
+def test_compile_is_auto_or_a_switch(value: Any) -> None:
+    said = f"speed.compile is {value!r}; expected auto, true or false."
+    with pytest.raises(ParametersError, match=re.escape(said)):
+        Parameters.from_mapping({**small(), "speed": {"compile": value}})

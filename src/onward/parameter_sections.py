@@ -305,7 +305,14 @@ class Speed:
     __pydantic_config__ = STRICT
     fuse: Flag = True
     fusions_off: tuple[FusionName, ...] = ()
-    compile: Literal["auto"] | Flag = "auto"
+    compile: Literal["auto", True, False] = "auto"
+
+    @pydantic.field_validator("compile", mode="before")
+    @classmethod
+    def _choice(cls, value: Any) -> Any:
+        if value == "auto" or isinstance(value, bool):
+            return value
+        raise ValueError("expected auto, true or false")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class Choice:
     note: str | None
 
 
-def choose(wanted: Literal["auto"] | bool, graph: TrainingGraph, device: torch.device) -> Choice:
+def choose(wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device) -> Choice:
     """Decides on compilation.
 
     Args:
