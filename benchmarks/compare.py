@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def compare(
     product = measured.pop("product")
     rate = statistics.median(product.losses) if product.losses else 0.0
     return {
-        "task": asdict(task),
+        "task": asdict(replace(task, onnx2torch=None)),
         "size": asdict(SIZES[task.model][task.size]),
         "work": work,
         "product_rate": rate,
@@ -253,7 +254,9 @@ def main() -> None:
         print("onnxruntime-training is left out: --ort-python names no environment that has it.")
     date = datetime.date.today().isoformat()
     heading = f"# Training side by side, {date}\n\n{hardware(options.device, options.threads)}\n\n"
-    command = f"`python -m benchmarks.compare {' '.join(sys.argv[1:])}`\n"
+    turns = f"--rounds {options.rounds} --steps {options.steps} --threads {options.threads}"
+    load = f"{os.getloadavg()[0]:.0f} other processes wanted the {os.cpu_count()} cores when it began"
+    command = f"`python -m benchmarks.compare {' '.join(tasks)} {turns}`; {load}.\n"  # without paths of this machine
     print(heading, flush=True)
     results, tables = [], []
     stem = f"{date}-{options.device}-{'-'.join(dict.fromkeys(task.partition(':')[0] for task in tasks))}"
