@@ -84,6 +84,7 @@ PAIRS: dict[str, tuple[Callable[[], ir.Model], Callable[[], Any], dict[str, Any]
     "squeezenet, 2 replicas": (squeezenet, pictures, sizes(data=2), 1, {}),
     "gpt2, 2 replicas": (gpt2, language, sizes(data=2), 1, {}),
     "gpt2, 2 replicas, ZeRO 1": (gpt2, language, sizes(data=2, zero_stage=1), 1, {}),
+    "gpt2, 2 replicas, ZeRO 1, bf16, 3": (gpt2, language, sizes(data=2, zero_stage=1), 3, BF16),
     "gpt2, 2 replicas, ZeRO 2": (gpt2, language, sizes(data=2, zero_stage=2), 2, {}),
     "gpt2, 2 replicas, ZeRO 3": (gpt2, language, sizes(data=2, zero_stage=3), 1, {}),
     "gpt2, 2 horizontal": (gpt2, language, sizes(horizontal=2), 1, {}),

@@ -91,6 +91,12 @@ class Allocations(TorchDispatchMode):
             if size:
                 self._kinds.setdefault(number, kind)
 
+    def rename_alive(self, kind: str, new: str) -> None:
+        """Calls everything that is alive and of a kind something else."""
+        for number, size in self._sizes.items():
+            if size and self._kinds.get(number) == kind:
+                self._kinds[number] = new
+
     def forget_counts(self) -> None:
         """Begins to count exchanges anew."""
         self.exchanges.clear()

@@ -206,6 +206,8 @@ class _Measuring:
         for weight in self.network.parameters():
             if weight.grad is not None:
                 log.name([weight.grad], "gradients")
+        # ZeRO 1 adds up whole gradients out of sight; nothing else outlives both passes.
+        log.rename_alive("activations", "gradients")
         counts = tuple((name, log.exchanges[name], log.exchanged_bytes[name]) for name in log.exchanges)
         return (forward, log.now), counts, sent
 
