@@ -22,11 +22,11 @@ from onward.parallel.imagined import COLLECTIVES
 WORKING, ACTIVATIONS, COMMUNICATION, GATHERED = "working memory", "activations", "communication", "gathered weights"
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs what operators allocate and when it goes; a tensor counts with its whole storage, once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._events: list[tuple[int, float]] = []
         self._sizes: dict[int, float] = {}
         self._kinds: dict[int, str] = {}
@@ -39,7 +39,7 @@ class Allocations(TorchDispatchMode):
 
     def __enter__(self) -> Allocations:
         """Begins to watch; storages that engines resize in place are followed, too."""
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         original = torch.UntypedStorage.resize_
         self._resize = original
 
@@ -56,7 +56,7 @@ class Allocations(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         """Ends watching; what is alive stays in the log."""
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for finalizer in self._finalizers:
             finalizer.detach()
 

@@ -152,16 +152,16 @@ def _problems(model: ir.Model) -> Iterator[str]:
     for node in model.graph:
         where = f"node {node.name or node_id(node)!r}"
         own = {id(value) for value in (*node.inputs, *node.outputs) if value is not None}
-        for one in node.device_configurations:
-            configuration = one.configuration
+        for placed in node.device_configurations:
+            configuration = placed.configuration
             if configuration is None or id(configuration) not in declared:
                 called = "" if configuration is None else configuration.name
                 listed = ", ".join(map(repr, names)) or "none"
                 yield f"{where} refers to configuration {called!r}, which is not declared (declared: {listed})"
                 continue
-            if one.pipeline_stage is not None and one.pipeline_stage < 0:
-                yield f"{where} is in pipeline stage {one.pipeline_stage}; stages are numbered from 0"
-            for spec in one.sharding_specs:
+            if placed.pipeline_stage is not None and placed.pipeline_stage < 0:
+                yield f"{where} is in pipeline stage {placed.pipeline_stage}; stages are numbered from 0"
+            for spec in placed.sharding_specs:
                 if spec.value is None or id(spec.value) not in own:
                     called = "" if spec.value is None else str(spec.value.name)
                     yield f"{where} shards {called!r}, which is neither an input nor an output of it"
