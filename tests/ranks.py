@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -71,5 +72,6 @@ def _run(
         answer = (False, traceback.format_exc())
     pipe.send_bytes(pickle.dumps(answer))  # torch's own way would leave tensors in memory of a process that ends
     if answer[0]:
-        dist.barrier()
+        with contextlib.suppress(RuntimeError):  # the test has all results, and ends the ranks
+            dist.barrier()
     dist.destroy_process_group()

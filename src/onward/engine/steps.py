@@ -140,6 +140,8 @@ class Steps:
         values = {name: outputs[name].detach() for name in self.watched.values if name in outputs}
         if self.state.mesh.world_size == 1:
             return {**values, **self.watched.select(self.state.parameters)}
+        if not self.watched.patterns:
+            return values
         pieces = {
             name: self.state.weights[name.removesuffix("_grad")].piece_of(tensor)
             for name, tensor in self.watched.select(self.state.parameters).items()
