@@ -35,11 +35,21 @@ def test_several_processes(layout: str) -> None:
     assert difference(LANGUAGE, LAYOUTS[layout], {}, accumulation=accumulation) <= BOUND
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_running_statistics_move_once(recompute: bool) -> None:
-    assert difference(NORMALIZED, Layout(), {"recompute": {"segments": recompute}}) <= BOUND
+BOUND_BEFORE_NORMALIZATION = 1e-4
+"""Biases before a batch normalization have no gradient but rounding, which Adam makes as large as any other."""
+
+
+def test_running_statistics_move_once() -> None:
+    assert difference(NORMALIZED, Layout(), {}) <= BOUND_BEFORE_NORMALIZATION
+
+
+def test_running_statistics_move_once_when_recomputed() -> None:
+    compiled: dict[str, Any] = {"speed": {"compile": True}}
+    kept = train(NORMALIZED, Layout(), updates=3, sections=compiled)
+    repeated = train(NORMALIZED, Layout(), updates=3, sections={**compiled, "recompute": {"segments": True}})
+    assert max(differences(repeated, kept)) <= 1e-6
 
 
 def test_statistics_over_replicas() -> None:
     layout = Layout(data=2, distributed={"synchronize_batch_norm": True})
-    assert difference(NORMALIZED, layout, {}) <= BOUND
+    assert difference(NORMALIZED, layout, {}) <= BOUND_BEFORE_NORMALIZATION
