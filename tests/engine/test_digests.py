@@ -1,0 +1,52 @@
+"""Digests change with what matters, and with nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onward.engine.digests import digests_of
+from onward.graph.training_graph import make_training_graph
+from tests.mlp import data, parameters, save_mlp, write_shards
+
+
+def digests(folder: Path, **changes: object) -> dict[str, str]:
+    model = folder / "mlp.onnx"
+    paths = {"model_path": model, "train_data_dir": folder / "train"}
+    return digests_of(parameters(folder, paths=paths, **changes), make_training_graph(model))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_mlp(tmp_path)
+    write_shards(tmp_path / "train", data(8))
+    return tmp_path
+
+
+def changed(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    assert one.keys() == other.keys()
+    return {name for name in one if one[name] != other[name]}
+
+
+def test_the_same_files_in_another_place_are_the_same(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other") / "machine"
+    shutil.copytree(folder, other)
+    assert changed(digests(folder), digests(other)) == set()
+
+
+def test_each_change_is_told_by_its_name(folder: Path) -> None:
+    before = digests(folder)
+    assert changed(before, digests(folder, training={"seed": 1})) == {"parameters"}
+    model = onnx.load(folder / "mlp.onnx")
+    array = numpy_helper.to_array(model.graph.initializer[0]) + np.float32(1)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(array, model.graph.initializer[0].name))
+    onnx.save(model, folder / "mlp.onnx")
+    assert changed(before, digests(folder)) == {"model"}
+    save_mlp(folder)
+    (folder / "train" / "1.pb").rename(folder / "train" / "2.pb")
+    assert changed(before, digests(folder)) == {"names of the training data"}
