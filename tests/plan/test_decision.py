@@ -1,0 +1,79 @@
+"""The plan of a run: the same from any rank's point of view, and every node on exactly one stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onward.engine.preparation import plan_run
+from onward.parameters import Parameters
+from onward.plan.decision import graph_of_rank, stages_of_local_graph
+from onward.plan.topology import Topology
+from tests.laws.cases import CASES
+from tests.plan.staged_models import graph_of
+
+SIZES = [(1, 2, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2), (4, 1, 2)]
+
+
+def parameters(sizes: tuple[int, int, int], **distributed: Any) -> Parameters:
+    names = ("data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size")
+    return Parameters.from_mapping(
+        {
+            "paths": {"model_path": "gpt2.onnx"},
+            "loss": dict(CASES["gpt2"].loss),
+            "training": {
+                "batch_size": 2,
+                "num_train_steps": 4,
+                "gradient_accumulation_steps": 4,
+                "mapped_dimensions": {"sequence": 12},
+            },
+            "learning_rate": {"initial_lr": 1e-3},
+            "distributed": {**dict(zip(names, sizes, strict=True)), **distributed},
+        }
+    )
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_weight_is_held_whole_by_the_ranks_together(sizes: tuple[int, int, int]) -> None:
+    graph, topology = graph_of("gpt2"), Topology(*sizes)
+    plan = plan_run(parameters(sizes), topology, graph, {})
+    assert plan.stage_count == sizes[2]
+    whole = {name: graph.model.graph.initializers[name].shape for name in graph.weights}
+    elements = dict.fromkeys(whole, 0)
+    for rank in range(topology.world_size):
+        place = topology.place(rank)
+        if place.data:
+            continue
+        local = graph_of_rank(graph, plan, place)
+        held = set(local.weights)
+        if plan.stage_count > 1:
+            stages = stages_of_local_graph(local, plan)
+            held = {name for index in plan.stages_of(place) for name in stages.stages[index].weights}
+        for name in held:
+            shape = whole[name]
+            assert shape is not None
+            local_shape = local.model.graph.initializers[name].shape
+            assert local_shape is not None
+            shard = plan.horizontal.shards.get(name)
+            if shard is not None:
+                expected = shard.local_shape(shape.numpy(), place.horizontal, topology.horizontal_size)
+                assert tuple(local_shape.numpy()) == tuple(expected)
+            share = 1 if shard is not None else topology.horizontal_size
+            copies = 1 if plan.stage_count == 1 else len(stages.shared_weights.get(name, (0,)))
+            size = 1
+            for one in local_shape.numpy():
+                size *= one
+            elements[name] += size * 12 // share // copies
+    for name, shape in whole.items():
+        assert shape is not None
+        size = 1
+        for one in shape.numpy():
+            size *= one
+        assert elements[name] == 12 * size, name
+
+
+def test_zero_needs_replicas() -> None:
+    graph = graph_of("gpt2")
+    assert plan_run(parameters((2, 1, 1), zero_stage=3), Topology(2, 1, 1), graph, {}).zero_stage == 3
+    assert plan_run(parameters((1, 1, 1), zero_stage=3), Topology(1, 1, 1), graph, {}).zero_stage == 0
