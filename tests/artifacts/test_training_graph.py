@@ -16,7 +16,11 @@ import torch
 from torch import nn
 
 from onward.artifacts.training_graph import build_training_graph, write_train_step, write_training_graph
+from onward.data.batches import Batch, DataCursor
+from onward.engine.exchange import GradientExchange
 from onward.engine.forward import Forward
+from onward.engine.loss_shares import LossShares
+from onward.engine.micro_batches import OneByOne
 from onward.engine.network import whole_network
 from onward.engine.precision import Precision
 from onward.engine.state import TrainState
@@ -27,7 +31,8 @@ from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
 from onward.optim.building import make_optimizer
-from onward.parameters import AttributeRule, MixedPrecision, Optimizer
+from onward.parameter_distribution import Distributed
+from onward.parameters import AttributeRule, Loss, MixedPrecision, Optimizer
 from tests.artifacts.plain_runtime import autograd_gradients, call, largest_error, open_session
 
 Features = dict[str, torch.Tensor]
@@ -261,10 +266,14 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
     net, draw = make_case(name)
     write_train_step(net, optimizer, tmp_path / "step.onnx", sizes)
     session = open_session(tmp_path / "step.onnx")
-    state = TrainState(net, make_optimizer(optimizer, dict(net.weights.items())), None)
-    assert net.graph.loss is not None
-    forward = Forward(whole_network(net), (net.graph.loss,), Precision.of(MixedPrecision()))
-    training = Steps(state, forward, 1, optimizer.max_norm_clip, WatchedNames())
+    assert net.graph.loss_names is not None
+    network = whole_network(net)
+    state = TrainState.of_one_process(network, make_optimizer(optimizer, dict(net.weights.items())), None)
+    state.train()
+    forward = Forward(network, (net.graph.loss_names.loss,), Precision.of(MixedPrecision()))
+    exchange = GradientExchange(state.mesh, Distributed())
+    shares = LossShares(state.mesh, Loss(type="output"), net.graph.loss_names, batches_may_differ=False)
+    training = Steps(state, OneByOne(forward, shares, exchange), 1, optimizer.max_norm_clip, WatchedNames(), exchange)
     batches = [draw(4) for _ in range(5)]
     feeds: Features = {"update_count": torch.tensor(0)}
     for node in session.get_inputs():
@@ -276,9 +285,10 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
         # The first call leaves the weights out: their defaults are the ones the training begins with.
         results = call(session, {**feeds, **features, "learning_rate": torch.tensor(rate)})
         feeds = {name.removesuffix("_new"): t for name, t in results.items() if name.endswith("_new")}
-        own = training.update(features, rate, watch=False)
+        batch = Batch({name: t.numpy() for name, t in features.items()}, DataCursor(), 4, 0)
+        own = training.update(batch, rate, watch=False)
         assert float(results["gradient_norm"]) == pytest.approx(own.gradient_norm, rel=1e-3)
-        losses.append(float(own.loss))
+        losses.append(training.take_mean_loss())
         worst = max(worst, abs(float(results["loss"]) - losses[-1]))
     assert losses[-1] < 0.7 * losses[0]
     return worst

@@ -259,7 +259,8 @@ def test_gpt2_with_every_optimizer_and_schedule(tmp_path: Path, optimizer: str, 
 def test_the_other_reference_models(tmp_path: Path, name: str, optimizer: str) -> None:
     model, network, loss, spec, data = bert_case() if name == "bert" else image_case(name)
     # Batch normalization over four small images turns last bits into digits at the full rate: torch's own AdamW
-    # differs from its fused kernel by 4e-2 after 50 steps. At a hundredth of the rate the curves can be compared.
-    scale = 0.01 if name == "squeezenet" and optimizer != "SGDOptimizer" else 1.0
+    # differs from its fused kernel by 4e-2 after 50 steps, and SGD between two kinds of processor by 6e-4. At a small
+    # part of the rate the curves can be compared.
+    scale = 1.0 if name != "squeezenet" else 0.1 if optimizer == "SGDOptimizer" else 0.001
     expected = torch_losses(network, loss, data, optimizer, "cosine", 1.0, scale)
     assert_same_curve(onward_losses(tmp_path, model, spec, data, optimizer, "cosine", 1.0, scale), expected)

@@ -31,9 +31,7 @@ class StageCompute:
         instrument: gives the program to call in the place of one.
     """
 
-    def __init__(
-        self, network: Network, precision: Precision, loss: LossNames | None, received: Sequence[str]
-    ) -> None:
+    def __init__(self, network: Network, precision: Precision, loss: LossNames | None, received: Sequence[str]) -> None:
         self.received = tuple(received)
         self.network = network
         self.precision = precision
