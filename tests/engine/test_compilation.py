@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from onward.lowering.module import OnnxModule
 from onward.models import create_model
 from onward.parameters import Recompute
 from onward.plan.segments import plan_segments
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
 
 SPEC = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
 WORDS, TOKENS = 64, 16
