@@ -16,8 +16,9 @@ from tests.conformance.without_gradient import NOT_DOUBLE, NUMBERS, WITHOUT_GRAD
 LEAST_COMBINATIONS = 1_500
 """(operator, version, attributes) whose gradients are checked; the README states the count."""
 
-OWN_TESTS = ("onward.fused",)
-"""Domains of onward's own, written by its fusions; tests of the fusions compare gradients with the unfused graph."""
+OWN_TESTS = ("onward.fused", "onward.parallel")
+"""Domains of onward's own: tests of fusions compare gradients with the unfused graph (tests/graph/fusion), tests of
+horizontal parallelism with one process (tests/parallel)."""
 
 
 def assert_all_accounted_for(lowerings: Collection[tuple[str, str, int]]) -> None:

@@ -80,7 +80,7 @@ def gpt2() -> OnnxModule:
     pytest.importorskip("transformers")
     from tests.lowering.test_exports import exported
 
-    return onward.to_torch(exported("gpt2", 18, optimize=True)[1])
+    return onward.to_torch(exported("gpt2", 18, optimize=True)[1], fuse=False)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 7), (3, 5), (1, 16)])

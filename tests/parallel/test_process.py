@@ -182,7 +182,7 @@ def test_ranks_of_another_start_are_refused() -> None:
     waiting = threading.Thread(target=come_in_vain, args=(launch_of(0, 3, port),))
     waiting.start()
     with pytest.raises(ParametersError) as caught:
-        meet(launch_of(1, 3, port, job="8"), 1.0)
+        meet(launch_of(1, 3, port, job="8"), 20.0)
     waiting.join()
     assert "belongs to a start of 3 processes, Slurm job '8', but at 127.0.0.1:" in str(caught.value)
     assert "meets a start of 3 processes, Slurm job '7'. Set MASTER_PORT" in str(caught.value)

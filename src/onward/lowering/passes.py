@@ -35,6 +35,11 @@ def is_recomputing() -> bool:
     return _recomputing.get()
 
 
+# torch's compiler cannot look into context variables; so marked, it asks while it traces. The decorator that does this,
+# torch.compiler.assume_constant_result, would import the whole compiler with onward.
+is_recomputing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def synchronize_statistics(sum_over_replicas: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
     """From now on batch statistics are over all replicas of this process, by a differentiable sum; None: its own.
 
