@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
+import time
 
 import pytest
 import torch
@@ -177,15 +178,30 @@ def come_in_vain(launch: Launch) -> None:
         meet(launch, 2.0)
 
 
-def test_ranks_of_another_start_are_refused() -> None:
+@pytest.mark.parametrize("stray_comes_first", [False, True])
+def test_ranks_of_another_start_are_refused(stray_comes_first: bool) -> None:
     port = free_port()
-    waiting = threading.Thread(target=come_in_vain, args=(launch_of(0, 3, port),))
-    waiting.start()
-    with pytest.raises(ParametersError) as caught:
-        meet(launch_of(1, 3, port, job="8"), 20.0)
-    waiting.join()
-    assert "belongs to a start of 3 processes, Slurm job '8', but at 127.0.0.1:" in str(caught.value)
-    assert "meets a start of 3 processes, Slurm job '7'. Set MASTER_PORT" in str(caught.value)
+    errors: list[ParametersError] = []
+
+    def stray() -> None:
+        with pytest.raises(ParametersError) as caught:
+            meet(launch_of(1, 3, port, job="8"), 20.0)
+        errors.append(caught.value)
+
+    straying = threading.Thread(target=stray)
+    if stray_comes_first:
+        straying.start()
+        owner = open_store(launch_of(0, 3, port), 20.0)
+        time.sleep(0.2)  # the stray has found the store; its owner has not said yet whose it is
+        owner.compare_set("job", "", "3 processes, Slurm job '7'")
+    else:
+        owner = open_store(launch_of(0, 3, port), 20.0)
+        owner.compare_set("job", "", "3 processes, Slurm job '7'")
+        straying.start()
+    straying.join()
+    caught = errors[0]
+    assert "belongs to a start of 3 processes, Slurm job '8', but at 127.0.0.1:" in str(caught)
+    assert "meets a start of 3 processes, Slurm job '7'. Set MASTER_PORT" in str(caught)
 
 
 def test_rank_that_is_there_twice_is_refused() -> None:
@@ -195,5 +211,5 @@ def test_rank_that_is_there_twice_is_refused() -> None:
     first = open_store(launch_of(1, 3, port), 2.0)
     first.set("here/1", '["gpu7", 123, 4]')
     with pytest.raises(ParametersError, match=r"rank 1 is there twice: gpu7, process 123; and .*, process \d+\. Give"):
-        meet(launch_of(1, 3, port), 1.0)
+        meet(launch_of(1, 3, port), 20.0)
     waiting.join()

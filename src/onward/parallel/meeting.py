@@ -101,7 +101,9 @@ def meet(launch: Launch, timeout_seconds: float) -> Store:
 def _sign_in(store: Store, launch: Launch) -> None:
     me = Attendant(socket.gethostname(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino)
     job = f"{launch.world_size} processes, {launch.launcher} job {launch.job!r}"
-    first = store.compare_set("job", "", job).decode()
+    # The owner of the store says whose it is; a stray that comes first must not. torchrun's store is its own start's.
+    speaks = launch.rank == 0 or launch.agent_store
+    first = (store.compare_set("job", "", job) if speaks else store.get("job")).decode()
     if first != job:
         raise ParametersError(
             f"rank {launch.rank} ({me}) belongs to a start of {job}, but at {launch.master_address}:"
