@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.data.shard_format import ShardWriter
@@ -149,3 +150,16 @@ def batches_of(features: Mapping[str, np.ndarray], size: int) -> Iterator[dict[s
     """Full batches in order."""
     for first in range(0, len(next(iter(features.values()))), size):
         yield {name: array[first : first + size] for name, array in features.items()}
+
+
+def write_adam_run(folder: Path, **training: int) -> Path:
+    """A RUN.yaml that trains the network with Adam; fields of `training` on request."""
+    run = {
+        "paths": {"model_path": "mlp.onnx", "train_data_dir": "train"},
+        "loss": dict(CROSS_ENTROPY),
+        "training": {"batch_size": 4, "num_train_steps": 8, **training},
+        "learning_rate": {"initial_lr": 0.1},
+        "optimizer": {"training_optimizer_name": "Adam"},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    return folder / "run.yaml"

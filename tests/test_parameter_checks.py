@@ -290,6 +290,11 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
             "distributed.op_id_to_stage is given, but pipeline_parallel_size is 1; there is nothing to cut.",
         ),
         (
+            {"distributed": {"stage_memory_gb": 2.0}},
+            "distributed.stage_memory_gb is 2, which bounds stages that are balanced, but pipeline_parallel_size is 1. "
+            "Leave one of the two out.",
+        ),
+        (
             {"distributed": {"stages_per_rank": 3}},
             "distributed.stages_per_rank is 3, but 1F1B has 1; leave it out, or use an interleaved schedule.",
         ),

@@ -184,6 +184,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "pipeline_stage_paths": (),
         "pipeline_schedule": "1F1B",
         "stages_per_rank": None,
+        "stage_memory_gb": None,
         "use_nccl": None,
         "timeout_seconds": 600.0,
         "start_timeout_seconds": 300.0,

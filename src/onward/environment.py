@@ -36,6 +36,11 @@ class Environment:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
+    @property
+    def device_kind(self) -> Literal["cpu", "cuda"]:
+        """The kind of device that every process of the run computes on."""
+        return "cuda" if self.device.type == "cuda" else "cpu"
+
     def apply(self) -> None:
         """Sets threads, log level and determinism of this process.
 

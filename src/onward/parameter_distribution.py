@@ -10,11 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import pydantic
-
-from onward.parameter_types import Count, CountFromZero, Flag, Positive, Share, ZeroStage
-
-STRICT = pydantic.ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
+from onward.parameter_types import STRICT, Count, CountFromZero, Flag, Positive, Share, ZeroStage
 
 PipelineSchedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 
@@ -39,6 +35,8 @@ class Distributed:
         op_id_to_stage: name of a node, or of its output -> stage; another way to say the same.
         pipeline_stage_paths: one ONNX model per stage, cut already; the inputs of each are outputs of earlier ones.
         pipeline_schedule: `1F1B`, `GPipe`, `Interleaved1F1B`, `InterleavedZeroBubble` or `ZBVZeroBubble`.
+        stage_memory_gb: where stages are balanced by cost, no stage may need more than this for weights, gradients,
+            Adam's moments and kept activations, in 10^9 bytes, as if nothing else shared them out.
         stages_per_rank: of the interleaved schedules (absent: 2); `ZBVZeroBubble` always has 2, the others 1.
         use_nccl: absent: NCCL on GPUs, Gloo on CPUs; true demands NCCL, false Gloo.
         timeout_seconds: how long an exchange may wait for the slowest process before the run is ended.
@@ -59,6 +57,7 @@ class Distributed:
     op_id_to_stage: Mapping[str, CountFromZero] = field(default_factory=dict)
     pipeline_stage_paths: tuple[Path, ...] = ()
     pipeline_schedule: PipelineSchedule = "1F1B"
+    stage_memory_gb: Positive | None = None
     stages_per_rank: Count | None = None
     use_nccl: Flag | None = None
     timeout_seconds: Positive = 600.0
@@ -120,6 +119,12 @@ def _pipeline_problems(distributed: Distributed, micro_batches: int) -> list[str
         problems.append(f"distributed: {' and '.join(given)} are given; say in one way only where the stages are cut.")
     if given and size == 1:
         problems.append(f"distributed.{given[0]} is given, but pipeline_parallel_size is 1; there is nothing to cut.")
+    if distributed.stage_memory_gb is not None and (given or size == 1):
+        reason = f"{given[0]} says where they are cut" if given else "pipeline_parallel_size is 1"
+        problems.append(
+            f"distributed.stage_memory_gb is {distributed.stage_memory_gb:g}, which bounds stages that are balanced, "
+            f"but {reason}. Leave one of the two out."
+        )
     if distributed.stages_per_rank not in (None, stages_of_a_rank(distributed)):
         problems.append(
             f"distributed.stages_per_rank is {distributed.stages_per_rank}, but {schedule} has "

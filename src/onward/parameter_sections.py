@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from onward.parameter_types import (
+    STRICT,
     Count,
     CountFromZero,
     Decay,
@@ -26,8 +27,6 @@ from onward.parameter_types import (
     Share,
     WholeNumber,
 )
-
-STRICT = pydantic.ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
 
 LossType = Literal[
     "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"

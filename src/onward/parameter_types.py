@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
+"""Of every section of the parameters."""
 
 Flag = Annotated[bool, Field(strict=True)]
 WholeNumber = Annotated[int, Field(strict=True)]

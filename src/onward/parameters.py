@@ -19,7 +19,6 @@ from onward.parameter_checks import find_problems
 from onward.parameter_distribution import Distributed, Recompute
 from onward.parameter_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
 from onward.parameter_sections import (
-    STRICT,
     AttributeRule,
     Checkpoint,
     Data,
@@ -34,6 +33,7 @@ from onward.parameter_sections import (
     TensorBoard,
     Training,
 )
+from onward.parameter_types import STRICT
 
 __all__ = [
     "AttributeRule",

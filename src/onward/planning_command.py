@@ -9,10 +9,9 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.forecast import forecast
-from onward.engine.preparation import check_dimensions, plan_run, read_training_graph
+from onward.engine.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
 from onward.errors import ParametersError, StorageError
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
@@ -53,9 +52,7 @@ def plan(
     topology = Topology(sizes.data_parallel_size, sizes.horizontal_parallel_size, sizes.pipeline_parallel_size)
     graph = read_training_graph(parameters, parameters.paths.model_path)
     check_dimensions(parameters.training.mapped_dimensions, graph)
-    if not graph.weights:
-        raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
-    specs = _feature_specs(parameters)
+    specs = present_feature_specs(parameters)
     decided = plan_run(parameters, topology, graph, specs)
     note = check_recompute(graph.model.graph, parameters.recompute)
     found = forecast(parameters, graph, decided, specs)
@@ -105,18 +102,6 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
             f"--write {str(target)!r} cannot be written: {error.strerror}. Name another file."
         ) from error
     return f"wrote {target}: {count} of {len(list(model.graph))} nodes annotated"
-
-
-def _feature_specs(parameters: Parameters) -> Mapping[str, FeatureSpec]:
-    """What the samples of the training data have, where the data are there already."""
-    folder, data = parameters.paths.train_data_dir, parameters.data
-    if folder is None or not folder.is_dir():
-        return {}
-    loader = DataLoader(data.input_name_map, folder, 1, 0, 1, last_batch=data.last_batch)
-    try:
-        return loader.feature_specs()
-    finally:
-        loader.close()
 
 
 def _memory_of_gpu() -> float | None:

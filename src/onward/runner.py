@@ -132,7 +132,7 @@ class TrainingRunner:
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
-            self._mesh = start(self.parameters.distributed, "cuda" if self.environment.device.type == "cuda" else "cpu")
+            self._mesh = start(self.parameters.distributed, self.environment.device_kind)
         self._checkpoints = RunCheckpoints(self.mesh)
         place, topology = self.mesh.place, self.mesh.topology
         stream = place.pipeline * topology.data_size + place.data
@@ -358,11 +358,11 @@ class TrainingRunner:
 
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
-        started, _ = time.perf_counter(), self.mesh
-        path = self._checkpoints.save(self.parameters, self.state)
+        state, started = self.state, time.perf_counter()
+        path = self._checkpoints.save(self.parameters, state)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
-        self.watchers.on_checkpoint(CheckpointReport(step, self.state.counters.update, str(path), stall))
+        self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, str(path), stall))
         return path
 
     def _save_last_of_round(self) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onward.data.loader import DataLoader
 from onward.engine.performance import performance_lines, synthetic_loader
-from onward.engine.preparation import known_dimensions, label_ranges
+from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
 from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import ParametersError
@@ -44,7 +44,7 @@ def train(file: str | Path, overrides: Mapping[str, str] | None = None) -> None:
 def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str]) -> int:
     """This command once more, in as many processes as the sizes say."""
     environment = Environment(execution_provider=parameters.machine.execution_provider)
-    check_room(parameters.distributed, "cuda" if environment.device.type == "cuda" else "cpu")
+    check_room(parameters.distributed, environment.device_kind)
     fields = [f"--{name}={value}" for name, value in overrides.items()]
     return launch_workers(worker_count(parameters.distributed), ["-m", "onward", "train", str(file), *fields])
 
@@ -57,7 +57,7 @@ def _train_here(parameters: Parameters) -> None:
         threads=machine.threads,
         deterministic=machine.deterministic,
     )
-    mesh = start(parameters.distributed, "cuda" if environment.device.type == "cuda" else "cpu")
+    mesh = start(parameters.distributed, environment.device_kind)
     if parameters.training.is_perf_test:
         _measure(parameters, environment, mesh)
         return
@@ -95,8 +95,7 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> No
         next_rounds=(),
     )
     runner = TrainingRunner(parameters, environment, [ConsoleWatcher()] if mesh.rank == 0 else [], mesh)
-    folder = parameters.paths.train_data_dir
-    specs = _training_loader(parameters, mesh).feature_specs() if folder is not None and folder.is_dir() else {}
+    specs = present_feature_specs(parameters)
     try:
         runner.initialize(specs)
         sizes = known_dimensions(parameters.training, runner.graph, specs)

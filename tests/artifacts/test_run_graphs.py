@@ -6,26 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from onward.artifacts.run_graphs import export_graphs
 from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
 from onward.errors import CheckpointError, ParametersError
 from tests.artifacts.plain_runtime import autograd_gradients, call, largest_error, open_session
-from tests.mlp import CROSS_ENTROPY, data, save_mlp, start, write_shards
-
-
-def write_run(folder: Path, **training: int) -> Path:
-    run = {
-        "paths": {"model_path": "mlp.onnx", "train_data_dir": "train"},
-        "loss": dict(CROSS_ENTROPY),
-        "training": {"batch_size": 4, "num_train_steps": 8, **training},
-        "learning_rate": {"initial_lr": 0.1},
-        "optimizer": {"training_optimizer_name": "Adam"},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return folder / "run.yaml"
+from tests.mlp import data, save_mlp, start, write_adam_run, write_shards
 
 
 def test_a_run_writes_the_graphs_that_its_paths_name(tmp_path: Path) -> None:
@@ -51,7 +38,7 @@ def test_a_run_writes_the_graphs_that_its_paths_name(tmp_path: Path) -> None:
 
 
 def test_the_command_line_writes_each_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, run = save_mlp(tmp_path), write_run(tmp_path)
+    model, run = save_mlp(tmp_path), write_adam_run(tmp_path)
     names = ("training-graph", "optimizer-graph", "train-step")
     files = [tmp_path / f"{name}.onnx" for name in names]
     options = [text for name, file in zip(names, files, strict=True) for text in (f"--{name}", str(file))]
@@ -65,7 +52,7 @@ def test_the_weights_of_a_checkpoint_become_the_defaults(tmp_path: Path) -> None
     runner, _ = start(tmp_path, checkpoint={"checkpoints_dir": tmp_path / "checkpoints"})
     features = {name: array for name, array in data(32).items() if name in ("x", "label")}
     runner.run(InMemoryDataLoader(features))
-    model, run = tmp_path / "mlp.onnx", write_run(tmp_path)
+    model, run = tmp_path / "mlp.onnx", write_adam_run(tmp_path)
     export_graphs(model, run, checkpoint=tmp_path / "checkpoints", training_graph=tmp_path / "training.onnx")
     batch = {name: torch.from_numpy(array[:4]) for name, array in features.items()}
     trained = autograd_gradients(runner.net.train(), batch)
@@ -80,12 +67,12 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     model = save_mlp(tmp_path, normalized=True)
     with pytest.raises(CheckpointError, match="is of another model: it lacks scale, shift"):
         export_graphs(
-            model, write_run(tmp_path), checkpoint=tmp_path / "checkpoints", training_graph=tmp_path / "t.onnx"
+            model, write_adam_run(tmp_path), checkpoint=tmp_path / "checkpoints", training_graph=tmp_path / "t.onnx"
         )
 
 
 def test_a_step_graph_does_not_accumulate_gradients(tmp_path: Path) -> None:
-    model, run = save_mlp(tmp_path), write_run(tmp_path, gradient_accumulation_steps=2)
+    model, run = save_mlp(tmp_path), write_adam_run(tmp_path, gradient_accumulation_steps=2)
     with pytest.raises(ParametersError, match=r"gradient_accumulation_steps is 2; a step graph updates .* Set it to 1"):
         export_graphs(model, run, train_step=tmp_path / "step.onnx")
 
@@ -111,7 +98,7 @@ def test_options_that_do_not_belong_together(
 
 def test_shards_are_not_needed(tmp_path: Path) -> None:
     """A run names its data; graphs are written without them, and with them the same."""
-    model, run = save_mlp(tmp_path), write_run(tmp_path)
+    model, run = save_mlp(tmp_path), write_adam_run(tmp_path)
     export_graphs(model, run, optimizer_graph=tmp_path / "without.onnx")
     write_shards(tmp_path / "train", data(8))
     export_graphs(model, run, optimizer_graph=tmp_path / "with.onnx")

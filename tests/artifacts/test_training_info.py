@@ -11,7 +11,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-import yaml
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.aionnx_preview_training import op_adam
@@ -28,7 +27,7 @@ from onward.lowering.training_info import load_training_info
 from onward.models import create_model
 from onward.parameters import AttributeRule, Optimizer
 from tests.artifacts.plain_runtime import largest_error
-from tests.mlp import CROSS_ENTROPY, build_mlp, data, save_mlp
+from tests.mlp import build_mlp, data, save_mlp, write_adam_run
 
 DOMAIN = "ai.onnx.preview.training"
 SPEC = LossSpec(type="softmax_cross_entropy", prediction="logits", label="label")
@@ -410,22 +409,10 @@ def test_moments_that_no_file_can_hold_are_refused(tmp_path: Path, monkeypatch: 
 # ---------------------------------------------------------------------- the command line
 
 
-def write_run(folder: Path, **training: int) -> Path:
-    run = {
-        "paths": {"model_path": "mlp.onnx", "train_data_dir": "train"},
-        "loss": dict(CROSS_ENTROPY),
-        "training": {"batch_size": 4, "num_train_steps": 8, **training},
-        "learning_rate": {"initial_lr": 0.1},
-        "optimizer": {"training_optimizer_name": "Adam"},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return folder / "run.yaml"
-
-
 def test_the_command_line_writes_it_and_says_what_it_is_made_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, run, path = save_mlp(tmp_path), write_run(tmp_path), tmp_path / "carrying.onnx"
+    model, run, path = save_mlp(tmp_path), write_adam_run(tmp_path), tmp_path / "carrying.onnx"
     assert main(["export", str(model), "--run", str(run), "--training-info", str(path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("weights updated by arithmetic: 4; the standard's Adam adds epsilon")
@@ -434,6 +421,6 @@ def test_the_command_line_writes_it_and_says_what_it_is_made_of(
 
 
 def test_it_does_not_accumulate_gradients(tmp_path: Path) -> None:
-    model, run = save_mlp(tmp_path), write_run(tmp_path, gradient_accumulation_steps=2)
+    model, run = save_mlp(tmp_path), write_adam_run(tmp_path, gradient_accumulation_steps=2)
     with pytest.raises(ParametersError, match=r"steps is 2; a TrainingInfoProto updates the weights at every call"):
         export_graphs(model, run, training_info=tmp_path / "m.onnx")

@@ -12,8 +12,9 @@ from onward.errors import DataError, ModelError, NodeError
 from onward.graph.training_graph import TrainingGraph
 from onward.parallel.pipeline_stage import StageModule
 from onward.parameter_distribution import Distributed
-from onward.plan.stages import StagePlan
+from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_choice import choose_stages
+from onward.plan.stages_values import find_roles
 from tests.parallel.pipelines import (
     STAGES_PER_RANK,
     Outcome,
@@ -52,13 +53,13 @@ def cut_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
     distributed = Distributed(
         pipeline_parallel_size=stage_count, pipeline_partition_cut_list="down0-joined0:down1-joined1:down2"
     )
-    return choose_stages(graph, distributed, 4, {})
+    return plan_stages(graph, choose_stages(graph, distributed, find_roles(graph), 4, {})[0], stage_count)
 
 
 def joined_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
     """As the models were cut beforehand; where they are is only asked by who joins them."""
     distributed = Distributed(pipeline_parallel_size=stage_count, pipeline_stage_paths=(Path("0"), Path("1")))
-    return choose_stages(graph, distributed, 4, {})
+    return plan_stages(graph, choose_stages(graph, distributed, find_roles(graph), 4, {})[0], stage_count)
 
 
 @pytest.mark.parametrize(("name", "plan_of"), [("u_net", cut_plan), ("joined", joined_plan)])

@@ -96,7 +96,7 @@ def test_a_memory_limit_moves_the_cut() -> None:
         2,
     )  # fmt: skip
     assert [len(stage.weights) for stage in bounded.stages] != [len(stage.weights) for stage in free.stages]
-    with pytest.raises(ParametersError, match=r"no way to cut the network into 2 stages keeps each below 0.00 GiB"):
+    with pytest.raises(ParametersError, match=r"no way to cut the network into 2 stages keeps each below 0.00 GB"):
         balanced_stages(graph, 2, costs=costs, memory_limit_bytes=matrix)
 
 

@@ -29,7 +29,7 @@ from onward.artifacts.optimizer_graph import (
 )
 from onward.errors import ModelError
 from onward.graph.differentiated import TRAINING_DOMAIN
-from onward.graph.node_writer import NodeWriter, value_names
+from onward.graph.node_writer import NodeWriter, free_name, value_names
 from onward.graph.reading import TRAINING_INFO
 from onward.graph.training_graph import TrainingGraph
 from onward.optim.building import attributes_of_weight
@@ -281,25 +281,16 @@ def _give_own_names(graph: ir.Graph, inference: ir.Graph, shared: set[ir.Value])
                 f"the training info needs the name {value.name!r}, which is already a value of the model. "
                 "Rename it in the model."
             )
-    node_names = {node.name for node in ir.traversal.RecursiveGraphIterator(inference)}
+    node_names = {str(node.name) for node in ir.traversal.RecursiveGraphIterator(inference)}
     inner = [value for nested in graph.subgraphs() for value in (*nested.inputs, *nested.initializers.values())]
     inner += [value for node in ir.traversal.RecursiveGraphIterator(graph) for value in node.outputs]
     used = taken | value_names(graph)
     for value in (*graph.initializers.values(), *inner):
         if value not in shared and value.name in taken:
-            value.name = _free(f"{PREFIX}{value.name}", used)
+            value.name = free_name(f"{PREFIX}{value.name}", used)
     for node in ir.traversal.RecursiveGraphIterator(graph):
         if node.name in node_names:
-            node.name = _free(f"{PREFIX}{node.name}", node_names)
-
-
-def _free(name: str, taken: set[Any]) -> str:
-    candidate, count = name, 1
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    taken.add(candidate)
-    return candidate
+            node.name = free_name(f"{PREFIX}{node.name}", node_names)
 
 
 # ---------------------------------------------------------------------- bindings, initialization, what to say

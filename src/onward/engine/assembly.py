@@ -118,7 +118,7 @@ class Assembly:
 
 
 def assemble(
-    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, say: Callable[[str], None] = print
+    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, say: Callable[[str], None]
 ) -> Assembly:
     """Builds what a rank trains; `say` takes sentences for the user that come up later.
 
@@ -127,13 +127,12 @@ def assemble(
         ParametersError: sizes or schedule do not fit.
     """
     assert graph.loss_names is not None
-    if not graph.weights:
-        raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     horizontal.connect(mesh.horizontal)
     local = graph_of_rank(graph, plan, mesh.place, watched_names(parameters.tensorboard, graph).values)
     stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
-    parts = [local] if stages is None else [stage_graph(local, stages, i) for i in plan.stages_of(mesh.place)]
+    own = plan.stages_of(mesh.place)
+    parts = [local] if stages is None else [stage_graph(local, stages, index) for index in own]
     note = check_recompute(graph.model.graph, parameters.recompute)
     notes = [*plan.notes, *([] if note is None else [note])]
     by_budget = parameters.recompute.memory_budget is not None
@@ -149,11 +148,11 @@ def assemble(
             StageCompute(
                 network, precision, network.net.graph.loss_names, [t.name for t in stages.stages[index].received]
             )
-            for index, network in zip(plan.stages_of(mesh.place), networks, strict=True)
+            for index, network in zip(own, networks, strict=True)
         ]
         modules = [
             StageModule(stages.stages[index], network, compute, _loss_of(network))
-            for index, network, compute in zip(plan.stages_of(mesh.place), networks, computes, strict=True)
+            for index, network, compute in zip(own, networks, computes, strict=True)
         ]
     # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.
     is_wrapped = distributed.zero_stage > 0 or stages is None or plan.schedule not in SPLITS_BACKWARD
@@ -164,7 +163,7 @@ def assemble(
         ]
     pipeline = None
     if stages is not None:
-        by_stage = dict(zip(plan.stages_of(mesh.place), modules, strict=True))
+        by_stage = dict(zip(own, modules, strict=True))
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
     shapes = _shapes_of(graph)
     weights = local_weights(networks, mesh, plan.horizontal.shards, shapes, _holders(plan, stages))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
 from onward.engine.steps import WatchedNames
@@ -161,6 +162,18 @@ def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str
     }
 
 
+def present_feature_specs(parameters: Parameters) -> Mapping[str, FeatureSpec]:
+    """What the samples of the training data have, where the data are there already."""
+    folder, data = parameters.paths.train_data_dir, parameters.data
+    if folder is None or not folder.is_dir():
+        return {}
+    loader = DataLoader(data.input_name_map, folder, 1, 0, 1, last_batch=data.last_batch)
+    try:
+        return loader.feature_specs()
+    finally:
+        loader.close()
+
+
 def plan_run(
     parameters: Parameters, topology: Topology, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]
 ) -> Plan:
@@ -173,8 +186,10 @@ def plan_run(
         specs: what the data's samples have, where it is known.
 
     Raises:
-        ParametersError: nothing can be cut as asked, or a size that a plan needs is not known.
+        ParametersError: no weight trains, nothing can be cut as asked, or a size that a plan needs is not known.
     """
+    if not graph.weights:
+        raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
     facts, sizes = ValueFacts({}, {}), dict[str, int]()
     by_budget = parameters.recompute.memory_budget is not None
     if topology.horizontal_size * topology.pipeline_size > 1 or by_budget:

@@ -169,7 +169,6 @@ class TrainState:
             "counters": dataclasses.asdict(self.counters),
             "cursor": self.cursor.to_dict(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
-            "data_parallel_size": self.mesh.topology.data_size,
         }
 
     def rank_record(self) -> dict[str, Any]:

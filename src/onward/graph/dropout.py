@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.node_writer import value_names
+from onward.graph.node_writer import free_name, value_names
 from onward.parameter_sections import DropoutRule
 
 _RATIO_IS_INPUT_SINCE = 12
@@ -53,12 +53,12 @@ def _matches(node: ir.Node, rule: DropoutRule) -> bool:
 def _insert(model: ir.Model, node: ir.Node, ratio: float) -> None:
     graph, value = model.graph, node.outputs[0]
     taken = value_names(graph)
-    name = _free(f"{value.name}_dropped", taken)
+    name = free_name(f"{value.name}_dropped", taken)
     dropped = ir.Value(name=name, shape=value.shape, type=value.type)
     users = [(use.node, use.idx) for use in value.uses()]
     inputs, attributes = [value], []
     if model.opset_imports[""] >= _RATIO_IS_INPUT_SINCE:
-        ratio_name = _free(f"{name}_ratio", taken)
+        ratio_name = free_name(f"{name}_ratio", taken)
         tensor = ir.Tensor(np.array(ratio, np.float32), name=ratio_name)
         initializer = ir.Value(
             name=ratio_name, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.FLOAT), const_value=tensor
@@ -71,12 +71,3 @@ def _insert(model: ir.Model, node: ir.Node, ratio: float) -> None:
     graph.insert_after(node, dropout)
     for user, index in users:
         user.replace_input_with(index, dropped)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    candidate, count = name, 1
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    taken.add(candidate)
-    return candidate

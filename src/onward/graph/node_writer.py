@@ -23,6 +23,27 @@ def value_names(graph: ir.Graph) -> set[str]:
     return names
 
 
+def free_name(name: str, taken: set[str]) -> str:
+    """`name` if it is not taken, else `name_2`, `name_3`, ...; the name is taken from now on."""
+    candidate, count = name, 1
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    taken.add(candidate)
+    return candidate
+
+
+def make_attribute(name: str, value: Attribute) -> ir.Attr:
+    """An attribute of a node, its type that of the value."""
+    if isinstance(value, int):
+        return ir.AttrInt64(name, value)
+    if isinstance(value, float):
+        return ir.AttrFloat32(name, value)
+    if isinstance(value, str):
+        return ir.AttrString(name, value)
+    return ir.AttrInt64s(name, list(value))
+
+
 class NodeWriter:
     """Appends nodes to a model's main graph under one name prefix, with names that nothing else has.
 
@@ -39,7 +60,7 @@ class NodeWriter:
         self.prefix = prefix
         self.constants: list[str] = []
         self._taken = value_names(model.graph)
-        self._node_names = {node.name for node in ir.traversal.RecursiveGraphIterator(model.graph)}
+        self._node_names = {str(node.name) for node in ir.traversal.RecursiveGraphIterator(model.graph)}
 
     def is_free(self, name: str) -> bool:
         """Whether no value of the model has this name."""
@@ -47,12 +68,7 @@ class NodeWriter:
 
     def unique(self, name: str) -> str:
         """`name` if it is free, else `name_2`, `name_3`, ...; the name is taken from now on."""
-        candidate, count = name, 1
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._taken.add(candidate)
-        return candidate
+        return free_name(name, self._taken)
 
     def apply(self, op_type: str, *inputs: ir.Value | None, name: str = "", **attributes: Attribute) -> ir.Value:
         """Appends a node of the standard domain and returns its one output, named like the node.
@@ -65,7 +81,7 @@ class NodeWriter:
             "",
             op_type,
             list(inputs),
-            [_attribute(key, given) for key, given in attributes.items()],
+            [make_attribute(key, given) for key, given in attributes.items()],
             outputs=[value],
             name=self.unique_node_name(stem),
         )
@@ -74,12 +90,7 @@ class NodeWriter:
 
     def unique_node_name(self, stem: str) -> str:
         """`stem` if no node has that name, else `stem_2`, ...; ONNX Runtime refuses two nodes of one name."""
-        candidate, count = stem, 1
-        while candidate in self._node_names:
-            count += 1
-            candidate = f"{stem}_{count}"
-        self._node_names.add(candidate)
-        return candidate
+        return free_name(stem, self._node_names)
 
     def constant(self, array: npt.ArrayLike, name: str, dtype: npt.DTypeLike = np.int64) -> ir.Value:
         """Adds an initializer."""
@@ -128,13 +139,3 @@ class NodeWriter:
         """The size of one axis as a tensor of shape [1]; `axis` counts from the front."""
         index = self.constant([axis], "axis")
         return self.apply("Gather", self.apply("Shape", value), index, axis=0, name="size")
-
-
-def _attribute(name: str, value: Attribute) -> ir.Attr:
-    if isinstance(value, int):
-        return ir.AttrInt64(name, value)
-    if isinstance(value, float):
-        return ir.AttrFloat32(name, value)
-    if isinstance(value, str):
-        return ir.AttrString(name, value)
-    return ir.AttrInt64s(name, list(value))

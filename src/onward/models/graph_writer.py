@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 import onward
+from onward.graph.node_writer import free_name
 
 IR_VERSION = 10
 """Read by every onnxruntime from 1.18 on; newer ones add nothing that these graphs use."""
@@ -76,13 +77,13 @@ class GraphWriter:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """An input of the graph; a named dimension is symbolic."""
-        value = ir.Value(name=self._unique(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        value = ir.Value(name=free_name(name, self._names), type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self._graph.inputs.append(value)
         return value
 
     def weight(self, name: str, shape: tuple[int, ...], fill: Fill) -> ir.Value:
         """A float32 initializer. Its values depend on the seed and on its full name alone."""
-        full_name = self._unique(".".join([*self._scopes, name]))
+        full_name = free_name(".".join([*self._scopes, name]), self._names)
         key = [self._seed, zlib.crc32(full_name.encode())]
 
         def make() -> ir.TensorProtocol:
@@ -117,9 +118,10 @@ class GraphWriter:
         **attributes: Any,
     ) -> Sequence[ir.Value]:
         """A node with several outputs."""
-        node_name = self._unique(f"{'.'.join(self._scopes)}/{op_type}" if self._scopes else op_type)
+        node_name = free_name(f"{'.'.join(self._scopes)}/{op_type}" if self._scopes else op_type, self._names)
         suffixes = [""] if output_count == 1 else [f":{index}" for index in range(output_count)]
-        outputs = [ir.Value(name=self._unique(name or f"{node_name}_output{suffix}")) for suffix in suffixes]
+        names = [free_name(name or f"{node_name}_output{suffix}", self._names) for suffix in suffixes]
+        outputs = [ir.Value(name=one) for one in names]
         found = [ir.convenience.convert_attribute(key, value) for key, value in attributes.items()]
         node = ir.Node("", op_type, list(inputs), found, outputs=outputs, name=node_name, version=None)
         self._graph.append(node)
@@ -149,7 +151,7 @@ class GraphWriter:
             # Without dots, which would make "0" of "0.1" a folder of tensors in torch's naming of modules.
             kind = "number" if array.dtype == np.float32 else "integers" if array.shape else "integer"
             text = "_".join(f"{number:g}".replace(".", "p") for number in array.reshape(-1).tolist())
-            name = self._unique(f"{kind}_{text}")
+            name = free_name(f"{kind}_{text}", self._names)
             self._constants[key] = self._initializer(name, ir.Tensor(array, name=name), array.shape)
         return self._constants[key]
 
@@ -157,11 +159,3 @@ class GraphWriter:
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape), const_value=tensor)
         self._graph.register_initializer(value)
         return value
-
-    def _unique(self, name: str) -> str:
-        candidate, count = name, 1
-        while candidate in self._names:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._names.add(candidate)
-        return candidate

@@ -119,19 +119,6 @@ def reshard(module: nn.Module) -> None:
             child.reshard()
 
 
-@contextlib.contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """All weights of a module whole on every replica, for as long as it lasts; nothing without ZeRO."""
-    sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
-    for child in sharded:
-        child.unshard()
-    try:
-        yield
-    finally:
-        for child in sharded:
-            child.reshard()
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor that is shared out; any other tensor as it is."""
     if not isinstance(tensor, DTensor):

@@ -14,15 +14,13 @@ import onnx_ir as ir
 from onward.graph.training_graph import TrainingGraph
 from onward.parameter_distribution import PipelineSchedule, stages_of_a_rank
 from onward.parameters import Parameters
-from onward.plan.annotations import Wish, compare_splits, read_wish, wished_stages
-from onward.plan.costs import measure_costs
+from onward.plan.annotations import compare_splits, read_wish
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.schedules import stages_of_rank
 from onward.plan.stages import StagePlan, plan_stages
-from onward.plan.stages_balance import balanced_stages
-from onward.plan.stages_cut_list import stages_by_cut_list, stages_by_name, stages_by_note
-from onward.plan.stages_values import ValueRoles, find_roles, node_id
+from onward.plan.stages_choice import choose_stages
+from onward.plan.stages_values import find_roles, node_id
 from onward.plan.topology import Place, Topology
 
 
@@ -89,7 +87,9 @@ def make_plan(
     notes = [] if wish is None else compare_splits(wish, horizontal)
     if count > 1:
         roles = find_roles(graph)
-        chosen = _choose_stages(parameters, graph, roles, count, sizes, wish, notes)
+        micro_batches = parameters.training.gradient_accumulation_steps
+        chosen, note = choose_stages(graph, distributed, roles, micro_batches, sizes, wish)
+        notes += [] if note is None else [note]
         plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
         stage_of = {node_id(node): stage for node, stage in chosen.items()}
     return Plan(
@@ -103,33 +103,6 @@ def make_plan(
         dict(sizes),
         tuple(notes),
     )
-
-
-def _choose_stages(
-    parameters: Parameters,
-    graph: TrainingGraph,
-    roles: ValueRoles,
-    count: int,
-    sizes: Mapping[str, int],
-    wish: Wish | None,
-    notes: list[str],
-) -> dict[ir.Node, int]:
-    distributed = parameters.distributed
-    if distributed.pipeline_partition_cut_list:
-        return stages_by_cut_list(graph, roles, distributed.pipeline_partition_cut_list, count)
-    if distributed.op_id_to_stage:
-        return stages_by_name(graph, roles, distributed.op_id_to_stage, count)
-    if distributed.pipeline_stage_paths:
-        return stages_by_note(graph, roles, count)
-    if wish is not None and wish.stage_count == count:
-        notes.append(f"the {count} pipeline stages are those of the model's own annotations ({wish.configuration!r}).")
-        return wished_stages(wish, roles)
-    if wish is not None and wish.stage_count:
-        notes.append(
-            f"the model's annotations ({wish.configuration!r}) name {wish.stage_count} pipeline stages, but "
-            f"pipeline_parallel_size and stages_per_rank ask for {count}; stages are balanced by cost instead."
-        )
-    return balanced_stages(graph, count, roles, measure_costs(graph, sizes, roles))
 
 
 def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, whole: Sequence[str] = ()) -> TrainingGraph:

@@ -189,7 +189,7 @@ def _choose(line: _Line, stage_count: int, limit: float | None, held: Callable[[
             slowest[stage + 1, end], traffic[stage + 1, end] = best, ties.min()
     if not np.isfinite(slowest[stage_count, -1]):
         raise ParametersError(
-            f"no way to cut the network into {stage_count} stages keeps each below {(limit or 0) / 2**30:.2f} GiB; use "
+            f"no way to cut the network into {stage_count} stages keeps each below {(limit or 0) / 1e9:.2f} GB; use "
             "more stages, a smaller batch, or recompute."
         )
     chosen = []

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.fusion.facts import Facts
-from onward.graph.node_writer import Attribute, value_names
+from onward.graph.node_writer import Attribute, free_name, make_attribute, value_names
 
 DOMAIN = "onward.fused"
 """Domain of the nodes that fusion writes: named like operators of the standard, for models of any opset."""
@@ -90,14 +90,14 @@ class Editor:
         if fused:
             self.model.opset_imports.setdefault(DOMAIN, 1)
         stem = f"fused/{name or op_type}"
-        output = ir.Value(name=self._unique(stem, self._values))
+        output = ir.Value(name=free_name(stem, self._values))
         node = ir.Node(
             domain,
             op_type,
             inputs,
-            [_attribute(key, given) for key, given in attributes.items()],
+            [make_attribute(key, given) for key, given in attributes.items()],
             outputs=[output],
-            name=self._unique(stem, self._nodes),
+            name=free_name(stem, self._nodes),
         )
         self.graph.insert_before(before, node)
         return output
@@ -105,7 +105,7 @@ class Editor:
     def integers(self, numbers: Sequence[int] | int) -> ir.Value:
         """An int64 constant."""
         data = np.asarray(numbers, np.int64)
-        name = self._unique("fused/constant", self._values)
+        name = free_name("fused/constant", self._values)
         tensor = ir.Tensor(data, name=name)
         value = ir.Value(
             name=name, shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
@@ -119,7 +119,7 @@ class Editor:
         name, node = old.name, old.producer()
         new.type, new.shape = old.type, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name = self._unique(f"{name}_unfused", self._values)
+        old.name = free_name(f"{name}_unfused", self._values)
         new.name = name
         fused = new.producer()
         assert fused is not None
@@ -139,24 +139,6 @@ class Editor:
             before = [value.producer() for value in node.inputs if value is not None]
             self.graph.remove(node, safe=True)
             stack.extend(source for source in before if source is not None)
-
-    def _unique(self, name: str, taken: set[str]) -> str:
-        candidate, count = name, 1
-        while candidate in taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        taken.add(candidate)
-        return candidate
-
-
-def _attribute(name: str, value: Attribute) -> ir.Attr:
-    if isinstance(value, int):
-        return ir.AttrInt64(name, value)
-    if isinstance(value, float):
-        return ir.AttrFloat32(name, value)
-    if isinstance(value, str):
-        return ir.AttrString(name, value)
-    return ir.AttrInt64s(name, list(value))
 
 
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.node_writer import value_names
+from onward.graph.node_writer import free_name, value_names
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.horizontal.cuts import DOMAIN, AddAfterwards, Cut, Edit, Replace, SetAttribute, SetEntry, TakeInputs
 from onward.plan.horizontal.planning import HorizontalPlan
@@ -291,7 +291,7 @@ class _Localizer:
         }
 
     def _constant(self, array: np.ndarray[Any, Any], name: str) -> ir.Value:
-        unique = self._unique(f"horizontal/{name}")
+        unique = free_name(f"horizontal/{name}", self.taken)
         tensor = ir.Tensor(array, name=unique)
         value = ir.Value(name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.graph.register_initializer(value)
@@ -309,7 +309,7 @@ class _Localizer:
         attributes: dict[str, ir.Attr] | None = None,
     ) -> ir.Value:
         """A new node right after the one that computes `after` (first of all, if none does)."""
-        unique = self._unique(name)
+        unique = free_name(name, self.taken)
         result = ir.Value(name=unique)
         if like is not None:
             result.type, result.shape = like.type, like.shape
@@ -324,13 +324,4 @@ class _Localizer:
     def _rename(self, value: ir.Value, name: str) -> None:
         """Gives a value another name, and its own free."""
         self.taken.discard(str(value.name))
-        value.name = self._unique(name)
-
-    def _unique(self, name: str) -> str:
-        """`name` if it is free, else with a number; it is taken from now on."""
-        candidate, count = name, 1
-        while candidate in self.taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.taken.add(candidate)
-        return candidate
+        value.name = free_name(name, self.taken)
