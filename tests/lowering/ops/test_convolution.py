@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from onward.errors import NodeError
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run
@@ -92,6 +93,37 @@ def test_conv_transpose_gradients(shape: tuple[int, ...], kernel: tuple[int, ...
     X, W = _draw(*shape, dtype=float), _draw(*kernel, dtype=float)
     B = _draw(kernel[1] * attributes.get("group", 1), dtype=float)
     check_gradients(make_model("ConvTranspose", {"X": X, "W": W, "B": B}, attributes, 22), X, W, B)
+
+
+FOUR_AXES = [
+    ((1, 4, 3, 2, 2, 1), (4, 2, 2, 2, 3, 1), {"group": 2, "strides": [2, 1, 3, 1]}),
+    ((2, 2, 3, 2, 3, 2), (2, 3, 2, 3, 2, 2), {"strides": [2, 1, 2, 1], "pads": [1, 0, 1, 1, 0, 1, 1, 0]}),
+    (
+        (1, 1, 2, 1, 2, 2),
+        (1, 2, 2, 2, 1, 2),
+        {"dilations": [3, 1, 2, 1], "strides": [2] * 4, "output_padding": [1] * 4},
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "kernel", "attributes"), FOUR_AXES)
+def test_conv_transpose_over_four_spatial_axes_equals_the_reference_and_has_gradients(
+    shape: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    X, W = _draw(*shape), _draw(*kernel)
+    B = _draw(kernel[1] * attributes.get("group", 1))
+    model = make_model("ConvTranspose", {"X": X, "W": W, "B": B}, attributes, 22)
+    # The reference evaluator's groups take one channel each: one product whose kernel is zero between groups.
+    groups, (C, M) = attributes.get("group", 1), kernel[:2]
+    whole = np.zeros((C, groups * M, *kernel[2:]), np.float32)
+    for g in range(groups):
+        of_group = slice(g * C // groups, (g + 1) * C // groups)
+        whole[of_group, g * M : (g + 1) * M] = W[of_group]
+    ungrouped = make_model("ConvTranspose", {"X": X, "W": whole, "B": B}, {**attributes, "group": 1}, 22)
+    expected = ReferenceEvaluator(ungrouped).run(None, {"X": X, "W": whole, "B": B})[0]
+    np.testing.assert_allclose(run(model, X, W, B).numpy(), expected, rtol=1e-4, atol=1e-5)
+    doubled = [array.astype(float) for array in (X, W, B)]
+    check_gradients(make_model("ConvTranspose", dict(zip("XWB", doubled, strict=True)), attributes, 22), *doubled)
 
 
 def _deformable(attributes: dict[str, Any], kernel: tuple[int, ...], channels: int, offset_groups: int) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from onward.errors import NodeError
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, run_onnxruntime, to_array
@@ -182,3 +183,74 @@ def test_bad_values_are_named(attributes: dict[str, Any], message: str) -> None:
     X = _draw(1, 2, 5, 5)
     with pytest.raises(NodeError, match=message):
         run(make_model("MaxPool", {"X": X}, attributes, 22), X)
+
+
+FOUR_AXES = [
+    {"kernel_shape": [2, 2, 3, 2], "strides": [2, 1, 2, 1], "pads": [1, 0, 1, 1, 0, 1, 1, 0]},
+    {"kernel_shape": [2, 3, 2, 2], "strides": [2, 2, 3, 2], "ceil_mode": 1},
+    {"kernel_shape": [2, 2, 2, 2], "dilations": [2, 1, 2, 3], "pads": [0, 1, 0, 0, 0, 1, 0, 0]},
+]
+
+
+def _windows(X: np.ndarray[Any, Any], attributes: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Every window's elements on a last axis, NaN where a window meets none: (N, C, sizes of Y, elements)."""
+    n = X.ndim - 2
+    ones, zeros = [1] * n, [0] * 2 * n
+    kernel, strides, dilations, pads = (
+        attributes.get(name, default)
+        for name, default in (("kernel_shape", ones), ("strides", ones), ("dilations", ones), ("pads", zeros))
+    )
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    whole = np.pad(
+        X, [(0, 0)] * 2 + [(b, e + 9) for b, e in zip(pads[:n], pads[n:], strict=True)], constant_values=np.nan
+    )
+    windows = np.lib.stride_tricks.sliding_window_view(whole, spans, tuple(range(2, n + 2)))
+    for axis, (span, stride, d) in enumerate(zip(spans, strides, dilations, strict=True)):
+        free = X.shape[axis + 2] + pads[axis] + pads[axis + n] - span
+        count = (-(-free // stride) if attributes.get("ceil_mode") else free // stride) + 1
+        if attributes.get("ceil_mode") and (count - 1) * stride >= X.shape[axis + 2] + pads[axis]:
+            count -= 1
+        windows = windows.take(np.arange(count) * stride, axis + 2).take(np.arange(0, span, d), axis + 2 + n)
+    return windows.reshape(*windows.shape[: n + 2], -1)
+
+
+@pytest.mark.parametrize("attributes", FOUR_AXES)
+def test_pools_over_four_spatial_axes_reduce_every_window(attributes: dict[str, Any]) -> None:
+    """onnxruntime pools at most three; numpy lays the windows, and finite differences check the gradients."""
+    X = _draw(2, 2, 4, 3, 5, 4, dtype=float)
+    windows, places = _windows(X, attributes), _windows(np.arange(X.size, dtype=float).reshape(X.shape), attributes)
+    expected = {"MaxPool": np.nanmax(windows, -1), "AveragePool": np.nanmean(windows, -1)}
+    expected["LpPool"] = np.sqrt(np.nansum(windows**2, -1))
+    for op_type, values in expected.items():
+        model = make_model(op_type, {"X": X}, attributes, 22)
+        np.testing.assert_allclose(to_array(run(model, X)), values, rtol=1e-12)
+        check_gradients(model, X[:1, :1])
+    Y, indices = run(make_model("MaxPool", {"X": X}, attributes, 22, output_count=2), X)
+    largest = np.nanargmax(windows, -1)[..., None]
+    np.testing.assert_array_equal(to_array(Y), np.take_along_axis(windows, largest, -1)[..., 0])
+    np.testing.assert_array_equal(to_array(indices), np.take_along_axis(places, largest, -1)[..., 0])
+
+
+@pytest.mark.parametrize("include", [0, 1])
+def test_average_pool_over_four_spatial_axes_counts_padding_as_the_standard_does(include: int) -> None:
+    X = _draw(2, 2, 4, 3, 5, 4)
+    for attributes in FOUR_AXES:
+        model = make_model("AveragePool", {"X": X}, {**attributes, "count_include_pad": include}, 22)
+        expected = ReferenceEvaluator(model).run(None, {"X": X})[0]
+        np.testing.assert_allclose(to_array(run(model, X)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pools_over_five_axes_and_whole_images_of_four() -> None:
+    X = _draw(1, 2, 3, 2, 3, 2, 3, dtype=float)
+    windows = np.lib.stride_tricks.sliding_window_view(X, [2] * 5, (2, 3, 4, 5, 6))
+    model = make_model("MaxPool", {"X": X}, {"kernel_shape": [2] * 5}, 22)
+    np.testing.assert_array_equal(to_array(run(model, X)), windows.max((-5, -4, -3, -2, -1)))
+    X = X[..., 0]
+    for op_type, values in (("Max", X.max((2, 3, 4, 5))), ("Average", X.mean((2, 3, 4, 5)))):
+        model = make_model(f"Global{op_type}Pool", {"X": X}, {}, 22)
+        np.testing.assert_allclose(to_array(run(model, X)), values.reshape(1, 2, 1, 1, 1, 1), rtol=1e-12)
+        check_gradients(model, X)
+    model = make_model("GlobalLpPool", {"X": X}, {"p": 3}, 22)
+    expected = np.cbrt((np.abs(X) ** 3).sum((2, 3, 4, 5), keepdims=True))
+    np.testing.assert_allclose(to_array(run(model, X)), expected, rtol=1e-12)
+    check_gradients(model, X)

@@ -56,7 +56,7 @@ def conv(
     if not windows.symmetric or min(windows.begin) < 0:
         X = pad_spatial(X, windows.begin, windows.end)
         padding = (0,) * len(spatial)
-    return _convolve(X, W, B, windows.stride, padding, windows.dilation, group)
+    return convolve(X, W, B, windows.stride, padding, windows.dilation, group)
 
 
 def _check_weight(X: Tensor, W: Tensor, kernel_shape: Sequence[int] | None) -> Sequence[int]:
@@ -70,7 +70,7 @@ def _check_weight(X: Tensor, W: Tensor, kernel_shape: Sequence[int] | None) -> S
     return X.shape[2:]
 
 
-def _convolve(
+def convolve(
     X: Tensor,
     W: Tensor,
     B: Tensor | None,
@@ -79,6 +79,7 @@ def _convolve(
     dilation: Sequence[int],
     group: int,
 ) -> Tensor:
+    """The convolution over any number of spatial axes, as many as X has beside batch and channels."""
     n = X.dim() - 2
     if n in _CONVOLVE:
         return _CONVOLVE[n](X, W, B, tuple(stride), tuple(padding), tuple(dilation), group)
@@ -103,7 +104,7 @@ def _convolve_many_axes(
         start = k * dilation[0]
         taken = X[:, :, start : start + (count - 1) * stride[0] + 1 : stride[0]]
         batched = taken.transpose(1, 2).flatten(0, 1)
-        part = _convolve(batched, W[:, :, k], None, stride[1:], (0,) * (len(stride) - 1), dilation[1:], group)
+        part = convolve(batched, W[:, :, k], None, stride[1:], (0,) * (len(stride) - 1), dilation[1:], group)
         total = part if total is None else total + part
     assert total is not None
     Y = total.reshape(X.shape[0], count, *total.shape[1:]).transpose(1, 2)
@@ -131,8 +132,6 @@ def conv_transpose(
     """
     spatial = _check_weight(X, W, kernel_shape)
     n = len(spatial)
-    if n not in _CONVOLVE_TRANSPOSED:
-        raise ValueError(f"a transposed convolution over {n} spatial axes; at most 3 are possible.")
     if X.shape[1] != W.shape[0]:
         raise ValueError(f"X has {X.shape[1]} channels, but W of shape {list(W.shape)} takes {W.shape[0]}.")
     stride, dilation = per_axis("strides", strides, n), per_axis("dilations", dilations, n)
@@ -143,14 +142,31 @@ def conv_transpose(
         for size, k, s, d, o in zip(spatial, W.shape[2:], stride, dilation, extra, strict=True)
     ]
     begin, end = _transposed_pads(spatial, whole, stride, pads, auto_pad, output_shape)
-    transposed = _CONVOLVE_TRANSPOSED[n]
     # torch takes output_padding only below the stride or dilation, and pads alike on both sides.
-    direct = all(b >= 0 and b == e for b, e in zip(begin, end, strict=True))
+    direct = n in _CONVOLVE_TRANSPOSED and all(b >= 0 and b == e for b, e in zip(begin, end, strict=True))
     if direct and all(o < max(s, d) for o, s, d in zip(extra, stride, dilation, strict=True)):
-        return transposed(X, W, B, stride, begin, extra, group, dilation)
-    Y = transposed(X, W, None, stride, 0, 0, group, dilation)
+        return _CONVOLVE_TRANSPOSED[n](X, W, B, stride, begin, extra, group, dilation)
+    Y = _convolve_transposed(X, W, stride, dilation, group)
     Y = pad_spatial(Y, [-b for b in begin], [o - e for o, e in zip(extra, end, strict=True)])
     return Y if B is None else Y + B.reshape(-1, *[1] * n)
+
+
+def _convolve_transposed(X: Tensor, W: Tensor, stride: Sequence[int], dilation: Sequence[int], group: int) -> Tensor:
+    """The whole transposed convolution, nothing cut off or added, over any number of spatial axes."""
+    n = X.dim() - 2
+    if n in _CONVOLVE_TRANSPOSED:
+        return _CONVOLVE_TRANSPOSED[n](X, W, None, tuple(stride), 0, 0, group, tuple(dilation))
+    # Each element of the first axis's kernel spreads a result over the other axes, strided along the first.
+    batched, kernel, (s, d) = X.transpose(1, 2).flatten(0, 1), W.shape[2], (stride[0], dilation[0])
+    total: Tensor | None = None
+    for k in range(kernel):
+        part = _convolve_transposed(batched, W[:, :, k], stride[1:], dilation[1:], group)
+        along = part.reshape(X.shape[0], X.shape[2], *part.shape[1:]).movedim(1, -1)
+        spread = F.pad(along.unsqueeze(-1), (0, s - 1)).flatten(-2)
+        placed = F.pad(spread, (k * d, (kernel - 1 - k) * d - (s - 1)))
+        total = placed if total is None else total + placed
+    assert total is not None
+    return total.movedim(-1, 2)
 
 
 def _transposed_pads(

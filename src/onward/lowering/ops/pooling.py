@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.ops.convolution import convolve
 from onward.lowering.registry import lowers
 from onward.lowering.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
 
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def _spatial(X: Tensor, most: int = 3) -> Sequence[int]:
-    if not 3 <= X.dim() <= most + 2:
-        raise ValueError(f"X has shape {list(X.shape)}; pooling takes (batch, channels, 1 to {most} spatial axes).")
+def _spatial(X: Tensor) -> Sequence[int]:
+    if X.dim() < 3:
+        raise ValueError(f"X has shape {list(X.shape)}; pooling takes (batch, channels, spatial axes).")
     return X.shape[2:]
 
 
@@ -59,14 +59,38 @@ def max_pool(
         values = pad_spatial(values, windows.begin, end, -math.inf)
         padding, origin, ceiling = (0,) * n, windows.begin, False
         extent = tuple(values.shape[2:])
-    want_indices = output_count > 1
-    pooled = _MAX_POOL[n](
-        values, windows.kernel, windows.stride, padding, windows.dilation, ceiling, return_indices=want_indices
-    )
-    if not want_indices:
-        return (pooled.to(X.dtype),)
-    Y, places = pooled
+    along = (windows.kernel, windows.stride, padding, windows.dilation)
+    Y, places = _pool_max(values, along, ceiling, output_count > 1)
+    if places is None:
+        return (Y.to(X.dtype),)
     return Y.to(X.dtype), _flat_indices(places, X.shape, extent, origin, storage_order)
+
+
+def _pool_max(
+    X: Tensor, along: tuple[Sequence[int], ...], ceiling: bool, want_indices: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The maxima and, if wanted, their places within a channel, over any number of spatial axes.
+
+    `along` holds kernel, stride, padding and dilation. A window over more axes than torch pools is the maximum over
+    its leading axes of the maxima over its last three.
+    """
+    n = X.dim() - 2
+    if n <= 3:
+        pooled = _MAX_POOL[n](X, *along, ceiling, return_indices=want_indices)
+        return pooled if want_indices else (pooled, None)
+    last = tuple(range(-3, 0))
+    Y, inner = _pool_max(X.flatten(1, n - 2), tuple(one[-3:] for one in along), ceiling, want_indices)
+
+    def leading(pooled: Tensor) -> Tensor:
+        """(N, C*D1*..*Dn-3, last three) -> (N, C*last three, D1, .., Dn-3)."""
+        return pooled.reshape(*X.shape[:-3], *pooled.shape[2:]).movedim(last, (2, 3, 4)).flatten(1, 4)
+
+    outer, places = _pool_max(leading(Y), tuple(one[:-3] for one in along), ceiling, want_indices)
+    shape = (*X.shape[:2], *Y.shape[2:], *outer.shape[2:])
+    if places is not None and inner is not None:
+        within = leading(inner).flatten(2).gather(2, places.flatten(2)).reshape(places.shape)
+        places = (places * math.prod(X.shape[-3:]) + within).reshape(shape).movedim((2, 3, 4), last)
+    return outer.reshape(shape).movedim((2, 3, 4), last), places
 
 
 def _flat_indices(
@@ -108,22 +132,21 @@ def average_pool(
     spatial = _spatial(X)
     windows = lay_windows(spatial, kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
     half = all(2 * p <= k for p, k in zip(windows.begin, windows.kernel, strict=True))
-    if windows.symmetric and half and set(windows.dilation) == {1}:
-        pool = _AVERAGE_POOL[len(spatial)]
+    pool = _AVERAGE_POOL.get(len(spatial))
+    if pool is not None and windows.symmetric and half and set(windows.dilation) == {1}:
         return pool(X, windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad))
     return _sum_windows(X, windows) / _window_counts(X, windows, bool(count_include_pad))
 
 
 def _sum_windows(X: Tensor, windows: Windows) -> Tensor:
     """The sum of each window, zero beyond the edges."""
-    n = len(windows.kernel)
+    pool = _AVERAGE_POOL.get(len(windows.kernel))
     padded = pad_spatial(X, windows.begin, windows.covering_end(X.shape[2:]))
-    if set(windows.dilation) == {1}:
-        averages = _AVERAGE_POOL[n](padded, windows.kernel, windows.stride)
-        return averages * math.prod(windows.kernel)
+    if pool is not None and set(windows.dilation) == {1}:
+        return pool(padded, windows.kernel, windows.stride) * math.prod(windows.kernel)
     ones = torch.ones((1, 1, *windows.kernel), dtype=X.dtype, device=X.device)
     flat = padded.flatten(0, 1).unsqueeze(1)
-    sums = _CONVOLVE[n](flat, ones, None, windows.stride, 0, windows.dilation)
+    sums = convolve(flat, ones, None, windows.stride, (0,) * len(windows.kernel), windows.dilation, 1)
     return sums.reshape(*X.shape[:2], *windows.sizes)
 
 
