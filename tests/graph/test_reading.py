@@ -242,14 +242,6 @@ def test_functions_that_call_themselves():
         prepare_for_lowering(read_model(proto))
 
 
-def test_sparse_initializers_are_refused():
-    proto = _good()
-    values = numpy_helper.from_array(np.ones(1, np.float32), "s")
-    indices = numpy_helper.from_array(np.zeros(1, np.int64), "i")
-    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3]))
-    assert "stores the sparse initializer 's'; store it as a dense tensor" in _message(proto)
-
-
 def test_preparation_lifts_everything():
     """Constants, weights listed as inputs, tensors of branches and functions: all initializers of the main graph."""
     proto = parser.parse_model(

@@ -22,7 +22,7 @@ STANDARD = ("", "ai.onnx.preview", "ai.onnx.preview.training")
 OLDEST, NEWEST = 7, 28
 
 REFUSED_ATTRIBUTES = {"Constant": {"value_string", "value_strings", "sparse_value"}}
-"""Attributes that hold what torch cannot; a model that uses them is refused by name."""
+"""Attributes that hold what torch cannot; strings are refused by name, sparse tensors are read as dense ones."""
 
 ADDED_ATTRIBUTES = {"Gradient": {"body"}}
 """Attributes that are none of the standard's: written on the node before it is lowered (graph/differentiated.py)."""

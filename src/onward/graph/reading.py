@@ -15,6 +15,7 @@ from onward.errors import ModelError
 from onward.graph.constant_fills import fold_constant_fills
 from onward.graph.differentiated import enclose_differentiated_graphs
 from onward.graph.node_writer import value_names
+from onward.graph.sparse_tensors import SPARSE, with_dense_tensors
 from onward.graph.structure import check_proto, check_structure
 from onward.graph.tensor_storage import check_tensors
 
@@ -94,10 +95,12 @@ def _parse(path: Path, where: str) -> onnx.ModelProto:
 
 
 def _from_proto(proto: onnx.ModelProto, where: str) -> ir.Model:
+    proto, sparse = with_dense_tensors(proto, where)
     check_proto(proto, where)
     try:
         model = ir.from_proto(proto)
         model.meta[TRAINING_INFO] = tuple(proto.training_info)
+        model.meta[SPARSE] = sparse
         return model
     except MemoryError:
         raise

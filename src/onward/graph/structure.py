@@ -17,7 +17,7 @@ NEWEST_OPSET = 28
 
 
 def check_proto(proto: onnx.ModelProto, where: str) -> None:
-    """What onnx-ir would pass over in silence: names given twice, sparse initializers, tensors without a name.
+    """What onnx-ir would pass over in silence: names given twice, tensors without a name.
 
     Raises:
         ModelError: naming the value, and the nodes that compute it.
@@ -25,15 +25,12 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
     if not proto.HasField("graph"):
         raise ModelError(f"{where} holds no graph.")
     for function in proto.functions:
-        _check_text([function.domain, function.name, *function.input, *function.output], where)
+        check_text([function.domain, function.name, *function.input, *function.output], where)
         _check_node_text(function.node, where)
     for graph in _graphs(proto.graph):
         named = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-        _check_text([graph.name, *(one.name for one in named)], where)
+        check_text([graph.name, *(one.name for one in named)], where)
         _check_node_text(graph.node, where)
-        if graph.sparse_initializer:
-            name = graph.sparse_initializer[0].values.name
-            raise ModelError(f"{where} stores the sparse initializer {name!r}; store it as a dense tensor.")
         if any(not tensor.name for tensor in graph.initializer):
             raise ModelError(f"{where}: an initializer of graph {graph.name!r} has no name.")
         _check_element_types(graph.initializer, where)
@@ -54,8 +51,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def _check_node_text(nodes: Iterable[onnx.NodeProto], where: str) -> None:
     for node in nodes:
-        _check_text([node.name, node.op_type, node.domain, *node.input, *node.output], where)
-        _check_text([attribute.name for attribute in node.attribute], where)
+        check_text([node.name, node.op_type, node.domain, *node.input, *node.output], where)
+        check_text([attribute.name for attribute in node.attribute], where)
         for attribute in node.attribute:
             tensors = [attribute.t] if attribute.type == onnx.AttributeProto.TENSOR else attribute.tensors
             _check_element_types(tensors, f"{where}: attribute {attribute.name!r} of node {node.name!r}")
@@ -72,8 +69,12 @@ def _check_element_types(tensors: Iterable[onnx.TensorProto], where: str) -> Non
             )
 
 
-def _check_text(names: Iterable[object], where: str) -> None:
-    """Protobuf hands out names that are no UTF-8 as bytes."""
+def check_text(names: Iterable[object], where: str) -> None:
+    """Protobuf hands out names that are no UTF-8 as bytes.
+
+    Raises:
+        ModelError: one of `names` is of that kind.
+    """
     for name in names:
         if not isinstance(name, str):
             raise ModelError(f"{where}: the name {name!r} is not UTF-8 text; the file is damaged. Export it again.")

@@ -13,6 +13,7 @@ from onward.graph.export_notes import notes_on_export
 from onward.graph.fusion import passes
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
+from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
 from onward.graph.ties import Tie, tie_transposed_copies
 from onward.graph.untying import untie_merged_weights
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
@@ -102,7 +103,8 @@ def make_training_graph(
         immutable_weights,
         _known_constants(original, model, names),
     )
-    lost = (*notes_on_export(model, chosen), *_note_of_own_training(original))
+    sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
+    lost = (*notes_on_export(model, chosen), *sparse, *_note_of_own_training(original))
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     notes = (*untied, *tied, *revived, *lost, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)

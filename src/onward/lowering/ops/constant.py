@@ -18,7 +18,8 @@ def constant(
     value_floats: tuple[float, ...] | None = None,
     device: torch.device,
 ) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Constant.html; strings and sparse tensors are refused."""
+    """https://onnx.ai/onnx/operators/onnx__Constant.html; strings are refused, and reading makes
+    a `sparse_value` a `value` (graph/sparse_tensors.py)."""
     if value is not None:
         return value.to(device)
     integers = value_int if value_int is not None else value_ints
