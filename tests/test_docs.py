@@ -78,6 +78,13 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
     onnx.checker.check_model(str(workplace / "trained.onnx"))
 
 
+def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
+    commands = [line for block in blocks(ROOT / "docs/memory.md", "bash") for line in block.splitlines()]
+    assert [command.split()[:3] for command in commands] == [["onward", "plan", "run.yaml"], ["onward", "train", "run.yaml"]]
+    for command in commands:
+        run(command, workplace)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -44,6 +44,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_optimizer(parameters.optimizer),
         *_check_checkpoint(parameters.checkpoint),
         *_check_profiler(parameters),
+        *_check_batch_size(parameters),
         *_check_graphs(parameters.paths),
     ]
 
@@ -206,6 +207,16 @@ def _check_profiler(parameters: Parameters) -> list[str]:
         if profiler.trace_dir is None and parameters.paths.output_dir is None:
             return ["profiler.trace_dir is missing, and so is paths.output_dir; say where the trace goes."]
     return []
+
+
+def _check_batch_size(parameters: Parameters) -> list[str]:
+    is_in_pipeline = parameters.training.find_batch_size and parameters.distributed.pipeline_parallel_size > 1
+    if not (is_in_pipeline and parameters.next_rounds):
+        return []
+    return [
+        "training.find_batch_size is true in a run of several rounds through a pipeline, whose number of micro-batches "
+        "cannot change from round to round; give training.batch_size by hand."
+    ]
 
 
 def _check_graphs(paths: Paths) -> list[str]:

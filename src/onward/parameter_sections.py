@@ -162,6 +162,9 @@ class Training:
         immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.
         revive_dropout: rules, each `{ratio, after_operators, after_values}`: dropout that an export left out.
         mapped_dimensions: symbolic dimension of the model -> its size.
+        find_batch_size: find the largest micro-batch that fits the memory of a rank (`machine.memory_gb`), by forecast
+            and trial. An update stays `batch_size` times `gradient_accumulation_steps` samples of each replica, and
+            what is counted in steps is converted; the run says how. A resumed run keeps what it found.
         is_perf_test: train on random batches made from the model's inputs, and say how fast and how large that is;
             nothing is saved or evaluated, and no data are needed.
     """
@@ -181,6 +184,7 @@ class Training:
     immutable_weights: Mapping[str, tuple[tuple[CountFromZero, Number], ...]] = field(default_factory=dict)
     revive_dropout: tuple[DropoutRule, ...] = ()
     mapped_dimensions: Mapping[str, Count] = field(default_factory=dict)
+    find_batch_size: Flag = False
     is_perf_test: Flag = False
 
 
@@ -377,9 +381,12 @@ class Machine:
         execution_provider: `CPU` or `CUDA`; absent: CUDA where there is a GPU.
         threads: CPU threads of one process; absent: torch's choice.
         deterministic: refuse operators whose result depends on timing.
+        memory_gb: memory for the tensors of one process in GB (10^9 bytes), for `training.find_batch_size` and the
+            verdict of `onward plan`; absent: nine tenths of what its GPU, or its share of the machine, has free.
     """
 
     __pydantic_config__ = STRICT
     execution_provider: Literal["CPU", "CUDA"] | None = None
     threads: Count | None = None
     deterministic: Flag = False
+    memory_gb: Positive | None = None

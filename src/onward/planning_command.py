@@ -10,9 +10,11 @@ import onnx_ir as ir
 import torch
 
 from onward.data.shard import FeatureSpec
+from onward.engine.batch_size import find_by_forecast, outcome
 from onward.engine.forecast import forecast
 from onward.engine.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
 from onward.errors import ParametersError, StorageError
+from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
 from onward.plan.drawing import WIDTH, Shape, picture, text_corner, to_svg
@@ -38,7 +40,7 @@ def plan(
         file: RUN.yaml.
         overrides: fields of it.
         image: where a picture goes, .svg or .png.
-        memory_gb: of one rank, in 10^9 bytes; else that of this machine's first GPU, if there is one.
+        memory_gb: of one rank, in 10^9 bytes; else `machine.memory_gb`, or that of this machine's first GPU.
         write: where the model goes with the plan in ONNX's multi-device annotations.
 
     Raises:
@@ -53,11 +55,15 @@ def plan(
     graph = read_training_graph(parameters, parameters.paths.model_path)
     check_dimensions(parameters.training.mapped_dimensions, graph)
     specs = present_feature_specs(parameters)
+    limit = memory_gb * 1e9 if memory_gb is not None else _memory_of_rank(parameters)
+    found_batch = []
+    if parameters.training.find_batch_size:
+        parameters, said = _with_found_batch(parameters, topology, graph, specs, limit)
+        found_batch.append(said)
     decided = plan_run(parameters, topology, graph, specs)
     note = check_recompute(graph.model.graph, parameters.recompute)
     found = forecast(parameters, graph, decided, specs)
-    limit = memory_gb * 1e9 if memory_gb is not None else _memory_of_gpu()
-    notes = [one for one in (*decided.notes, note, recompute_note(parameters, found)) if one is not None]
+    notes = [one for one in (*found_batch, *decided.notes, note, recompute_note(parameters, found)) if one is not None]
     text = render(parameters, graph, decided, found, limit, notes)
     if target is not None:
         shapes, height = picture(text.splitlines()[0], decided, found, limit)
@@ -104,10 +110,32 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
     return f"wrote {target}: {count} of {len(list(model.graph))} nodes annotated"
 
 
-def _memory_of_gpu() -> float | None:
+def _memory_of_rank(parameters: Parameters) -> float | None:
+    if parameters.machine.memory_gb is not None:
+        return parameters.machine.memory_gb * 1e9
     if not torch.cuda.is_available():
         return None
     return float(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _with_found_batch(
+    parameters: Parameters,
+    topology: Topology,
+    graph: TrainingGraph,
+    specs: Mapping[str, FeatureSpec],
+    limit: float | None,
+) -> tuple[Parameters, str]:
+    """The run with the micro-batch that a forecast finds, and what to tell."""
+    if limit is None:
+        raise ParametersError(
+            "training.find_batch_size: how much memory a rank has is not known here. Give it as --memory-gb, or as "
+            "machine.memory_gb; `onward train` takes nine tenths of what is free where it runs."
+        )
+    chosen, _ = find_by_forecast(parameters, topology, graph, specs, limit)
+    return (
+        chosen,
+        f"training.find_batch_size: {outcome(parameters, chosen)}; `onward train` tries more, and may differ.",
+    )
 
 
 def _checked_image(path: Path) -> Path:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
-from onward.artifacts.inference_model import export, export_weights
+from onward.artifacts.trained_model import export_state
 from onward.checkpoint.run_checkpoints import RunCheckpoints
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
+from onward.engine.batch_size import BatchSizes
 from onward.engine.digests import digests_of
 from onward.engine.evaluation import Evaluator
 from onward.engine.interruption import StopRequest
@@ -47,7 +48,6 @@ from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.optim.building import unmatched_rules
 from onward.parallel.agreement import agree_on_stop, check_same
-from onward.parallel.gathering import gather_whole
 from onward.parallel.process import Mesh, start
 from onward.parameter_checks import fixed_fields_changed
 from onward.parameters import Parameters, check
@@ -118,6 +118,7 @@ class TrainingRunner:
         for note in graph.notes:
             self.watchers.on_message(note)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
+        self._settle_batch_size(0, feature_specs or {})
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
         self._assembly = assemble(self.parameters, self.mesh, graph, plan, self.watchers.on_message)
         for note in dict.fromkeys(self._assembly.notes):
@@ -129,11 +130,17 @@ class TrainingRunner:
         self._load_checkpoint()
         self._write_graphs()
 
+    def _settle_batch_size(self, number: int, specs: Mapping[str, FeatureSpec]) -> None:
+        """The micro-batch of a round, where it is to be found."""
+        say = self.watchers.on_message
+        self.parameters = self._batch_sizes.settle(self.parameters, number, self.mesh, self._graph, specs, say)
+
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
             self._mesh = start(self.parameters.distributed, self.environment.device_kind)
         self._checkpoints = RunCheckpoints(self.mesh)
+        self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
         place, topology = self.mesh.place, self.mesh.topology
         stream = place.pipeline * topology.data_size + place.data
         torch.manual_seed(self.parameters.training.seed + stream * SEED_STRIDE)
@@ -169,10 +176,9 @@ class TrainingRunner:
         for note in notes:
             self.watchers.on_message(note)
         counters = self.state.counters
-        rounds = (self.parameters, *self.parameters.next_rounds)
         self.resumed_update = counters.update
         # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
-        if counters.round < len(rounds) and counters.step >= rounds[counters.round].training.num_train_steps:
+        if self._batch_sizes.is_over((self.parameters, *self.parameters.next_rounds), counters):
             self._finish_round()
 
     # ------------------------------------------------------------------ what can be asked
@@ -206,8 +212,12 @@ class TrainingRunner:
         """Rounds finished so far; after a resume, the round to go on with."""
         return self.state.counters.round
 
-    def update_parameters(self, parameters: Parameters) -> None:
+    def update_parameters(self, parameters: Parameters, feature_specs: Mapping[str, FeatureSpec] | None = None) -> None:
         """Takes other parameters for the next round: data, batch sizes, steps, learning rate, reports, checkpoints.
+
+        Args:
+            parameters: of the next round.
+            feature_specs: of its training data, for `training.find_batch_size`.
 
         Raises:
             ParametersError: they are wrong in themselves, or change what is built already: model, loss, weights to
@@ -221,6 +231,7 @@ class TrainingRunner:
             )
         self.parameters = parameters
         if self._assembly is not None:
+            self._settle_batch_size(self.round, feature_specs or {})
             self._check_names()
 
     def reset_loss_scale(self) -> None:
@@ -359,7 +370,7 @@ class TrainingRunner:
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
-        path = self._checkpoints.save(self.parameters, state)
+        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, str(path), stall))
@@ -416,20 +427,9 @@ class TrainingRunner:
                 report = self.evaluate(test_data_loader)
         self._checkpoints.close()
         if self.parameters.paths.output_dir is not None:
-            self._export()
+            export_state(self.state, self._graph, self.trained_model_path)
+            self.watchers.on_message(f"trained model written to {self.trained_model_path}.")
         return report
-
-    def _export(self) -> None:
-        """Writes the trained model, from the parts of all processes."""
-        path = self.trained_model_path
-        if self.mesh.world_size == 1:
-            export(self.net, path)
-        else:
-            pieces = {k: p for k, p in self.state.pieces().items() if k.startswith(("weights/", "states/"))}
-            whole = {key.partition("/")[2]: tensor for key, tensor in gather_whole(self.mesh, pieces).items()}
-            if self.mesh.rank == 0:
-                export_weights(self._graph, lambda name: whole[name], path)
-        self.watchers.on_message(f"trained model written to {path}.")
 
     @property
     def trained_model_path(self) -> Path:

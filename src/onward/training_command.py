@@ -73,7 +73,7 @@ def _train_here(parameters: Parameters) -> None:
             runner.watchers.on_message("all rounds of this run are trained already; evaluating and writing the model.")
         first = min(runner.round, len(rounds) - 1)
         for number, (training, test) in enumerate(data[first:], first):
-            runner.update_parameters(rounds[number])
+            runner.update_parameters(rounds[number], training.feature_specs())
             if number >= runner.round:
                 _run_round(runner, training, test)
         runner.end_training(data[-1][1])
@@ -98,6 +98,7 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> No
     specs = present_feature_specs(parameters)
     try:
         runner.initialize(specs)
+        parameters = runner.parameters
         sizes = known_dimensions(parameters.training, runner.graph, specs)
         ranges = label_ranges(parameters.loss, runner.graph)
         summary = runner.run(synthetic_loader(parameters, runner.graph, sizes, ranges))

@@ -12,13 +12,26 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from onward.artifacts.inference_model import export_weights, save_model
+from onward.artifacts.inference_model import export, export_weights, save_model
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
 from onward.checkpoint.reading import find_checkpoint, open_tensors, read_record
+from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.graph.lazy_file import read_model_lazily
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.parallel.gathering import gather_whole
+
+
+def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
+    """Writes the inference model of a running training, from the parts that all processes hold; each calls this."""
+    if state.mesh.world_size == 1:
+        export(state.networks[0].net, path)
+        return
+    pieces = {key: piece for key, piece in state.pieces().items() if key.startswith(("weights/", "states/"))}
+    whole = {key.partition("/")[2]: tensor for key, tensor in gather_whole(state.mesh, pieces).items()}
+    if state.mesh.rank == 0:
+        export_weights(graph, lambda name: whole[name], path)
 
 
 def export_checkpoint(

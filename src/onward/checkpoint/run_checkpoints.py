@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
 from onward.checkpoint.writing import CheckpointWriter
@@ -24,16 +26,22 @@ class RunCheckpoints:
         self.saved_update = -1
         self._writer: CheckpointWriter | None = None
 
+    def record(self, settings: Checkpoint) -> dict[str, Any] | None:
+        """What stands in the checkpoint that `resume` would load, beside its tensors; None: there is none.
+
+        Raises:
+            CheckpointError: it is broken.
+        """
+        path = self._find(settings)
+        return None if path is None else read_record(path)
+
     def resume(self, settings: Checkpoint, state: TrainState) -> list[str] | None:
         """Loads the run's own latest checkpoint, else the one it is to start from; notes, or None: there is none.
 
         Raises:
             CheckpointError: it is broken, or of another model.
         """
-        asked = settings.checkpoint_to_load_path
-        path = find_latest(settings.checkpoints_dir) if settings.checkpoints_dir is not None else None
-        if path is None and asked is not None:
-            path = find_checkpoint(asked)
+        path = self._find(settings)
         if path is None:
             return None
         pieces = state.pieces()
@@ -43,6 +51,11 @@ class RunCheckpoints:
         counters = state.counters
         where = f"round {counters.round}, step {counters.step}, {counters.update} updates done"
         return [*notes, f"resumed from {path}: {where}."]
+
+    def _find(self, settings: Checkpoint) -> Path | None:
+        asked = settings.checkpoint_to_load_path
+        path = find_latest(settings.checkpoints_dir) if settings.checkpoints_dir is not None else None
+        return find_checkpoint(asked) if path is None and asked is not None else path
 
     def open(self, settings: Checkpoint) -> CheckpointWriter:
         """The writer, made at its first use.
@@ -59,9 +72,15 @@ class RunCheckpoints:
             )
         return self._writer
 
-    def save(self, parameters: Parameters, state: TrainState) -> Path:
-        """Starts a checkpoint of the present state; training may go on at once."""
-        record = {**state.record(), "parameters": parameters.to_mapping()}
+    def save(self, parameters: Parameters, state: TrainState, batch_sizes: Mapping[str, Any] | None = None) -> Path:
+        """Starts a checkpoint of the present state; training may go on at once.
+
+        Args:
+            parameters: of the round.
+            state: what is saved.
+            batch_sizes: what was found for rounds that ask for it (`onward.engine.batch_size`).
+        """
+        record = {**state.record(), "parameters": parameters.to_mapping(), "batch_sizes": dict(batch_sizes or {})}
         writer = self.open(parameters.checkpoint)
         path = writer.save(state.counters.update, state.pieces(), record, state.rank_record())
         self.saved_update = state.counters.update

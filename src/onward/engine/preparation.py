@@ -139,7 +139,7 @@ def known_dimensions(training: Training, graph: TrainingGraph, specs: Mapping[st
 
 
 def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The shape of every input for one micro-batch, which plans for several processes need.
+    """The shape of every input for one micro-batch, known before there is one.
 
     Raises:
         ParametersError: the size of a dimension is not known.
@@ -153,8 +153,9 @@ def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str
     ]
     if missing:
         raise ParametersError(
-            f"the sizes of {', '.join(missing[:5])} are open in the model, and a plan for several processes needs "
-            "them. Give them in training.mapped_dimensions, like {sequence: 128}."
+            f"the sizes of {', '.join(missing[:5])} are open in the model, and must be known before the first "
+            "batch here: for a plan of several processes, a forecast of memory or synthetic data. Give them in "
+            "training.mapped_dimensions, like {sequence: 128}."
         )
     return {
         name: tuple(dimensions[size] if isinstance(size, str) else size for size in shape)

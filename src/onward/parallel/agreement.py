@@ -1,4 +1,4 @@
-"""What all ranks must agree on: at the start what they train, and after each update whether to stop."""
+"""What all ranks must agree on: at the start what they train and how much fits, after each update whether to stop."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def agree_on_stop(mesh: Mesh, wanted: bool) -> bool:
     wish = torch.tensor([int(wanted)], dtype=torch.int32)
     dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=mesh.control)
     return bool(wish.item())
+
+
+def agree_on_least(mesh: Mesh, number: float) -> float:
+    """The least of the numbers that the ranks have; all must ask, and all get the same answer."""
+    if mesh.control is None:
+        return number
+    note_progress()
+    least = torch.tensor([number], dtype=torch.float64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=mesh.control)
+    return float(least.item())
 
 
 def _short(value: str) -> str:

@@ -6,14 +6,14 @@ For forecasts on tensors without memory, whose numbers do not matter.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from onward.errors import OnwardError
 from onward.parallel.process import Mesh
 from onward.plan.topology import Place, Topology
 
@@ -22,14 +22,23 @@ from onward.plan.topology import Place, Topology
 def imagined_replicas(topology: Topology, place: Place) -> Iterator[Mesh]:
     """The mesh of a rank among replicas that are not there; its other dimensions have no groups.
 
-    Raises:
-        OnwardError: this process belongs to a real group.
+    Inside of a running group, which must be of this topology, all of its ranks have to call this together, and each
+    stands in for the replica that it is.
     """
-    if dist.is_initialized():
-        raise OnwardError("a forecast cannot be made inside of a running process group.")
     rank, device = topology.rank(place), torch.device("cpu")
     if topology.data_size == 1:
         yield Mesh(topology, rank, device)
+        return
+    if dist.is_initialized():
+        own = topology.place(dist.get_rank())
+        mates = [topology.rank(dataclasses.replace(own, data=index)) for index in range(topology.data_size)]
+        group = dist.new_group(mates, backend="fake", use_local_synchronization=True)
+        try:
+            mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("data",))
+            rank = topology.rank(dataclasses.replace(place, data=own.data))
+            yield Mesh(topology, rank, device, data=group, device_mesh=mesh)
+        finally:
+            dist.destroy_process_group(group)
         return
     dist.init_process_group("fake", rank=place.data, world_size=topology.data_size, store=FakeStore())
     try:
