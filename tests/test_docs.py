@@ -80,7 +80,10 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
 
 def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
     commands = [line for block in blocks(ROOT / "docs/memory.md", "bash") for line in block.splitlines()]
-    assert [command.split()[:3] for command in commands] == [["onward", "plan", "run.yaml"], ["onward", "train", "run.yaml"]]
+    assert [command.split()[:3] for command in commands] == [
+        ["onward", "plan", "run.yaml"],
+        ["onward", "train", "run.yaml"],
+    ]
     for command in commands:
         run(command, workplace)
 

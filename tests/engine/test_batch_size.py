@@ -1,4 +1,4 @@
-"""Finding a micro-batch: against the memory of the run itself, with the bits of a run that was given it, on all ranks."""
+"""Finding a micro-batch: against the memory of the run itself, with the bits of a run that was given it, by all ranks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_out_of_memory_in_a_step_is_a_trial_that_failed(tmp_path: Path, monkeypa
     graph = read_training_graph(asked, asked.paths.model_path)
     monkeypatch.setattr("onward.engine.steps.Steps.update", full)
     assert trial_bytes(asked, in_world_of_one(), graph, {}) is None
-    with pytest.raises(ParametersError, match="one of 1 samples ran out of memory on trial. Save memory by recompute"):
+    with pytest.raises(ParametersError, match=r"one of 1 samples ran out of memory on trial. Save memory by recompute"):
         find_batch_size(asked, in_world_of_one(), graph, {})
 
 
@@ -117,7 +117,7 @@ def test_too_little_memory(tmp_path: Path) -> None:
 def test_a_batch_that_is_fixed_is_not_sought(tmp_path: Path) -> None:
     save_mlp(tmp_path)
     fixed = parameters(tmp_path, training={"find_batch_size": True, "mapped_dimensions": {"batch": 4}})
-    with pytest.raises(ParametersError, match="batch of input 'x' is fixed to 4 in training.mapped_dimensions"):
+    with pytest.raises(ParametersError, match=r"batch of input 'x' is fixed to 4 in training.mapped_dimensions"):
         found_by_one(fixed)
 
 

@@ -30,7 +30,9 @@ def test_what_is_free_of_a_machine(tmp_path: Path) -> None:
     assert free_memory(machine(tmp_path)) == 8 * 2**20
 
 
-@pytest.mark.parametrize(("limit", "free"), [("max\n", 8 * 2**20), ("5000000\n", 4_000_000), ("99999999999\n", 8 * 2**20)])
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max\n", 8 * 2**20), ("5000000\n", 4_000_000), ("99999999999\n", 8 * 2**20)]
+)
 def test_a_container_has_less(tmp_path: Path, limit: str, free: int) -> None:
     root = machine(tmp_path, memory_dot_max=limit, memory_dot_current="1000000\n")
     assert free_memory(root) == free

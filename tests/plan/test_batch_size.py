@@ -73,6 +73,4 @@ def test_the_largest_that_fits_is_found_with_few_questions() -> None:
 
 def test_a_pipeline_of_several_rounds_is_refused() -> None:
     with pytest.raises(ParametersError, match="whose number of micro-batches cannot change from round to round"):
-        parameters_of(
-            training={"find_batch_size": True}, distributed={"pipeline_parallel_size": 2}, next_rounds=[{}]
-        )
+        parameters_of(training={"find_batch_size": True}, distributed={"pipeline_parallel_size": 2}, next_rounds=[{}])
