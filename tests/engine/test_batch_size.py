@@ -1,4 +1,4 @@
-"""Finding a micro-batch: against the memory of the run itself, with the bits of a run that was given it, by all ranks."""
+"""Finding a micro-batch: against the memory of the run itself, with the bits of a run that was given it, by many."""
 
 from __future__ import annotations
 
