@@ -164,6 +164,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "revive_dropout": (),
         "mapped_dimensions": {},
         "is_perf_test": False,
+        "find_batch_size": False,
     },
     LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
     Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},
@@ -199,7 +200,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     TensorBoard: {"log_dir": None, "scalar_names": (), "histogram_names": (), "norm_names": ()},
     Profiler: {"first_step": None, "last_step": None, "trace_dir": None, "top_nodes": 20},
-    Machine: {"execution_provider": None, "threads": None, "deterministic": False},
+    Machine: {"execution_provider": None, "threads": None, "deterministic": False, "memory_gb": None},
 }
 REQUIRED = {
     Paths: {"model_path"},
