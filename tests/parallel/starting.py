@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -29,7 +30,13 @@ def environment(**more: str) -> dict[str, str]:
     prefixes = ("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MASTER_", "GLOO_", "ONWARD_")
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes) and name not in names}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR", **more}
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **more,
+    }
 
 
 def torchrun(count: int, *options: str) -> list[str]:
@@ -63,10 +70,12 @@ def run(command: Sequence[str], folder: Path, seconds: float = LONGEST_SECONDS) 
 
 
 def free_port() -> int:
-    """A port that nobody listens at right now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens at right now, out of those that the kernel gives nobody by itself (32768 and up)."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from onward.parallel.launcher import Launch
+from onward.parallel.meeting import open_store
 from onward.parallel.watch import is_running
 from tests.parallel.starting import (
     LONGEST_SECONDS,
@@ -34,8 +36,8 @@ LAUNCHERS = [
     pytest.param(mpirun, id="mpirun", marks=needs_mpirun),
     pytest.param(own_launcher, id="onward"),
 ]
-SOON_SECONDS = 45.0
-"""Start, failure and end together; starting alone takes up to 20 s on a busy machine."""
+SOON_SECONDS = 90.0
+"""Start, failure and end together, on a machine that may be busy; no timeout of the run's own ends it so soon."""
 
 
 def by_environment(
@@ -145,9 +147,43 @@ def test_two_nodes_of_slurm_by_environment(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_process_that_stays_away_is_named(tmp_path: Path) -> None:
     command = [*torchrun(2), WORKER, "stay-away", "data_parallel_size=2", "start_timeout_seconds=3"]
-    done = run(command, tmp_path, SOON_SECONDS)
+    done = run(command, tmp_path)
     assert done.returncode != 0
     assert re.search(r"onward: waited 3 s for 2 processes; 1 came \(rank 0 on .*\), rank 1 did not", done.stderr)
+
+
+@pytest.mark.slow
+def test_all_that_came_end_at_once_when_the_first_has_waited_long_enough(tmp_path: Path) -> None:
+    """Rank 0 holds the meeting point itself; the other one would wait for much longer."""
+    port = str(free_port())
+    processes = []
+    for rank, seconds in ((0, 3), (2, 600)):
+        options = ["data_parallel_size=3", f"start_timeout_seconds={seconds}"]
+        processes += by_environment([slurm(rank, 3) | {"MASTER_PORT": port}], tmp_path, "sum", *options)
+    said = outputs(processes)
+    assert [process.returncode for process in processes] == [2, 2], said
+    assert re.search(r"^onward: waited 3 s for 3 processes; .*\nThis was rank 0 of 3 on \S+; all end\.\n$", said[0])
+    assert said[1] == ""
+
+
+@pytest.mark.slow
+def test_a_stray_rank_of_another_start_ends_alone(tmp_path: Path) -> None:
+    """It meets a run at work, whose port it was given by mistake."""
+    port = free_port()
+    variables = [slurm(rank, 2) | {"MASTER_PORT": str(port)} for rank in range(2)]
+    running = by_environment(variables, tmp_path, "wait", "data_parallel_size=2")
+    wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+    stray = by_environment([variables[1] | {"SLURM_STEP_ID": "4"}], tmp_path, "wait", "data_parallel_size=2")
+    said = outputs(stray)[0]
+    assert stray[0].returncode == 2
+    assert re.search(
+        r"onward: rank 1 .* belongs to a start of 2 processes, Slurm job '12\.4', but .* job '12\.3'", said
+    )
+    store = open_store(Launch("Slurm", 1, 2, 1, 2, "localhost", port, "12.3"), LONGEST_SECONDS)
+    assert not store.check(["failure"])
+    running[0].send_signal(signal.SIGTERM)
+    said = "".join(outputs(running))
+    assert [process.returncode for process in running] == [3, 3], said
 
 
 # ---------------------------------------------------------------------- failing

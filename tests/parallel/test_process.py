@@ -14,10 +14,11 @@ import torch.distributed as dist
 from onward.errors import ParametersError
 from onward.parallel.agreement import agree_on_stop, check_same
 from onward.parallel.launcher import Launch
-from onward.parallel.meeting import meet, open_store
+from onward.parallel.meeting import come, open_store, wait_for_all
 from onward.parallel.process import check_devices, choose_backend, in_world_of_one, start
 from onward.parameter_distribution import Distributed
 from onward.plan.topology import Place, Topology
+from tests.parallel.starting import free_port
 from tests.ranks import run_on_ranks
 
 
@@ -129,39 +130,29 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     check_devices("cuda", dataclasses.replace(launch, local_size=2))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def launch_of(rank: int, size: int, port: int, job: str = "7") -> Launch:
     return Launch("Slurm", rank, size, rank, size, "127.0.0.1", port, job)
 
 
 def test_ranks_that_did_not_come_are_named() -> None:
-    port = free_port()
-    messages = {}
-
-    def come(rank: int) -> None:
-        with pytest.raises(ParametersError) as caught:
-            meet(launch_of(rank, 4, port), 2.0)
-        messages[rank] = str(caught.value)
-
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert "waited 2 s for 4 processes; 2 came (ranks 0, 2 on " in messages[0]
-    assert "ranks 1, 3 did not" in messages[0]
-    assert "start_timeout_seconds" in messages[0]
+    launch = launch_of(0, 4, free_port())
+    store = come(launch, 20.0)
+    store.set("here/2", '["gpu7", 123, 4]')
+    with pytest.raises(
+        ParametersError, match=r"waited \d+ s for 4 processes; 2 came \(rank 0 on .+; rank 2 on gpu7\), "
+    ):
+        wait_for_all(store, launch, 0.1)
+    store.set("here/1", '["gpu7", 122, 4]')
+    with pytest.raises(ParametersError, match=r"ranks 1, 2 on gpu7\), rank 3 did not\. .*start_timeout_seconds"):
+        wait_for_all(store, launch, 0.0)
+    store.set("here/3", '["gpu7", 124, 4]')
+    wait_for_all(store, launch, 0.0)
 
 
 def test_nothing_answers_where_rank_0_should() -> None:
     port = free_port()
     with pytest.raises(ParametersError, match=rf"rank 1 of 2 .* waited \d+ s for rank 0 at 127.0.0.1:{port}, and noth"):
-        meet(launch_of(1, 2, port), 1.0)
+        come(launch_of(1, 2, port), 1.0)
 
 
 def test_port_that_another_program_has() -> None:
@@ -170,12 +161,7 @@ def test_port_that_another_program_has() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ParametersError, match=rf"rank 0 cannot listen at port {port}.*Set MASTER_PORT"):
-            meet(launch_of(0, 2, port), 1.0)
-
-
-def come_in_vain(launch: Launch) -> None:
-    with pytest.raises(ParametersError, match="came"):
-        meet(launch, 2.0)
+            come(launch_of(0, 2, port), 1.0)
 
 
 @pytest.mark.parametrize("stray_comes_first", [False, True])
@@ -185,7 +171,7 @@ def test_ranks_of_another_start_are_refused(stray_comes_first: bool) -> None:
 
     def stray() -> None:
         with pytest.raises(ParametersError) as caught:
-            meet(launch_of(1, 3, port, job="8"), 20.0)
+            come(launch_of(1, 3, port, job="8"), 20.0)
         errors.append(caught.value)
 
     straying = threading.Thread(target=stray)
@@ -206,10 +192,8 @@ def test_ranks_of_another_start_are_refused(stray_comes_first: bool) -> None:
 
 def test_rank_that_is_there_twice_is_refused() -> None:
     port = free_port()
-    waiting = threading.Thread(target=come_in_vain, args=(launch_of(0, 3, port),))
-    waiting.start()
-    first = open_store(launch_of(1, 3, port), 2.0)
-    first.set("here/1", '["gpu7", 123, 4]')
+    owner = open_store(launch_of(0, 3, port), 20.0)
+    owner.compare_set("job", "", "3 processes, Slurm job '7'")
+    owner.set("here/1", '["gpu7", 123, 4]')
     with pytest.raises(ParametersError, match=r"rank 1 is there twice: gpu7, process 123; and .*, process \d+\. Give"):
-        meet(launch_of(1, 3, port), 20.0)
-    waiting.join()
+        come(launch_of(1, 3, port), 20.0)

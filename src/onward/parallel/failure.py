@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, OnwardError, UserError
 from onward.parallel.launcher import Launch, detect
-from onward.parallel.meeting import open_store
+from onward.parallel.meeting import StrayError, open_store
 from onward.parallel.watch import FAREWELL_SECONDS, Watch, end_process, exit_code_of, is_echo
 
 
@@ -93,7 +93,7 @@ def ending_together(title: str = "onward") -> Iterator[None]:
 
 def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
     exit_code = exit_code_of(error)
-    if _is_over:
+    if _is_over or isinstance(error, StrayError):
         _show(error, title)
         end_process(exit_code)
     try:

@@ -27,6 +27,10 @@ SIOCGIFADDR = 0x8915
 POLL_SECONDS = 0.05
 
 
+class StrayError(ParametersError):
+    """This process met the ranks of another start, which its end does not concern."""
+
+
 @dataclass(frozen=True)
 class Attendant:
     """Who a rank is: host, process number, and the namespace (container) in which that number counts."""
@@ -78,20 +82,30 @@ def open_store(launch: Launch, timeout_seconds: float) -> Store:
     return PrefixStore(f"onward/{launch.restart}", store)
 
 
-def meet(launch: Launch, timeout_seconds: float) -> Store:
-    """Opens the store and waits until every rank has.
+def come(launch: Launch, timeout_seconds: float) -> Store:
+    """Opens the store and signs in as a rank.
 
     Raises:
-        ParametersError: not all came in time, a rank came twice, or the others belong to another start.
+        ParametersError: nothing answers, the port is taken, or the rank is there already.
+        StrayError: the others belong to another start.
     """
-    started = time.monotonic()
     store = open_store(launch, timeout_seconds)
     _sign_in(store, launch)
+    return store
+
+
+def wait_for_all(store: Store, launch: Launch, timeout_seconds: float) -> None:
+    """Waits until every rank has signed in; whoever fails meanwhile, the watch will say.
+
+    Raises:
+        ParametersError: not all came in time.
+    """
+    started = time.monotonic()
     names = [f"here/{rank}" for rank in range(launch.world_size)]
     while True:
         present = [rank for rank, name in enumerate(names) if store.check([name])]
-        if len(present) == launch.world_size or store.check(["failure"]):
-            return store  # who was the first to fail, the watch will say
+        if len(present) == launch.world_size:
+            return
         waited = time.monotonic() - started
         if waited > timeout_seconds:
             raise ParametersError(_roll(store, launch, present, waited))
@@ -105,7 +119,7 @@ def _sign_in(store: Store, launch: Launch) -> None:
     speaks = launch.rank == 0 or launch.agent_store
     first = (store.compare_set("job", "", job) if speaks else store.get("job")).decode()
     if first != job:
-        raise ParametersError(
+        raise StrayError(
             f"rank {launch.rank} ({me}) belongs to a start of {job}, but at {launch.master_address}:"
             f"{launch.master_port} meets a start of {first}. Set MASTER_PORT to another free port for one of the two."
         )

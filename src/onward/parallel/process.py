@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from onward.errors import ParametersError
 from onward.parallel.failure import begin_watch, end_watch
 from onward.parallel.launcher import Launch, detect
-from onward.parallel.meeting import choose_interface, meet
+from onward.parallel.meeting import choose_interface, come, wait_for_all
 from onward.parameter_distribution import Distributed
 from onward.plan.topology import Place, Topology
 
@@ -89,8 +89,9 @@ def start(parameters: Distributed, device_kind: DeviceKind) -> Mesh:
     device = _device(device_kind, launch.local_rank)
     if device_kind == "cuda":
         torch.cuda.set_device(device)
-    store = meet(launch, parameters.start_timeout_seconds)
+    store = come(launch, parameters.start_timeout_seconds)
     begin_watch(store, launch, parameters.timeout_seconds)
+    wait_for_all(store, launch, parameters.start_timeout_seconds)
     choose_interface(launch)
     dist.init_process_group(
         backend,
