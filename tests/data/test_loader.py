@@ -54,7 +54,7 @@ def take(loader, batch_size, count, cursor=START):
         return list(itertools.islice(batches, count))
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)

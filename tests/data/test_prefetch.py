@@ -9,7 +9,7 @@ from onward.data.prefetch import Prefetch
 from onward.errors import OnwardError
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
@@ -61,7 +61,7 @@ def test_work_stays_within_the_capacity():
 
 def test_closing_wakes_a_waiting_consumer():
     release = threading.Event()
-    results = Prefetch(iter(range(3)), lambda task: release.wait(5), 1)
+    results = Prefetch(iter(range(3)), lambda task: release.wait(60), 1)
     errors = []
 
     def consume():
@@ -74,7 +74,7 @@ def test_closing_wakes_a_waiting_consumer():
     consumer.start()
     time.sleep(0.02)
     results.stop()
-    consumer.join(5)
+    consumer.join(60)
     release.set()
     assert errors == ["the data loader was closed while its batches were still being read."]
     results.close()
@@ -96,6 +96,6 @@ def test_a_forgotten_prefetch_ends_its_thread_and_frees_its_results():
     assert wait_until(lambda: len(alive) == 3)
     del results
     gc.collect()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert not alive

@@ -276,13 +276,17 @@ class Peak(threading.Thread):
         self.done = False
     def run(self):
         while not self.done:
-            self.peak = max(self.peak, anonymous_bytes())
+            self.look()
             time.sleep(0.001)
+    def look(self):
+        self.peak = max(self.peak, anonymous_bytes())
 peak = Peak()
 peak.start()
 net = onward.to_torch(sys.argv[1])
+peak.look()  # on a busy machine the thread may be late
 loaded, peak.peak = peak.peak, 0
 onward.export(net, sys.argv[2])
+peak.look()
 peak.done = True
 print(loaded - peak.base, peak.peak - peak.base)
 """

@@ -147,21 +147,29 @@ def test_an_error_leaves_the_destination_as_it_was(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_interrupting_leaves_no_shard_that_a_loader_would_read(tmp_path, how):
-    np.save(tmp_path / "x.npy", np.zeros((200_000, 100)))
+    np.save(tmp_path / "x.npy", np.zeros((40, 100)))
     out = tmp_path / "out"
-    arguments = f"{str(tmp_path / 'x.npy')!r}, {str(out)!r}, PackOptions(progress=False)"
-    code = f"from onward.data.packing import PackOptions, pack; pack({arguments})"
+    arguments = f"{str(tmp_path / 'x.npy')!r}, {str(out)!r}, PackOptions(progress=False, samples_per_file=10)"
+    # It packs two shards and waits there, however long the signal takes.
+    code = (
+        "import time\nfrom onward.data.packing import PackOptions, pack, packer\n"
+        "class Writer(packer.ShardWriter):\n"
+        "    def write(self, sample):\n"
+        "        super().write(sample)\n"
+        "        if self.path.name == 'shard-000002.pb' and self.sample_count == 3: time.sleep(600)\n"
+        f"packer.ShardWriter = Writer\npack({arguments})"
+    )
     # A suite that runs in the background hands down an ignored SIGINT, which Python would then ignore too.
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    end = time.monotonic() + 30
-    while not list(out.glob(".packing-*/*.pb")) and time.monotonic() < end:
+    end = time.monotonic() + 120
+    while not list(out.glob(".packing-*/shard-000001.pb")) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(how)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode != 0
     if how == signal.SIGINT:
         assert not out.exists()
