@@ -180,6 +180,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "reduction_type": "fp32",
         "synchronize_batch_norm": False,
         "sequence_parallel": False,
+        "allow_whole_layers": False,
         "pipeline_partition_cut_list": None,
         "op_id_to_stage": {},
         "pipeline_stage_paths": (),

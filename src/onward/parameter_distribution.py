@@ -30,6 +30,8 @@ class Distributed:
         reduction_type: element type in which gradients travel: `fp32`, `fp16` or `bf16`.
         synchronize_batch_norm: batch statistics over all replicas instead of each replica's own.
         sequence_parallel: share out what lies between the horizontally split layers, too, by tokens.
+        allow_whole_layers: layers whose heads, groups or channels horizontal_parallel_size does not divide stay whole
+            on every rank; otherwise such a run is refused.
         pipeline_partition_cut_list: where stages end: `tensor:consumer/consumer-tensor...` per cut, cuts as a list or
             separated by commas; a tensor alone stands for all its consumers. Absent: balanced by cost.
         op_id_to_stage: name of a node, or of its output -> stage; another way to say the same.
@@ -53,6 +55,7 @@ class Distributed:
     reduction_type: Literal["fp32", "fp16", "bf16"] = "fp32"
     synchronize_batch_norm: Flag = False
     sequence_parallel: Flag = False
+    allow_whole_layers: Flag = False
     pipeline_partition_cut_list: str | tuple[str, ...] | None = None
     op_id_to_stage: Mapping[str, CountFromZero] = field(default_factory=dict)
     pipeline_stage_paths: tuple[Path, ...] = ()
@@ -106,6 +109,11 @@ def distribution_problems(distributed: Distributed, gradient_accumulation_steps:
         problems.append(
             "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shares out what lies between "
             "horizontally split layers. Give a size above 1, or leave it out."
+        )
+    if distributed.allow_whole_layers and distributed.horizontal_parallel_size == 1:
+        problems.append(
+            "distributed.allow_whole_layers is true, but horizontal_parallel_size is 1, which divides everything; "
+            "leave it out."
         )
     return problems + _pipeline_problems(distributed, gradient_accumulation_steps)
 

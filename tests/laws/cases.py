@@ -48,6 +48,10 @@ def gpt2() -> ir.Model:
     return _shaken("gpt2", **TRANSFORMER, dropout=0.0)
 
 
+def gpt2_of_three_heads() -> ir.Model:
+    return _shaken("gpt2", **{**TRANSFORMER, "heads": 3, "width": 48}, dropout=0.0)
+
+
 def gpt2_with_dropout() -> ir.Model:
     return _shaken("gpt2", **TRANSFORMER, dropout=0.2)
 

@@ -7,6 +7,7 @@ convolutional networks, 1e-16) a step and number.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.laws.cases import CASES
+from tests.laws.cases import CASES, gpt2_of_three_heads
 from tests.laws.layouts import Layout, Result, assert_follows, train
 from tests.laws.rank_pool import end_ranks
 
@@ -128,3 +129,11 @@ def test_zero_bubble_of_replicas(schedule: str) -> None:
 @pytest.mark.parametrize("run", ON_EIGHT, ids=name_of)
 def test_on_eight_ranks(run: tuple[str, Layout, int, Sections]) -> None:
     follows(*run)
+
+
+def test_layers_that_stay_whole_train_as_in_one_process_and_the_run_says_which_they_are() -> None:
+    case = dataclasses.replace(CASES["gpt2"], model=gpt2_of_three_heads)
+    actual = train(case, layout(1, 2, 1, allow_whole_layers=True), updates=3)
+    assert_follows(actual, train(case, Layout(), updates=3), *BOUNDS["32"])
+    (told,) = [message for message in actual.messages if "whole" in message]
+    assert "2 does not divide the 3 heads of 'h.0.attn.c_attn.weight' and 5 more (sizes that can: 3)" in told

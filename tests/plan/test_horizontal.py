@@ -87,16 +87,6 @@ def test_a_layer_of_gpt2_is_cut_by_heads_and_by_hidden_features() -> None:
     assert plan.partial_gradients == ()
 
 
-def test_heads_that_the_ranks_cannot_share_stay_whole_with_the_reason() -> None:
-    plan = planned(gpt2(heads=12, width=48), 8)
-    assert "h.0.attn.c_attn.weight" not in plan.shards
-    assert "h.0.mlp.c_fc.weight" in plan.shards
-    reason = plan.reasons["h.0.attn.c_attn.weight"]
-    assert reason.startswith("8 ranks cannot share the 12 parts of axis 2")
-    assert "'h.0.attn.c_attn.weight' (axis 1)" in reason
-    assert reason.endswith("sizes that can: 2, 3, 4, 6, 12")
-
-
 def test_a_vocabulary_may_be_shared_unevenly() -> None:
     plan = planned(gpt2(vocab_size=97), 4)
     assert plan.shards["wte.weight"] == WeightShard(0, (97,))
@@ -107,21 +97,6 @@ def test_what_cannot_be_cut_is_named_with_the_operator_in_the_way() -> None:
     plan = planned(gpt2(), 2, (2, 9))
     assert "too small to be worth" in plan.reasons["wpe.weight"]
     assert "every rank computes whole" in plan.reasons["h.0.ln_1.weight"]
-
-
-def test_sizes_that_would_fit_are_listed_where_nothing_fits() -> None:
-    graph = parsed(
-        "agraph (float[B,4] x, float[4,6] a, float[6,3] b) => (float[B,3] loss)"
-        "{h = MatMul(x, a) r = Relu(h) loss = MatMul(r, b)}",
-        {"a": (4, 6), "b": (6, 3)},
-    )
-    with pytest.raises(ParametersError) as error:
-        planned(graph, 4, (5, 4))
-    message = str(error.value)
-    assert "horizontal_parallel_size is 4, but no weight of the model can be cut into 4 parts" in message
-    assert "'a' (axis 1)" in message
-    assert message.endswith("Sizes that divide some layer: 2, 3, 6.")
-    assert planned(graph, 3, (5, 4)).regions == (("a", "b"),)
 
 
 def test_a_model_without_anything_to_cut_is_refused() -> None:
@@ -211,8 +186,18 @@ def test_shared_tokens_leave_the_gradients_of_norms_and_biases_to_be_added_up() 
     assert types.count("AllReduce") == types.count("Enter") == 0
 
 
-def test_tokens_that_the_ranks_cannot_share_stay_whole() -> None:
+def test_tokens_that_the_ranks_cannot_share_are_refused_where_sharing_was_asked_for() -> None:
     graph = gpt2()
     facts = find_value_facts(graph, {"input_ids": (2, 7), "labels": (2, 7)})
-    plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=True)
-    assert plan.token_axes == {}
+    with pytest.raises(ParametersError) as error:
+        plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=True)
+    assert "distributed.sequence_parallel is true" in str(error.value)
+    assert "their sums are of 7 tokens. Sequences of a multiple of 2 tokens are needed" in str(error.value)
+    flat = parsed(
+        "agraph (float[B,4] x, float[4,6] a, float[6,3] b) => (float[B,3] loss)"
+        "{h = MatMul(x, a) r = Relu(h) loss = MatMul(r, b)}",
+        {"a": (4, 6), "b": (6, 3)},
+    )
+    facts = find_value_facts(flat, {"x": (5, 4)})
+    with pytest.raises(ParametersError, match="their sums have no axis of tokens"):
+        plan_horizontal(flat, 2, facts.shapes, facts.numbers, sequence_parallel=True)

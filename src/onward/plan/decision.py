@@ -79,12 +79,18 @@ def make_plan(
         ParametersError: nothing can be cut as asked.
     """
     distributed = parameters.distributed
-    by_tokens = distributed.sequence_parallel
-    horizontal = plan_horizontal(graph, topology.horizontal_size, shapes, numbers, sequence_parallel=by_tokens)
+    horizontal = plan_horizontal(
+        graph,
+        topology.horizontal_size,
+        shapes,
+        numbers,
+        sequence_parallel=distributed.sequence_parallel,
+        allow_whole_layers=distributed.allow_whole_layers,
+    )
     count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
     stage_of: dict[str, int] = {}
     wish = read_wish(graph.source, topology)
-    notes = [] if wish is None else compare_splits(wish, horizontal)
+    notes = [*horizontal.notes, *([] if wish is None else compare_splits(wish, horizontal))]
     if count > 1:
         roles = find_roles(graph)
         micro_batches = parameters.training.gradient_accumulation_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.horizontal.cuts import AddAfterwards, Assignment, CannotCutError, Cut, Edit, Replace, Sizes
+from onward.plan.horizontal.misfits import Misfit, find_misfit, judge
 from onward.plan.horizontal.regions import MATRIX_OPERATORS, Region, Surroundings, find_seeds, grow
 from onward.plan.horizontal.tokens import TokenRegion, share_tokens
 from onward.plan.shards import WeightShard
@@ -38,6 +39,7 @@ class HorizontalPlan:
             over the horizontal ranks before an update.
         reasons: trained weight that is not cut -> why.
         regions: for each region, the trained weights cut in it, in order.
+        notes: for the user, one sentence each.
         token_axes: value between regions -> axis of its tokens, which the ranks share (`sequence_parallel`).
         token_gathers: (node, input) that reads all tokens of such a value, as every rank does.
         token_scatters: (node, input) that reads a rank's tokens of a value that is whole -> their axis.
@@ -56,6 +58,7 @@ class HorizontalPlan:
     token_axes: Mapping[str, int] = field(default_factory=dict)
     token_gathers: tuple[tuple[str, int], ...] = ()
     token_scatters: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def plan_horizontal(
@@ -65,6 +68,7 @@ def plan_horizontal(
     numbers: Mapping[str, Any] | None = None,
     *,
     sequence_parallel: bool = False,
+    allow_whole_layers: bool = False,
 ) -> HorizontalPlan:
     """Decides which weights of a graph are cut over so many ranks, and proves that the cut computes the same.
 
@@ -75,25 +79,63 @@ def plan_horizontal(
         numbers: shape arithmetic of the same.
         sequence_parallel: what lies between cut layers of token sequences is shared by tokens (Korthikanti et al.,
             2022): reduce-scatter and all-gather in the place of all-reduce, activations of one rank's tokens only.
+        allow_whole_layers: layers whose heads, groups or channels `size` does not divide may stay whole.
 
     Raises:
-        ParametersError: `size` divides nothing that could be cut, or nothing can be cut at all.
+        ParametersError: `size` does not divide the heads, groups or channels of layers that could be cut, nothing can
+            be cut at all, or no tokens can be shared as asked.
     """
     if size == 1:
         return HorizontalPlan(1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
     surroundings = Surroundings(graph, shapes, numbers)
-    candidates, reasons, fitting = _find_regions(surroundings, size)
+    candidates, misfits, reasons = _find_regions(surroundings, size)
     chosen = _choose(candidates, graph)
+    notes = _judge(graph, size, candidates, chosen, misfits, allow_whole_layers)
     if not chosen:
-        raise ParametersError(_nothing_to_cut(size, reasons, fitting))
+        raise ParametersError(_nothing_to_cut(size, reasons))
     for region in candidates:
         if region not in chosen:
             rival = next((r for r in chosen if _clash(r, region)), None)
             because = "another cut was worth more" if rival is None else _of_rival(rival, graph)
             for weight in region.weights(graph.weights):
                 reasons.setdefault(str(weight.name), because)
-    tokens = share_tokens(surroundings, chosen, size) if sequence_parallel else TokenRegion()
-    return _write_plan(surroundings, size, chosen, reasons, tokens)
+    tokens = _share_tokens(surroundings, chosen, size) if sequence_parallel else TokenRegion()
+    return replace(_write_plan(surroundings, size, chosen, reasons, tokens), notes=notes)
+
+
+def _judge(
+    graph: TrainingGraph,
+    size: int,
+    candidates: Sequence[Region],
+    chosen: Sequence[Region],
+    misfits: Sequence[Misfit],
+    allowed: bool,
+) -> tuple[str, ...]:
+    """Compares what is cut with what a size that divides everything would cut. Tables by vocabulary divide always."""
+    wanted = _choose([*candidates, *(misfit.region for misfit in misfits)], graph)
+    cut = {str(weight.name) for region in chosen for weight in region.weights(graph.weights)}
+    layers = {
+        str(weight.name): _size_of(weight)
+        for region in (*wanted, *chosen)
+        if not region.uneven
+        for weight in region.weights(graph.weights)
+    }
+    common = math.gcd(*(count for region in wanted for count in region.counts().values()))
+    return judge(size, [misfit for misfit in misfits if misfit.region in wanted], common, layers, cut, allowed)
+
+
+def _share_tokens(surroundings: Surroundings, chosen: Sequence[Region], size: int) -> TokenRegion:
+    tokens = share_tokens(surroundings, chosen, size)
+    if tokens.axes:
+        return tokens
+    sums = [n for region in chosen for n, a in region.assignments.items() if a.partial]
+    shapes = [surroundings.facts.shapes.get(str(node.outputs[0].name), ()) for node in sums]
+    lengths = sorted({shape[1] for shape in shapes if len(shape) == 3})
+    found = f"are of {', '.join(map(str, lengths))} tokens" if lengths else "have no axis of tokens"
+    raise ParametersError(
+        f"distributed.sequence_parallel is true, but {size} ranks cannot share what lies between the cut layers: their "
+        f"sums {found}. Sequences of a multiple of {size} tokens are needed; else leave it out."
+    )
 
 
 def _of_rival(rival: Region, graph: TrainingGraph) -> str:
@@ -101,27 +143,35 @@ def _of_rival(rival: Region, graph: TrainingGraph) -> str:
     return f"it could be cut only in the place of {named}, which hold more"
 
 
-def _find_regions(surroundings: Surroundings, size: int) -> tuple[list[Region], dict[str, str], set[int]]:
-    """Regions that `size` ranks can share; per weight why its own failed; sizes that would fit elsewhere."""
+def _find_regions(surroundings: Surroundings, size: int) -> tuple[list[Region], list[Misfit], dict[str, str]]:
+    """Regions that `size` ranks can share; those that another number could; per weight why its own failed."""
     regions: list[Region] = []
+    misfits: list[Misfit] = []
     reasons: dict[str, str] = {}
-    fitting: set[int] = set()
     for seed, axis in find_seeds(surroundings):
-        known = next((r for r in regions if seed in r.cuts and r.cuts[seed].axis == axis), None)
-        if known is not None:
+        grown = [*regions, *(misfit.region for misfit in misfits)]
+        if any(seed in r.cuts and r.cuts[seed].axis == axis for r in grown):
             continue
         names = _weights_at(surroundings, seed)
         try:
             region = grow(surroundings, seed, axis)
-            reason = _why_not(surroundings, region, size, fitting)
+            reason = _why_not(surroundings, region, size)
         except CannotCutError as error:
             reason = error.reason
         if reason:
             for name in names:
                 reasons.setdefault(name, reason)
-        elif not any(region.cuts == other.cuts for other in regions):
-            regions.append(region)
-    return regions, reasons, fitting
+        elif not any(region.cuts == other.cuts for other in grown):
+            misfit = find_misfit(region, region.weights(surroundings.graph.weights), size)
+            if misfit is None:
+                regions.append(region)
+            else:
+                misfits.append(misfit)
+    # What another size would cut is said before what no size can.
+    reasons = {name: misfit.reason(size) for misfit in reversed(misfits) for name in misfit.weights} | {
+        name: reason for name, reason in reasons.items() if not any(name in misfit.weights for misfit in misfits)
+    }
+    return regions, misfits, reasons
 
 
 def _weights_at(surroundings: Surroundings, seed: ir.Value) -> list[str]:
@@ -137,7 +187,7 @@ def _weights_at(surroundings: Surroundings, seed: ir.Value) -> list[str]:
     return [name for name in found if name in surroundings.graph.weights]
 
 
-def _why_not(surroundings: Surroundings, region: Region, size: int, fitting: set[int]) -> str:
+def _why_not(surroundings: Surroundings, region: Region, size: int) -> str:
     """Why a sound region is not cut all the same; empty if it is."""
     weights = region.weights(surroundings.graph.weights)
     if not weights:
@@ -145,18 +195,6 @@ def _why_not(surroundings: Surroundings, region: Region, size: int, fitting: set
     ends = [a for a in region.assignments.values() if a.partial or (a.gathers and a.edits)]
     if not any(a.partial for a in ends) and not any(_is_loss(a) for a in ends):
         return "cutting it would end in gathering its result, with no second product to share the work"
-    counts = region.counts()
-    misfits = {what: count for what, count in counts.items() if count % size}
-    common = math.gcd(*counts.values()) if counts else 0
-    sizes = [n for n in range(2, min(common, 1024) + 1) if common % n == 0]
-    fitting.update(sizes)
-    if misfits:
-        what, count = min(misfits.items(), key=lambda item: item[1])
-        named = ", ".join(f"{w.name!r} (axis {region.cuts[w].axis})" for w in weights[:3])
-        listed = ", ".join(map(str, sizes)) or "none"
-        return (
-            f"{size} ranks cannot share the {count} {what}, with which {named} would be cut; sizes that can: {listed}"
-        )
     return _why_not_worth_it(surroundings, region, size)
 
 
@@ -239,17 +277,11 @@ def _clash(left: Region, right: Region) -> bool:
     return any(node in right.assignments for node in left.assignments)
 
 
-def _nothing_to_cut(size: int, reasons: Mapping[str, str], fitting: set[int]) -> str:
+def _nothing_to_cut(size: int, reasons: Mapping[str, str]) -> str:
     listed = (
         "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:3])
         or "it has no products with weights"
     )
-    if fitting:
-        sizes = ", ".join(map(str, sorted(fitting)))
-        return (
-            f"distributed.horizontal_parallel_size is {size}, but no weight of the model can be cut into {size} parts "
-            f"({listed}). Sizes that divide some layer: {sizes}."
-        )
     return (
         f"distributed.horizontal_parallel_size is {size}, but no weight of the model can be cut at all ({listed}). "
         "Set it to 1, and use data or pipeline parallelism."
