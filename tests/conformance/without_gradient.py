@@ -51,10 +51,9 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
         [
             ("com.microsoft", name)
             for name in (
-                "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm",
-                "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
-                "QLinearMul", "QLinearSigmoid",
-                "QLinearSoftmax", "QuantizeLinear",
+                "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
+                "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
+                "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear",
             )
         ],
         _QUANTIZED,

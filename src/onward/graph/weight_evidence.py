@@ -26,6 +26,7 @@ _PARAMETER_INPUTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "GroupNormalization"), (1, 2)),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), (1, 2)),
     **dict.fromkeys(("RNN", "GRU", "LSTM"), (1, 2, 3, 7)),
+    "DynamicQuantizeLSTM": (3, 7),
     "RMSNormalization": (1,),
     "MatMul": (0, 1),
 }
@@ -34,7 +35,11 @@ _PARAMETER_INPUTS: dict[str, tuple[int, ...]] = {
 _TABLE_INPUTS: dict[str, tuple[int, ...]] = {"RotaryEmbedding": (1, 2)}
 """Operator -> inputs that are tables of angles."""
 
-_INITIAL_STATES: dict[str, tuple[int, ...]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+_INITIAL_STATES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("LSTM", "DynamicQuantizeLSTM"), (5, 6)),
+    "GRU": (5,),
+    "RNN": (5,),
+}
 
 _ARITHMETIC = frozenset({"Mul", "Div", "Sub", "Add", "Pow", "Max", "Min", "Where", "Mod", "Sqrt", "Clip", "Equal"})
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+import onward
 from onward.errors import NodeError
 from tests.one_node import check_against_onnxruntime, make_model, run, run_onnxruntime, to_array
 
@@ -189,3 +193,102 @@ def test_attention_of_quantized_input(attributes: dict[str, Any], masked: bool, 
     model = make_model("QAttention", inputs, {"num_heads": 2, **attributes}, 20, domain=MICROSOFT)
     given = [value for value in inputs.values() if value is not None]
     check_against_onnxruntime(model, *given, rtol=1e-4, atol=1e-5)
+
+
+def _dynamic_lstm(dtype: Any, directions: int, per_column: bool, given: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a DynamicQuantizeLSTM: 3 sequences of 6 steps, 5 inputs, 4 hidden; `given` replaces some."""
+    scales = (directions, 16) if per_column else (directions,)
+    stored = {
+        "W": _quantized(dtype, directions, 5, 16),
+        "R": _quantized(dtype, directions, 4, 16),
+        **{f"{name}_scale": RANDOM.random(scales).astype(np.float32) * 0.01 + 0.003 for name in "WR"},
+        **{f"{name}_zero_point": np.full(scales, 128 if dtype is np.uint8 else 0, dtype) for name in "WR"},
+    }
+    optional = {"B": (directions, 32), "initial_h": (directions, 3, 4), "initial_c": (directions, 3, 4)}
+    inputs = {"X": RANDOM.standard_normal((6, 3, 5)).astype(np.float32)}
+    inputs |= {name: RANDOM.standard_normal(shape).astype(np.float32) * 0.3 for name, shape in optional.items()}
+    order = "X W R B sequence_lens initial_h initial_c P W_scale W_zero_point R_scale R_zero_point"
+    return {name: ({**inputs, **stored, **given}).get(name) for name in order.split()}
+
+
+_STORED = ("W", "R", "W_scale", "W_zero_point", "R_scale", "R_zero_point")
+
+
+def _dynamic_lstm_model(inputs: dict[str, Any], attributes: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """onnxruntime wants the weights stored; the model, and what remains to be given."""
+    stored = {name: inputs[name] for name in _STORED}
+    shown = {name: None if name in stored else value for name, value in inputs.items()}
+    attributes = {"hidden_size": 4, **attributes}
+    model = make_model("DynamicQuantizeLSTM", shown, attributes, 20, 3, initializers=stored, domain=MICROSOFT)
+    return model, [value for value in shown.values() if value is not None]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize(
+    ("directions", "per_column", "attributes", "given"),
+    [
+        (1, False, {}, {}),
+        (1, True, {"direction": "reverse", "clip": 1.0}, {"B": None}),
+        (2, True, {"direction": "bidirectional"}, {"P": np.full((2, 12), 0.3, np.float32), "initial_h": None}),
+        (1, False, {"activations": ["HardSigmoid", "Relu", "Tanh"], "input_forget": 1}, {"initial_c": None}),
+    ],
+)
+def test_lstm_quantized_as_it_runs(
+    directions: int, per_column: bool, attributes: dict[str, Any], given: dict[str, Any], dtype: Any
+) -> None:
+    model, tensors = _dynamic_lstm_model(_dynamic_lstm(dtype, directions, per_column, given), attributes)
+    check_against_onnxruntime(model, *tensors, rtol=1e-4, atol=1e-5)
+
+
+def test_lstm_quantized_as_it_runs_over_sequences_of_several_lengths() -> None:
+    """Hidden states of ended sequences count in our range of 8 bits and not in onnxruntime's: one step apart."""
+    lengths = {"sequence_lens": np.array([4, 2, 3], np.int32), "X": np.full((6, 3, 5), 1e6, np.float32)}
+    lengths["X"][:4] = RANDOM.standard_normal((4, 3, 5))
+    inputs = _dynamic_lstm(np.uint8, 2, True, lengths)
+    model, tensors = _dynamic_lstm_model(inputs, {"direction": "bidirectional"})
+    check_against_onnxruntime(model, *tensors, rtol=0, atol=1 / 255)
+
+
+def test_lstm_written_by_the_quantizer_of_onnxruntime() -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    draws = {"W": (1, 16, 5), "R": (1, 16, 4), "B": (1, 32)}
+    stored = {name: RANDOM.standard_normal(shape).astype(np.float32) * 0.5 for name, shape in draws.items()}
+    X = RANDOM.standard_normal((6, 3, 5)).astype(np.float32)
+    model = make_model("LSTM", {"X": X}, {"hidden_size": 4}, 17, 3, initializers=stored)
+    for value in model.graph.output:
+        value.type.tensor_type.elem_type = 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "quantized.onnx"
+        quantize_dynamic(model, path, weight_type=QuantType.QInt8)
+        quantized = onnx.load(path)
+    assert [node.op_type for node in quantized.graph.node] == ["DynamicQuantizeLSTM"]
+    check_against_onnxruntime(quantized, X, rtol=1e-4, atol=1e-5)
+    assert "B" in onward.to_torch(quantized).weights
+
+
+def _fake_quantized(x: torch.Tensor) -> torch.Tensor:
+    """torch's own straight-through rounding to 8 bits of the tensor's range."""
+    low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
+    scale = (high - low) / 255 or 1.0
+    return torch.fake_quantize_per_tensor_affine(x, scale, round(-low / scale), 0, 255)
+
+
+def test_the_gradient_passes_the_rounding_of_every_step() -> None:
+    inputs = {k: None if v is None else torch.from_numpy(v) for k, v in _dynamic_lstm(np.int8, 1, False, {}).items()}
+    leaves = [inputs[name].requires_grad_() for name in ("X", "B", "initial_h", "initial_c")]
+    model, tensors = _dynamic_lstm_model(inputs, {})
+    weights = torch.randn(6, 1, 3, 4)
+    (run(model, *tensors)[0] * weights).sum().backward()
+    actual = [leaf.grad.clone() for leaf in leaves]
+
+    W, R = ((inputs[n][0].float() * inputs[f"{n}_scale"]) for n in "WR")
+    (h,), (c,), bias = inputs["initial_h"], inputs["initial_c"], inputs["B"][0].reshape(2, -1).sum(0)
+    loss = torch.zeros(())
+    for time, x in enumerate(_fake_quantized(inputs["X"])):
+        i, o, f, g = (x @ W + _fake_quantized(h) @ R + bias).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        loss = loss + (h * weights[time, 0]).sum()
+    for left, right in zip(actual, torch.autograd.grad(loss, leaves), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.ops.contrib import MICROSOFT
@@ -19,6 +20,7 @@ from onward.lowering.ops.quantization import (
     quantize_linear_before_19,
     round_straight_through,
 )
+from onward.lowering.ops.recurrent import recur_lstm
 from onward.lowering.registry import lowers
 
 lowers("QuantizeLinear", domain=MICROSOFT)(quantize_linear_before_19)
@@ -214,13 +216,76 @@ def dynamic_quantize_mat_mul(
     A: Tensor, B: Tensor, b_scale: Tensor, b_zero_point: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """A quantized to its own range of 8 bits, times a quantized B; the gradient passes the rounding unchanged."""
+    product = torch.matmul(_in_own_range(A), _real(B, b_scale, b_zero_point))
+    return product if bias is None else product + bias
+
+
+def _in_own_range(A: Tensor) -> Tensor:
+    """What 8 bits over the range of A, zero included, keep of it; the gradient passes the rounding unchanged."""
     low, high = A.detach().amin().clamp(max=0), A.detach().amax().clamp(min=0)
     scale = (high - low) / 255
     scale = torch.where(scale == 0, 1, scale)
     zero_point = torch.round(-low / scale).clamp(0, 255)
-    quantized = round_straight_through(A / scale, zero_point, ir.DataType.UINT8)
-    product = torch.matmul((quantized - zero_point) * scale, _real(B, b_scale, b_zero_point))
-    return product if bias is None else product + bias
+    return (round_straight_through(A / scale, zero_point, ir.DataType.UINT8) - zero_point) * scale
+
+
+@lowers("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm(
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None,
+    sequence_lens: Tensor | None,
+    initial_h: Tensor | None,
+    initial_c: Tensor | None,
+    P: Tensor | None,
+    W_scale: Tensor,
+    W_zero_point: Tensor,
+    R_scale: Tensor,
+    R_zero_point: Tensor,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """LSTM of quantized W (D, I, 4*H) and R (D, H, 4*H); X and every step's hidden state take 8 bits of their range.
+
+    Scales and zero points are (D) or (D, 4*H). The gradient passes the rounding unchanged.
+    """
+    if sequence_lens is not None:
+        # What lies behind the longest sequence is not read, so its range does not count.
+        read = torch.arange(X.shape[0], device=X.device) < sequence_lens.max()
+        X = torch.where(read[:, None, None], X, 0)
+    return recur_lstm(
+        X,
+        _real_gates(W, W_scale, W_zero_point),
+        _real_gates(R, R_scale, R_zero_point),
+        B,
+        sequence_lens,
+        (initial_h, initial_c),
+        P,
+        lambda x, weight, bias: F.linear(_in_own_range(x), weight, bias),
+        activation_alpha=activation_alpha,
+        activation_beta=activation_beta,
+        activations=activations,
+        clip=clip,
+        direction=direction,
+        hidden_size=hidden_size,
+        input_forget=input_forget,
+        layout=0,
+        output_count=output_count,
+    )
+
+
+def _real_gates(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """(D, I, 4*H) of quantized numbers -> (D, 4*H, I) of what they stand for."""
+    along = (weight.shape[0], 1, -1)
+    return _real(weight, scale.reshape(along), zero_point.reshape(along)).transpose(1, 2)
 
 
 @lowers("QAttention", domain=MICROSOFT)

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.cell_activations import Activation, name_activations, resolve_activations
 from onward.lowering.registry import lowers
 
 States = tuple[Tensor, ...]
-Activation = Callable[[Tensor], Tensor]
 Step = Callable[[Tensor, States], States]
 """(one step's projected inputs (N, G*H), states) -> next states."""
 Cell = Callable[[int], tuple[Callable[[Tensor], Tensor], Step]]
@@ -27,72 +27,6 @@ Kernel = Callable[[Tensor, Sequence[int], States], tuple[Tensor, States]]
 
 _REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True), "foward": (False,)}
 """Per direction, whether time runs backwards; "foward" is the default that GRU-1's schema spells so."""
-
-
-def _affine(x: Tensor, alpha: float, beta: float) -> Tensor:
-    return alpha * x + beta
-
-
-def _scaled_tanh(x: Tensor, alpha: float, beta: float) -> Tensor:
-    return alpha * torch.tanh(beta * x)
-
-
-def _hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
-    return (alpha * x + beta).clamp(0, 1)
-
-
-def _thresholded_relu(x: Tensor, alpha: float) -> Tensor:
-    return torch.where(x > alpha, x, 0)
-
-
-_ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
-    "relu": (torch.relu, ()),
-    "tanh": (torch.tanh, ()),
-    "sigmoid": (torch.sigmoid, ()),
-    "softsign": (F.softsign, ()),
-    "softplus": (F.softplus, ()),
-    "leakyrelu": (F.leaky_relu, (0.01,)),
-    "elu": (F.elu, (1.0,)),
-    "thresholdedrelu": (_thresholded_relu, (1.0,)),
-    "affine": (_affine, (1.0, 0.0)),
-    "scaledtanh": (_scaled_tanh, (1.0, 1.0)),
-    "hardsigmoid": (_hard_sigmoid, (0.2, 0.5)),
-}
-"""Lower-case name -> (function, default alpha and beta as far as it takes them)."""
-
-
-def _resolve_activations(
-    names: Sequence[str],
-    alphas: Sequence[float] | None,
-    betas: Sequence[float] | None,
-    clips: Sequence[float | None],
-) -> list[Activation]:
-    """The functions by name; each takes the next alpha and beta of the lists, if it has such a parameter."""
-    left = [list(alphas or ()), list(betas or ())]
-    chosen: list[Activation] = []
-    for name, clip in zip(names, clips, strict=True):
-        if name.lower() not in _ACTIVATIONS:
-            raise ValueError(f"activation {name!r} is not one of the standard's: {', '.join(sorted(_ACTIVATIONS))}.")
-        function, defaults = _ACTIVATIONS[name.lower()]
-        values = [left[i].pop(0) if left[i] else default for i, default in enumerate(defaults)]
-        chosen.append(partial(_activate, function=function, parameters=tuple(values), clip=clip))
-    return chosen
-
-
-def _activate(x: Tensor, function: Callable[..., Tensor], parameters: tuple[float, ...], clip: float | None) -> Tensor:
-    return function(x if clip is None else x.clamp(-clip, clip), *parameters)
-
-
-def _named(activations: Sequence[str] | None, defaults: Sequence[str], directions: int) -> list[str]:
-    """The activations of all directions, lower-case."""
-    given = [name.lower() for name in activations or ()]
-    if not given:
-        return list(defaults) * directions
-    if len(given) != len(defaults) * directions:
-        raise ValueError(
-            f"activations has {len(given)} entries; {len(defaults)} for each of {directions} direction(s) are expected."
-        )
-    return given
 
 
 def _directions(direction: str, W: Tensor, R: Tensor, gates: int, hidden_size: int | None) -> int:
@@ -244,8 +178,8 @@ def rnn(
     count = _directions(direction, W, R, 1, hidden_size)
     # The schema's default names two functions; one direction uses the first.
     given = activations[:count] if activations == ("Tanh", "Tanh") else activations
-    names = _named(given, ["tanh"], count)
-    functions = _resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
+    names = name_activations(given, ["tanh"], count)
+    functions = resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
     X, states = _start(X, R, layout, initial_h)
 
     def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
@@ -289,8 +223,8 @@ def gru(
     Outputs Y, Y_h. torch's kernel resets after the linear layer, as `linear_before_reset=1` says.
     """
     count = _directions(direction, W, R, 3, hidden_size)
-    names = _named(activations, ["sigmoid", "tanh"], count)
-    functions = _resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
+    names = name_activations(activations, ["sigmoid", "tanh"], count)
+    functions = resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
     X, states = _start(X, R, layout, initial_h)
 
     def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
@@ -347,28 +281,73 @@ def lstm(
     Peepholes P (D, 3*H) are those of i, o, f. Outputs Y, Y_h, Y_c. `input_forget` takes 1 - i as the forget gate.
     `clip` bounds what goes into the gates, but not the cell on its way out, as onnxruntime does.
     """
+    return recur_lstm(
+        X,
+        W,
+        R,
+        B,
+        sequence_lens,
+        (initial_h, initial_c),
+        P,
+        F.linear,
+        activation_alpha=activation_alpha,
+        activation_beta=activation_beta,
+        activations=activations,
+        clip=clip,
+        direction=direction,
+        hidden_size=hidden_size,
+        input_forget=input_forget,
+        layout=layout,
+        output_count=output_count,
+    )
+
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(x (.., I), weight (G*H, I), bias (G*H) or None) -> (.., G*H), as `F.linear`."""
+
+
+def recur_lstm(
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None,
+    sequence_lens: Tensor | None,
+    initial: Sequence[Tensor | None],
+    P: Tensor | None,
+    product: Product,
+    *,
+    activation_alpha: tuple[float, ...] | None,
+    activation_beta: tuple[float, ...] | None,
+    activations: tuple[str, ...] | None,
+    clip: float | None,
+    direction: str,
+    hidden_size: int | None,
+    input_forget: int,
+    layout: int,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """`lstm` whose products with W and R are `product`'s; torch's fused call takes its place for `F.linear`."""
     count = _directions(direction, W, R, 4, hidden_size)
-    names = _named(activations, ["sigmoid", "tanh", "tanh"], count)
+    names = name_activations(activations, ["sigmoid", "tanh", "tanh"], count)
     clips = (clip, clip, None) * count
-    functions = _resolve_activations(names, activation_alpha, activation_beta, clips)
-    X, states = _start(X, R, layout, initial_h, initial_c)
+    functions = resolve_activations(names, activation_alpha, activation_beta, clips)
+    X, states = _start(X, R, layout, *initial)
 
     def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
         bias = None if B is None else B[d].reshape(2, -1).sum(0)
-        peepholes = None if P is None else P[d].chunk(3)
         step = partial(
             _lstm_step,
-            recurrence=R[d],
-            peepholes=peepholes,
+            recur=lambda h: product(h, R[d], None),
+            peepholes=None if P is None else P[d].chunk(3),
             functions=functions[3 * d : 3 * d + 3],
             input_forget=bool(input_forget),
         )
-        return partial(F.linear, weight=W[d], bias=bias), step
+        return lambda x: product(x, W[d], bias), step
 
     kernel: Kernel | None = None
     plain = clip is None and P is None and not input_forget and names == ["sigmoid", "tanh", "tanh"] * count
     # The fused call tells the last cell state only, not the one at each sequence's end.
-    if plain and (sequence_lens is None or output_count < 3):
+    if product is F.linear and plain and (sequence_lens is None or output_count < 3):
         kernel = partial(_call_fused, torch.lstm, W, R, B, (0, 2, 3, 1))
     Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
     return _finish(Y, states, layout)
@@ -377,14 +356,14 @@ def lstm(
 def _lstm_step(
     x: Tensor,
     states: States,
-    recurrence: Tensor,
+    recur: Callable[[Tensor], Tensor],
     peepholes: tuple[Tensor, ...] | None,
     functions: Sequence[Activation],
     input_forget: bool,
 ) -> States:
     h, c = states
     f, g, output = functions
-    i_in, o_in, f_in, c_in = (x + F.linear(h, recurrence)).chunk(4, dim=-1)
+    i_in, o_in, f_in, c_in = (x + recur(h)).chunk(4, dim=-1)
     if peepholes is not None:
         i_in, f_in = i_in + peepholes[0] * c, f_in + peepholes[2] * c
     i = f(i_in)
