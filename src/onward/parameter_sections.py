@@ -31,7 +31,9 @@ from onward.parameter_types import (
 LossType = Literal[
     "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"
 ]
-FusionName = Literal["attention", "normalization", "gelu", "swish", "swiglu", "rotary_embedding", "cross_entropy"]
+FusionName = Literal[
+    "attention", "normalization", "gelu", "swish", "swiglu", "rotary_embedding", "cross_entropy", "linear"
+]
 OptimizerName = Literal["SGDOptimizer", "Adam", "AdamW", "Lamb"]
 
 

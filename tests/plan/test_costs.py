@@ -11,8 +11,9 @@ from onward.errors import ModelError
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
+from onward.models import create_model
 from onward.plan.costs import DEFAULT_SIZE, measure_costs
-from tests.plan.staged_models import Sketch, batch_of, graph_of
+from tests.plan.staged_models import GPT2, Sketch, batch_of, graph_of
 
 SIZES = {
     "mlp": {"batch": 2},
@@ -59,6 +60,27 @@ def test_kept_bytes_are_near_what_autograd_saves(name: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network(**{name: features[name] for name in network.program.inputs})
     assert costs.total(costs.nodes).kept_bytes == pytest.approx(sum(saved.values()), rel=0.1)
+
+
+def test_a_linear_layer_fused_costs_what_its_product_does() -> None:
+    model = create_model("gpt2", **GPT2)
+    off = ("attention", "normalization", "gelu", "cross_entropy")
+    totals = []
+    for fuse in (False, True):
+        graph = make_training_graph(
+            model,
+            loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"),
+            fuse=fuse,
+            fusions_off=off,
+        )
+        costs = measure_costs(graph, SIZES["gpt2"])
+        totals.append(costs.total(costs.nodes))
+        assert ("linear" in {fusion.kind for fusion in graph.fusions}) is fuse
+    written, fused = totals
+    assert fused.forward == written.forward
+    assert (fused.backward_input, fused.backward_weight) == (written.backward_input, written.backward_weight)
+    assert fused.kept_bytes == written.kept_bytes
+    assert fused.moved_bytes < written.moved_bytes
 
 
 def test_weights_count_as_they_are_stored() -> None:

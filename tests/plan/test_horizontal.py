@@ -87,6 +87,25 @@ def test_a_layer_of_gpt2_is_cut_by_heads_and_by_hidden_features() -> None:
     assert plan.partial_gradients == ()
 
 
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_fused_linear_layers_are_cut_as_products_and_sums_are(by_tokens: bool) -> None:
+    model = create_model("gpt2", size="tiny", layers=1, heads=4, width=32, vocab_size=96, context_length=16)
+    plans, exchanges = [], []
+    for fuse in (False, True):
+        graph = make_training_graph(model, loss=CROSS_ENTROPY, fuse=fuse, fusions_off=("attention", "cross_entropy"))
+        facts = find_value_facts(graph, dict.fromkeys(("input_ids", "labels"), (2, 8)))
+        plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=by_tokens)
+        plans.append(plan)
+        nodes = localize(graph, plan, 0).model.graph
+        exchanges.append(sorted(node.op_type for node in nodes if node.domain == "onward.parallel"))
+        linear = [node for node in nodes if node.op_type == "Linear"]
+        # Partial sums have their bias added after they are summed up.
+        assert [len(node.inputs) > 2 and node.inputs[2] is not None for node in linear] == [True, False] * 2 * fuse
+    assert plans[0].shards == plans[1].shards
+    assert set(plans[0].partial_gradients) == set(plans[1].partial_gradients)
+    assert exchanges[0] == exchanges[1]
+
+
 def test_a_vocabulary_may_be_shared_unevenly() -> None:
     plan = planned(gpt2(vocab_size=97), 4)
     assert plan.shards["wte.weight"] == WeightShard(0, (97,))

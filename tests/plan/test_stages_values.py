@@ -55,6 +55,18 @@ def test_a_frozen_layer_is_computed_once_but_a_small_table_anywhere(elements: in
     assert ("narrow" in bound(roles)) is is_bound
 
 
+def test_a_frozen_linear_layer_is_computed_once_when_it_is_fused() -> None:
+    sketch = Sketch()
+    product = sketch.node("MatMul", "product", sketch.input("x", ["batch", 4096]), sketch.weight("frozen", 4096, 4))
+    wide = sketch.node("Add", "wide", product, sketch.weight("bias", 4))
+    last = sketch.node("Gemm", "last", wide, sketch.weight("trained", 4, 4))
+    last.shape = ir.Shape(["batch", 4])
+    loss = LossSpec("mean_squared_error", prediction="last", label="y")
+    graph = make_training_graph(sketch.model(last), loss=loss, weights_to_train=("trained",), fuse=True)
+    assert [fusion.kind for fusion in graph.fusions] == ["linear"]
+    assert "wide" in bound(find_roles(graph))
+
+
 @pytest.mark.parametrize("op_type", ["RandomNormalLike", "Bernoulli", "Dropout"])
 def test_random_numbers_are_drawn_on_one_stage(op_type: str) -> None:
     sketch = Sketch()

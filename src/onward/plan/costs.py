@@ -27,7 +27,7 @@ DEFAULT_SIZE = 64
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Shape",
                     "Size", "Expand"})  # fmt: skip
-_KEEPS_FACTORS = frozenset({"MatMul", "Gemm", "Mul", "Einsum", "Div"})
+_KEEPS_FACTORS = frozenset({"MatMul", "Gemm", "Linear", "Mul", "Einsum", "Div"})
 """Each operand is kept for the gradient of the other."""
 
 _KEEPS_INPUTS = frozenset(
@@ -196,7 +196,7 @@ def _bytes_read(node: ir.Node, value: ir.Value, shapes: _Shapes) -> float:
 def _operations(node: ir.Node, read: Sequence[tuple[int, ...]], made: Sequence[tuple[int, ...]]) -> float:
     """Operations of the forward pass that are products; all others are counted by the bytes they move."""
     kind, out = node.op_type, math.prod(made[0]) if made else 0
-    if kind in ("MatMul", "MatMulInteger"):
+    if kind in ("MatMul", "MatMulInteger", "Linear"):
         return 2.0 * out * (read[0][-1] if read[0] else 1)
     if kind == "Gemm":
         transposed = node.attributes.get("transA")

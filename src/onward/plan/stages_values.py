@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.cuts import reads
+from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient
 from onward.graph.training_graph import TrainingGraph
 
@@ -23,7 +24,7 @@ _RANDOM = frozenset(
 )
 _LAYERS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "Gemm", "RNN", "GRU", "LSTM",
                      "Attention", "BatchNormalization"})  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "Einsum", "MatMulInteger", "QLinearMatMul"})
+_PRODUCTS = frozenset({"MatMul", "Linear", "Einsum", "MatMulInteger", "QLinearMatMul"})
 _ONLY_SHAPE = frozenset({"Shape", "Size"})
 
 
@@ -123,7 +124,8 @@ def _is_bound(node: ir.Node, reads_weight: bool) -> bool:
     """Whether a node must not be computed twice: it draws random numbers, keeps statistics, or is a frozen layer."""
     if _draws(node):
         return True
-    if node.domain != "" or reads_weight:
+    is_linear = (node.domain, node.op_type) == (FUSED, "Linear")
+    if (node.domain != "" and not is_linear) or reads_weight:
         return node.op_type == "BatchNormalization"
     if node.op_type in _LAYERS:
         return True

@@ -30,6 +30,8 @@ TINY = {"layers": 2, "heads": 2, "width": 8, "vocab_size": 300, "context_length"
 TOKENS = torch.randint(0, 300, (2, 6), generator=torch.Generator().manual_seed(0))
 WRITTEN_OUT = {"gpt2": {"layer_normalization": 5, "gelu": 2}, "bert": {"layer_normalization": 6, "gelu": 3}}
 """What opsets without the operators add to two fused attentions."""
+LINEAR = {"gpt2": 8, "bert": 16}
+"""Products with their biases: of two layers, and of what stands before and after them."""
 SINCE = {"layer_normalization": 17, "gelu": 20}
 
 
@@ -46,7 +48,7 @@ def test_own_models(name: str, opset: int) -> None:
     model = create_model(name, opset=opset, **TINY)
     plain, fused = OnnxModule(make_training_graph(model)), OnnxModule(make_training_graph(model, fuse=True))
     written = {kind: n for kind, n in WRITTEN_OUT[name].items() if opset < SINCE[kind]}
-    assert kinds(fused.graph) == {"attention": 2, **written}
+    assert kinds(fused.graph) == {"attention": 2, **written, "linear": LINEAR[name]}
     expected, wanted = run(plain.double(), plain, features(name))
     found, gradients = run(fused.double(), fused, features(name))
     for left, right in zip(expected, found, strict=True):
@@ -69,7 +71,7 @@ def test_torchscript_encoder_computes_like_the_module(tmp_path: Path, opset: int
     module, x = Encoder().eval(), torch.randn(2, 16, 16)
     net = onward.to_torch(export(module, (x,), tmp_path / "encoder.onnx", opset, dynamo=False))
     norms = {"layer_normalization": 6} if opset < 17 else {}
-    assert kinds(net.graph) == {"attention": 2, **norms}
+    assert kinds(net.graph) == {"attention": 2, **norms, "linear": 8}
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
     net(x).sum().backward()
     module(x).sum().backward()
@@ -102,7 +104,7 @@ def test_exported_scaled_dot_product_attention(tmp_path: Path, causal: bool, ops
     torch.manual_seed(0)
     module, x = Attention(causal).eval(), torch.randn(2, 6, 8)
     net = onward.to_torch(export(module, (x,), tmp_path / "attention.onnx", opset, dynamo))
-    assert kinds(net.graph) == ({} if opset == 23 else {"attention": 1})
+    assert kinds(net.graph) == {"linear": 1} | ({} if opset == 23 else {"attention": 1})
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-6)
     if opset < 23:
         assert attention_calls(specialized(net, {net.program.inputs[0]: x})) == [{"masked": False, "causal": causal}]
@@ -122,7 +124,7 @@ def test_what_leaves_is_the_users_graph(tmp_path: Path) -> None:
 def test_turned_off() -> None:
     model = create_model("gpt2", opset=14, **TINY)
     assert onward.to_torch(model, fuse=False).graph.fusions == ()
-    some = onward.to_torch(model, fusions_off=("attention", "gelu"))
+    some = onward.to_torch(model, fusions_off=("attention", "gelu", "linear"))
     assert kinds(some.graph) == {"layer_normalization": 5}
 
 
@@ -144,9 +146,10 @@ def test_an_unknown_fusion_is_refused() -> None:
 
 def test_inspection_lists_them() -> None:
     text = render(inspect(create_model("bert", opset=14, **TINY)))
-    assert "Fusions in training: 11, turned off by speed.fuse or speed.fusions_off" in text
+    assert "Fusions in training: 27, turned off by speed.fuse or speed.fusions_off" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["attention", "2", "a", "mask", "that", "is", "added", "10", "nodes"] in lines
+    assert ["linear", "16", "a", "product", "and", "its", "bias", "32", "nodes"] in lines
     assert ["gelu", "3", "by", "the", "error", "function", "15", "nodes"] in lines
 
 
@@ -154,7 +157,7 @@ def test_a_note_counts_them() -> None:
     spec = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
     graph = make_training_graph(create_model("gpt2", opset=17, **TINY), loss=spec, fuse=True)
     assert graph.notes[-1].startswith(
-        "fused for training, not in what is exported: 2 attention, 2 gelu, 1 cross_entropy ("
+        "fused for training, not in what is exported: 2 attention, 2 gelu, 1 cross_entropy, 8 linear ("
     )
 
 
@@ -164,7 +167,7 @@ def test_a_note_counts_them() -> None:
 def test_values_that_a_run_names_stay(keep: str) -> None:
     """A value to watch, a node with a stage of its own, a place where stages are cut."""
     graph = make_training_graph(create_model("gpt2", opset=20, **TINY), fuse=True, keep=(keep,))
-    assert kinds(graph) == {"attention": 1}
+    assert kinds(graph) == {"attention": 1, "linear": 8}
     assert any(value.name == "h.0.attn/Softmax_output" for node in graph.model.graph for value in node.outputs)
 
 

@@ -6,11 +6,10 @@ from them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from onward.graph.fusion.facts import integer
+from onward.graph.fusion.linear import LinearLayer, find_linear
 from onward.graph.fusion.rewriting import Editor, producer
 
 KIND = "cross_entropy"
@@ -18,24 +17,6 @@ FEWEST_CLASSES = 256
 """Logits of fewer classes are no larger than the activations before them."""
 
 _MOST_STEPS = 8
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """`hidden @ weight + bias`, and the value that is its result.
-
-    Attributes:
-        hidden: [..., W].
-        weight: [V, W] if `rows_are_classes`, else [W, V].
-        bias: [V], or None.
-        logits: [..., V].
-    """
-
-    hidden: ir.Value
-    weight: ir.Value
-    rows_are_classes: bool
-    bias: ir.Value | None
-    logits: ir.Value
 
 
 def fuse_cross_entropy(editor: Editor) -> None:
@@ -66,12 +47,12 @@ def _fuse(editor: Editor, node: ir.Node) -> None:
     if editor.facts.opset < 10 and any(step.op_type in ("Slice", "GatherND") for step in steps):
         return
     rows = _rows(editor, linear, steps, node)
-    attributes: dict[str, int | str] = {"reduction": reduction, "rows_are_classes": int(linear.rows_are_classes)}
+    attributes: dict[str, int | str] = {"reduction": reduction, "rows_are_classes": int(linear.rows_are_outputs)}
     if "ignore_index" in node.attributes:
         attributes["ignore_index"] = node.attributes["ignore_index"].as_int()
     output = editor.write(
         "LinearCrossEntropy",
-        [rows, linear.weight, labels, scores, linear.logits, weights, linear.bias],
+        [rows, linear.weight, labels, scores, linear.result, weights, linear.bias],
         node,
         fused=True,
         name=KIND,
@@ -80,12 +61,12 @@ def _fuse(editor: Editor, node: ir.Node) -> None:
     editor.replace(node.outputs[0], output, KIND, len(steps) + 2, "with the last linear layer, logits never whole")
 
 
-def _path_to_linear(editor: Editor, scores: ir.Value) -> tuple[_Linear, list[ir.Node]] | None:
+def _path_to_linear(editor: Editor, scores: ir.Value) -> tuple[LinearLayer, list[ir.Node]] | None:
     """The linear layer that scores [N, V] come from, and the nodes between, the last first, which only pick rows."""
     steps: list[ir.Node] = []
     value = scores
     for _ in range(_MOST_STEPS):
-        linear = _linear(editor, value)
+        linear = find_linear(editor, value)
         if linear is not None:
             return linear, steps
         node = producer(value, "Cast", "Reshape", "GatherND", "Slice", "Identity")
@@ -118,45 +99,7 @@ def _keeps_classes(editor: Editor, node: ir.Node) -> bool:
     return isinstance(classes, int) and classes in (found, sizes[-1] if sizes else None)
 
 
-def _linear(editor: Editor, value: ir.Value) -> _Linear | None:
-    """The linear layer whose result a value is."""
-    node = producer(value, "MatMul", "Gemm", "Add")
-    if node is None:
-        return None
-    if node.op_type == "Add":
-        for product, bias in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-            inner = producer(product, "MatMul")
-            if inner is None or bias is None or editor.facts.rank(bias) != 1:
-                continue
-            found = _of_product(editor, inner, value)
-            shape = editor.facts.shape(bias)
-            if found is None or shape is None or shape[0] == 1:
-                return None
-            return _Linear(found.hidden, found.weight, found.rows_are_classes, bias, value)
-        return None
-    if node.op_type == "MatMul":
-        return _of_product(editor, node, value)
-    alpha, beta = (node.attributes[n].as_float() if n in node.attributes else 1.0 for n in ("alpha", "beta"))
-    hidden, weight = node.inputs[0], node.inputs[1]
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if hidden is None or weight is None or alpha != 1.0 or integer(node, "transA", 0):
-        return None
-    if bias is not None and (beta != 1.0 or editor.facts.rank(bias) != 1 or editor.facts.shape(bias) == (1,)):
-        return None
-    return _Linear(hidden, weight, bool(integer(node, "transB", 0)), bias, value)
-
-
-def _of_product(editor: Editor, node: ir.Node, logits: ir.Value) -> _Linear | None:
-    hidden, weight = node.inputs
-    if hidden is None or weight is None or editor.facts.rank(weight) != 2 or (editor.facts.rank(hidden) or 0) < 2:
-        return None
-    transpose = producer(weight, "Transpose")
-    if transpose is not None and transpose.inputs[0] is not None:
-        return _Linear(hidden, transpose.inputs[0], True, None, logits)
-    return _Linear(hidden, weight, False, None, logits)
-
-
-def _rows(editor: Editor, linear: _Linear, steps: list[ir.Node], before: ir.Node) -> ir.Value:
+def _rows(editor: Editor, linear: LinearLayer, steps: list[ir.Node], before: ir.Node) -> ir.Value:
     """The rows of `hidden` that the loss is taken of: what is done to the logits, done before the linear layer."""
     value = linear.hidden
     picking = [place for place, node in enumerate(steps) if node.op_type in ("GatherND", "Slice")]

@@ -1,4 +1,4 @@
-"""Nodes of the domain `onward.fused`, which stand for several written-out ones: norms, activations, rotary embedding.
+"""Nodes of the domain `onward.fused`, which stand for several written-out ones: linear layers, norms, activations.
 
 They take part in torch's autocast as its own functions do: norms give float32 there, the others what they are given.
 """
@@ -18,6 +18,12 @@ DOMAIN = "onward.fused"
 
 lowers("Gelu", domain=DOMAIN)(gelu)
 lowers("Swish", domain=DOMAIN)(swish)
+
+
+@lowers("Linear", domain=DOMAIN)
+def linear(X: Tensor, W: Tensor, B: Tensor | None = None, *, rows_are_outputs: int = 0) -> Tensor:
+    """`X W + B` of X [..., K], W [K, N] and B [N]; W is [N, K] if `rows_are_outputs`."""
+    return F.linear(X, W if rows_are_outputs else W.T, B)
 
 
 @lowers("LayerNormalization", domain=DOMAIN)

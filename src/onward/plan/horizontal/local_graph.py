@@ -258,7 +258,7 @@ class _Localizer:
             dtype = np.float32 if result.dtype is None else result.dtype.numpy()
             factor = self._constant(np.asarray(beta.as_float(), dtype), "beta")
             last = bias = self._node("Mul", [bias, factor], f"{name}/bias", after=last, like=bias, domain="")
-        if node.op_type != "Gemm":
+        if node.op_type not in ("Gemm", "Linear"):
             weight = node.inputs[1]
             rank = 0 if weight is None or weight.shape is None else len(weight.shape)
             sizes = self._constant(np.array([-1, *[1] * (rank - 2)], np.int64), "bias_shape")

@@ -17,14 +17,16 @@ import onward.plan.horizontal.rules_elementwise
 import onward.plan.horizontal.rules_fused
 import onward.plan.horizontal.rules_linear
 import onward.plan.horizontal.rules_movement  # noqa: F401  (importing registers the rules)
+from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient
 from onward.graph.structure import label
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.horizontal.cuts import Assignment, CannotCutError, Cut, Facts, Replace, Site, Sizes
 from onward.plan.horizontal.rules import apply_rule
 
-MATRIX_OPERATORS = {"MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,), "ConvTranspose": (1,), "Einsum": (0, 1, 2)}
-"""Operators that multiply by a weight -> inputs that may be the weight."""
+MATRIX_OPERATORS = {"MatMul": (0, 1), "Gemm": (0, 1), "Linear": (1,), "Conv": (1,), "ConvTranspose": (1,),
+                    "Einsum": (0, 1, 2)}  # fmt: skip
+"""Operators that multiply by a weight -> inputs that may be the weight; `Linear` is of the domain `onward.fused`."""
 
 _MOST_TRIES = 12
 
@@ -80,7 +82,7 @@ class Surroundings:
     def _frozen_weights(self, trained: set[ir.Value]) -> set[ir.Value]:
         found = set()
         for node in self.nodes:
-            for index in MATRIX_OPERATORS.get(node.op_type, ()) if node.domain == "" else ():
+            for index in MATRIX_OPERATORS.get(node.op_type, ()) if node.domain in ("", FUSED) else ():
                 value = node.inputs[index] if index < len(node.inputs) else None
                 while value is not None and value.producer() is not None and len(value.producer().inputs) == 1:  # type: ignore[union-attr]
                     value = value.producer().inputs[0]  # type: ignore[union-attr]
@@ -216,7 +218,7 @@ def _spread(surroundings: Surroundings, region: Region, seed: ir.Value, cut: Cut
 def find_seeds(surroundings: Surroundings) -> Iterator[tuple[ir.Value, int]]:
     """Axes where a cut may begin: outputs of products with weights, rows of tables of weights; in order of nodes."""
     for node in surroundings.nodes:
-        if node.domain != "":
+        if node.domain not in ("", FUSED):
             continue
         if node.op_type == "Gather":
             table = node.inputs[0]
@@ -237,7 +239,7 @@ def _output_axes(surroundings: Surroundings, node: ir.Node, index: int) -> list[
     shape = surroundings.facts.shapes.get(str(node.outputs[0].name))
     if shape is None:
         return []
-    if node.op_type == "MatMul":
+    if node.op_type in ("MatMul", "Linear"):
         return [len(shape) - 1] if index == 1 else []
     if node.op_type == "Gemm":
         return [1] if index == 1 else []

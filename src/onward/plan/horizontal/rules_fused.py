@@ -23,6 +23,16 @@ rule("Gelu", "Swish", "SwiGLU", domains=(DOMAIN,))(elementwise)
 rule("LayerNormalization", "RMSNormalization", domains=(DOMAIN,))(normalization_of_last_axes)
 
 
+@rule("Linear", domains=(DOMAIN,))
+def linear(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """Rows and columns are kept; the axis in common is summed over, and the bias added once, after that."""
+    last = len(site.result()) - 1
+    column, row = (0, 1) if site.attribute("rows_are_outputs", 0) else (1, 0)
+    links = [Link({1: column, 2: 0}, {0: last}), Link({0: last, 1: row}, {}, partial=True, bias=(2, last))]
+    links += [Link({0: axis}, {0: axis}) for axis in range(last)]
+    return follow(links, site, inputs, outputs)
+
+
 @rule("RotaryEmbedding", domains=(DOMAIN,))
 def rotary_embedding(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """Any axis but the last, whose halves are turned; the tables broadcast."""
