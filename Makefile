@@ -1,10 +1,12 @@
 # Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
-# All set up .venv first.
+# All set up .venv first. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
+PEERS_PYTHON ?= python3.11
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench check clean
+.PHONY: demo test bench peers check clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV): a few minutes, once"
@@ -23,8 +25,13 @@ test: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.compare $(TASKS)
 
+peers:
+	$(PEERS_PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet onnxruntime-training==1.19.2 "numpy<2" onnx==1.16.2 setuptools
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/onnx2torch onnx2torch==1.5.15
+
 check: $(VENV)/installed
 	PYTHON=$(BIN)/python dev/check
 
 clean:
-	rm -rf demo $(VENV)
+	rm -rf demo $(VENV) $(PEERS)

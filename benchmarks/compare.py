@@ -4,7 +4,8 @@ Every way of training has a process of its own and the same weights and batches;
 that all of them see the same machine. Ratios are of onward to each other way, medians over the rounds.
 
 On a CPU the time of a step is what its process computed, all threads together: what else runs on the machine does not
-count. On a GPU it is the time on the clock. Compiled code is never taken from an earlier run.
+count. On a GPU it is the time on the clock. Compiled code is never taken from an earlier run. What is not installed is
+left out, and said: torch, onnx, onnx-ir and onnxscript are all that onward and the networks by hand need here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.compare_contestants import Task
+from benchmarks.compare_environment import ONNX2TORCH, ORT_PYTHON, hardware, missing_packages
 from benchmarks.compare_networks import IMAGES, SIZES
 from benchmarks.compare_protocol import Contestant
 
@@ -43,6 +44,8 @@ REAL = ("gpt2:124M", "gpt2:355M", "gpt2:1.5B", "llama:110M", "llama:1B", "bert:b
         "squeezenet:real")  # fmt: skip
 WARM = 2
 """Steps after the first that are not counted."""
+AGREEMENT = {False: 1e-4, True: 2e-2}
+"""In bf16 or not -> the most that a loss may differ from the network's by hand, as a part of it."""
 
 
 @dataclass
@@ -69,6 +72,11 @@ class Measured:
     def step(self) -> float:
         """Seconds."""
         return statistics.median(self.rounds)
+
+    def differs_by(self, other: Measured) -> float:
+        """The most that a loss differs from another way's at the same step, as a part of it."""
+        pairs = zip(self.losses, other.losses, strict=False)
+        return max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
 
 
 def command_of(way: str, folder: Path, ort_python: str | None) -> list[str]:
@@ -160,6 +168,24 @@ def _race(
     return found
 
 
+HEADER = (
+    "",
+    "step (of rounds)",
+    "samples/s",
+    "tokens/s",
+    "of the product rate",
+    "onward's throughput (of rounds)",
+    "peak of tensors",
+    "process grew by",
+    "onward's memory",
+    "first step",
+    "100th step, reckoned",
+    "onward's time to the first",
+    "loss",
+    "its difference, at most",
+)
+
+
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     task = result["task"]
@@ -167,63 +193,57 @@ def table(result: dict[str, Any]) -> str:
     if "failure" in result:
         return f"{title}not prepared: {result['failure']}\n"
     size, work, rate = result["size"], result["work"], result["product_rate"]
-    tokens = 1 if task["model"] in IMAGES else size["length"]
-    shape = f"batch {size['batch']}, {'images of ' if tokens == 1 else 'tokens '}{size['length']}"
+    is_of_images = task["model"] in IMAGES
+    shape = f"batch {size['batch']}, {'images of ' if is_of_images else 'tokens '}{size['length']}"
+    bound = AGREEMENT[task["bf16"]]
     lines = [
-        f"{title}{work['weights'] / 1e6:.1f} M weights, {shape}, {'bf16' if task['bf16'] else 'fp32'}; "
-        f"matrix products: {rate / 1e9:.1f} GFLOP/s.\n",
-        "| | step | samples/s | tokens/s | of the product rate | onward's throughput | peak of tensors | process grew "
-        "by | onward's memory | first step | 100th step | onward's time to the first | loss |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"{title}{work['weights'] / 1e6:.1f} M weights, {shape}, {'bf16' if task['bf16'] else 'fp32'}; matrix products "
+        f"{rate / 1e9:.1f} GFLOP/s. Losses are to agree with the network's by hand to {bound:.0e} of their size.\n",
+        f"| {' | '.join(HEADER)} |",
+        "|---" * len(HEADER) + "|",
     ]
     ways = {way: Measured(**found) for way, found in result["ways"].items()}
-    own = ways.get("onward")
+    measured = {way: found for way, found in ways.items() if found.failure is None and found.rounds}
+    by_hand = next((measured[way] for way in ("eager", "compiled") if way in measured), None)
     for way, found in ways.items():
-        if found.failure is not None or not found.rounds:
-            lines.append(f"| {WAYS[way]} | left out: {found.failure} |" + " |" * 11)
+        if way not in measured:
+            lines.append(f"| {WAYS[way]} | left out: {found.failure} |" + " |" * (len(HEADER) - 2))
             continue
-        hundredth = found.first_step + 99 * found.step
-        is_known = own is not None and own.rounds and way != "onward"
-        ratios = ["", "", ""]
-        if is_known:
-            assert own is not None
-            pairs = zip(own.rounds, found.rounds, strict=True)
-            memory = own.tensor_bytes / found.tensor_bytes if found.tensor_bytes else 0.0
-            grown = own.resident_bytes / found.resident_bytes
-            ratios = [
-                f"{statistics.median(other / mine for mine, other in pairs):.2f}",
-                f"{memory:.2f}" if memory else f"{grown:.2f} (grown)",
-                f"{own.first_step / found.first_step:.2f}",
-            ]
+        own = measured.get("onward") if way != "onward" else None
+        throughput, memory, first = ("", "", "") if own is None else _ratios(own, found)
+        difference = ""
+        if by_hand is not None and by_hand is not found:
+            differs_by = found.differs_by(by_hand)
+            difference = f"{differs_by:.0e}" if differs_by <= bound else f"**{differs_by:.0e}: does not agree**"
         cells = [
             WAYS[way],
-            f"{found.step * 1e3:.1f} ms",
+            f"{found.step * 1e3:.1f} ms ({min(found.rounds) * 1e3:.0f} to {max(found.rounds) * 1e3:.0f})",
             f"{size['batch'] / found.step:.1f}",
-            "" if tokens == 1 else f"{size['batch'] * tokens / found.step:.0f}",
+            "" if is_of_images else f"{size['batch'] * size['length'] / found.step:.0f}",
             f"{100 * work['flops'] / found.step / rate:.0f} %" if rate else "",
-            ratios[0],
+            throughput,
             f"{found.tensor_bytes / 1e6:.0f} MB" if found.tensor_bytes else "not known",
             f"{found.resident_bytes / 1e6:.0f} MB",
-            ratios[1],
+            memory,
             f"{found.first_step:.1f} s",
-            f"{hundredth:.0f} s",
-            ratios[2],
+            f"{found.first_step + 99 * found.step:.0f} s",
+            first,
             f"{found.losses[0]:.5f} to {found.losses[-1]:.5f}",
+            difference,
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def hardware(device: str, threads: int) -> str:
-    """What it ran on, in a line."""
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return f"{model}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
+def _ratios(own: Measured, found: Measured) -> tuple[str, str, str]:
+    """Throughput with its spread, memory and time to the first step of onward, as parts of another way's."""
+    pairs = [other / mine for mine, other in zip(own.rounds, found.rounds, strict=True)]
+    tensors = f"{own.tensor_bytes / found.tensor_bytes:.2f}" if found.tensor_bytes else ""
+    return (
+        f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})",
+        tensors or f"{own.resident_bytes / found.resident_bytes:.2f} (grown)",
+        f"{own.first_step / found.first_step:.2f}",
+    )
 
 
 def main() -> None:
@@ -235,8 +255,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--ort-python", help="the python of an environment with onnxruntime-training 1.19.2")
-    parser.add_argument("--onnx2torch", help="a folder to import onnx2torch from, where it is not installed")
+    parser.add_argument("--ort-python", default=ORT_PYTHON, help="of an environment with onnxruntime-training 1.19.2")
+    parser.add_argument("--onnx2torch", default=ONNX2TORCH, help="a folder to import it from, if it is not installed")
     parser.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
     parser.add_argument("--profiles", type=Path, help="a folder for the profile of a step of each way")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -249,15 +269,15 @@ def main() -> None:
             listed = ", ".join(f"{m}:{s}" for m, sizes in SIZES.items() for s in sizes)
             parser.error(f"{task!r} is none of: {listed}")
     ways = options.ways or [way for way in WAYS if way not in ("onward compiled", "onward uncompiled")]
-    if options.ort_python is None and "onnxruntime-training" in ways:
-        ways.remove("onnxruntime-training")
-        print("onnxruntime-training is left out: --ort-python names no environment that has it.")
+    missing = missing_packages(options.ort_python, options.onnx2torch)
+    ways = [way for way in ways if way not in missing]
     date = datetime.date.today().isoformat()
     heading = f"# Training side by side, {date}\n\n{hardware(options.device, options.threads)}\n\n"
     turns = f"--rounds {options.rounds} --steps {options.steps} --threads {options.threads}"
     load = f"{os.getloadavg()[0]:.0f} other processes wanted the {os.cpu_count()} cores when it began"
     command = f"`python -m benchmarks.compare {' '.join(tasks)} {turns}`; {load}.\n"  # without paths of this machine
-    print(heading, flush=True)
+    command += "".join(f"{name} is missing here: {what}.\n" for name, what in missing.items())
+    print(heading + command, flush=True)
     results, tables = [], []
     stem = f"{date}-{options.device}-{'-'.join(dict.fromkeys(task.partition(':')[0] for task in tasks))}"
     options.out.mkdir(parents=True, exist_ok=True)
@@ -269,7 +289,8 @@ def main() -> None:
         results.append(compare(task, ways, *arguments))
         tables.append(table(results[-1]))
         print(tables[-1], flush=True)
-        record = {"date": date, "hardware": hardware(options.device, options.threads), "results": results}
+        record = {"date": date, "hardware": hardware(options.device, options.threads), "missing": missing}
+        record["results"] = results
         (options.out / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
         (options.out / f"{stem}.md").write_text(heading + command + "\n" + "\n".join(tables))
 

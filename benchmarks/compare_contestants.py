@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import compare_bare
 from benchmarks.compare_networks import IGNORED, IMAGES, SIZES, loss_of, make_batches, make_network
 from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
 
@@ -79,7 +80,8 @@ def prepare(task: Task, folder: Path) -> None:
         options: dict[str, Any] = {"dynamo": False, "opset_version": 14, "training": keep, "do_constant_folding": False}
         torch.onnx.export(WithLoss(network.train()), (example[0], batches[0]["labels"]), folder / "loss.onnx",
                           input_names=[task.feature, "labels"], output_names=["loss"], **options)  # fmt: skip
-        torch.onnx.export(network, example, folder / "older.onnx", **names, **options)
+        # For inference, as onnx2torch wants it: it reads no batch normalization that keeps statistics.
+        torch.onnx.export(network.eval(), example, folder / "older.onnx", **names, **options)
     except Exception as error:  # the older exporter may be gone, or miss what it needs: those who read its file say so
         print(f"the older exporter failed: {error}", file=sys.stderr)
 
@@ -99,6 +101,7 @@ def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
     """onward, from the ONNX file on, step by step as its runner does."""
     import numpy as np
 
+    compare_bare.fill_in()
     from onward.data.in_memory import InMemoryDataLoader
     from onward.engine.assembly import assemble
     from onward.engine.loss_shares import LossShares
@@ -198,9 +201,23 @@ def make_onnx2torch(task: Task, folder: Path) -> Step:
     except Exception as error:
         print(f"onnx2torch on today's export: {type(error).__name__}: {error}", file=sys.stderr)
         network = convert(str(folder / "older.onnx"))
+    if task.model not in IMAGES:  # where constants are running statistics, and layers have their weights
+        let_initializers_train(network)
     if not any(True for _ in network.parameters()):
         raise RuntimeError("onnx2torch found no weights to train")
     return make_by_hand(task, network, compiled=False)
+
+
+def let_initializers_train(network: nn.Module) -> None:
+    """Makes weights of the constants that onnx2torch reads outside of layers it knows, as of a product without `Gemm`.
+
+    It keeps them without names, so a tied weight that the exporter transposed comes apart here.
+    """
+    container = dict(network.named_children()).get("initializers")
+    for name, tensor in list(container.named_buffers()) if container is not None else ():
+        if tensor.is_floating_point() and tensor.numel() > 1:
+            delattr(container, name)
+            container.register_parameter(name, nn.Parameter(tensor))
 
 
 def make_product(task: Task) -> Step:

@@ -42,8 +42,8 @@ def make_step(folder: Path, task: dict[str, Any]) -> Any:
     state = CheckpointState.load_checkpoint(str(out / "checkpoint"))
     options = SessionOptions()
     options.intra_op_num_threads = task["threads"]
-    files = str(out / "training_model.onnx"), state, str(out / "eval_model.onnx")
-    module = Module(*files, device=task["device"], session_options=options)
+    # Without the graph for evaluation, which it makes wrongly of batch normalization.
+    module = Module(str(out / "training_model.onnx"), state, device=task["device"], session_options=options)
     optimizer = Optimizer(str(out / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(1e-4)
     stored = np.load(folder / "batches.npz")
