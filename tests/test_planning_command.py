@@ -11,6 +11,7 @@ import pytest
 
 from onward.cli import main
 from onward.models import create_model
+from tests.plan.staged_models import first_stage, second_stage
 
 
 @pytest.fixture
@@ -170,3 +171,19 @@ def test_a_network_that_needs_its_data_is_estimated_and_it_is_said(
     )
     text = " ".join(printed(capsys, run).split())
     assert "the memory of stage 0 is estimated from the graph, since it cannot run without its data (" in text
+
+
+def test_models_cut_before_are_planned_but_not_annotated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, model in (("first.onnx", first_stage()), ("second.onnx", second_stage())):
+        ir.save(model, tmp_path / name)
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "paths: {model_path: first.onnx}\nloss: {type: mean_squared_error, prediction: logits, label: y}\n"
+        "training: {batch_size: 2, num_train_steps: 4, gradient_accumulation_steps: 4}\n"
+        "learning_rate: {initial_lr: 1}\n"
+        "distributed: {pipeline_parallel_size: 2, pipeline_stage_paths: [first.onnx, second.onnx]}\n"
+    )
+    assert "pipeline" in printed(capsys, run)
+    assert "--write annotates the model of paths.model_path; pipeline_stage_paths name several" in refused(
+        capsys, run, "--write", tmp_path / "annotated.onnx"
+    )

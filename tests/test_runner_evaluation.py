@@ -10,7 +10,9 @@ import onnx
 import pytest
 
 from onward.data.in_memory import InMemoryDataLoader
+from onward.engine.evaluation import _read_evaluation_graph
 from onward.errors import ParametersError
+from onward.parameters import Parameters
 from tests.mlp import (
     CROSS_ENTROPY,
     SQUARES,
@@ -164,3 +166,18 @@ def test_evaluation_of_a_bert_loss(tmp_path: Path, size: int) -> None:
         "nsp_loss": pytest.approx(nsp, rel=1e-6),
         "accuracy": (logits[counted].argmax(axis=1) == masked[counted]).mean(),
     }
+
+
+@pytest.mark.parametrize("field", ["horizontal_parallel_size", "pipeline_parallel_size", "zero_stage"])
+def test_a_separate_evaluation_model_needs_whole_weights(field: str) -> None:
+    parameters = Parameters.from_mapping(
+        {
+            "paths": {"eval_model_path": "other.onnx", "model_path": "mlp.onnx"},
+            "loss": CROSS_ENTROPY,
+            "training": {"batch_size": 4, "num_train_steps": 4, "gradient_accumulation_steps": 4},
+            "learning_rate": {"initial_lr": 0.1},
+            "distributed": {"data_parallel_size": 2, field: 2},
+        }
+    )
+    with pytest.raises(ParametersError, match="a separate evaluation model needs every weight whole on each process"):
+        _read_evaluation_graph(parameters, Path("other.onnx"), None)  # type: ignore[arg-type]

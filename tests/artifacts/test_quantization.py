@@ -93,3 +93,14 @@ def test_the_optimizer_takes_external_data(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     path = optimize_model(tmp_path / "m.onnx", tmp_path / "out" / "small.onnx")
     np.testing.assert_allclose(scores(path), scores(tmp_path / "m.onnx"), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_the_optimizer_cannot_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: object) -> None:
+        raise TypeError("no such thing.")
+
+    monkeypatch.setattr("onnxscript.optimizer.optimize_ir", refuse)
+    onnx.save(convolutional_model(), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"could not optimize the model: no such thing\. Export it without --optimize"):
+        optimize_model(tmp_path / "m.onnx", tmp_path / "small.onnx")
+    assert not (tmp_path / "small.onnx").exists()

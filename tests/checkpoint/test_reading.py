@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,17 @@ def test_a_newer_format_and_a_foreign_file_are_told(directory: Path) -> None:
     assert "expected format 'onward-checkpoint', found 'something'" in error_of(path)
     manifest.write_text("[]")
     assert "expected format 'onward-checkpoint', found 'list'" in error_of(path)
+
+
+def test_a_disk_that_does_not_answer_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("onward.checkpoint.reading.fill", refuse)
+        assert re.search(
+            r"the checkpoint .*00000030 cannot be loaded: .*Input/output error", error_of(find_latest(directory))
+        )
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(CheckpointError, match=r"the checkpoints in .* cannot be listed: .*Input/output error"):
+        list_checkpoints(directory)

@@ -184,3 +184,9 @@ def test_what_a_shard_cannot_hold_is_refused(tmp_path):
             write_sample(file, {"x": np.array("a")})
         with pytest.raises(DataError, match="at least one feature"):
             write_sample(file, {})
+
+
+def test_a_feature_of_more_than_2_gib_is_refused():
+    huge = np.broadcast_to(np.float32(0), (1 << 29,))
+    with pytest.raises(DataError, match="feature 'x' has 2147483648 bytes in one sample; at most 2 GiB fit"):
+        encode_sample({"x": huge})

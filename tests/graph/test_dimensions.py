@@ -101,3 +101,14 @@ def test_a_contradiction_with_a_fixed_size():
         ModelError, match=r"\{'batch': 8\} contradict a size that the model fixes: .*Incompatible dimensions"
     ):
         bind_dimensions(read_model(model), {"batch": 8})
+
+
+def test_a_size_that_would_be_negative():
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13]> own (float[batch] x) => (float[rest] y)
+        <int64[1] three = {3}, int64[1] end = {100}> { y = Slice(x, three, end) }"""
+    )
+    read = read_model(model)
+    read.graph.outputs[0].shape = ir.Shape(["batch - 3"])
+    with pytest.raises(ModelError, match=r"\{'batch': 2\} makes the dimension 'batch - 3' of 'y' negative \(-1\)"):
+        bind_dimensions(read, {"batch": 2})

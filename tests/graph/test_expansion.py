@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ModelError
+from onward.graph import expansion
 from onward.graph.expansion import expand_function_operators, is_expandable
 from tests.one_node import make_model, run_onnxruntime
 
@@ -112,3 +113,12 @@ def test_is_expandable() -> None:
     assert not is_expandable("", "LayerNormalization", 16)
     assert not is_expandable("", "Conv", 20)
     assert not is_expandable("", "NoSuchOperator", 20)
+
+
+def test_bodies_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expansion, "_MOST_ROUNDS", 1)
+    op_type, inputs, attributes, opset = CASES["body within a body"]
+    with pytest.raises(
+        ModelError, match=r"nest more than 1 deep; the last was node 'node' \(SoftmaxCrossEntropyLoss\)"
+    ):
+        expand_function_operators(ir.from_proto(make_model(op_type, inputs, attributes, opset)), primitive)

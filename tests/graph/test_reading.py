@@ -288,3 +288,12 @@ def test_equal_names_in_two_branches():
     assert {name: float(value.const_value.numpy()[0]) for name, value in lifted.items()} == {"w": 7.0, "w_1": 8.0}
     again = ir.to_proto(source).graph.node[0].attribute
     assert [a.g.initializer[0].name for a in again] == ["w", "w"]
+
+
+def test_initializers_without_data_or_of_impossible_shapes():
+    model = ir.from_proto(_good())
+    model.graph.initializers["w"].const_value = None
+    assert "the initializer 'w' holds no data" in _message(model)
+    proto = _good()
+    proto.graph.initializer[1].dims[:] = [2**40, 2**40]
+    assert "initializer 'w' has the impossible shape [1099511627776, 1099511627776]" in _message(proto)

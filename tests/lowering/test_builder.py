@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onward
+from onward.errors import ModelError
+from onward.lowering.builder import build_program
 
 
 def test_initializers_called_like_steps_of_the_code_keep_their_numbers() -> None:
@@ -31,3 +35,12 @@ def test_initializers_called_like_steps_of_the_code_keep_their_numbers() -> None
     net = onward.to_torch(model)
     expected = float(np.prod([value.sum() for value in values]))
     assert net(torch.tensor(0.5)).item() == 0.5 * expected
+
+
+def test_a_node_that_lacks_an_input_is_named() -> None:
+    """As a caller that builds its own graph may hand it over: files are checked when they are read."""
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3]))
+    node = ir.node("Add", [x], name="half")
+    graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 18})
+    with pytest.raises(ModelError, match=r"half.* lacks its input 'B' \(input 1\)"):
+        build_program(graph, {"": 18})

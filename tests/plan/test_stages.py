@@ -193,3 +193,10 @@ def test_running_statistics_of_two_stages_are_refused() -> None:
     graph = replace(graph, states=("down0.mean", *(s for s in graph.states if not s.endswith("up0.mean"))))
     with pytest.raises(ModelError, match=r"the running statistic 'down0.mean' is updated on stages 0, 1"):
         plan_stages(graph, balanced_stages(graph, 2), 2)
+
+
+def test_a_stage_without_nodes_is_refused() -> None:
+    graph = graph_of("mlp")
+    stages = {node: 2 * stage for node, stage in balanced_stages(graph, 2).items()}
+    with pytest.raises(ParametersError, match=r"stage 1 of 3 computes nothing\. Give it nodes, or use fewer stages"):
+        plan_stages(graph, stages, 3)

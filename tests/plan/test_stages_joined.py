@@ -69,3 +69,19 @@ def test_models_that_do_not_fit_are_refused() -> None:
         join_stage_models([first_stage(), first_stage()])
     with pytest.raises(ModelError, match=r"pipeline_stage_paths is empty"):
         join_stage_models([])
+
+
+def with_function(model: ir.Model, operator: str) -> ir.Model:
+    """The model, and a function `own::act` that it may call."""
+    value = ir.Value(name="a")
+    node = ir.node(operator, [value], name="inner")
+    function = ir.Graph([value], node.outputs, nodes=[node], opset_imports={"": 18})
+    model.functions[("own", "act", "")] = ir.Function("own", "act", graph=function, attributes=[])
+    return model
+
+
+def test_functions_of_one_name_must_be_one_function() -> None:
+    joined = join_stage_models([with_function(first_stage(), "Relu"), with_function(second_stage(), "Relu")])
+    assert list(joined.functions) == [("own", "act", "")]
+    with pytest.raises(ModelError, match="stage 1 defines the function own::act in another way than an earlier one"):
+        join_stage_models([with_function(first_stage(), "Relu"), with_function(second_stage(), "Tanh")])

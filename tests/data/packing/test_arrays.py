@@ -92,3 +92,16 @@ def test_mixed_and_ambiguous_files_are_refused(tmp_path):
     np.save(tmp_path / "b.npy", np.zeros(3))
     with pytest.raises(DataError, match=r"1 \.npz and 1 \.npy files"):
         pack_arrays(tmp_path, tmp_path / "out")
+
+
+def test_an_archive_of_nothing_and_a_damaged_compressed_one_are_refused(tmp_path):
+    np.savez(tmp_path / "empty.npz")
+    with pytest.raises(DataError, match=r"archive '.*empty\.npz' holds no arrays"):
+        pack_arrays(tmp_path / "empty.npz", tmp_path / "out")
+    np.savez_compressed(tmp_path / "c.npz", x=np.random.default_rng(0).random((300, 200)))
+    whole = (tmp_path / "c.npz").read_bytes()
+    for place, words in ((100_000, "is damaged after row"), (60, "cannot be read")):
+        (tmp_path / "c.npz").write_bytes(whole[:place] + bytes(40) + whole[place + 40 :])
+        with pytest.raises(DataError, match=rf"c\.npz': array 'x' {words}"):
+            pack_arrays(tmp_path / "c.npz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -244,3 +244,25 @@ def test_bad_options_are_refused():
         PackOptions(test_fraction=1.0)
     with pytest.raises(ParametersError, match="seed -1"):
         PackOptions(seed=-1)
+
+
+def test_a_source_of_no_samples_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((0, 3)))
+    with pytest.raises(DataError, match=r"a\.npz' gave no samples; nothing was packed"):
+        pack(tmp_path / "a.npz", tmp_path / "out", PackOptions(**QUIET))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_refuses_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    save(tmp_path / "a.npz")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot make the directory '.*file/out': Not a directory"):
+        pack(tmp_path / "a.npz", tmp_path / "file" / "out", PackOptions(**QUIET))
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packer_module, "_publish", refuse)
+    with pytest.raises(StorageError, match=r"cannot pack into '.*out': No space left on device\. Nothing was left"):
+        pack(tmp_path / "a.npz", tmp_path / "out", PackOptions(**QUIET))
+    assert not (tmp_path / "out").exists()

@@ -133,3 +133,15 @@ def test_bad_cells_and_rows_are_named(tmp_path):
     (tmp_path / "c.parquet").write_bytes(b"no")
     with pytest.raises(DataError, match=r"c\.parquet' cannot be read"):
         pack_table(tmp_path / "c.parquet", tmp_path / "out")
+
+
+def test_a_delimiter_of_two_characters_and_lines_that_are_no_json_or_csv_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("a;;b\n1;;2\n")
+    with pytest.raises(DataError, match="the delimiter is ';;'; expected one character"):
+        pack_table(tmp_path / "a.csv", tmp_path / "out", delimiter=";;")
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n1," + "2" * 200_000 + "\n")
+    with pytest.raises(DataError, match=r"a\.csv', line \d: field larger than field limit"):
+        pack_table(tmp_path / "a.csv", tmp_path / "out")
+    (tmp_path / "b.jsonl").write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(DataError, match=r"table '.*b\.jsonl', line 2: not JSON \(Expecting value"):
+        pack_table(tmp_path / "b.jsonl", tmp_path / "out")

@@ -1,6 +1,8 @@
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tokenizers
 
@@ -324,3 +326,31 @@ def test_bert_takes_lines_longer_than_a_sample_and_single_words(tmp_path):
     features = load(tmp_path / "out")
     assert (features["input_mask"].sum(1) <= 16).all()
     assert len(features["input_ids"]) > 30
+
+
+def test_files_that_hold_no_text_are_named(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "n": [3]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet': no column 'text' \(there are 'body', 'n'\).*--text-field"):
+        pack_text(tmp_path / "a.parquet", tmp_path / "out")
+    with pytest.raises(DataError, match=r"a\.parquet', row 0: column 'n' holds 3, not text"):
+        pack_text(tmp_path / "a.parquet", tmp_path / "out", text_field="n")
+    (tmp_path / "b.parquet").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"Parquet file '.*b\.parquet' cannot be read"):
+        pack_text(tmp_path / "b.parquet", tmp_path / "out")
+    (tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"text" "b"}\n')
+    with pytest.raises(DataError, match=r"c\.jsonl', line 2: not JSON \(Expecting ':'"):
+        pack_text(tmp_path / "c.jsonl", tmp_path / "out")
+
+
+def test_tokenizers_that_do_not_fit_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer '.*broken\.json' cannot be read"):
+        pack_text(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "broken.json"))
+    marks = ["[CLS]", "[PAD]", "[SEP]", "[MASK]"]
+    model = tokenizers.models.WordLevel({mark: k for k, mark in enumerate(marks)}, unk_token="[MASK]")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "late.json"))
+    with pytest.raises(DataError, match=r"has \[PAD\] at 1; BERT samples are padded with 0.*must be token 0"):
+        pack_text(tmp_path / "a.txt", tmp_path / "out", objective="bert", tokenizer=str(tmp_path / "late.json"))
+    with pytest.raises(ParametersError, match="max_predictions_per_seq is 0; expected at least 1"):
+        TextOptions(max_predictions_per_seq=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +17,8 @@ from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
 from onward.errors import DataError
 
 _ROWS_BYTES = 1 << 20
+_DAMAGES = (OSError, ValueError, zipfile.BadZipFile, zlib.error)
+"""What reading a broken archive raises."""
 
 
 def open_arrays(paths: list[Path], options: ArrayOptions) -> Source:
@@ -114,7 +117,7 @@ def _read_header(file: IO[bytes], path: Path, name: str) -> tuple[tuple[int, ...
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, zipfile.BadZipFile) as error:
+    except _DAMAGES as error:
         raise DataError(f"archive {str(path)!r}: array {name!r} cannot be read: {error}.") from error
     if dtype.hasobject:
         raise DataError(f"archive {str(path)!r}: array {name!r} holds Python objects (a pickle), which is not loaded.")
@@ -152,7 +155,7 @@ def _read_rows(file: IO[bytes], path: Path, name: str) -> Iterator[np.ndarray]:
         taken = min(rows, count - start)
         try:
             data = file.read(taken * row_bytes)
-        except (OSError, zipfile.BadZipFile, ValueError) as error:
+        except _DAMAGES as error:
             raise DataError(f"archive {str(path)!r}: array {name!r} is damaged after row {start}: {error}.") from error
         if len(data) != taken * row_bytes:
             raise DataError(f"archive {str(path)!r}: array {name!r} ends before row {count}; it is cut off.")
