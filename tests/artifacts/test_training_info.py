@@ -324,6 +324,30 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(training.variables["wt"], training.variables["w"].T)
 
 
+def test_repetitions_of_a_bias_stay_tied(tmp_path: Path) -> None:
+    """A bias and what an exporter repeated of it for two samples: one weight, and both are assigned."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3] b = {1, 2, 3}, float[2, 3] r = {1, 2, 3, 1, 2, 3}> { h = Mul(x, b) y = Add(h, r) }"""
+    )
+    repeated = onnx.helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, [2, 3])
+    repeated.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['b', 'w']")
+    model.graph.value_info.append(repeated)
+    loss = LossSpec(type="mean_squared_error", prediction="y", label="label")
+    write(model, CASES["momentum"][0], tmp_path / "m.onnx", loss)
+    training = load_training_info(tmp_path / "m.onnx")
+    features = {"x": torch.randn(2, 3), "label": torch.randn(2, 3)}
+    bias = torch.tensor([1.0, 2, 3], requires_grad=True)
+    torchs = torch.optim.SGD([bias], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(3):
+        training.step({**features, "learning_rate": torch.tensor(0.1)})
+        torchs.zero_grad()
+        nn.functional.mse_loss(features["x"] * bias + bias, features["label"]).backward()
+        torchs.step()
+    assert largest_error(training.variables["b"], bias.detach()) < 1e-5
+    assert torch.equal(training.variables["r"], training.variables["b"].expand(2, 3))
+
+
 def test_a_transformer_trains_as_onward_trains_it(tmp_path: Path) -> None:
     """GPT-2 of one layer: what the file's training gives is what autograd gives for the same model."""
     model = create_model("gpt2", layers=1, width=16, heads=2, vocab_size=13, context_length=12, dropout=0.0)

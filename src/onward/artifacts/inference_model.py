@@ -20,6 +20,7 @@ import torch
 from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
 from onward.graph.reading import TRAINING_INFO
+from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 
@@ -92,7 +93,7 @@ def inference_model(
     for copy, tie in graph.ties.items():
         if tie.weight in graph.weights:
             example = describe(tie.weight)
-            _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie.permutation, example)  # type: ignore[misc]
+            _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie, example)  # type: ignore[misc]
     switch_to_inference(model)
     if only_initializers:
         for name in (*graph.weights, *graph.states, *graph.ties):
@@ -127,7 +128,7 @@ def _set(
     holders: Mapping[str, ir.Value],
     name: str,
     read: Callable[[], torch.Tensor],
-    permutation: tuple[int, ...] | None,
+    tie: Tie | None,
     example: torch.Tensor,
 ) -> None:
     value = holders.get(name)
@@ -136,7 +137,7 @@ def _set(
             f"the weight {name!r} has no place of its own in the model: it is a constant inside a function. "
             "Inline the model's functions first (onnx.inliner.inline_local_functions)."
         )
-    tensor = _lazy_tensor(value, name, read, permutation, example)
+    tensor = _lazy_tensor(value, name, read, tie, example)
     node = value.producer()
     if node is None:
         value.const_value = tensor
@@ -167,17 +168,16 @@ def _lazy_tensor(
     value: ir.Value,
     name: str,
     read: Callable[[], torch.Tensor],
-    permutation: tuple[int, ...] | None,
+    tie: Tie | None,
     example: torch.Tensor,
 ) -> ir.LazyTensor:
     """A tensor that is fetched when it is written, in the type the user's graph has for it."""
     dtype = _stored_dtype(value) or ir.tensor_adapters.from_torch_dtype(example.dtype)
-    shape = [int(example.shape[i]) for i in permutation] if permutation else [int(size) for size in example.shape]
+    permutation = range(example.dim()) if tie is None else tie.permutation
+    shape = tuple(int(example.shape[i]) for i in permutation) if tie is None or tie.shape is None else tie.shape
 
     def load() -> ir.TensorProtocol:
-        tensor = read().detach()
-        if permutation is not None:
-            tensor = tensor.permute(permutation)
+        tensor = read().detach().permute(*permutation).expand(shape)
         return ir.Tensor(_to_numpy(tensor, dtype), dtype=dtype, name=name)
 
     stored = value.const_value

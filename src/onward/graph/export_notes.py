@@ -51,9 +51,22 @@ def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...
             len(sources) > 1 or (value is not None and value.shape is not None and len(value.shape) != 2)
         ):
             notes.append(
-                f"{name!r} was computed at export from {_quoted(parameters)}; it trains as a weight of its own."
+                f"{name!r} was computed at export from {_quoted(parameters)}; it trains as a weight of its own"
+                f"{_said_of_rows(value)}."
             )
     return tuple(notes)
+
+
+def _said_of_rows(value: ir.Value | None) -> str:
+    """What is lost where the exporter repeated a parameter for each sample of a batch of fixed size."""
+    if value is None or value.const_value is None or len(value.const_value.shape) < 2:
+        return ""
+    array = value.const_value.numpy()
+    if len(array) < 2 or not (array[0] == array[1]).all() or not (array == array[:1]).all():
+        return ""
+    if (array[0] == array.flat[0]).all():
+        return ""
+    return f", and each of its {len(array)} equal rows apart from the others; a dynamic batch axis at export keeps one"
 
 
 def _lost_bias(node: ir.Node) -> bool:

@@ -80,7 +80,7 @@ class Inspection:
         dimensions: symbolic dimension -> where it stands (`input_ids[0]`).
         weights: every float initializer, in the model's order.
         states: running statistics.
-        ties: transposed copies of weights.
+        ties: copies of weights, transposed or repeated for every sample.
         notes: what was changed on the way to training, and what the export lost.
         operators: most frequent first.
         cut_points: where the network can be cut between layers.

@@ -28,7 +28,7 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
         _section("Symbolic dimensions", _table([(d, _names(p)) for d, p in inspection.dimensions.items()])),
         _weights(inspection.weights, largest_weights),
         _frozen(inspection),
-        _section("Ties", _table([(copy, f"= {tie.weight} transposed") for copy, tie in inspection.ties.items()])),
+        _section("Ties", _table([(copy, f"= {tie.weight} {tie.relation}") for copy, tie in inspection.ties.items()])),
         _operators(inspection),
         _obstacles(inspection),
         _fusions(inspection.fusions),

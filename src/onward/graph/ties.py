@@ -1,10 +1,12 @@
-"""Weights that an exporter split: transposed copies of one weight, tied again.
+"""Weights that an exporter split: copies of one weight, transposed or repeated for every sample, tied again.
 
-Exporters fold `Transpose(embedding)` into a second tensor, which would then be a weight of its own.
+Exporters fold `Transpose(embedding)` into a second tensor, and the first step of a recurrent net that starts from zeros
+into its bias, once for each sample; either would then be a weight of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +14,31 @@ import onnx_ir as ir
 
 from onward.graph import provenance
 from onward.graph.gradients import TRAINABLE_TYPES
+from onward.graph.node_writer import NodeWriter
 
 
 @dataclass(frozen=True)
 class Tie:
-    """An initializer that repeats a weight: `copy = weight.transpose(permutation)`."""
+    """An initializer that repeats a weight: `weight.transpose(permutation)`, broadcast to `shape` if given."""
 
     weight: str
     permutation: tuple[int, ...]
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def relation(self) -> str:
+        """What the copy is to the weight, in a word."""
+        return "transposed" if self.shape is None else "repeated"
+
+
+def tie_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
+    """Replaces initializers that are copies of others by nodes that compute them, in place.
+
+    Returns the ties by the copy's name, and a sentence for each.
+    """
+    transposed, first = tie_transposed_copies(model)
+    repeated, second = tie_repeated_biases(model)
+    return {**transposed, **repeated}, (*first, *second)
 
 
 def tie_transposed_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
@@ -48,8 +67,49 @@ def tie_transposed_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, .
                 f"{copy.name!r} is the transpose of {original.name!r}, folded by the exporter; they are tied again "
                 "and train as one weight."
             )
-            _replace_by_transpose(graph, copy, original)
+            _replace(graph, copy, "Transpose", [original], [ir.AttrInt64s("perm", [1, 0])])
     return ties, tuple(notes)
+
+
+def tie_repeated_biases(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
+    """Replaces an initializer that repeats another along some axes by an `Expand` node, in place.
+
+    Looks at floats that the exporter noted to be computed from the other, and that are equal to it element by element:
+    `W 0 + b`, the first step of a recurrent net whose initial state is zeros for a fixed number of samples.
+    """
+    graph = model.graph
+    ties: dict[str, Tie] = {}
+    notes = []
+    for copy in list(graph.initializers.values()):
+        sources = [graph.initializers.get(name) for name in provenance.folded_sources(copy)]
+        original = next((one for one in sources if one is not None and _is_repetition(copy, one)), None)
+        if original is None:
+            continue
+        assert copy.const_value is not None
+        assert original.const_value is not None
+        shape = tuple(int(size) for size in copy.const_value.shape.numpy())
+        ties[str(copy.name)] = Tie(str(original.name), tuple(range(len(original.const_value.shape))), shape)
+        notes.append(
+            f"{copy.name!r} is {original.name!r} repeated to the shape {list(shape)}, computed by the exporter for a "
+            "batch of fixed size (as it does with the first step of a recurrent net that starts from zeros); they are "
+            "tied again and train as one weight."
+        )
+        sizes = NodeWriter(model, "").constant(shape, f"{copy.name}_shape")
+        _replace(graph, copy, "Expand", [original, sizes], [])
+    return ties, tuple(notes)
+
+
+def _is_repetition(copy: ir.Value, original: ir.Value) -> bool:
+    left, right = copy.const_value, original.const_value
+    if left is None or right is None or left is right or left.dtype != right.dtype or left.dtype not in TRAINABLE_TYPES:
+        return False
+    shape, smaller = left.shape.numpy(), right.shape.numpy()
+    axes = zip(reversed(shape), reversed(smaller), strict=False)
+    if not copy.uses() or shape == smaller or len(smaller) > len(shape) or any(m not in (1, n) for n, m in axes):
+        return False
+    a, b = left.numpy(), right.numpy()
+    # Equal numbers prove nothing of a tensor that holds one number only.
+    return bool((b != b.flat[0]).any()) and bool((a == b).all())
 
 
 def _comes_from(copy: ir.Value, original: ir.Value) -> bool:
@@ -87,12 +147,11 @@ def _is_transpose(copy: ir.Value, original: ir.Value) -> bool:
     return bool(np.array_equal(a[0], b[0]) and np.array_equal(a, b) and (a != a.flat[0]).any())
 
 
-def _replace_by_transpose(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
+def _replace(
+    graph: ir.Graph, copy: ir.Value, op_type: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr]
+) -> None:
     output = ir.Value(name=f"{copy.name}_tied", shape=copy.shape, type=copy.type)
-    node = ir.Node(
-        "", "Transpose", [original], [ir.AttrInt64s("perm", [1, 0])], outputs=[output], name=f"tie_{copy.name}"
-    )
-    first = next(iter(graph))
-    graph.insert_before(first, node)
+    node = ir.Node("", op_type, inputs, attributes, outputs=[output], name=f"tie_{copy.name}")
+    graph.insert_before(next(iter(graph)), node)
     copy.replace_all_uses_with(output, replace_graph_outputs=True)
     graph.initializers.pop(str(copy.name))

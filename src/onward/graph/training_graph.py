@@ -14,7 +14,7 @@ from onward.graph.fusion import passes
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
 from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
-from onward.graph.ties import Tie, tie_transposed_copies
+from onward.graph.ties import Tie, tie_copies
 from onward.graph.untying import untie_merged_weights
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
 from onward.parameter_sections import DropoutRule
@@ -31,7 +31,7 @@ class TrainingGraph:
         model: what is computed: functions inlined, constants lifted, later the loss added.
         weights: initializers that train, in the order of the graph.
         states: running statistics of batch normalization, updated by forward passes in training mode.
-        ties: initializers of `source` that repeat a weight, transposed; export writes them from that weight.
+        ties: initializers of `source` that repeat a weight, transposed or broadcast; export writes them from it.
         frozen: float initializers that do not train, each with the reason.
         notes: what was changed on the way, one sentence each, for the user.
         loss_names: what training minimizes and the labels it reads, once a loss was added.
@@ -89,7 +89,7 @@ def make_training_graph(
     original = read_model(source)
     untied = untie_merged_weights(original, keep=tied_weights)
     model = prepare_for_lowering(original)
-    ties, tied = tie_transposed_copies(model)
+    ties, tied = tie_copies(model)
     revived = add_dropout(model, revive_dropout)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
     states = find_running_statistics(model.graph)
