@@ -135,6 +135,7 @@ def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
     assembly = assemble(parameters, mesh, graph, plan, notes.append)
     print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr)
     assembly.state.train(True)
+    assembly.state.mark()
     shares = LossShares(mesh, parameters.loss, graph.loss_names, False)
     compute = assembly.micro_batches(shares, (), {}, label_ranges(parameters.loss, graph), None)
     steps = Steps(assembly.state, compute, 1, None, WatchedNames(), assembly.exchange)

@@ -32,7 +32,7 @@ from onward.lowering.program import Program
 from onward.optim.building import make_optimizer
 from onward.parallel import horizontal
 from onward.parallel.data_parallel import differentiable_sum, offloads, replicate
-from onward.parallel.gradients import sum_over_shards
+from onward.parallel.gradients import counts_on, sum_over_shards
 from onward.parallel.pipeline import Pipeline
 from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import Mesh
@@ -267,5 +267,5 @@ class _NormSums:
     def __call__(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
         if self.mesh.data is None and self.mesh.horizontal is None:
             return squares
-        copies = [self.copies[id(parameter)] for parameter in parameters]
-        return sum_over_shards(self.mesh, squares, torch.tensor(copies, dtype=torch.float64, device=squares.device))
+        copies = tuple(self.copies[id(parameter)] for parameter in parameters)
+        return sum_over_shards(self.mesh, squares, counts_on(squares.device, copies))

@@ -137,6 +137,7 @@ def train_steps(
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
             window = _Window()
         yield StepDone(step, is_update, report)
+    state.count_skipped()
 
 
 def _make_report(
@@ -151,6 +152,7 @@ def _make_report(
     counters = steps.state.counters
     read_from = time.perf_counter()
     loss = steps.take_mean_loss()
+    steps.state.count_skipped()
     # Waiting here for the device is training time too.
     seconds = window.seconds + time.perf_counter() - read_from
     remaining = num_train_steps - counters.step

@@ -55,7 +55,8 @@ class LossShares:
             return torch.full((len(self.names),), float(size), device=self.mesh.device)
         if not self._is_counted:
             return None
-        own = torch.tensor(self._counts(features, samples), dtype=torch.float64).to(self.mesh.device)
+        counts = torch.tensor(self._counts(features, samples), dtype=torch.float64)
+        own = counts.to(self.mesh.device, non_blocking=True)
         total = sum_over_replicas(self.mesh, own)
         # No replica counts anything: every loss is 0/0 or 0, and stays what it is.
         return torch.where(total > 0, own * size / total, torch.ones_like(own)).float()

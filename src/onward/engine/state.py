@@ -71,6 +71,7 @@ class TrainState:
     counters: Counters = field(default_factory=Counters)
     cursor: DataCursor = field(default_factory=DataCursor)
     _mark: _Mark | None = None
+    _skipped: torch.Tensor | None = None
 
     @classmethod
     def of_one_process(
@@ -103,10 +104,26 @@ class TrainState:
         _copy_all(statistics, kept)
         self._mark = _Mark(dataclasses.replace(self.counters), self.cursor, self._random_states(), kept)
 
-    def restore_statistics(self) -> None:
-        """Puts running statistics back to where they were at the mark."""
+    def restore_statistics(self, where: torch.Tensor | None = None) -> None:
+        """Puts running statistics back to where they were at the mark; if `where` is true, a boolean on the device."""
         assert self._mark is not None
-        _copy_all(self._mark.statistics, self._statistics())
+        kept, now = self._mark.statistics, self._statistics()
+        if where is not None:
+            kept = [torch.where(where, old, new) for old, new in zip(kept, now, strict=True)]
+        _copy_all(kept, now)
+
+    def count_skipped_later(self, skipped: torch.Tensor) -> None:
+        """Remembers whether an update was skipped, a boolean on the device that nobody waits for yet."""
+        self._skipped = skipped.long() if self._skipped is None else self._skipped + skipped
+
+    def count_skipped(self) -> None:
+        """Counts the skipped updates that the device knows of; waits for it."""
+        if self._skipped is None:
+            return
+        found, self._skipped = int(self._skipped), None
+        self.counters.skipped_updates += found
+        if self._mark is not None:
+            self._mark.counters.skipped_updates += found
 
     def return_to_mark(self) -> None:
         """Forgets what was computed since the last weight update: a step that failed, gradients accumulated before."""
@@ -165,6 +182,7 @@ class TrainState:
 
     def record(self) -> dict[str, Any]:
         """Everything of the state that is no tensor and that all ranks have in common, ready for JSON."""
+        self.count_skipped()
         return {
             "counters": dataclasses.asdict(self.counters),
             "cursor": self.cursor.to_dict(),

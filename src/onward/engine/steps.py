@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from onward.data.batches import Batch
 from onward.engine.exchange import GradientExchange
 from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
-from onward.optim.building import set_learning_rate
+from onward.optim.building import is_fused, set_learning_rate
 from onward.parallel.gathering import gather_whole
 
 
@@ -23,14 +24,18 @@ class UpdateResult:
     """What a weight update tells.
 
     Attributes:
-        gradient_norm: global L2 norm of the mean gradient before clipping, loss scale taken out.
-        finite: whether all gradients were; if not, weights, moments and running statistics are as before.
+        norm: global L2 norm of the mean gradient before clipping, loss scale taken out; on the device. Where it is not
+            finite, weights, moments and running statistics are as before.
         tensors: copies of the weights and gradients that were asked for by name, and graph values.
     """
 
-    gradient_norm: float
-    finite: bool
+    norm: torch.Tensor
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def gradient_norm(self) -> float:
+        """The norm as a number; waits for the device."""
+        return float(self.norm)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,15 @@ class WatchedNames:
 
     def _matches(self, name: str) -> bool:
         return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+def skips_on_device(state: TrainState) -> bool:
+    """Whether an update that overflowed is skipped without the host's knowing: it has no need to wait for the device.
+
+    On a CPU nothing waits. A dynamic loss scale must be known before the next step, and LAMB asks the host.
+    """
+    needs_to_know = state.loss_scale is not None and state.loss_scale.dynamic
+    return state.device.type != "cpu" and not needs_to_know and is_fused(state.optimizer)
 
 
 class Steps:
@@ -102,26 +116,45 @@ class Steps:
         if self._scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), 1.0 / self._scale)
         norm = self.exchange.total_norm(self.state, gradients)
-        gradient_norm = float(norm)
-        finite = gradient_norm - gradient_norm == 0.0
         tensors = self._watched_tensors(outputs) if watch else {}
+        set_learning_rate(self.state.optimizer, learning_rate)
+        if skips_on_device(self.state):
+            self._update_unless_overflowed(norm)
+        else:
+            self._update_if_finite(norm)
+        self.state.drop_gradients()
+        self.state.counters.update += 1
+        return UpdateResult(norm, tensors)
+
+    def _update_if_finite(self, norm: torch.Tensor) -> None:
+        """Reads the norm, and changes the weights or does not."""
+        finite = math.isfinite(float(norm))
         if finite:
-            if self.max_norm_clip is not None:
-                clip_grads_with_norm_(self.state.parameters.values(), self.max_norm_clip, norm)
-            set_learning_rate(self.state.optimizer, learning_rate)
-            self.state.optimizer.step()
-            for weight in self.state.weights.values():
-                weight.update_followers()
+            self._change_weights(norm)
             self.exchange.average_statistics(self.state)
         else:
             self.state.counters.skipped_updates += 1
             # What overflowed the gradients has most often reached the running statistics too, and would stay there.
             self.state.restore_statistics()
-        self.state.drop_gradients()
         if self.state.loss_scale is not None:
             self.state.loss_scale = self.state.loss_scale.after(finite)
-        self.state.counters.update += 1
-        return UpdateResult(gradient_norm, finite, tensors)
+
+    def _update_unless_overflowed(self, norm: torch.Tensor) -> None:
+        """The same without waiting: the device itself leaves everything as it was, and whether it did is read later."""
+        overflowed = norm.isfinite().logical_not()
+        # What torch's gradient scaler tells fused optimizers; their step counts go back, too.
+        self.state.optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
+        self._change_weights(norm)
+        self.exchange.average_statistics(self.state)
+        self.state.restore_statistics(overflowed)
+        self.state.count_skipped_later(overflowed)
+
+    def _change_weights(self, norm: torch.Tensor) -> None:
+        if self.max_norm_clip is not None:
+            clip_grads_with_norm_(self.state.parameters.values(), self.max_norm_clip, norm)
+        self.state.optimizer.step()
+        for weight in self.state.weights.values():
+            weight.update_followers()
 
     def take_mean_loss(self) -> float:
         """The mean loss over the micro-batches and replicas since this was called last."""

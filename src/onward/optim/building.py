@@ -116,6 +116,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group["learning_rate_factor"]
 
 
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is one of torch's fused optimizers, which leave everything as it is where `found_inf` is 1."""
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
 def _torch_group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
     a = group["attributes"]
     common = {

@@ -5,6 +5,7 @@ Averaging over replicas happens during the backward pass (`data_parallel`); here
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -52,10 +53,16 @@ def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: Sequence[i
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     if gradients:
         norms = torch.stack([norm.to(mesh.device) for norm in torch._foreach_norm(list(gradients))]).double()
-        squares = (norms.square() / torch.tensor(copies, dtype=torch.float64, device=mesh.device)).sum()
+        squares = (norms.square() / counts_on(mesh.device, tuple(copies))).sum()
     if mesh.world_size > 1:
         dist.all_reduce(squares)
     return squares.sqrt().float()
+
+
+@functools.lru_cache(maxsize=64)
+def counts_on(device: torch.device, counts: tuple[int, ...]) -> torch.Tensor:
+    """Numbers on a device, float64; brought there once, since bringing them waits for the device."""
+    return torch.tensor(counts, dtype=torch.float64, device=device)
 
 
 def sum_over_shards(mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:
