@@ -157,6 +157,21 @@ class NormedHeads(nn.Module):
         return self.head(x + self.out(merged)).transpose(1, 2)
 
 
+class Shifted(nn.Module):
+    """An MLP whose hidden features are moved by one, as padding on one side and cropping on the other does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.out(nn.functional.pad(torch.tanh(self.first(x)), (1, -1)))
+        x = x + self.narrow(torch.tanh(self.wide(x)))
+        return self.head(x).transpose(1, 2)
+
+
 class Residual(nn.Module):
     """A bottleneck with batch norm and a shortcut, as in ResNet."""
 
@@ -336,6 +351,9 @@ EXAMPLES: dict[str, Example] = {
     ),
     "normed-heads": Example(
         lambda: exported(NormedHeads(), (torch.zeros(2, 7, 16),), (0, 1)), vectors(3, 5), vectors(2, 7), BY_CLASS_AXIS
+    ),
+    "shifted": Example(
+        lambda: exported(Shifted(), (torch.zeros(2, 7, 16),), (0, 1)), vectors(3, 5), vectors(2, 7), BY_CLASS_AXIS
     ),
     "resnet": Example(
         lambda: exported(residual_network(), (torch.zeros(2, 3, 8, 8),), (0,)), images(3, 8), images(2, 8)

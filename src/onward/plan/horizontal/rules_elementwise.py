@@ -164,12 +164,23 @@ def pooling(site: Site, inputs: Known, outputs: Known) -> Assignment:
     return follow(links, site, inputs, outputs, "window")
 
 
-@rule("Resize", "Upsample", "Pad")
-def unchanged_axes(site: Site, inputs: Known, outputs: Known) -> Assignment:
+@rule("Pad")
+def pad(site: Site, inputs: Known, outputs: Known) -> Assignment:
+    """The axes without padding; one that is padded before and cropped behind keeps its size, and yet is moved."""
+    if site.has_input(3):
+        raise CannotCutError(f"{site.name} pads chosen axes")
+    rank = len(site.shape(0))
+    pads = site.numbers(1) if site.version >= 11 else site.attribute("pads", site.attribute("paddings"))
+    if pads is None:
+        raise CannotCutError(f"{site.name}: how much it pads depends on data")
+    axes = [a for a in range(rank) if pads[a] == pads[a + rank] == 0]
+    return follow([Link({0: a}, {0: a}) for a in axes], site, inputs, outputs, "padded axis")
+
+
+@rule("Resize", "Upsample")
+def resizing(site: Site, inputs: Known, outputs: Known) -> Assignment:
     """The axes that keep their size; sizes that are given as numbers become the rank's."""
     before, after = site.shape(0), site.result()
-    if site.node.op_type == "Pad" and site.has_input(3):
-        raise CannotCutError(f"{site.name} pads chosen axes")
     axes = [a for a in range(len(after)) if before[a] == after[a]]
     found = follow([Link({0: a}, {0: a}) for a in axes], site, inputs, outputs, "resized axis")
     if site.node.op_type != "Resize" or not site.has_input(3):

@@ -1,0 +1,174 @@
+"""What each rule says when a node cannot compute on parts: in words, with the node's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from onward.plan.horizontal import planning
+from onward.plan.horizontal.cuts import CannotCutError, Cut, Facts, Site
+from onward.plan.horizontal.rules import apply_rule
+
+assert planning  # importing it registers the rules
+SIZES = (4, 8)
+
+
+def site(
+    op_type: str,
+    inputs: Mapping[str, tuple[int, ...]],
+    outputs: Mapping[str, tuple[int, ...]],
+    numbers: Mapping[str, Any] | None = None,
+    version: int = 20,
+    domain: str = "",
+    **attributes: Any,
+) -> Site:
+    """A node with the shapes of its operands; an operand named "" is left out."""
+    operands = [ir.Value(name=name) if name else None for name in inputs]
+    node = ir.node(
+        op_type, operands, attributes=attributes, outputs=[ir.Value(name=name) for name in outputs],
+        domain=domain, name="n",
+    )  # fmt: skip
+    return Site(node, version, Facts({**inputs, **outputs}, numbers or {}, frozenset(inputs)))
+
+
+def said(node: Site, inputs: Mapping[int, Cut] | None = None, outputs: Mapping[int, Cut] | None = None) -> str:
+    with pytest.raises(CannotCutError) as caught:
+        apply_rule(node, inputs or {}, outputs or {})
+    return str(caught.value)
+
+
+X, Y = {"x": SIZES}, {"y": SIZES}
+COLUMNS = {0: Cut(1, (8,))}
+IMAGE = (2, 8, 6, 6)
+CASES: dict[str, tuple[Site, Mapping[int, Cut], Mapping[int, Cut], str]] = {
+    "no rule": (site("Det", X, Y), COLUMNS, {}, "nothing is known of how Det computes on parts"),
+    "whole operand": (
+        site("Attention", {"q": (2, 3, 8), "k": (2, 3, 4), "v": (2, 3, 4)}, {"y": (2, 3, 8)},
+             q_num_heads=2, kv_num_heads=1),
+        {1: Cut(2, (4,))}, {}, "needs its operand 1 whole or cut otherwise",
+    ),
+    "old softmax": (
+        site("Softmax", {"x": IMAGE}, {"y": IMAGE}, version=11, axis=1),
+        {0: Cut(1, (8,))}, {}, "is over several axes at once",
+    ),
+    "running sum": (site("CumSum", {**X, "axis": ()}, Y), COLUMNS, {}, "its axis depends on data"),
+    "groups normalized": (
+        site("GroupNormalization", {"x": IMAGE, "s": (8,), "b": (8,)}, {"y": IMAGE}, num_groups=2),
+        {0: Cut(1, (6, 2))}, {}, "a group of channels would be cut",
+    ),
+    "positions": (
+        site("MaxPool", {"x": IMAGE}, {"y": IMAGE, "i": IMAGE}), {0: Cut(1, (8,))}, {},
+        "gives positions in the whole tensor",
+    ),
+    "padded axes": (
+        site("Pad", {**X, "pads": (2,), "value": (), "axes": (1,)}, {"y": (4, 10)}), {0: Cut(0, (4,))}, {},
+        "pads chosen axes",
+    ),
+    "padded by data": (
+        site("Pad", {**X, "pads": (4,)}, Y), COLUMNS, {}, "how much it pads depends on data",
+    ),
+    "moved by padding": (
+        site("Pad", {**X, "pads": (4,)}, Y, {"pads": (0, 1, 0, -1)}), COLUMNS, {},
+        "needs all of its padded axis at once (axis 1 of input 0)",
+    ),
+    "reduced axes": (
+        site("ReduceSum", {**X, "axes": (1,)}, {"y": (4, 1)}), COLUMNS, {}, "its axes depend on data",
+    ),
+    "probabilities": (
+        site("SoftmaxCrossEntropyLoss", {**X, "labels": (4,)}, {"loss": (), "p": SIZES}), COLUMNS, {},
+        "also gives the logarithms of all probabilities",
+    ),
+    "by samples": (
+        site("SoftmaxCrossEntropyLoss", {**X, "labels": (4,)}, {"loss": ()}), {0: Cut(0, (4,))}, {},
+        "can be cut by classes only",
+    ),
+    "equation": (
+        site("Einsum", {**X, "w": (8, 3)}, {"y": (4, 3)}, equation="ij,jk"), COLUMNS, {},
+        "the equation 'ij,jk' leaves axes out",
+    ),
+    "packed": (
+        site("MultiHeadAttention", {"qkv": (2, 3, 2, 3, 4)}, {"y": (2, 3, 8)}, domain="com.microsoft", num_heads=2),
+        {0: Cut(2, (2,))}, {}, "has packed operands, masks or a past",
+    ),
+    "groups convolved": (
+        site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Cut(1, (6, 2))}, {},
+        "a group of channels would be cut",
+    ),
+    "groups by samples": (
+        site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Cut(0, (2,))}, {},
+        "is cut by other axes than its groups",
+    ),
+    "picked": (
+        site("Gather", {**X, "i": (2,)}, {"y": (4, 2)}, axis=1), COLUMNS, {}, "picks elements of the cut axis",
+    ),
+    "heads unsaid": (
+        site("RotaryEmbedding", {"x": (2, 3, 8), "cos": (3, 2), "sin": (3, 2)}, {"y": (2, 3, 8)}),
+        {0: Cut(2, (8,))}, {}, "does not say how many heads there are",
+    ),
+    "mixed": (
+        site("Reshape", {**X, "s": (2,)}, {"y": (8, 4)}, {"s": (8, 4)}), {0: Cut(1, (6, 2))}, {},
+        "mixes the cut axis 1 with others: [4, 8] to [8, 4]",
+    ),
+    "joined across": (
+        site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {0: Cut(1, (3,)), 1: Cut(0, (4,))}, {},
+        "its operands are cut along different axes",
+    ),
+    "joined over a border": (
+        site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {}, {0: Cut(1, (8,))},
+        "the cut of its result crosses an operand's border",
+    ),
+    "split across": (
+        site("Split", X, {"a": (4, 4), "b": (4, 4)}, axis=1, num_outputs=2), {}, {0: Cut(1, (4,)), 1: Cut(0, (4,))},
+        "its parts are cut along different axes",
+    ),
+    "split over a border": (
+        site("Split", X, {"a": (4, 4), "b": (4, 4)}, axis=1, num_outputs=2), COLUMNS, {},
+        "the cut of its operand crosses a part's border",
+    ),
+    "split unequally": (
+        site("Split", X, {"a": (4, 5), "b": (4, 3)}, axis=1, num_outputs=2), {0: Cut(1, (5, 3))}, {},
+        "has parts of different sizes that it does not name",
+    ),
+    "every second": (
+        site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,), "t": (1,)}, {"y": (4, 4)},
+             {"s": (0,), "e": (8,), "a": (1,), "t": (2,)}),
+        COLUMNS, {}, "takes every 2th element of the cut axis",
+    ),
+    "sliced by data": (
+        site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,)}, {"y": (4, 5)}, {"a": (1,)}), COLUMNS, {},
+        "where it slices depends on data",
+    ),
+    "sliced over a border": (
+        site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,)}, {"y": (4, 5)}, {"s": (0,), "e": (5,), "a": (1,)}),
+        COLUMNS, {}, "the cut of its operand crosses the slice's border",
+    ),
+    "reversed": (
+        site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,), "t": (1,)}, Y,
+             {"s": (-1,), "e": (-9,), "a": (1,), "t": (-1,)}),
+        COLUMNS, {}, "reverses the cut axis",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_cut_says_why(case: str) -> None:
+    node, inputs, outputs, words = CASES[case]
+    message = said(node, inputs, outputs)
+    assert words in message
+    assert message.startswith("node 'n' (")
+
+
+def test_a_shape_that_depends_on_data_is_named() -> None:
+    node = site("Relu", X, Y)
+    del node.facts.shapes["y"]  # type: ignore[attr-defined]
+    assert said(node, COLUMNS).endswith("the shape of its output 0 depends on data")
+
+
+@pytest.mark.parametrize(("version", "inputs"), [(20, {**X, "pads": (4,)}), (2, X)])
+def test_axes_without_padding_are_kept(version: int, inputs: dict[str, tuple[int, ...]]) -> None:
+    given = {"pads": (1, 0, 1, 0)}
+    node = site("Pad", inputs, {"y": (6, 8)}, given, version, **(given if version < 11 else {}))
+    assert apply_rule(node, COLUMNS, {}).outputs == COLUMNS
