@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.environment import Environment
+from onward.environment import ALLOCATOR_VARIABLES, Environment
 from onward.errors import ParametersError
 from onward.runner import TrainingRunner
+from onward.training_command import train
 from tests.mlp import assert_same_bits, data, parameters, save_mlp, weights_of
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -24,7 +27,9 @@ WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a mach
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Puts back what an environment sets for the whole process."""
     threads, level = torch.get_num_threads(), logging.getLogger("onward").level
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", *ALLOCATOR_VARIABLES):
+        monkeypatch.setenv(name, "")  # so that it is put back, too, where it was not set
+        monkeypatch.delenv(name)
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
@@ -84,3 +89,48 @@ def test_deterministic_runs_are_equal_bit_by_bit(tmp_path: Path) -> None:
         runner.run(InMemoryDataLoader(data(24)))
         results.append({name: tensor.cpu() for name, tensor in weights_of(runner).items()})
     assert_same_bits(*results)
+
+
+def test_segments_on_gpus_can_grow() -> None:
+    Environment().apply()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
+def test_what_the_user_asks_of_the_allocator_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    Environment().apply()
+    assert {variable: os.environ.get(variable) for variable in ALLOCATOR_VARIABLES} == {
+        **dict.fromkeys(ALLOCATOR_VARIABLES),
+        name: "max_split_size_mb:128",
+    }
+
+
+def test_workers_and_this_process_have_it_before_a_gpu_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Already when `train` reads its file, which is before it asks for devices or starts others."""
+    seen: list[str | None] = []
+
+    def load(*_: Any) -> None:
+        seen.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+        raise ParametersError("enough")
+
+    monkeypatch.setattr("onward.parameters.Parameters.load", load)
+    with pytest.raises(ParametersError, match="enough"):
+        train(tmp_path / "run.yaml")
+    assert seen == ["expandable_segments:True"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_torch_takes_the_setting(tmp_path: Path) -> None:
+    """In a process of its own: the allocator reads it once."""
+    program = (
+        "from onward.environment import Environment; import torch; Environment().apply();"
+        "torch.zeros(1, device='cuda');"
+        "print(any(s['is_expandable'] for s in torch.cuda.memory_snapshot()))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

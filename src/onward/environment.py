@@ -11,6 +11,19 @@ import torch
 
 from onward.errors import ParametersError
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch reads these when a process first uses a GPU; the second is the older name."""
+
+
+def choose_allocator() -> None:
+    """Asks torch's allocator for segments on GPUs that can grow, unless the user has asked it for anything.
+
+    Memory then does not fall to pieces where batches differ in shape. To be called before a GPU is used; processes
+    that this one starts find it in their environment.
+    """
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
@@ -42,11 +55,12 @@ class Environment:
         return "cuda" if self.device.type == "cuda" else "cpu"
 
     def apply(self) -> None:
-        """Sets threads, log level and determinism of this process.
+        """Sets threads, log level, determinism and torch's allocator of this process.
 
         Raises:
             ParametersError: CUDA is asked for and there is none, or the number of threads is none.
         """
+        choose_allocator()
         if self.execution_provider not in (None, "CPU", "CUDA"):
             raise ParametersError(f"execution_provider is {self.execution_provider!r}; expected 'CPU' or 'CUDA'.")
         if self.execution_provider == "CUDA" and not torch.cuda.is_available():

@@ -10,7 +10,7 @@ from onward.data.loader import DataLoader
 from onward.engine.performance import performance_lines, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
 from onward.engine.reports import Watcher
-from onward.environment import Environment
+from onward.environment import Environment, choose_allocator
 from onward.errors import ParametersError
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
@@ -33,6 +33,7 @@ def train(file: str | Path, overrides: Mapping[str, str] | None = None) -> None:
         Interrupted: a signal came, and the state is saved.
         SystemExit: with the exit code of the processes that were started here.
     """
+    choose_allocator()
     if detect().launcher == "none":
         parameters = Parameters.load(file, overrides)
         if worker_count(parameters.distributed) > 1:
