@@ -284,12 +284,16 @@ class MixedPrecision:
         use_mixed_precision: compute in fp16, or bf16 with `use_bfloat16`.
         use_bfloat16: bf16 needs no loss scale.
         loss_scale: of fp16; 0: dynamic, from 65536; else fixed.
+        float8: multiply activations and weights in 8-bit floats where both sizes of a weight divide by 16; everything
+            else computes as without it, and weights and moments stay in fp32. Needs an Ada, Hopper or newer GPU;
+            on a CPU it is for trying out.
     """
 
     __pydantic_config__ = STRICT
     use_mixed_precision: Flag = False
     use_bfloat16: Flag = False
     loss_scale: NonNegative = 0.0
+    float8: Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)

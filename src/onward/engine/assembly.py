@@ -21,7 +21,7 @@ from onward.engine.loss_shares import LossShares
 from onward.engine.micro_batches import MicroBatches, OneByOne, ThroughPipeline
 from onward.engine.network import Network
 from onward.engine.pipelined import PipelinedForward, StageCompute
-from onward.engine.precision import Precision
+from onward.engine.precision import Precision, float8_notes
 from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
@@ -139,6 +139,8 @@ def assemble(
     costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
     compilation = _compilation(parameters, graph, mesh, notes, say)
     networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
+    nets, is_whole = [network.net for network in networks], stages is None
+    notes += float8_notes(precision, nets, mesh.device, is_whole)
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
     if distributed.zero_offload_to_cpu and not offloads(distributed, mesh):

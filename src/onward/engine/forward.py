@@ -58,11 +58,11 @@ class Forward:
         self.module: nn.Module = network if module is None else module
         self._is_separate = graph_net is not None
         self._instrument = instrument
-        self.program = owner.program_for(self.outputs)
+        own, shared = owner.tensors_by_name(), net.tensors_by_name()
+        self.program = precision.program(owner.program_for(self.outputs), own)
         loss = owner.graph.loss_names
         # What the loss compares with and weighs by keeps its digits: losses are computed in fp32.
         self._exact = frozenset((*exact, *(() if loss is None else (*loss.labels, *loss.constants))))
-        own, shared = owner.tensors_by_name(), net.tensors_by_name()
         states = {*owner.graph.states}
         self._weights = frozenset(owner.graph.weights)
         self._tensors = {
