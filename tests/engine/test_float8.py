@@ -82,7 +82,7 @@ def test_losses_stay_near_those_without(model: Path, mixed: dict[str, Any]) -> N
     (note,) = [text for text in messages if text.startswith("mixed_precision.float8: products")]
     assert note == (
         "mixed_precision.float8: products with 8 weights are in 8-bit floats; with 1 they are not "
-        "('wte.weight': 50 of 32x50 does not divide by 16)."
+        "('wte.weight': 50 of 50x32 does not divide by 16)."
     )
 
 

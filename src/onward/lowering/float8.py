@@ -171,12 +171,16 @@ def quantize(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _multiply(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The product of two matrices in 8 bits. GPUs want the left one row by row, the right one column by column."""
     columns = right.t().contiguous().t()
-    # Asked for 16 bits, torch on a CPU adds up in 16 bits, too.
-    wide = dtype if left.is_cuda else torch.float32
-    product: Tensor = torch._scaled_mm(
-        left.contiguous(), columns, scale_a=left_scale, scale_b=right_scale, out_dtype=wide
-    )
-    return product.to(dtype)
+    if left.is_cuda:
+        return _scaled(left.contiguous(), columns, left_scale, right_scale, dtype)
+    # On a CPU torch multiplies wider numbers, in 16 bits where these are asked for or autocast is on.
+    with torch.autocast(left.device.type, enabled=False):
+        return _scaled(left.contiguous(), columns, left_scale, right_scale, torch.float32).to(dtype)
+
+
+def _scaled(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    product: Tensor = torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)
+    return product
 
 
 def _with_rows(matrix: Tensor, count: int) -> Tensor:
