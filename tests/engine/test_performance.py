@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from onward.cli import main
+from onward.engine.loop import Clock
 from onward.engine.performance import product_rate, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, read_training_graph
 from onward.models import create_model
@@ -73,6 +74,17 @@ def test_a_size_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.Ca
     )
     assert main(["train", str(run)]) == 2
     assert "the sizes of 'sequence' of 'input_ids'" in capsys.readouterr().err
+
+
+def test_the_first_step_says_nothing_of_later_ones() -> None:
+    """Code is compiled in it, which can take a thousand times as long as a step."""
+    clock = Clock()
+    clock.add(100.0, 0.0, 4)
+    assert clock.stable_samples_per_second == pytest.approx(0.04), "where there is no other"
+    for _ in range(3):
+        clock.add(0.5, 0.1, 4)
+    assert clock.stable_samples_per_second == pytest.approx(8.0)
+    assert clock.samples_per_second == pytest.approx(16 / 101.5)
 
 
 def test_the_rate_of_a_product_is_that_of_real_work() -> None:

@@ -47,7 +47,7 @@ class Clock:
         steps, samples: done in this call.
         train_seconds: spent in steps and in waiting for data.
         data_wait_seconds: the waiting alone.
-        recent: (seconds, samples) of the last steps.
+        recent: (seconds, samples) of the last steps, the first of the call left out where there are others.
     """
 
     steps: int = 0
@@ -62,6 +62,8 @@ class Clock:
         self.samples += samples
         self.train_seconds += seconds
         self.data_wait_seconds += waited_seconds
+        if self.steps == 2:
+            self.recent.clear()  # code is compiled and memory found in the first step, which says nothing of later ones
         self.recent.append((seconds, samples))
 
     @property

@@ -89,7 +89,8 @@ class RunSummary:
         batch_size, gradient_accumulation_steps: as asked.
         first_loss, last_loss: means over the first and last display window; None where no step was done.
         seconds: wall clock of the whole call; train_seconds: without evaluation and checkpoints.
-        samples_per_second: over `train_seconds`; stable_samples_per_second: over the last 128 steps at most.
+        samples_per_second: over `train_seconds`; stable_samples_per_second: over the last 128 steps at
+            most, without the first.
         metrics: of the last evaluation; empty where none was made.
         checkpoint: the last checkpoint's directory, or None.
     """

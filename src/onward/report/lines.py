@@ -112,7 +112,7 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
         (
             "stable throughput",
             f"{format_rate(summary.stable_samples_per_second, 'samples')} over the last "
-            f"{min(STABLE_STEPS, summary.steps)} steps",
+            f"{min(STABLE_STEPS, max(1, summary.steps - 1))} steps",
         ),
         ("time", f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"),
         ("checkpoint", "none" if summary.checkpoint is None else short_path(summary.checkpoint)),
