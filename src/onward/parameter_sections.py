@@ -67,7 +67,8 @@ class Data:
     """How shards become batches.
 
     Attributes:
-        input_name_map: feature name in the files -> input of the model (or label); empty: the same names.
+        input_name_map: feature name in the files -> input of the model (or label); "" leaves a feature out; those not
+            listed have the same name in both.
         shuffle_data: draw a new order of files, and of samples within a file, for every epoch from the seed.
         max_num_files_preload: files held in memory at most, the current one included.
         test_data: `replicated`: every rank evaluates all test data; `partitioned`: each rank a part.

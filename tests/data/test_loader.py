@@ -81,7 +81,7 @@ def test_files_are_read_in_order_of_name_hidden_ones_folders_and_others_not(tmp_
 
 
 def test_batches_run_over_file_ends_and_hold_the_files_values(tmp_path):
-    batches = take(DataLoader({"x": "input"}, write(tmp_path, [3, 1, 4])), 5, 2)
+    batches = take(DataLoader({"x": "input", "id": ""}, write(tmp_path, [3, 1, 4])), 5, 2)
     assert [batch.sample_count for batch in batches] == [5, 5]
     expected = np.arange(10)[:, None] % 8 + np.arange(3)
     np.testing.assert_array_equal(np.concatenate([batch.features["input"] for batch in batches]), expected)
@@ -247,6 +247,7 @@ def test_bad_arguments_are_refused(tmp_path):
         DataLoader({}, tmp_path / "data", seed=-1)
     with pytest.raises(ParametersError, match="input 'x' two features, 'a' and 'b'"):
         DataLoader({"a": "x", "b": "x"}, tmp_path / "data")
+    DataLoader({"a": "", "b": "", "x": "input"}, tmp_path / "data")
     with pytest.raises(ParametersError, match="batch_size is 0; expected an integer of at least 1"):
         DataLoader({}, tmp_path / "data").batches(0)
 

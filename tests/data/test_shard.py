@@ -61,10 +61,12 @@ def test_a_file_of_an_independent_writer_loads(tmp_path):
 
 
 @pytest.mark.usefixtures("reading")
-def test_names_are_mapped_and_other_features_left_out(tmp_path):
+def test_names_are_mapped_and_a_feature_left_out(tmp_path):
     samples = make_samples()
     names = {"tokens": "input_ids", "label": "y"}
-    check(load_shard(write(tmp_path / "a.pb", samples), names), samples, names)
+    shard = load_shard(write(tmp_path / "a.pb", samples), {**names, "image": ""})
+    check(shard, samples, names)
+    assert set(shard.features) == {"input_ids", "y"}
 
 
 @pytest.mark.usefixtures("reading")
@@ -175,6 +177,32 @@ def test_a_missing_feature_names_those_that_are_there(tmp_path):
     assert "holds 'image', 'label', 'tokens'; did you mean 'tokens'? Change data.input_name_map" in message
 
 
+@pytest.mark.usefixtures("reading")
+def test_features_that_the_map_does_not_list_keep_their_names(tmp_path):
+    samples = make_samples()
+    path = write(tmp_path / "a.pb", samples)
+    shard = load_shard(path, {"tokens": "input_ids"})
+    check(shard, samples, {"tokens": "input_ids", "image": "image", "label": "label"})
+    assert set(shard.features) == {"input_ids", "image", "label"}
+    assert set(read_feature_specs(path, {"tokens": "input_ids"})) == {"input_ids", "image", "label"}
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_feature_can_be_left_out_and_gives_way_to_one_that_the_map_names(tmp_path):
+    path = write(tmp_path / "a.pb", make_samples())
+    assert set(load_shard(path, {"image": "", "label": ""}).features) == {"tokens"}
+    given = load_shard(path, {"tokens": "label"}).features
+    assert set(given) == {"image", "label"}
+    np.testing.assert_array_equal(given["label"], load_shard(path, {}).features["tokens"])
+
+
+def test_features_that_cannot_be_read_are_said_to_be_left_out_how(tmp_path):
+    unequal = write(tmp_path / "a.pb", [{"x": np.ones(2), "note": np.ones(n)} for n in (1, 3)])
+    with pytest.raises(DataError, match=r'`data\.input_name_map: \{NAME: ""\}` leaves a feature out'):
+        load_shard(unequal, {"x": "input"})
+    assert set(load_shard(unequal, {"x": "input", "note": ""}).features) == {"input"}
+
+
 def test_samples_that_differ_are_named(tmp_path):
     samples = make_samples(4)
     size = len(encode_sample(samples[0]))
@@ -206,6 +234,7 @@ def test_feature_specs_come_from_the_first_sample(tmp_path):
     path.write_bytes(path.read_bytes() + b"rubbish")
     assert read_feature_specs(path, {"tokens": "t", "label": "y"}) == {
         "t": FeatureSpec((7,), np.dtype(np.int64)),
+        "image": FeatureSpec((2, 3), np.dtype(np.float32)),
         "y": FeatureSpec((), np.dtype(np.int32)),
     }
     path.write_bytes(path.read_bytes()[:20])

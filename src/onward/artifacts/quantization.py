@@ -22,7 +22,7 @@ class Calibration:
 
     Attributes:
         data_dir: folder of shards.
-        input_name_map: feature in the files -> input of the model; empty: the same names.
+        input_name_map: feature in the files -> input of the model; those not listed have the same name in both.
         batch_size, batches: how many samples a batch, and how many batches at most.
     """
 

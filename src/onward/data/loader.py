@@ -42,7 +42,8 @@ class DataLoader:
     """Batches from a directory of shards.
 
     Args:
-        input_name_map: name in the file -> model input name. Empty: every feature, under its own name.
+        input_name_map: name in the file -> model input name, or "" for a feature to leave out. Features that it does
+            not list have their own names.
         data_dir: directory of `.pb` shards, read in the order of their names; hidden files and folders are left out.
         max_num_files_preload: files in memory at once, the one being read included. If all files of this rank fit,
             they stay in memory and are read from disk once.
@@ -353,6 +354,8 @@ def _pass_on(batch: Batch) -> Batch:
 def _check_name_map(input_name_map: Mapping[str, str]) -> None:
     taken: dict[str, str] = {}
     for name_in_file, name in input_name_map.items():
+        if not name:
+            continue
         if name in taken:
             raise ParametersError(
                 f"data.input_name_map gives the model's input {name!r} two features, {taken[name]!r} and "

@@ -19,6 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from onward.data.shard_format import (
+    LEAVE_OUT,
     LENGTH,
     PLAIN_TYPES,
     ShardIndex,
@@ -88,8 +89,8 @@ def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str]) 
 
     Args:
         path: the file.
-        input_name_map: name in the file -> model input name; other features are left out. Empty: every feature,
-            under its own name.
+        input_name_map: name in the file -> model input name; "": that feature is left out. What it does not list has
+            its own name, unless the map gives that to another feature.
 
     Raises:
         DataError: naming file, sample number and byte offset, when the file is cut off or corrupt, when a feature is
@@ -267,7 +268,9 @@ def _load_parsed(file: FileIO, index: ShardIndex, input_name_map: Mapping[str, s
 
 
 def _map_name(name: str, input_name_map: Mapping[str, str]) -> str | None:
-    return input_name_map.get(name) if input_name_map else name
+    if name in input_name_map:
+        return input_name_map[name] or None
+    return None if name in input_name_map.values() else name
 
 
 def _parse_sample(
@@ -285,7 +288,7 @@ def _parse_sample(
     if not seen:
         raise DataError(f"{locate(path, number, offset)}: the sample has no features. The file is corrupt.")
     for name_in_file, name in input_name_map.items():
-        if name not in arrays:
+        if name and name not in arrays:
             close = difflib.get_close_matches(name_in_file, seen, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else "."
             raise DataError(
@@ -309,11 +312,11 @@ def _check_same(
         if found != spec:
             raise DataError(
                 f"{locate(path, number, offset)}: feature {name!r} is {found}, but {spec} in sample 0. All samples "
-                "must have one shape and dtype: pad or cut them when packing."
+                f"must have one shape and dtype: pad or cut them when packing. {LEAVE_OUT}"
             )
     if len(arrays) > len(specs):
         extra = ", ".join(repr(name) for name in arrays if name not in specs)
         raise DataError(
             f"{locate(path, number, offset)}: features {extra} are not in sample 0. Every sample of a file must hold "
-            "the same features; name those to use in data.input_name_map."
+            f"the same features. {LEAVE_OUT}"
         )

@@ -27,6 +27,7 @@ from onnx import TensorProto, numpy_helper
 
 from onward.errors import DataError, StorageError
 
+LEAVE_OUT = '`data.input_name_map: {NAME: ""}` leaves a feature out.'
 LENGTH = struct.Struct("<I")
 """A sample's and a feature's length field."""
 
@@ -349,7 +350,7 @@ def tensor_to_array(proto: TensorProto, path: Path, number: int, offset: int) ->
     shape = tuple(proto.dims)
     if proto.data_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         kind = "strings" if proto.data_type == TensorProto.STRING else "no element type"
-        raise DataError(f"{where} has {kind}; expected numbers.")
+        raise DataError(f"{where} has {kind}; expected numbers. {LEAVE_OUT}")
     if proto.data_location == TensorProto.EXTERNAL:
         raise DataError(f"{where} keeps its data in another file, which a shard cannot; store it inline.")
     if min(shape, default=0) < 0:
