@@ -88,6 +88,13 @@ def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
         run(command, workplace)
 
 
+def test_a_small_text_makes_a_shard_for_every_replica(tmp_path: Path) -> None:
+    (command,) = blocks(ROOT / "docs/distributed.md", "bash")
+    (tmp_path / "corpus.txt").write_text("All for one, and one for all. " * 300)
+    run(command, tmp_path)
+    assert len(list((tmp_path / "data" / "train").glob("*.pb"))) == 5  # 9,000 bytes are 70 samples of 128
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

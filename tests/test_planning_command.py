@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -139,6 +140,31 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "the sizes of 'sequence' of 'input_ids', 'sequence' of 'labels' are open in the model" in refused(
         capsys, run, "--training.mapped_dimensions={}"
     )
+
+
+def test_a_png_without_pillow_says_what_to_install(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)  # what an import of a package that is not there meets
+    assert refused(capsys, run, "--image", "plan.png") == (
+        "onward plan: --image 'plan.png': a PNG needs the package pillow (pip install pillow); or write an .svg."
+    )
+    assert not (run.parent / "plan.png").exists()
+
+
+def test_annotations_go_into_one_model_only(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, name in ((first_stage(), "a.onnx"), (second_stage(), "b.onnx")):
+        ir.save(model, tmp_path / name)
+    target = tmp_path / "annotated.onnx"
+    cut = [
+        "--distributed.pipeline_parallel_size=2",
+        f"--distributed.pipeline_stage_paths=[{tmp_path / 'a.onnx'}, {tmp_path / 'b.onnx'}]",
+    ]
+    loss = ["--loss.type=mean_squared_error", "--loss.label=y", "--training.mapped_dimensions={}"]
+    assert refused(capsys, run, *cut, *loss, "--write", target) == (
+        "onward plan: --write annotates the model of paths.model_path; pipeline_stage_paths name several."
+    )
+    assert not target.exists()
 
 
 def test_a_network_that_needs_its_data_is_estimated_and_it_is_said(
