@@ -367,6 +367,10 @@ def test_fields_that_contradict_each_other(changes: dict[str, Any], words: str) 
         {"profiler": {"first_step": 12, "last_step": 12, "trace_dir": "t"}},
         {"checkpoint": {"checkpoint_period": 5, "checkpoints_dir": "c"}},
         {"training": {"immutable_weights": {"Mul": [[0, 1.0]]}}},
+        {
+            "distributed": {"pipeline_parallel_size": 4, "pipeline_schedule": "ZBVZeroBubble"},
+            "training": {"gradient_accumulation_steps": 3, "num_train_steps": 6},
+        },
     ],
 )
 def test_fields_that_look_alike_and_are_right(changes: dict[str, Any]) -> None:

@@ -138,7 +138,7 @@ def _pipeline_problems(distributed: Distributed, micro_batches: int) -> list[str
             f"distributed.stages_per_rank is {distributed.stages_per_rank}, but {schedule} has "
             f"{stages_of_a_rank(distributed)}; leave it out, or use an interleaved schedule."
         )
-    if size > 1 and schedule not in ("1F1B", "GPipe") and micro_batches % size:
+    if size > 1 and schedule.startswith("Interleaved") and micro_batches % size:
         problems.append(
             f"distributed.pipeline_schedule is {schedule}, whose micro-batches come in groups of the pipeline's size, "
             f"{size}; training.gradient_accumulation_steps, the micro-batches of an update, is {micro_batches}. "

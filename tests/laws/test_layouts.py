@@ -110,7 +110,8 @@ def test_on_two_ranks(run: tuple[str, Layout, int, Sections]) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule(schedule: str) -> None:
-    follows("deep_gpt2", layout(1, 1, 2, pipeline_schedule=schedule), 4)
+    any_number = schedule in ("GPipe", "ZBVZeroBubble")  # the others take them in groups of the pipeline's size
+    follows("deep_gpt2", layout(1, 1, 2, pipeline_schedule=schedule), 3 if any_number else 4)
 
 
 @pytest.mark.slow
