@@ -53,7 +53,8 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
             for name in (
                 "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
                 "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
-                "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear",
+                "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
+                "NhwcMaxPool", "QuantizeLinear",
             )
         ],
         _QUANTIZED,

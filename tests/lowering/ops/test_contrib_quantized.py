@@ -75,6 +75,15 @@ def test_one_quantized_tensor(op_type: str, attributes: dict[str, Any], dtype: A
     _check(op_type, x | y, attributes)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_choice(dtype: Any) -> None:
+    inputs = {"condition": RANDOM.random((3, 1)) < 0.5}
+    for name, letter in (("X", "x"), ("Y", "y")):
+        inputs |= {name: _quantized(dtype, 3, 4), f"{letter}_scale": np.array(SCALES[letter])}
+        inputs[f"{letter}_zero_point"] = np.array(POINTS[dtype][letter], dtype)
+    _check("QLinearWhere", inputs | _result("z", "z", dtype))
+
+
 def test_concatenation() -> None:
     a, b = _quantized(np.uint8, 2, 3), _quantized(np.uint8, 2, 2)
     parts = _tensor("A", "x", a, np.uint8) | _tensor("B", "y", b, np.uint8)

@@ -129,6 +129,23 @@ def q_linear_concat(Y_scale: Tensor, Y_zero_point: Tensor, *inputs: Tensor, axis
     return _stored(torch.cat(parts, axis), Y_scale, Y_zero_point, Y_zero_point)
 
 
+@lowers("QLinearWhere", domain=MICROSOFT)
+def q_linear_where(
+    condition: Tensor,
+    X: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    Y: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    z_scale: Tensor,
+    z_zero_point: Tensor,
+) -> Tensor:
+    """Where of two quantized tensors."""
+    chosen = torch.where(condition, _real(X, x_scale, x_zero_point), _real(Y, y_scale, y_zero_point))
+    return _stored(chosen, z_scale, z_zero_point, X)
+
+
 @lowers("QLinearGlobalAveragePool", domain=MICROSOFT)
 def q_linear_global_average_pool(
     X: Tensor, x_scale: Tensor, x_zero_point: Tensor, y_scale: Tensor, y_zero_point: Tensor, *, channels_last: int = 0
