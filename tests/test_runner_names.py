@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
+from onward.engine.preparation import watched_names
 from onward.errors import DataError, ModelError, NodeError, ParametersError
+from onward.graph.loss import LossSpec
+from onward.graph.training_graph import make_training_graph
+from onward.models import create_model
+from onward.parameters import TensorBoard
 from tests.mlp import (
     CROSS_ENTROPY,
     assert_same_bits,
@@ -30,6 +36,21 @@ TRAIN = data(32)
 
 def loader(features: dict[str, np.ndarray] = TRAIN, **options: Any) -> InMemoryDataLoader:
     return InMemoryDataLoader(features, **options)
+
+
+def test_values_of_the_graph_are_not_watched_in_a_pipeline() -> None:
+    model = create_model("gpt2", size="tiny", layers=1, heads=2, width=16, vocab_size=32, context_length=8)
+    graph = make_training_graph(model, loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
+    board = TensorBoard(histogram_names=("h.0.mlp.c_fc.weight_grad",), scalar_names=("h.0/Add_output", "wte.weight"))
+    assert watched_names(board, graph).values == ("h.0/Add_output",)
+    words = (
+        r"^tensorboard names 'h\.0/Add_output', values that the graph computes; under "
+        r"distributed\.pipeline_parallel_size above 1 they stay on their stages\. Name weights or gradients"
+    )
+    with pytest.raises(ParametersError, match=words):
+        watched_names(board, graph, in_pipeline=True)
+    without = dataclasses.replace(board, scalar_names=("wte.weight",))
+    assert watched_names(without, graph, in_pipeline=True).values == ()
 
 
 def test_mapped_dimensions(tmp_path: Path) -> None:

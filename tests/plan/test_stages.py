@@ -134,6 +134,17 @@ def test_a_stage_without_weights_is_refused() -> None:
     refused(graph_of("mlp"), stages, 3, r"stage 1 of 3 has no weight to train among its 1 nodes \('relu0'")
 
 
+def test_a_stage_of_frozen_weights_names_them_and_says_what_to_do() -> None:
+    frozen = replace(graph_of("mlp"), weights=tuple(n for n in graph_of("mlp").weights if not n.startswith("fc1")))
+    stages = {"fc0": 0, "relu0": 0, "fc1": 1, "relu1": 1, "fc2": 2, "relu2": 2, "logits": 2}
+    words = (
+        r"stage 1 of 3 has no weight to train among its 2 nodes \('fc1', 'relu1', ...\); frozen: 'fc1.weight' "
+        r"\(training.weights_to_train, weights_not_to_train\). Every stage needs one, .* Cut elsewhere, so that these "
+        r"nodes share a stage with layers that train, or use fewer stages"
+    )
+    refused(frozen, stages, 3, words)
+
+
 def test_a_loss_before_the_last_stage_is_refused() -> None:
     """The loss here is an output of the model's own, and another output comes after it."""
     sketch = Sketch()

@@ -24,7 +24,6 @@ from onward.engine.pipelined import PipelinedForward, StageCompute
 from onward.engine.precision import Precision, float8_notes
 from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
-from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.passes import synchronize_statistics
@@ -94,16 +93,11 @@ class Assembly:
         label_ranges: Mapping[str, LabelRange],
         instrument: Callable[[Program], Program] | None,
     ) -> MicroBatches:
-        """What computes gradients; `values` of the graph are given out beside the loss."""
+        """What computes gradients; without a pipeline, `values` of the graph are given out beside the loss."""
         if self.pipeline is None:
             outputs = tuple(dict.fromkeys((*shares.names, *values)))
             arguments = (None, dimensions, label_ranges, instrument, self.modules[0])
             return OneByOne(Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.exchange)
-        if values:
-            raise ParametersError(
-                f"tensorboard names {', '.join(map(repr, values))}, values of the graph, which a pipeline does not "
-                "bring together; name weights or gradients, or train without a pipeline."
-            )
         for compute in self.computes:
             compute.shares, compute.instrument = shares.names, instrument
         return ThroughPipeline(self.pipeline, self.reader(dimensions, label_ranges), shares)
@@ -129,7 +123,8 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     horizontal.connect(mesh.horizontal)
-    local = graph_of_rank(graph, plan, mesh.place, watched_names(parameters.tensorboard, graph).values)
+    watched = watched_names(parameters.tensorboard, graph, plan.stage_count > 1)
+    local = graph_of_rank(graph, plan, mesh.place, watched.values)
     stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
     own = plan.stages_of(mesh.place)
     parts = [local] if stages is None else [stage_graph(local, stages, index) for index in own]
