@@ -454,3 +454,23 @@ def test_rounds_within_rounds_are_refused() -> None:
     inner = make(next_rounds=[{}])
     with pytest.raises(ParametersError, match=r"^next_rounds\[0\]\.next_rounds is given; list all later rounds in the"):
         check(replace(make(), next_rounds=(inner,)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"speed": {"compile": False}}, "speed.compile is false, and what is recorded is compiled code"),
+        ({"distributed": {"data_parallel_size": 2}}, "the sizes of distributed make 2 processes, and it is for one"),
+        (
+            {"training": {"gradient_accumulation_steps": 3}},
+            "training.gradient_accumulation_steps is 3, and gradients of a pass would be written over by the next",
+        ),
+        ({"training": {"find_batch_size": True}}, "training.find_batch_size may accumulate"),
+        ({"recompute": {"attention": True}}, "recompute runs parts of a pass twice"),
+        ({"data": {"last_batch": "short"}}, "data.last_batch is short, and graphs are for batches of one shape"),
+    ],
+)
+def test_what_cuda_graphs_do_not_go_with(changes: dict[str, Any], reason: str) -> None:
+    speed = {**changes.pop("speed", {}), "cuda_graphs": True}
+    assert refusal(speed=speed, **changes) == f"speed.cuda_graphs is true, but {reason}; leave one of the two out."
+    assert make(speed={"cuda_graphs": True}).speed.cuda_graphs

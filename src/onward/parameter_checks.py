@@ -45,6 +45,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_checkpoint(parameters.checkpoint),
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
+        *_check_cuda_graphs(parameters),
         *_check_graphs(parameters.paths),
     ]
 
@@ -217,6 +218,28 @@ def _check_batch_size(parameters: Parameters) -> list[str]:
         "training.find_batch_size is true in a run of several rounds through a pipeline, whose number of micro-batches "
         "cannot change from round to round; give training.batch_size by hand."
     ]
+
+
+def _check_cuda_graphs(parameters: Parameters) -> list[str]:
+    """A graph is replayed in the same memory: nothing of a pass may be needed when the next one begins."""
+    if not parameters.speed.cuda_graphs:
+        return []
+    split, training = parameters.distributed, parameters.training
+    accumulation = training.gradient_accumulation_steps
+    size = split.data_parallel_size * split.horizontal_parallel_size * split.pipeline_parallel_size
+    recompute = parameters.recompute
+    is_recomputed = recompute.segments or recompute.attention or recompute.memory_budget is not None
+    obstacles = {
+        "speed.compile is false, and what is recorded is compiled code": parameters.speed.compile is False,
+        f"the sizes of distributed make {size} processes, and it is for one": size > 1,
+        f"training.gradient_accumulation_steps is {accumulation}, and gradients of a pass would be written over by the "
+        "next": accumulation > 1,
+        "training.find_batch_size may accumulate": training.find_batch_size,
+        "recompute runs parts of a pass twice": is_recomputed,
+        "data.last_batch is short, and graphs are for batches of one shape": parameters.data.last_batch == "short",
+    }
+    reasons = [reason for reason, is_met in obstacles.items() if is_met]
+    return [f"speed.cuda_graphs is true, but {reason}; leave one of the two out." for reason in reasons]
 
 
 def _check_graphs(paths: Paths) -> list[str]:

@@ -310,12 +310,15 @@ class Speed:
         compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
             on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
             run uncompiled.
+        cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches
+            have one shape, without accumulation and recompute. Not tried on a GPU yet.
     """
 
     __pydantic_config__ = STRICT
     fuse: Flag = True
     fusions_off: tuple[FusionName, ...] = ()
     compile: Literal["auto", True, False] = "auto"
+    cuda_graphs: Flag = False
 
     @pydantic.field_validator("compile", mode="before")
     @classmethod

@@ -118,7 +118,7 @@ def assemble(
 
     Raises:
         ModelError: the graph cannot be lowered.
-        ParametersError: sizes or schedule do not fit.
+        ParametersError: sizes or schedule do not fit, or the device cannot do what is asked for.
     """
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
@@ -181,10 +181,17 @@ def assemble(
 def _compilation(
     parameters: Parameters, graph: TrainingGraph, mesh: Mesh, notes: list[str], say: Callable[[str], None]
 ) -> Compilation | None:
-    wanted = parameters.speed.compile
+    wanted, recorded = parameters.speed.compile, parameters.speed.cuda_graphs
+    if recorded and mesh.device.type != "cuda":
+        raise ParametersError(
+            f"speed.cuda_graphs is true, but this run computes on a {mesh.device.type.upper()}, which has none. Leave "
+            "it out, or train on a GPU."
+        )
     choice = choose(wanted, graph, mesh.device)
     notes += [] if choice.note is None else [choice.note]
-    return Compilation(wanted is True, say) if choice.is_on else None
+    if recorded and not choice.is_on:
+        notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")
+    return Compilation(wanted is True, say, recorded) if choice.is_on else None
 
 
 def network_of(

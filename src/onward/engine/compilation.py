@@ -88,21 +88,28 @@ class Compilation:
     Args:
         is_required: a program that cannot be compiled is an error; else it runs as it is, and `say` tells so.
         say: takes a sentence for the user.
+        cuda_graphs: training passes are recorded as CUDA graphs and replayed.
 
     Attributes:
         pieces: how many different pieces of code there are.
     """
 
-    def __init__(self, is_required: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, is_required: bool, say: Callable[[str], None], cuda_graphs: bool = False) -> None:
         torch.compiler.assume_constant_result(is_recomputing)  # type: ignore[no-untyped-call]  # a piece has one mode
         self.is_required = is_required
         self.say = say
+        self.cuda_graphs = cuda_graphs
         self._pieces: dict[Hashable, _Piece] = {}
 
     @property
     def pieces(self) -> int:
         """How many different pieces of code there are so far."""
         return len(self._pieces)
+
+    def begin_pass(self) -> None:
+        """Says that nothing of earlier passes is needed any more, so that graphs may be replayed in its memory."""
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def of_segments(self, program: SegmentedProgram) -> SegmentedProgram:
         """The same program, each of its segments compiled when it is first called."""
@@ -118,11 +125,13 @@ class Compilation:
             return program
         return replace(program, run=_Shared(self, program.code, any(map(_keeps_statistics, calls))))
 
-    def piece(self, code: fx.GraphModule, arguments: tuple[Any, ...], mode: Hashable) -> _Piece:
+    def piece(
+        self, code: fx.GraphModule, arguments: tuple[Any, ...], mode: Hashable, is_trained: bool = False
+    ) -> _Piece:
         """The piece for code that is called with arguments of these shapes in a pass of this mode."""
         key = structure_of(code), signature_of(arguments), mode
         if key not in self._pieces:
-            self._pieces[key] = _Piece(code)
+            self._pieces[key] = _Piece(code, self.cuda_graphs and is_trained)
         return self._pieces[key]
 
     def failed(self, error: Exception) -> None:
@@ -149,15 +158,15 @@ def _autocast_type(device: torch.device) -> torch.dtype | None:
 
 
 class _Piece:
-    """Code that is compiled once, at its first call."""
+    """Code that is compiled once, at its first call; recorded as a CUDA graph where that is wanted."""
 
-    def __init__(self, code: fx.GraphModule) -> None:
+    def __init__(self, code: fx.GraphModule, is_recorded: bool) -> None:
         # A module of its own: torch keeps what it compiled with the code of `forward`, and a piece is one mode of it.
         self.code = fx.GraphModule(code, code.graph)
         self.source = code  # a structure may hold its identity
         self.is_compiled = False
         self.is_plain = False
-        self._compiled = torch.compile(self.code, dynamic=False)
+        self._compiled = torch.compile(self.code, dynamic=False, mode="reduce-overhead" if is_recorded else None)
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         if self.is_compiled:
@@ -185,7 +194,8 @@ class _Shared:
         mode = training, torch.is_grad_enabled(), is_repeated, _autocast_type(device)
         piece = self._by_mode.get(mode)
         if piece is None:
-            piece = self._by_mode[mode] = self.compilation.piece(self.code, arguments, mode)
+            is_trained = training and torch.is_grad_enabled()
+            piece = self._by_mode[mode] = self.compilation.piece(self.code, arguments, mode, is_trained)
         if piece.is_plain:
             return self.code(*arguments)  # type: ignore[no-any-return]
         try:

@@ -62,6 +62,8 @@ class OneByOne:
         """See `MicroBatches.add`."""
         features = self.forward.reader.to_tensors(batch.features)
         factors = self.shares.of(batch.features, batch.sample_count)
+        if self.forward.network.compilation is not None:
+            self.forward.network.compilation.begin_pass()
         with self.exchange.micro_batch(self.forward.module, is_last):
             outputs = self.forward(features)
             loss = shared_loss(outputs, self.shares.names, factors)
