@@ -41,7 +41,10 @@ def test_the_same_files_in_another_place_are_the_same(folder: Path, tmp_path_fac
 
 def test_each_change_is_told_by_its_name(folder: Path) -> None:
     before = digests(folder)
-    assert changed(before, digests(folder, training={"seed": 1})) == {"parameters"}
+    assert changed(before, digests(folder, training={"seed": 1})) == {"training.seed"}
+    assert (before["training.seed"], digests(folder, training={"seed": 1})["training.seed"]) == ("0", "1")
+    rules = {"optimizer_attributes": [{"weights": [f"weight{i}" for i in range(9)], "lambda": 0.1}]}
+    assert changed(before, digests(folder, optimizer=rules)) == {"optimizer.optimizer_attributes"}
     model = onnx.load(folder / "mlp.onnx")
     array = numpy_helper.to_array(model.graph.initializer[0]) + np.float32(1)
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(array, model.graph.initializer[0].name))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,20 +14,39 @@ from onward import __version__
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 
+_SHORT = 24
+"""Characters of a value that is shown as it is."""
+
 
 def digests_of(parameters: Parameters, graph: TrainingGraph) -> dict[str, str]:
-    """Name -> digest; paths do not count, since machines may keep the same files in different places."""
+    """Name -> digest, or the value itself where it is short: versions, fields of RUN.yaml, files.
+
+    Paths do not count, since machines may keep the same files in different places.
+    """
     sections = parameters.to_mapping()
     sections.pop("paths", None)
     paths = parameters.paths
     return {
         "onward": __version__,
         "torch": torch.__version__.split("+")[0],
-        "parameters": _of_text(json.dumps(sections, sort_keys=True, default=str)),
+        **_of_fields(sections),
         "model": _of_model(paths.model_path, graph),
         "names of the training data": _of_listing(paths.train_data_dir),
         "names of the test data": _of_listing(paths.test_data_dir),
     }
+
+
+def _of_fields(sections: Mapping[str, Any]) -> dict[str, str]:
+    """`section.field` -> its value as text, so that what differs is named."""
+    found = {}
+    for section, held in sections.items():
+        fields = (
+            {f"{section}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {section: held}
+        )
+        for name, value in fields.items():
+            text = json.dumps(value, sort_keys=True, default=str)
+            found[name] = text if len(text) <= _SHORT else _of_text(text)
+    return found
 
 
 def _of_text(text: str) -> str:
