@@ -24,6 +24,7 @@ from onward.engine.pipelined import PipelinedForward, StageCompute
 from onward.engine.precision import Precision, float8_notes
 from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
+from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.passes import synchronize_statistics
