@@ -113,13 +113,16 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     torch.autograd.backward = watch.wrap(original[1])  # type: ignore[assignment]
     engine_steps.clip_grads_with_norm_ = watch.wrap(original[2])
     engine_exchange.get_total_norm = watch.wrap(original[3])
+    shown = Stopwatch()
+    runner.save_checkpoint = shown.wrap(runner.save_checkpoint)  # type: ignore[method-assign]
+    runner.watchers.on_step = shown.wrap(runner.watchers.on_step)  # type: ignore[method-assign]
     runner.state.optimizer.step = watch.wrap(runner.state.optimizer.step)  # type: ignore[method-assign]
-    marks: list[tuple[int, float, float, float, float]] = []
+    marks: list[tuple[int, float, float, float, float, float]] = []
 
     class Marks(ConsoleWatcher):
         def on_step(self, report: Any) -> None:
-            times = time.perf_counter(), time.thread_time(), watch.seconds, watch.computed_seconds
-            marks.append((report.step, *times))
+            computed = time.thread_time(), watch.computed_seconds, shown.computed_seconds
+            marks.append((report.step, time.perf_counter(), computed[0], watch.seconds, *computed[1:]))
 
     runner.watchers.add([Marks(open(out / "marks.txt", "w"))])  # noqa: SIM115
     try:
@@ -131,11 +134,12 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     runner.watchers.close()
     first = next(mark for mark in marks if mark[0] >= warm)
     last = marks[-1]
-    total, computed, network, network_computed = (last[place] - first[place] for place in (1, 2, 3, 4))
+    total, computed, network, network_computed, told = (last[place] - first[place] for place in range(1, 6))
     return {
         "step_ms": 1e3 * total / (last[0] - first[0]),
         "outside_share": (total - network) / total,
         "outside_computed_share": (computed - network_computed) / computed,
+        "told_share": told / computed,
         "samples_per_second": summary.stable_samples_per_second,
     }
 
@@ -191,6 +195,7 @@ def main() -> None:
     print(f"a step                          {middle['step_ms']:10.2f} ms")
     print(f"outside the network, clock      {100 * middle['outside_share']:10.2f} %   (goal: under 1)")
     print(f"outside the network, computed   {100 * middle['outside_computed_share']:10.2f} %   (goal: under 1)")
+    print(f"  of that reports, checkpoints  {100 * middle['told_share']:10.2f} %   (every 5 and every 20 steps)")
     print(f"training takes                  {middle['samples_per_second']:10.1f} samples/s")
     ratio = supply / middle["samples_per_second"]
     print(f"the loader gives                {supply:10.1f} samples/s, {ratio:.0f} times that")
