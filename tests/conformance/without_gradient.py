@@ -38,9 +38,9 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
         [
             ("", name)
             for name in (
-                "Bernoulli", "BlackmanWindow", "Constant", "ConstantOfShape", "EyeLike", "HammingWindow", "HannWindow",
-                "MelWeightMatrix", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-                "RandomUniformLike", "Range", "SequenceEmpty",
+                "Bernoulli", "BlackmanWindow", "Constant", "ConstantFill", "ConstantOfShape", "EyeLike",
+                "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial", "RandomNormal", "RandomNormalLike",
+                "RandomUniform", "RandomUniformLike", "Range", "SequenceEmpty",
             )
         ],
         _MADE,

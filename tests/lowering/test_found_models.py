@@ -93,6 +93,39 @@ def test_export_of_the_older_exporter_trains(name: str, opset: int, caplog: pyte
     assert all(weight.grad is not None for weight in net.weights.values())
 
 
+class Recurrent(nn.Module):
+    """A convolution and an LSTM whose initial state is zeros: what the oldest opsets can say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 3, padding=1)
+        self.lstm, self.out = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(torch.relu(self.convolution(x)), 2)
+        return torch.log_softmax(self.out(self.lstm(x.flatten(2).transpose(1, 2))[0][:, -1]), -1)
+
+
+@pytest.mark.parametrize("opset", [7, *(pytest.param(one, marks=SLOW) for one in range(8, 21))])
+def test_export_of_the_older_exporter_trains_at_every_opset_that_it_offers(opset: int) -> None:
+    torch.manual_seed(0)
+    module, x, weights = Recurrent(), torch.randn(2, 2, 4, 4), torch.randn(2, 3)
+    net = onward.to_torch(_exported_by_tracing(module, (x,), opset, fold=True))
+    torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-6)
+    for one in (net, module):
+        (one(x) * weights).sum().backward()
+    for name, parameter in module.named_parameters():
+        if name in net.weights:
+            torch.testing.assert_close(net.weights[name].grad, parameter.grad, rtol=1e-5, atol=1e-6)
+    if opset < 9:  # nothing is folded: the parameters have their own names
+        assert set(net.weights) == {name for name, _ in module.named_parameters()}
+        return
+    assert len(net.weights) == 7
+    stacked = [weight.grad for weight in net.weights.values() if weight.dim() > 1 and weight.shape[0] == 1]
+    squares = sum(parameter.grad.square().sum() for parameter in module.lstm.parameters())
+    torch.testing.assert_close(sum(gradient.square().sum() for gradient in stacked), squares, rtol=1e-5, atol=1e-7)
+
+
 def _compared(module: nn.Module, net: onward.OnnxModule, gradients: dict[str, Tensor]) -> int:
     """Compares the gradients of the weights that are parameters of the module; how many they are."""
     largest = max(gradient.abs().max().item() for gradient in gradients.values())

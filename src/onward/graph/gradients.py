@@ -72,9 +72,9 @@ WITHOUT_GRADIENT: dict[str, frozenset[int] | None] = {
     **dict.fromkeys(
         (
             "Shape", "Size", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-            "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "NonZero", "ConstantOfShape", "Range", "EyeLike",
-            "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "NonMaxSuppression", "Hardmax",
-            "Sign", "Floor", "Ceil", "Round", "Unique", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseNot",
+            "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "NonZero", "ConstantFill", "ConstantOfShape", "Range",
+            "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "NonMaxSuppression",
+            "Hardmax", "Sign", "Floor", "Ceil", "Round", "Unique", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseNot",
             "BitwiseXor", "SequenceLength", "OptionalHasElement", "StringNormalizer",
         )
     ),

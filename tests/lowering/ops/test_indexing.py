@@ -120,3 +120,9 @@ def test_bad_values_are_named() -> None:
         run(make_model("GatherND", {"x": X, "i": ints([[0, 0, 0, 0]])}, opset=13), X, ints([[0, 0, 0, 0]]))
     with pytest.raises(NodeError, match="first 1 axes of data"):
         run(make_model("GatherND", {"x": X, "i": ints([[0]])}, {"batch_dims": 1}, 13), X, ints([[0]]))
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_gather_of_a_list_by_a_position_that_is_computed(index: int) -> None:
+    data, place = np.arange(3, dtype=np.int64) * 5, np.array(index)
+    check_against_onnxruntime(make_model("Gather", {"data": data, "indices": place}, {}, 13), data, place)

@@ -96,3 +96,13 @@ def test_trilu(upper: int, k: int | None) -> None:
         data = x.astype(dtype)
         actual = run(make_model("Trilu", {"x": data}, {"upper": upper}, 14, initializers=stored), data)
         np.testing.assert_array_equal(to_array(actual), (np.triu if upper else np.tril)(x, k or 0).astype(dtype))
+
+
+def test_constant_fill_takes_a_given_shape_only() -> None:
+    """Of ONNX 1.4; exports of an LSTM at opset 7 hold it (tests/lowering/test_found_models.py)."""
+    sizes = np.array([2, 3])
+    attributes = {"input_as_shape": 1, "extra_shape": [1], "value": 2.5, "dtype": TensorProto.FLOAT}
+    filled = run(make_model("ConstantFill", {"input": sizes}, attributes, 7), sizes)
+    assert torch.equal(filled, torch.full((2, 3, 1), 2.5))
+    with pytest.raises(NodeError, match="ConstantFill in the shape of another tensor is not known"):
+        run(make_model("ConstantFill", {"input": sizes}, {}, 7), sizes)

@@ -34,7 +34,7 @@ def gather(data: Tensor, indices: Tensor | int | tuple[Any, ...], *, axis: int =
     if positions.dim() == 1:
         return data.index_select(axis, positions)
     picked = data.index_select(axis, positions.reshape(-1))
-    return picked.reshape(*data.shape[:axis], *positions.shape, *data.shape[axis + 1 :])
+    return picked.reshape((*data.shape[:axis], *positions.shape, *data.shape[axis + 1 :]))
 
 
 @lowers("GatherElements", since=11)

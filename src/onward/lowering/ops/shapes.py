@@ -41,6 +41,27 @@ def constant_of_shape(input: HostValue, *, value: Tensor | None = None, device: 
     return value.reshape(()).expand(sizes)
 
 
+@lowers("ConstantFill", host=("input",))
+def constant_fill(
+    input: HostValue | None = None,
+    *,
+    dtype: int = 1,
+    extra_shape: tuple[int, ...] | None = None,
+    input_as_shape: int = 0,
+    shape: tuple[int, ...] | None = None,
+    value: float = 0.0,
+    device: torch.device,
+) -> Tensor:
+    """An experimental operator of ONNX 1.4 that torch's older exporter writes before opset 9, for states of zeros.
+
+    The shape is `input`'s numbers, with `input_as_shape=1`, or `shape`, followed by `extra_shape`.
+    """
+    if input is not None and not input_as_shape:
+        raise ValueError("ConstantFill in the shape of another tensor is not known; only of a given shape.")
+    sizes = [*(numbers_of(input) if input is not None else shape or ()), *(extra_shape or ())]
+    return torch.full(sizes, value, dtype=torch_dtype(dtype, "ConstantFill"), device=device)
+
+
 @lowers("Range", since=11, host=("start", "limit", "delta"))
 def range_(
     start: HostValue,
