@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from onward.engine.pipelined import PipelinedForward
 from onward.engine.preparation import plan_run
 from onward.errors import ParametersError
 from onward.parallel.process import in_world_of_one, start
-from onward.parameters import Parameters
+from onward.parameters import Parameters, TensorBoard
 from tests.plan.staged_models import batch_of, graph_of
 from tests.ranks import run_on_ranks
 
@@ -63,10 +64,12 @@ def test_alone_there_is_one_network_and_no_stage() -> None:
 
 
 def two_stages() -> dict[str, Any]:
-    found = assembly(parameters_of(pipeline_parallel_size=2), "gpt2")
+    parameters = parameters_of(pipeline_parallel_size=2)
+    found = assembly(parameters, "gpt2")
     assert found.stages is not None
+    watching = replace(parameters, tensorboard=TensorBoard(scalar_names=("logits",)))
     with pytest.raises(ParametersError) as caught:
-        micro_batches(found, ("logits",))
+        assemble(watching, found.state.mesh, graph_of("gpt2"), found.plan, [].append)
     evaluation = found.evaluation(("logits",), {})
     assert isinstance(evaluation, PipelinedForward)
     assert isinstance(micro_batches(found), ThroughPipeline)
@@ -95,4 +98,6 @@ def test_two_stages_share_the_network_and_read_the_whole_batch() -> None:
         expected = whole.evaluation(("logits",), {})(batch_of("gpt2", 0))["logits"]
     for rank in (first, last):
         torch.testing.assert_close(rank["values"], expected, rtol=1e-6, atol=1e-6)
-        assert "tensorboard names 'logits', values of the graph, which a pipeline does not bring" in rank["refused"]
+        assert (
+            "tensorboard names 'logits', values that the graph computes; under distributed.pipeline" in rank["refused"]
+        )
