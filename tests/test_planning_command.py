@@ -100,6 +100,14 @@ def test_recompute_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "recompute.attention: nothing to do. All 2 attentions" in printed(capsys, run, "--recompute.attention=true")
 
 
+def test_units_of_zero_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A layer of width 16 has 12 w^2 + 13 w numbers in fp32."""
+    asked = ("--distributed.data_parallel_size", "2", "--distributed.zero_stage", "3")
+    text = " ".join(printed(capsys, run, *asked).split())
+    assert "ZeRO gathers weights and shares out gradients in 2 units of up to 13.1 KB; what several segments" in text
+    assert "ZeRO gathers" not in printed(capsys, run)
+
+
 def test_a_picture_as_svg(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = tmp_path / "plan.svg"
     text = printed(capsys, run, *EIGHT, "--image", image, "--memory-gb", "1")

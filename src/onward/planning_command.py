@@ -19,7 +19,7 @@ from onward.parameters import Parameters
 from onward.plan.annotations import annotate
 from onward.plan.drawing import WIDTH, Shape, picture, text_corner, to_svg
 from onward.plan.recompute import check_recompute
-from onward.plan.report_text import recompute_note, render
+from onward.plan.report_text import recompute_note, render, zero_note
 from onward.plan.schedules import rank_of_stage
 from onward.plan.topology import Topology
 
@@ -63,7 +63,14 @@ def plan(
     decided = plan_run(parameters, topology, graph, specs)
     note = check_recompute(graph.model.graph, parameters.recompute)
     found = forecast(parameters, graph, decided, specs)
-    notes = [one for one in (*found_batch, *decided.notes, note, recompute_note(parameters, found)) if one is not None]
+    told = (
+        *found_batch,
+        *decided.notes,
+        note,
+        recompute_note(parameters, found),
+        zero_note(parameters, decided, found),
+    )
+    notes = [one for one in told if one is not None]
     text = render(parameters, graph, decided, found, limit, notes)
     if target is not None:
         shapes, height = picture(text.splitlines()[0], decided, found, limit)

@@ -96,7 +96,9 @@ def test_zero_shares_out_what_it_says(model: Path, stage: int, weights: int, mom
     if stage < 3:
         assert kinds["gathered weights"] == pytest.approx(whole, rel=0.01), "whole weights stay until the update"
     else:
-        assert kinds["gathered weights"] < whole / 2, "whole weights leave with their segment"
+        layer = 4 * (12 * WIDTH**2 + 13 * WIDTH)
+        around = whole - LAYERS * layer
+        assert kinds["gathered weights"] == around + layer, "of all layers one is whole, and what lies around them"
 
 
 def test_the_forecast_is_the_allocators_own_peak(model: Path) -> None:

@@ -1,33 +1,31 @@
 """What the ranks of a whole run exchange, counted: Megatron's all-reduces in a layer, one mean of gradients an update.
 
-Counted are the exchanges that torch's profiler sees on the backend, whoever asked for them: operators of a rank's graph
-or DDP's reducer.
+Counted are the exchanges that torch's profiler sees on the backend, whoever asked for them: operators of a rank's
+graph, DDP's reducer or FSDP2.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import onnx_ir as ir
 import pytest
-from torch.profiler import ProfilerActivity, profile
+import torch
+from torch.distributed.fsdp import fully_shard
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from onward.data.in_memory import InMemoryDataLoader
-from onward.environment import Environment
-from onward.models import create_model
-from onward.parameters import Parameters
-from onward.runner import TrainingRunner
-from tests.laws.cases import IGNORING, TOKENS, TRANSFORMER, WORDS, Case, gpt2, tokens
-from tests.laws.layouts import Layout, merged_sections, rows_of_replica
+from tests.laws import exchanges
+from tests.laws.cases import TOKENS, WORDS
+from tests.laws.exchanges import ACCUMULATION, BATCH, Calls, counted
+from tests.laws.layouts import Layout
 from tests.laws.rank_pool import call_on_ranks, end_ranks
 
-BATCH, ACCUMULATION, WIDTH = 8, 2, 32
-Calls = Counter[tuple[str, int]]
-"""(exchange, elements of its operands) -> calls."""
+WIDTH, LAYERS = 32, 2
+LAYER = 12 * WIDTH**2 + 13 * WIDTH
+"""Elements of the weights of a layer."""
+NUMBERS = {("all_reduce", 1): ACCUMULATION + 3}
+"""The labels of each micro-batch, the norm, the loss, whether to stop."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,37 +34,13 @@ def ranks() -> Iterator[None]:
     end_ranks()
 
 
-def count_here(sections: Mapping[str, Any], data: Any, replicas: int) -> tuple[Calls, int]:
-    """Exchanges of a run on this rank, and how many elements of weights it holds."""
-    runner = TrainingRunner(Parameters.from_mapping(sections), Environment(execution_provider="CPU", threads=1))
-    runner.initialize(InMemoryDataLoader(data).feature_specs())
-    mine = rows_of_replica(data, runner.mesh.place.data, replicas, BATCH)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as profiler:
-        runner.run(InMemoryDataLoader(mine))
-    calls: Calls = Counter()
-    for event in profiler.events():
-        if event.name.startswith("gloo:"):
-            calls[event.name.removeprefix("gloo:"), sum(map(math.prod, event.input_shapes))] += 1
-    return calls, sum(weight.parameter.numel() for weight in runner.state.weights.values())
-
-
-def exchanges(folder: Path, layout: Layout, updates: int, layers: int = 2) -> tuple[Calls, int]:
-    """On rank 0."""
-    case = Case(gpt2, IGNORING, tokens)
-    folder.mkdir(exist_ok=True)
-    ir.save(create_model("gpt2", **{**TRANSFORMER, "layers": layers}, dropout=0.0), folder / "model.onnx")
-    sections = merged_sections(case, layout, folder, BATCH, updates, ACCUMULATION, {})
-    data = tokens(BATCH * ACCUMULATION * updates)
-    result: tuple[Calls, int] = call_on_ranks(layout.world_size, count_here, sections, data, layout.data)[0]
-    return result
-
-
-def of_one_update(folder: Path, layout: Layout, layers: int = 2) -> tuple[Calls, int]:
-    """What four updates exchange more than three: nothing of the start and the end."""
-    fewer, _ = exchanges(folder, layout, 3, layers)
-    more, elements = exchanges(folder, layout, 4, layers)
-    more.subtract(fewer)
-    return Counter({key: count for key, count in more.items() if count}), elements
+def of_one_update(folder: Path, layout: Layout, layers: int = LAYERS) -> tuple[Counter[tuple[str, int]], int]:
+    """(exchange, elements) -> calls of rank 0, and how many elements of weights it holds."""
+    calls, elements = exchanges.of_one_update(folder, layout, layers)[0]
+    found = Counter[tuple[str, int]]()
+    for (kind, size, _), count in calls.items():
+        found[kind, size] += count
+    return found, elements
 
 
 def test_replicas_of_a_horizontal_pair_exchange_what_megatron_does_and_one_mean_an_update(tmp_path: Path) -> None:
@@ -75,7 +49,7 @@ def test_replicas_of_a_horizontal_pair_exchange_what_megatron_does_and_one_mean_
     Beside them: the embedding's sum and that before the output layer; of each row of logits, whose classes are cut, the
     largest, and two sums; single numbers: the labels of each micro-batch, the norm, the loss, whether to stop.
     """
-    layers = 2
+    layers = LAYERS
     calls, elements = of_one_update(tmp_path, Layout(2, 2, 1), layers)
     rows = BATCH // 2 * TOKENS
     assert calls == {
@@ -83,14 +57,14 @@ def test_replicas_of_a_horizontal_pair_exchange_what_megatron_does_and_one_mean_
         ("all_reduce", rows): ACCUMULATION,
         ("all_reduce", 2 * rows): ACCUMULATION,
         ("all_reduce", elements): 1,
-        ("all_reduce", 1): ACCUMULATION + 3,
+        **NUMBERS,
     }
     assert elements < WORDS * WIDTH + layers * 12 * WIDTH**2, "a rank holds a part of the weights"
 
 
 def test_replicas_exchange_one_mean_an_update_whatever_the_accumulation(tmp_path: Path) -> None:
     calls, elements = of_one_update(tmp_path, Layout(2, 1, 1))
-    assert calls == {("all_reduce", elements): 1, ("all_reduce", 1): ACCUMULATION + 3}
+    assert calls == {("all_reduce", elements): 1, **NUMBERS}
     assert elements > WORDS * WIDTH + 2 * 12 * WIDTH**2
 
 
@@ -100,3 +74,44 @@ def test_a_layer_more_costs_a_horizontal_pair_four_sums_a_micro_batch(tmp_path: 
     activation = ("all_reduce", BATCH * TOKENS * WIDTH)
     assert more[activation] - fewer[activation] == 4 * ACCUMULATION
     assert sum(more.values()) - sum(fewer.values()) == 4 * ACCUMULATION
+
+
+@pytest.mark.parametrize(
+    ("stage", "gathers", "reductions"), [(1, 1, 1), (2, 1, ACCUMULATION), (3, 2 * ACCUMULATION, ACCUMULATION)]
+)
+def test_replicas_with_zero_exchange_a_layer_at_once(tmp_path: Path, stage: int, gathers: int, reductions: int) -> None:
+    """Every layer is gathered and its gradients are shared out by one exchange; so is all that lies around the layers.
+
+    Stage 3 gathers layers for either pass, what lies around them for both. Gloo shares out by adding up everything.
+    """
+    calls, elements = of_one_update(tmp_path, Layout(2, 1, 1, {"zero_stage": stage}))
+    around = elements - LAYERS * LAYER // 2
+    assert calls == {
+        ("all_gather", LAYER // 2): LAYERS * gathers,
+        ("all_gather", around): max(1, gathers // 2),
+        ("all_reduce", LAYER): LAYERS * reductions,
+        ("all_reduce", 2 * around): reductions,
+        **NUMBERS,
+    }
+
+
+def count_by_hand() -> Calls:
+    """Exchanges of the second micro-batch of `transformers`' GPT-2 in torch's own wrapping, a layer at once."""
+    network = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, n_head=4, n_embd=WIDTH, vocab_size=WORDS, n_positions=TOKENS))
+    for block in network.transformer.h:
+        fully_shard(block)
+    fully_shard(network)
+    ids = torch.zeros(1, TOKENS, dtype=torch.int64)
+    network(ids, labels=ids).loss.backward()
+    with counted() as calls:
+        network(ids, labels=ids).loss.backward()
+    return calls
+
+
+def test_zero_3_exchanges_for_a_micro_batch_what_layers_wrapped_by_hand_do(tmp_path: Path) -> None:
+    by_hand = call_on_ranks(2, count_by_hand)[0]
+    ours, _ = of_one_update(tmp_path, Layout(2, 1, 1, {"zero_stage": 3}))
+    assert len(by_hand) == 4
+    assert {call: count for call, count in ours.items() if call not in NUMBERS} == {
+        (kind, size): ACCUMULATION * count for (kind, size, _), count in by_hand.items()
+    }

@@ -39,7 +39,7 @@ def gradients(mesh: Mesh, **parameters: Any) -> tuple[list[torch.Tensor], Any]:
     wanted = Distributed(data_parallel_size=2, **parameters)
     module = linear()
     (weight,) = module.parameters()
-    replica = replicate(module, list(module), mesh, wanted, None, True)
+    replica = replicate(module, [(list(module), False)], mesh, wanted, None, True)
     (weight,) = module.parameters()
     found = []
     for index in range(2):
@@ -56,7 +56,7 @@ def on_rank() -> dict[str, Any]:
     found["adasum"] = gradients(mesh, enable_adasum=True)
 
     sharded = linear()
-    replicate(sharded, list(sharded), mesh, Distributed(data_parallel_size=2, zero_stage=2), None, True)
+    replicate(sharded, [(list(sharded), False)], mesh, Distributed(data_parallel_size=2, zero_stage=2), None, True)
     (weight,) = sharded.parameters()
     assert isinstance(weight, DTensor)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_means_and_sums(ranks: Any) -> None:
 
 def test_alone_nothing_is_wrapped_or_exchanged() -> None:
     mesh, module, parameters = in_world_of_one(), linear(), Distributed()
-    assert replicate(module, list(module), mesh, parameters, None, True) is module
+    assert replicate(module, [(list(module), False)], mesh, parameters, None, True) is module
     tensor = torch.tensor([3.0])
     average([tensor], None)
     add_up([tensor], None)

@@ -156,7 +156,7 @@ def assemble(
     is_wrapped = distributed.zero_stage > 0 or stages is None or plan.schedule not in SPLITS_BACKWARD
     if is_wrapped:
         modules = [
-            replicate(module, list(network.segments), mesh, distributed, precision.dtype, _uses_all_weights(network))
+            replicate(module, network.units, mesh, distributed, precision.dtype, _uses_all_weights(network))
             for module, network in zip(modules, networks, strict=True)
         ]
     pipeline = None
@@ -221,6 +221,7 @@ def network_of(
         is_cut,
         parameters.recompute,
         holds_loss=graph.loss_names is not None,
+        is_stage=parameters.distributed.pipeline_parallel_size > 1,
         costs=costs,
     )
     return Network(net, segments, compilation)

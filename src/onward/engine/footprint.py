@@ -123,7 +123,7 @@ class _Measuring:
         self.module: torch.nn.Module = network
         if self.zero:
             with mode:
-                self.module = replicate(network, list(network.segments), mesh, distributed, precision.dtype, True)
+                self.module = replicate(network, network.units, mesh, distributed, precision.dtype, True)
         self.forward = Forward(network, self.outputs, precision, module=self.module)
         self.forward.cast = naming(log, "low-precision copies", self.forward.cast)  # type: ignore[method-assign]
         self.given = {name: inputs[name] for name in self.forward.program.inputs}

@@ -7,9 +7,8 @@ segment runs comes with each pass, so that training and evaluation use the same 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ from onward.lowering.segments import SegmentedProgram, split_program
 from onward.plan.segments import SegmentPlan
 
 
-@dataclass(frozen=True)
 class Pass:
     """What one pass through the network runs.
+
+    No dataclass: torch's engines look into those for tensors, all of the program included, before every segment.
 
     Attributes:
         program: the code of every segment.
@@ -36,11 +36,26 @@ class Pass:
         cast: (name, weight) -> the weight as the pass computes with it.
     """
 
-    program: SegmentedProgram
-    training: bool
-    device: torch.device
-    tensors: Mapping[str, torch.Tensor]
-    cast: Callable[[str, torch.Tensor], torch.Tensor]
+    def __init__(
+        self,
+        program: SegmentedProgram,
+        training: bool,
+        device: torch.device,
+        tensors: Mapping[str, torch.Tensor],
+        cast: Callable[[str, torch.Tensor], torch.Tensor],
+    ) -> None:
+        self.program = program
+        self.training = training
+        self.device = device
+        self.tensors = tensors
+        self.cast = cast
+
+    def run(self, segment: int, weights: Mapping[str, torch.Tensor], values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Runs the code of a segment; weights that it does not read are left alone."""
+        code = self.program.segments[segment]
+        read = {name: self.tensors[name] for name in code.tensors if name in self.tensors}
+        read |= {name: self.cast(name, weights[name]) for name in code.tensors if name in weights}
+        return code(self.training, self.device, values, read)
 
 
 class Segment(TensorTree):
@@ -56,13 +71,12 @@ class Segment(TensorTree):
         net.weights.move(name, self)
         self.weight_names.append(name)
 
-    def forward(self, run: Pass, code: Program, shared: Mapping[str, torch.Tensor], *values: Any) -> tuple[Any, ...]:
+    def forward(self, run: Pass, index: int, shared: Mapping[str, torch.Tensor], *values: Any) -> tuple[Any, ...]:
         """Runs the code of this segment in a pass; `shared` holds weights that other segments read, too."""
 
         def compute(*values: Any) -> tuple[Any, ...]:
-            own = {name: run.cast(name, self.find_parameter(name)) for name in self.weight_names}
-            used = {name: run.cast(name, weight) for name, weight in shared.items() if name in code.tensors}
-            return code(run.training, run.device, values, {**run.tensors, **used, **own})
+            own = {name: self.find_parameter(name) for name in self.weight_names}
+            return run.run(index, {**shared, **own}, values)
 
         if not (self.is_recomputed and run.training and torch.is_grad_enabled()):
             return compute(*values)
@@ -100,6 +114,11 @@ class Network(nn.Module):
         """All weights by name."""
         return self.net.weights
 
+    @property
+    def units(self) -> list[tuple[list[nn.Module], bool]]:
+        """Modules whose weights ZeRO exchanges together, and whether these stay until the backward pass."""
+        return [([self.segments[index] for index in unit.segments], unit.is_kept) for unit in self.plan.units]
+
     def split(self, program: Program) -> SegmentedProgram:
         """A program of this network in its segments."""
         return split_program(program, self.plan.segment_of, self.plan.count)
@@ -107,17 +126,15 @@ class Network(nn.Module):
     def forward(self, run: Pass, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The outputs of the pass, in order."""
         program = run.program
-        shared = {name: self.shared.find_parameter(name) for name in self.shared.weight_names}
-        uses = Counter(name for code in program.segments for name in code.inputs)
-        uses.update(program.results)
+        # Not a dict: the engine of ZeRO would take these weights, of its root, for inputs of every segment, and add
+        # zeros to their gradients there.
+        shared = MappingProxyType({name: self.shared.find_parameter(name) for name in self.shared.weight_names})
         values: dict[str, Any] = dict(inputs)
-        for segment, code in zip(self.segments, program.segments, strict=True):
+        for index, (segment, code) in enumerate(zip(self.segments, program.segments, strict=True)):
             given = tuple(values[name] for name in code.inputs)
-            for name in code.inputs:
-                uses[name] -= 1
-                if not uses[name]:
-                    del values[name]
-            results = segment(run, code, shared, *given)
+            for name in program.dropped[index]:
+                del values[name]
+            results = segment(run, index, shared, *given)
             del given
             values.update(zip(code.outputs, results, strict=True))
         return tuple(self._result(run, name, values) for name in program.results)

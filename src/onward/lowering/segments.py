@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,6 +32,15 @@ class SegmentedProgram:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     results: tuple[str, ...]
+
+    @cached_property
+    def dropped(self) -> tuple[tuple[str, ...], ...]:
+        """For every segment, the inputs that nothing needs after it."""
+        last = {name: index for index, segment in enumerate(self.segments) for name in segment.inputs}
+        return tuple(
+            tuple(name for name in segment.inputs if last[name] == index and name not in self.results)
+            for index, segment in enumerate(self.segments)
+        )
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -128,12 +138,10 @@ def run_segments(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[Any, ...]:
     """Runs the segments one after the other, values dropped after their last use."""
-    last_use = {name: i for i, segment in enumerate(program.segments) for name in segment.inputs}
     values: dict[str, Any] = dict(inputs)
     for index, segment in enumerate(program.segments):
         results = segment(training, device, tuple(values[name] for name in segment.inputs), tensors)
         values.update(zip(segment.outputs, results, strict=True))
-        for name in segment.inputs:
-            if last_use[name] == index and name not in program.results and name not in program.inputs:
-                del values[name]
+        for name in program.dropped[index]:
+            del values[name]
     return tuple(values[name] if name in values else tensors[name] for name in program.results)

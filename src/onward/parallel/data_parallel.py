@@ -22,12 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from onward.parallel.process import Mesh
 from onward.parameter_distribution import Distributed
 
+Units = Sequence[tuple[Sequence[nn.Module], bool]]
 REDUCTION_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def replicate(
     module: nn.Module,
-    segments: Sequence[nn.Module],
+    units: Units,
     mesh: Mesh,
     parameters: Distributed,
     dtype: torch.dtype | None,
@@ -37,7 +38,7 @@ def replicate(
 
     Args:
         module: holds the weights of this rank.
-        segments: its children that ZeRO gathers one by one.
+        units: its children whose weights ZeRO gathers together, and whether these stay until the backward pass.
         mesh: the ranks.
         parameters: `zero_stage`, `reduction_type`, `enable_adasum`, `zero_offload_to_cpu`.
         dtype: of 16-bit computing, in which ZeRO sends weights around; None: their own.
@@ -46,7 +47,7 @@ def replicate(
     if mesh.data is None or not any(weight.requires_grad for weight in module.parameters()):
         return module
     if parameters.zero_stage:
-        _shard(module, segments, mesh, parameters, dtype)
+        _shard(module, units, mesh, parameters, dtype)
         return module
     if parameters.enable_adasum:
         return module  # gradients are combined once per update: `adasum`
@@ -64,9 +65,7 @@ def replicate(
     return replica
 
 
-def _shard(
-    module: nn.Module, segments: Sequence[nn.Module], mesh: Mesh, parameters: Distributed, dtype: torch.dtype | None
-) -> None:
+def _shard(module: nn.Module, units: Units, mesh: Mesh, parameters: Distributed, dtype: torch.dtype | None) -> None:
     assert mesh.device_mesh is not None
     # Operators of a graph change nothing in place; a segment may well end in a view.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -84,9 +83,11 @@ def _shard(
         "offload_policy": CPUOffloadPolicy() if offloads(parameters, mesh) else OffloadPolicy(),
         "ignored_params": {weight for weight in module.parameters() if weight.dim() == 0},
     }
-    for segment in segments:
-        if any(weight.dim() for weight in segment.parameters()):
-            fully_shard(segment, **options)
+    for children, is_kept in units:
+        if is_kept:
+            fully_shard(list(children), **{**options, "reshard_after_forward": False})
+        else:
+            fully_shard(list(children), **options)
     fully_shard(module, **{**options, "reshard_after_forward": False})
 
 
@@ -106,8 +107,8 @@ def micro_batch(module: nn.Module, zero_stage: int, is_last: bool) -> Iterator[N
             yield
         return
     if isinstance(module, FSDPModule):
+        # Every backward pass is its own: told that another follows, FSDP2 gathers beyond the first unit of this one.
         module.set_requires_gradient_sync(is_last or zero_stage >= 2)
-        module.set_is_last_backward(is_last)
         module.set_reshard_after_backward(is_last or zero_stage == 3)
     yield
 

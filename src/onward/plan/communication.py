@@ -71,7 +71,7 @@ def replica_traffic(
         if distributed.enable_adasum:
             steps = math.ceil(math.log2(data))
             payload = 4.0 * sum(totals) * steps
-            found.append(Traffic("gradients (Adasum)", sum(map(len, by_stage)) * steps, payload, data, 1.0))
+            found.append(Traffic("gradients (Adasum)", steps, payload, data, 1.0))
         else:
             is_one = stages is not None and plan.schedule in SPLITS_BACKWARD
             calls = 1 if is_one else sum(_buckets(4 * total) for total in totals)

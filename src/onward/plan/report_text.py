@@ -12,6 +12,7 @@ from onward.plan.decision import Plan
 from onward.plan.memory import KINDS, Forecast, RankForecast, stage_cost
 from onward.plan.schedules import draw, ideal_bubble_share
 from onward.plan.segments import plan_segments
+from onward.plan.stages_graph import stage_graph
 from onward.plan.topology import Place, Topology
 
 _WIDTH = 118
@@ -271,6 +272,23 @@ def recompute_note(parameters: Parameters, forecast: Forecast) -> str | None:
     local = forecast.local
     plan = plan_segments(local.model.graph, local.weights, False, asked, costs=forecast.costs.nodes)
     return f"recompute: {len(plan.recomputed)} of {plan.count} segments of the network are computed again."
+
+
+def zero_note(parameters: Parameters, plan: Plan, forecast: Forecast) -> str | None:
+    """What ZeRO gathers and shares out at once, on all stages together; None without ZeRO."""
+    if not plan.zero_stage:
+        return None
+    local, stages = forecast.local, forecast.stages
+    parts = [local] if stages is None else [stage_graph(local, stages, index) for index in range(plan.stage_count)]
+    asked, costs = parameters.recompute, forecast.costs.nodes
+    cut = [plan_segments(part.model.graph, part.weights, True, asked, costs=costs).units for part in parts]
+    sizes = [unit.nbytes for units in cut for unit in units]
+    if not sizes:
+        return "ZeRO gathers all weights of a rank at once, and shares out their gradients at once."
+    return (
+        f"ZeRO gathers weights and shares out gradients in {len(sizes)} unit{'s' if len(sizes) > 1 else ''} of up to "
+        f"{_size(max(sizes))}; what several segments read, or is too small for a unit, is one more on each stage."
+    )
 
 
 def _problems(forecast: Forecast) -> list[str]:

@@ -1,6 +1,6 @@
 """Where a graph is cut into segments: the layers between two points where one activation is all that is handed on.
 
-A segment is the unit of ZeRO's sharding, of recompute and of compilation.
+A segment is the unit of recompute and of compilation; ZeRO shares out several at once (`zero_units`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from onward.graph.cuts import find_cut_points, reads
 from onward.parameter_distribution import Recompute
 from onward.plan.costs import NodeCost
 from onward.plan.recompute import choose_for_budget, find_attention, split_at_attention
+from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class SegmentPlan:
         segment_of: name of a node -> its segment, ascending in the order of the graph.
         readers: weight -> the segments that read it, ascending.
         recomputed: segments whose activations are computed again for the backward pass.
+        units: segments whose weights ZeRO exchanges together; weights of none are exchanged with those of several.
     """
 
     count: int
     segment_of: Mapping[str, int]
     readers: Mapping[str, tuple[int, ...]]
     recomputed: frozenset[int]
+    units: tuple[ZeroUnit, ...] = ()
 
 
 def plan_segments(
@@ -40,6 +43,7 @@ def plan_segments(
     recompute: Recompute,
     *,
     holds_loss: bool = True,
+    is_stage: bool = False,
     costs: Mapping[str, NodeCost] | None = None,
 ) -> SegmentPlan:
     """Cuts a graph at all of its cut points, where its parts are to be sharded, recomputed or compiled by themselves.
@@ -51,6 +55,7 @@ def plan_segments(
         recompute: what is asked for.
         holds_loss: whether the backward pass begins here, at once after the forward pass: then the last segment is
             needed first, and recomputing it would save nothing.
+        is_stage: whether this is a stage of a pipeline, which may take several micro-batches before a backward pass.
         costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
     """
     by_budget = recompute.memory_budget is not None
@@ -72,7 +77,8 @@ def plan_segments(
     else:
         wanted = candidates if recompute.segments else sorted(special)
         recomputed = frozenset(list(wanted)[: recompute.number_recompute_layers or len(parts)])
-    return SegmentPlan(len(parts), segment_of, readers, recomputed)
+    units = choose_units(_held(graph, len(parts), readers), holds_loss and not is_stage)
+    return SegmentPlan(len(parts), segment_of, readers, recomputed, units)
 
 
 def _assign(
@@ -88,6 +94,17 @@ def _assign(
                 if value.name in readers and value.is_initializer() and segment not in readers[str(value.name)]:
                     readers[str(value.name)].append(segment)
     return segment_of, {name: tuple(found) or (0,) for name, found in readers.items()}
+
+
+def _held(graph: ir.Graph, count: int, readers: Mapping[str, tuple[int, ...]]) -> list[list[HeldWeight]]:
+    """The weights that only this segment reads, for each segment."""
+    held: list[list[HeldWeight]] = [[] for _ in range(count)]
+    for name, segments in readers.items():
+        stored = graph.initializers[name].const_value if name in graph.initializers else None
+        if len(segments) == 1 and stored is not None:
+            shape = tuple(int(size) for size in stored.shape.numpy())
+            held[segments[0]].append(HeldWeight(shape, stored.dtype.name))
+    return held
 
 
 def label_of(node: ir.Node) -> str:
