@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import onward.lowering.ops.fused_cross_entropy as fused_cross_entropy
+from onward.engine.allocations import Allocations
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
@@ -22,8 +23,9 @@ LABELS = torch.randint(0, V, (N, T), generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rows at once, so that the fourteen rows are three chunks, the last one short."""
-    monkeypatch.setitem(fused_cross_entropy.CHUNK_BYTES, "cpu", 5 * 4 * V)
+    """Six rows at once, so that the fourteen rows are three chunks, the last one short; each of blocks of five."""
+    monkeypatch.setitem(fused_cross_entropy.CHUNK_BYTES, "cpu", 6 * 4 * V)
+    monkeypatch.setitem(fused_cross_entropy.BLOCK_BYTES, "cpu", 5 * 4 * V)
 
 
 def weights() -> dict[str, np.ndarray]:
@@ -186,6 +188,26 @@ def test_masked_positions_are_picked_before_the_last_layer() -> None:
         found[fuse] = {"loss": loss.detach(), **{name: weight.grad for name, weight in net.weights.items()}}
     for name, expected in found[False].items():
         torch.testing.assert_close(found[True][name], expected, rtol=1e-6 if name == "loss" else EXACT, atol=EXACT)
+
+
+def test_logits_are_never_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest moment of both passes: one chunk of logits, and the gradients. torch's own holds logits thrice."""
+    monkeypatch.setitem(fused_cross_entropy.CHUNK_BYTES, "cpu", 2**30)
+    rows, width, classes = 400, 8, 3000
+    hidden, weight = (torch.randn(n, width, requires_grad=True) for n in (rows, classes))
+    labels = torch.randint(0, classes, (rows,))
+    logits, gradients = 4 * rows * classes, 4 * width * (rows + classes)
+    peaks = []
+    for compute in (
+        lambda: fused_cross_entropy.linear_cross_entropy(hidden, weight, labels),
+        lambda: F.cross_entropy(F.linear(hidden, weight), labels),
+    ):
+        hidden.grad = weight.grad = None
+        with Allocations() as log:
+            compute().backward()
+        peaks.append(sum(log.peak(0, log.now).values()) - gradients)
+    assert logits <= peaks[0] <= 1.1 * logits + 2 * gradients
+    assert peaks[1] >= 2 * logits
 
 
 def test_few_classes_are_left_alone() -> None:

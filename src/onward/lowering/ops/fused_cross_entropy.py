@@ -11,13 +11,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from onward.lowering.ops.fused import DOMAIN
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
 from onward.lowering.registry import lowers
 
 CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
-"""Logits held at once, in float32. Up to this size all rows are one chunk, and torch differentiates as usual."""
+"""Logits held at once, in float32; where torch compiles, it differentiates rows of one chunk as usual."""
+BLOCK_BYTES = {"cpu": 2**20}
+"""Logits that become gradients at once, in place: on a CPU what its cache holds; elsewhere, and compiled, a chunk."""
 
 
 @lowers("LinearCrossEntropy", domain=DOMAIN, spare=("scores", "logits"))
@@ -60,7 +64,7 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
         low = torch.get_autocast_dtype(device)
         rows, matrix, bias = rows.to(low), matrix.to(low), None if bias is None else bias.to(low)
-    if not _is_plain(rows) or rows.shape[0] <= rows_of_chunk(device, matrix.shape[0]):
+    if not _is_plain(rows) or (torch.compiler.is_compiling() and rows.shape[0] <= rows_of_chunk(device, matrix)):
         with torch.autocast(device, enabled=False):
             whole = _widened(F.linear(rows, matrix, bias))
             return softmax_cross_entropy_loss(whole, labels, class_weights, output_count=1, **ignored)[0]
@@ -82,14 +86,27 @@ def _shape_of_scores(rows: Tensor, matrix: Tensor) -> Tensor:
     return rows.new_empty(()).expand(rows.shape[0], matrix.shape[0])
 
 
-def rows_of_chunk(device: str, classes: int) -> int:
-    """How many rows of logits are held at once."""
-    return max(1, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * classes))
+def rows_of_chunk(device: str, matrix: Tensor) -> int:
+    """How many rows of logits with a matrix [V, W] are held at once; at least W, as large as the matrix's gradient.
+
+    With fewer, adding to that gradient takes longer than computing what is added.
+    """
+    classes, width = matrix.shape
+    return max(1, width, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * classes))
+
+
+def rows_of_block(logits: Tensor) -> int:
+    """How many rows of logits [N, V] become gradients at once; all that has no numbers does."""
+    device, (count, classes) = logits.device.type, logits.shape
+    if device not in BLOCK_BYTES or torch.compiler.is_compiling() or isinstance(logits, FakeTensor):
+        return count
+    return max(1, min(count, BLOCK_BYTES[device] // (4 * classes)))
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers: not while torch traces shapes, which a loop over chunks would fix."""
-    return type(tensor) is Tensor and isinstance(tensor.shape[0], int)
+    """Whether the code runs, with numbers or for a forecast: not while torch traces it, which loops would fix."""
+    is_known = type(tensor) is Tensor or (isinstance(tensor, FakeTensor) and get_proxy_mode() is None)
+    return is_known and isinstance(tensor.shape[0], int)
 
 
 def _widened(logits: Tensor) -> Tensor:
@@ -124,18 +141,15 @@ class _Chunked(torch.autograd.Function):
         of_bias = (
             torch.zeros(matrix.shape[0], dtype=wide, device=rows.device) if bias is not None and wanted[2] else None
         )
-        size = rows_of_chunk(rows.device.type, matrix.shape[0])
+        size = rows_of_chunk(rows.device.type, matrix)
         with torch.autocast(rows.device.type, enabled=False):
             for start in range(0, rows.shape[0], size):
                 chunk = slice(start, start + size)
-                part, label, share = rows[chunk], labels[chunk], shares[chunk]
-                logits = _widened(F.linear(part, matrix, bias))
-                normalizer = logits.logsumexp(-1, keepdim=True)
-                total += ((normalizer - logits.gather(1, label)) * share).sum()
+                part = rows[chunk]
+                gradient = _widened(F.linear(part, matrix, bias))
+                total += _differentiated(gradient, labels[chunk], shares[chunk])
                 if not any(wanted[:3]):
                     continue
-                gradient = logits.sub_(normalizer).exp_()
-                gradient.scatter_add_(1, label, torch.full_like(normalizer, -1.0)).mul_(share)
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
                 low = gradient.to(rows.dtype)
@@ -163,6 +177,21 @@ class _Chunked(torch.autograd.Function):
             for tensor, dtype in zip(kept, ctx.dtypes, strict=True)
         ]
         return (*found, None, None, None, None)
+
+
+def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
+    """The loss of logits [N, V], summed with the shares [N, 1] of their labels [N, 1]; they become its gradient."""
+    total = torch.zeros((), dtype=logits.dtype, device=logits.device)
+    size = rows_of_block(logits)
+    for start in range(0, logits.shape[0], size):
+        block, label, share = (tensor[start : start + size] for tensor in (logits, labels, shares))
+        score = block.gather(1, label)
+        highest = block.amax(-1, keepdim=True)
+        exponentials = block.sub_(highest).exp_()
+        sums = exponentials.sum(-1, keepdim=True)
+        total += ((sums.log() + highest - score) * share).sum()
+        exponentials.mul_(share / sums).scatter_add_(1, label, -share)
+    return total
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
