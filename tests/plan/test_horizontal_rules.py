@@ -74,6 +74,18 @@ CASES: dict[str, tuple[Site, Mapping[int, Cut], Mapping[int, Cut], str]] = {
         site("Pad", {**X, "pads": (4,)}, Y, {"pads": (0, 1, 0, -1)}), COLUMNS, {},
         "needs all of its padded axis at once (axis 1 of input 0)",
     ),
+    "moved by a scale near 1": (
+        site("Resize", {**X, "": (), "scales": (2,)}, Y, {"scales": (2.0, 1.1)}), COLUMNS, {},
+        "needs all of its resized axis at once (axis 1 of input 0)",
+    ),
+    "scaled by data": (
+        site("Resize", {**X, "": (), "scales": (2,)}, Y), COLUMNS, {}, "how much it resizes depends on data",
+    ),
+    "moved by a region": (
+        site("Resize", {**X, "roi": (4,), "scales": (2,)}, Y, {"scales": (1.0, 1.0)},
+             coordinate_transformation_mode="tf_crop_and_resize"),
+        COLUMNS, {}, "needs all of its resized axis at once (axis 1 of input 0)",
+    ),
     "reduced axes": (
         site("ReduceSum", {**X, "axes": (1,)}, {"y": (4, 1)}), COLUMNS, {}, "its axes depend on data",
     ),
@@ -171,4 +183,22 @@ def test_a_shape_that_depends_on_data_is_named() -> None:
 def test_axes_without_padding_are_kept(version: int, inputs: dict[str, tuple[int, ...]]) -> None:
     given = {"pads": (1, 0, 1, 0)}
     node = site("Pad", inputs, {"y": (6, 8)}, given, version, **(given if version < 11 else {}))
+    assert apply_rule(node, COLUMNS, {}).outputs == COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("op_type", "version", "inputs", "attributes"),
+    [
+        ("Resize", 19, {**X, "": (), "scales": (2,)}, {}),
+        ("Resize", 19, {**X, "": (), "scales": (1,)}, {"axes": (0,)}),
+        ("Resize", 10, {**X, "scales": (2,)}, {}),
+        ("Upsample", 9, {**X, "scales": (2,)}, {}),
+        ("Upsample", 7, X, {"scales": (2.0, 1.0)}),
+    ],
+)
+def test_axes_with_scale_1_are_kept(
+    op_type: str, version: int, inputs: dict[str, tuple[int, ...]], attributes: dict[str, Any]
+) -> None:
+    scales = (2.0,) if "axes" in attributes else (2.0, 1.0)
+    node = site(op_type, inputs, {"y": (8, 8)}, {"scales": scales}, version, **attributes)
     assert apply_rule(node, COLUMNS, {}).outputs == COLUMNS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onward.plan.horizontal.cuts import (
     Assignment,
     CannotCutError,
@@ -179,19 +181,37 @@ def pad(site: Site, inputs: Known, outputs: Known) -> Assignment:
 
 @rule("Resize", "Upsample")
 def resizing(site: Site, inputs: Known, outputs: Known) -> Assignment:
-    """The axes that keep their size; sizes that are given as numbers become the rank's."""
-    before, after = site.shape(0), site.result()
-    axes = [a for a in range(len(after)) if before[a] == after[a]]
+    """The axes that stay as they are; sizes that are given as numbers become the rank's."""
+    rank = len(site.result())
+    named = site.attribute("axes")
+    places = list(range(rank)) if named is None else [int(axis) % rank for axis in named]
+    axes = [axis for axis in range(rank) if axis not in _moved_axes(site, places)]
     found = follow([Link({0: a}, {0: a}) for a in axes], site, inputs, outputs, "resized axis")
     if site.node.op_type != "Resize" or not site.has_input(3):
         return found
-    named = site.attribute("axes")
-    places = list(range(len(after))) if named is None else [int(a) % len(after) for a in named]
     cut = found.inputs[0]
     if cut.axis not in places:
         return found
     edit = SetEntry(3, places.index(cut.axis), cut, len(places))
     return Assignment(found.inputs, found.outputs, edits=(edit,))
+
+
+def _moved_axes(site: Site, places: Sequence[int]) -> set[int]:
+    """Of the axes that a Resize or Upsample names, those along which elements may move, even if their size stays."""
+    before, after = site.shape(0), site.result()
+    moves_all = (
+        site.attribute("coordinate_transformation_mode", "half_pixel") in ("tf_crop_and_resize", "tf_half_pixel_for_nn")
+        or site.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    )
+    if moves_all:
+        return set(places)
+    if site.node.op_type == "Resize" and site.has_input(3):
+        return {axis for axis in places if before[axis] != after[axis]}
+    place = 2 if site.node.op_type == "Resize" and site.version >= 11 else 1
+    scales = site.numbers(place) if site.has_input(place) else site.attribute("scales")
+    if scales is None:
+        raise CannotCutError(f"{site.name}: how much it resizes depends on data")
+    return {axis for axis, scale in zip(places, scales, strict=True) if scale != 1}
 
 
 _SUMS = ("ReduceSum",)
