@@ -220,3 +220,38 @@ def test_tokens_that_the_ranks_cannot_share_are_refused_where_sharing_was_asked_
     facts = find_value_facts(flat, {"x": (5, 4)})
     with pytest.raises(ParametersError, match="their sums have no axis of tokens"):
         plan_horizontal(flat, 2, facts.shapes, facts.numbers, sequence_parallel=True)
+
+
+def test_a_projection_that_is_split_into_a_sequence_is_cut_in_its_parts() -> None:
+    """As torch's newer exporter writes `split`, in GPT-2's fused queries, keys and values for one."""
+    graph = parsed(
+        """g (float[B, T, 6] x, float[6, 16] w, float[8, 5] v) => (float loss) {
+            m = MatMul (x, w)  sizes = Constant <value_ints = [8, 8]> ()
+            parts = SplitToSequence <axis = 2> (m, sizes)
+            zero = Constant <value_int = 0> ()  one = Constant <value_int = 1> ()
+            a = SequenceAt (parts, zero)  b = SequenceAt (parts, one)
+            gated = Mul (a, b)  y = MatMul (gated, v)  square = Mul (y, y)
+            loss = ReduceMean <keepdims = 0> (square)
+        }""",
+        {"w": (6, 16), "v": (8, 5)},
+    )
+    facts = find_value_facts(graph, {"x": (2, 7, 6)})
+    plan = plan_horizontal(graph, 4, facts.shapes, facts.numbers)
+    assert plan.shards == {"w": WeightShard(1, (8, 8)), "v": WeightShard(0, (8,))}
+
+
+def test_what_is_computed_from_cut_elements_is_cut_though_it_has_no_gradient() -> None:
+    """Attention whose rows may be all masked has such a `Where`; a part of the rank's part would be another's."""
+    graph = parsed(
+        """g (float[B, 6] x, float[6, 8] w, float[8, 5] v) => (float loss) {
+            m = MatMul (x, w)  missing = IsNaN (m)  zero = Constant <value_float = 0.0> ()
+            kept = Where (missing, zero, m)  y = MatMul (kept, v)  square = Mul (y, y)
+            loss = ReduceMean <keepdims = 0> (square)
+        }""",
+        {"w": (6, 8), "v": (8, 5)},
+    )
+    facts = find_value_facts(graph, {"x": (3, 6)})
+    plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers)
+    assert plan.values["missing"] == Cut(1, (8,))
+    assert not plan.slices
+    assert set(plan.shards) == {"w", "v"}

@@ -13,6 +13,7 @@ from onward.graph.export_notes import notes_on_export
 from onward.graph.fusion import passes
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
+from onward.graph.sequences import unpack_sequences
 from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
 from onward.graph.ties import Tie, tie_copies
 from onward.graph.untying import untie_merged_weights
@@ -81,7 +82,7 @@ def make_training_graph(
         count_correct: with a class loss, also compute how many labels the prediction hits.
         fuse: put one node in the place of several where `onward.graph.fusion` knows how.
         fusions_off: fusions to leave out.
-        keep: names of values and nodes that fusion must leave as they are; text with a colon may hold several.
+        keep: names of values and nodes that must stay as they are; text with a colon may hold several.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
@@ -89,6 +90,7 @@ def make_training_graph(
     original = read_model(source)
     untied = untie_merged_weights(original, keep=tied_weights)
     model = prepare_for_lowering(original)
+    unpack_sequences(model, passes.names_in(model.graph, keep))
     ties, tied = tie_copies(model)
     revived = add_dropout(model, revive_dropout)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None

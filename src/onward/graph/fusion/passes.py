@@ -37,7 +37,7 @@ def fuse(
             colon (a place where stages are cut) every name counts.
     """
     facts = Facts(model, weights)
-    editor = Editor(model, facts, _names_in(model.graph, keep))
+    editor = Editor(model, facts, names_in(model.graph, keep))
     _drop_copies(editor)
     for name, function in FUSIONS.items():
         if name not in off:
@@ -57,7 +57,7 @@ def notes_on_fusions(fusions: Sequence[Fusion]) -> tuple[str, ...]:
     return (f"fused for training, not in what is exported: {listed} ({replaced} nodes became {len(fusions)}).",)
 
 
-def _names_in(graph: ir.Graph, texts: Collection[str]) -> frozenset[str]:
+def names_in(graph: ir.Graph, texts: Collection[str]) -> frozenset[str]:
     """The names of values and nodes that texts are, or speak of."""
     phrases = [text for text in texts if ":" in text]
     if not phrases:

@@ -206,13 +206,34 @@ def _spread(surroundings: Surroundings, region: Region, seed: ir.Value, cut: Cut
         for index, wanted in assignment.inputs.items():
             value = node.inputs[index]
             assert value is not None
-            if surroundings.is_free(value) and value not in region.cuts:
+            is_whole = surroundings.is_free(value) and not _follows_cut(region, value)
+            if is_whole and value not in region.cuts:
                 region.slices[node, index] = wanted
             else:
                 cut_value(value, wanted)
         for index, wanted in assignment.outputs.items():
             if node.outputs[index].name:
                 cut_value(node.outputs[index], wanted)
+    for node, index in region.slices:
+        value = node.inputs[index]
+        if value is not None and _follows_cut(region, value):
+            raise CannotCutError(f"{value.name!r}, which {label(node)} reads, is computed from what would be cut")
+
+
+def _follows_cut(region: Region, value: ir.Value) -> bool:
+    """Whether a value is computed from the elements of cut ones: a mask of NaNs, an index of the largest."""
+    stack, seen = [value], set[ir.Value]()
+    while stack:
+        last = stack.pop()
+        node = last.producer()
+        if last in region.cuts:
+            return True
+        # What a node of the region gives out uncut is added up or gathered; a shape has no elements of the value.
+        if last in seen or node is None or node in region.assignments or node.op_type in ("Shape", "Size"):
+            continue
+        seen.add(last)
+        stack.extend(source for source in node.inputs if source is not None)
+    return False
 
 
 def find_seeds(surroundings: Surroundings) -> Iterator[tuple[ir.Value, int]]:
