@@ -47,7 +47,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.optim.building import unmatched_rules
-from onward.parallel.agreement import agree_on_stop, check_same
+from onward.parallel.agreement import StopAgreement, check_same
 from onward.parallel.process import Mesh, start
 from onward.parameter_checks import fixed_fields_changed
 from onward.parameters import Parameters, check
@@ -262,17 +262,18 @@ class TrainingRunner:
         if training_data_loader is None:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         started = time.perf_counter()
-        begin = dataclasses.replace(self.state.counters)
+        training, begin = self.parameters.training, dataclasses.replace(self.state.counters)
         clock, reports, metrics = Clock(), list[StepReport](), dict[str, float]()
         if self.parameters.checkpoint.checkpoints_dir is not None:
             self._checkpoints.open(self.parameters.checkpoint)  # where nothing can be saved, nothing is worth training
-        if test_data_loader is not None and not self.parameters.training.skip_evaluation:
+        if test_data_loader is not None and not training.skip_evaluation:
             self._evaluator.check_specs(test_data_loader.feature_specs())
-        check_step(self.parameters.training, begin.step)
+        check_step(training, begin.step)
         check_dimensions(mapped_dimensions or {}, self._graph)
-        self._dimensions = {**self.parameters.training.mapped_dimensions, **(mapped_dimensions or {})}
+        self._dimensions = {**training.mapped_dimensions, **(mapped_dimensions or {})}
+        stopping = StopAgreement(self.mesh)
         with StopRequest() as stop, self._saving_after_failure():
-            begin_batches = training_data_loader.batches(self.parameters.training.batch_size, self.state.cursor)
+            begin_batches = training_data_loader.batches(training.batch_size, self.state.cursor)
             with closing_batches(begin_batches) as batches:
                 for done in self._profiled_steps(batches, clock):
                     if done.report is not None:
@@ -282,15 +283,14 @@ class TrainingRunner:
                         metrics = dict(self.evaluate(test_data_loader).metrics)
                     if self._is_checkpoint_due(done):
                         self.save_checkpoint()
-                    if done.is_update and agree_on_stop(self.mesh, stop.signal_name is not None):
+                    if done.is_update and stopping.after_update(stop.signal_name is not None):
                         self._stop(stop.signal_name or ANOTHER)
             checkpoint = self._save_last_of_round()
         self._finish_round()
         seconds = time.perf_counter() - started
-        training, counters = self.parameters.training, self.state.counters
-        summary = summarize(training, begin, counters, clock, reports, metrics, seconds, checkpoint)
+        summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint)
         self.watchers.on_end(summary)
-        if checkpoint is not None and agree_on_stop(self.mesh, stop.signal_name is not None):
+        if stopping.at_end(stop.signal_name is not None) and checkpoint is not None:
             name = stop.signal_name or ANOTHER
             raise Interrupted(f"stopped by {name} at the end of the round; saved as {checkpoint}. {GO_ON}")
         return summary

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from onward.errors import ParametersError
-from onward.parallel.agreement import agree_on_stop, check_same
+from onward.parallel.agreement import StopAgreement, check_same
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import come, open_store, wait_for_all
 from onward.parallel.process import check_devices, choose_backend, in_world_of_one, start
@@ -56,13 +56,17 @@ def test_dimension_of_size_one_has_no_group_and_the_others_have_the_runs_timeout
     assert run_on_ranks(2, groups_of_size_one) == [(True, True, False, 17.0)] * 2
 
 
-def stop_wishes() -> list[bool]:
+def stop_wishes() -> tuple[list[bool], list[bool]]:
     mesh = start(Distributed(pipeline_parallel_size=3), "cpu")
-    return [agree_on_stop(mesh, wanted=mesh.rank == 1 and update == 2) for update in range(4)]
+    stopping, ending = StopAgreement(mesh), StopAgreement(mesh)
+    after = [stopping.after_update(mesh.rank == 1 and update == 2) for update in range(4)]
+    at_end = [ending.after_update(mesh.rank == 2), ending.at_end(False)]
+    return after, [*at_end, ending.at_end(mesh.rank == 0), ending.at_end(False)]
 
 
-def test_wish_of_one_rank_stops_all_after_the_same_update() -> None:
-    assert run_on_ranks(3, stop_wishes) == [[False, False, True, False]] * 3
+def test_wish_of_one_rank_stops_all_after_the_same_update_the_next_or_at_the_end() -> None:
+    expected = ([False, False, False, True], [False, True, True, False])
+    assert run_on_ranks(3, stop_wishes) == [expected] * 3
 
 
 def compare() -> str:
@@ -95,7 +99,9 @@ def test_world_of_one_has_no_groups_and_agrees_with_itself() -> None:
     assert (mesh.place, mesh.world_size, mesh.device_mesh) == (Place(0, 0, 0), 1, None)
     assert not dist.is_initialized()
     check_same(mesh, {"model": "a"})
-    assert [agree_on_stop(mesh, wanted) for wanted in (False, True)] == [False, True]
+    stopping = StopAgreement(mesh)
+    assert [stopping.after_update(wanted) for wanted in (False, True)] == [False, True]
+    assert [stopping.at_end(wanted) for wanted in (False, True)] == [False, True]
 
 
 def test_sizes_must_be_the_number_of_processes() -> None:

@@ -40,17 +40,39 @@ def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:
         )
 
 
-def agree_on_stop(mesh: Mesh, wanted: bool) -> bool:
-    """Whether any rank wants to stop; all ranks must ask after the same update, and get the same answer.
+class StopAgreement:
+    """Whether to stop: if any rank wants to, all do, after the same update.
 
-    One exchange of four bytes between the hosts, apart from the tensors' groups; GPUs do not wait for it.
+    Between hosts four bytes travel for each update, apart from the tensors' groups. They do so while the next update is
+    computed, so that nobody waits for them, and a rank's wish is heard one update later.
     """
-    if mesh.control is None:
-        return wanted
-    note_progress()
-    wish = torch.tensor([int(wanted)], dtype=torch.int32)
-    dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=mesh.control)
-    return bool(wish.item())
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._wish = torch.zeros(1, dtype=torch.int32)
+        self._travels: dist.Work | None = None
+
+    def after_update(self, wanted: bool) -> bool:
+        """Whether to stop now, the same answer on every rank; all must ask after the same update."""
+        if self.mesh.control is None:
+            return wanted
+        note_progress()
+        heard = self._hear()
+        if not heard:
+            self._wish.fill_(int(wanted))
+            self._travels = dist.all_reduce(self._wish, op=dist.ReduceOp.MAX, group=self.mesh.control, async_op=True)
+        return heard
+
+    def at_end(self, wanted: bool) -> bool:
+        """Whether any rank wanted to stop until now; no update follows that the wish could travel beside."""
+        return self.after_update(wanted) or (self._hear() if self.mesh.control is not None else False)
+
+    def _hear(self) -> bool:
+        if self._travels is None:
+            return False
+        self._travels.wait()
+        self._travels = None
+        return bool(self._wish.item())
 
 
 def agree_on_least(mesh: Mesh, number: float) -> float:
