@@ -102,6 +102,7 @@ def test_fused_linear_layers_are_cut_as_products_and_sums_are(by_tokens: bool) -
         # Partial sums have their bias added after they are summed up.
         assert [len(node.inputs) > 2 and node.inputs[2] is not None for node in linear] == [True, False] * 2 * fuse
     assert plans[0].shards == plans[1].shards
+    assert plans[0].reasons == plans[1].reasons
     assert set(plans[0].partial_gradients) == set(plans[1].partial_gradients)
     assert exchanges[0] == exchanges[1]
 

@@ -93,6 +93,8 @@ def plan_horizontal(
     notes = _judge(graph, size, candidates, chosen, misfits, allow_whole_layers)
     if not chosen:
         raise ParametersError(_nothing_to_cut(size, reasons))
+    for bias in _biases_after_sums(chosen):
+        reasons.pop(bias, None)  # a cut of its own, tried and failed, is no reason: its layer is cut
     for region in candidates:
         if region not in chosen:
             rival = next((r for r in chosen if _clash(r, region)), None)
@@ -122,6 +124,17 @@ def _judge(
     }
     common = math.gcd(*(count for region in wanted for count in region.counts().values()))
     return judge(size, [misfit for misfit in misfits if misfit.region in wanted], common, layers, cut, allowed)
+
+
+def _biases_after_sums(regions: Sequence[Region]) -> set[str]:
+    """What ranks add to a sum of their parts, each the whole of it."""
+    return {
+        str(node.inputs[edit.input].name)  # type: ignore[union-attr]
+        for region in regions
+        for node, assignment in region.assignments.items()
+        for edit in assignment.edits
+        if isinstance(edit, AddAfterwards)
+    }
 
 
 def _share_tokens(surroundings: Surroundings, chosen: Sequence[Region], size: int) -> TokenRegion:
