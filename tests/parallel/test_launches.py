@@ -260,11 +260,8 @@ def test_hanging_rank_is_ended_by_the_timeout_and_named(what: str, words: str, t
     port = str(free_port())
     variables = [slurm(rank, 3) | {"MASTER_PORT": port} for rank in range(3)]
     processes = by_environment(variables, tmp_path, what, "data_parallel_size=3", "timeout_seconds=3")
-    if what == "freeze":
-        processes[0].wait(LONGEST_SECONDS)
-        processes[1].kill()  # nobody else can end a stopped process
     said = outputs(processes)
-    assert processes[0].returncode == processes[2].returncode == 1
+    assert [process.returncode for process in processes] == [1, 1, 1]
     shown = "".join(said)
     assert len(re.findall(r"waited 3 s \(distributed\.timeout_seconds\) in an exchange for another rank", shown)) == 1
     assert len(re.findall(words, shown)) == 1, shown

@@ -42,6 +42,14 @@ class Attendant:
     def __str__(self) -> str:
         return f"{self.host}, process {self.pid}"
 
+    def is_near(self) -> bool:
+        """Whether its process number means that process here, too."""
+        return self.host == socket.gethostname() and self.namespace == _own_namespace()
+
+
+def _own_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
 
 def attendant(store: Store, rank: int) -> Attendant:
     """Who came as a rank that has signed in."""
@@ -113,7 +121,7 @@ def wait_for_all(store: Store, launch: Launch, timeout_seconds: float) -> None:
 
 
 def _sign_in(store: Store, launch: Launch) -> None:
-    me = Attendant(socket.gethostname(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino)
+    me = Attendant(socket.gethostname(), os.getpid(), _own_namespace())
     job = f"{launch.world_size} processes, {launch.launcher} job {launch.job!r}"
     # The owner of the store says whose it is; a stray that comes first must not. torchrun's store is its own start's.
     speaks = launch.rank == 0 or launch.agent_store

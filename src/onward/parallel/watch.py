@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import sys
 import threading
@@ -80,6 +81,7 @@ class Watch:
         self._stopping = threading.Event()
         self.leaving: tuple[float, int] | None = None
         self._beats_before: dict[int, tuple[int, int]] = {}
+        self._silent: list[int] = []
         self._thread = threading.Thread(target=self._run, name="onward watch", daemon=True)
         self._thread.start()
 
@@ -108,6 +110,7 @@ class Watch:
         with contextlib.suppress(dist.DistError):
             with self._talk():
                 self._store.set("shown", "")
+            self._wake_silent()
             self._wait_for("seen", self.launch.world_size - 1, FAREWELL_SECONDS)
         self._leave(exit_code)
 
@@ -124,6 +127,15 @@ class Watch:
             with self._talk():
                 self._store.add("seen", 1)
         self._leave(exit_code)
+
+    def _wake_silent(self) -> None:
+        """A process of this machine that somebody stopped goes on, and sees that all end; signals to end it would wait."""
+        for rank in self._silent:
+            with self._talk():
+                who = attendant(self._store, rank)
+            if who.is_near():
+                with contextlib.suppress(OSError):
+                    os.kill(who.pid, signal.SIGCONT)
 
     def _leave(self, exit_code: int) -> NoReturn:
         """Ends this process; rank 0, whose store it may be, goes last."""
@@ -182,6 +194,7 @@ class Watch:
         if gone:
             why = f"{name_ranks(gone)} had ended already: the ranks did not do the same number of steps."
         elif silent:
+            self._silent = silent
             with self._talk():
                 who = "; ".join(f"rank {rank} on {attendant(self._store, rank)}" for rank in silent[:8])
             why = f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
@@ -291,7 +304,7 @@ class _Neighbour:
             return None
         if self._who is None:
             self._who = attendant(store, self.rank)
-        if self._who.host == socket.gethostname() and self._who.namespace == os.stat("/proc/self/ns/pid").st_ino:
+        if self._who.is_near():
             if is_running(self._who.pid) or store.check([f"done/{self.rank}"]):
                 return None
             return (
