@@ -1,4 +1,7 @@
-"""Sparse tensors of a file compute, train and are exported as the dense tensors that onnxruntime takes them for."""
+"""Sparse tensors of a file compute, train and are exported as the dense tensors that they stand for.
+
+The numbers are numpy's: onnxruntime 1.31 has the same, but crashed once at a sparse constant inside of a function.
+"""
 
 from __future__ import annotations
 
@@ -59,17 +62,16 @@ def _dense(values: np.ndarray[Any, Any] = VALUES) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("indices", [PLACES, np.stack(np.unravel_index(PLACES, SHAPE), 1)], ids=["linear", "by axis"])
 @pytest.mark.parametrize("flag", [True, False])
-def test_sparse_initializers_and_constants_equal_onnxruntime(flag: bool, indices: Any, tmp_path: Path) -> None:
+def test_sparse_initializers_and_constants_equal_dense_ones(flag: bool, indices: Any, tmp_path: Path) -> None:
     model = _model(_sparse("w", indices=indices), indices)
     x, c = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32), np.array(flag)
     net = onward.to_torch(model)
-    expected = run_onnxruntime(model, x, c)[0]
-    np.testing.assert_allclose(net(torch.from_numpy(x), torch.from_numpy(c)).detach(), expected, rtol=1e-6)
+    y = x @ _dense() - _dense(VALUES if flag else VALUES + 1)
+    np.testing.assert_allclose(net(torch.from_numpy(x), torch.from_numpy(c)).detach(), y, rtol=1e-6, atol=1e-6)
     assert model.graph.sparse_initializer[0].values.name == "w", "the user's message was changed"
     assert "w" in net.weights
 
     net(torch.from_numpy(x), torch.from_numpy(c)).square().sum().backward()
-    y = x @ _dense() - _dense(VALUES if flag else VALUES + 1)
     np.testing.assert_allclose(net.weights["w"].grad, x.T @ (2 * y), rtol=1e-5, atol=1e-6)
 
     with torch.no_grad():
@@ -82,7 +84,7 @@ def test_sparse_initializers_and_constants_equal_onnxruntime(flag: bool, indices
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float64", "bool", "float16", "bfloat16"])
-def test_a_sparse_constant_of_every_kind_equals_onnxruntime(dtype: str) -> None:
+def test_a_sparse_constant_of_every_kind_equals_a_dense_one(dtype: str) -> None:
     code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else onnx.TensorProto.BFLOAT16
     values = helper.make_tensor("", code, [3], [1, 0, 2] if dtype != "bool" else [1, 0, 1])
     sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(PLACES), SHAPE)
@@ -94,8 +96,6 @@ def test_a_sparse_constant_of_every_kind_equals_onnxruntime(dtype: str) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     expected = _dense(np.array([1, 0, 1 if dtype == "bool" else 2], np.float32))
     np.testing.assert_array_equal(onward.to_torch(model)().detach(), expected)
-    if dtype != "bfloat16":  # onnxruntime has none
-        np.testing.assert_array_equal(run_onnxruntime(model)[0], expected)
 
 
 def test_a_file_read_lazily_and_a_function_hold_sparse_tensors(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_file_read_lazily_and_a_function_hold_sparse_tensors(tmp_path: Path) -
     )
     model.functions.append(helper.make_function("own", "f", ["a"], ["b"], body, [helper.make_opsetid("", 13)]))
     x = np.ones(SHAPE, np.float32)
-    np.testing.assert_array_equal(onward.to_torch(model)(torch.from_numpy(x)).detach(), run_onnxruntime(model, x)[0])
+    np.testing.assert_array_equal(onward.to_torch(model)(torch.from_numpy(x)).detach(), _dense())
 
 
 def test_a_sparse_weight_is_said() -> None:

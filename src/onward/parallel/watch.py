@@ -129,7 +129,7 @@ class Watch:
         self._leave(exit_code)
 
     def _wake_silent(self) -> None:
-        """A process of this machine that somebody stopped goes on, and sees that all end; signals to end it would wait."""
+        """A process of this machine that somebody stopped goes on and sees that all end; a signal would only wait."""
         for rank in self._silent:
             with self._talk():
                 who = attendant(self._store, rank)
