@@ -19,7 +19,7 @@ from onward.engine.compilation import Compilation
 from onward.lowering.module import OnnxModule, TensorTree
 from onward.lowering.passes import Recomputation
 from onward.lowering.program import Program
-from onward.lowering.segments import SegmentedProgram, split_program
+from onward.lowering.segments import SegmentedProgram, run_chain, split_program
 from onward.plan.segments import SegmentPlan
 
 
@@ -129,14 +129,7 @@ class Network(nn.Module):
         # Not a dict: the engine of ZeRO would take these weights, of its root, for inputs of every segment, and add
         # zeros to their gradients there.
         shared = MappingProxyType({name: self.shared.find_parameter(name) for name in self.shared.weight_names})
-        values: dict[str, Any] = dict(inputs)
-        for index, (segment, code) in enumerate(zip(self.segments, program.segments, strict=True)):
-            given = tuple(values[name] for name in code.inputs)
-            for name in program.dropped[index]:
-                del values[name]
-            results = segment(run, index, shared, *given)
-            del given
-            values.update(zip(code.outputs, results, strict=True))
+        values = run_chain(program, inputs, lambda index, given: self.segments[index](run, index, shared, *given))
         return tuple(self._result(run, name, values) for name in program.results)
 
     def _result(self, run: Pass, name: str, values: Mapping[str, Any]) -> Any:

@@ -33,7 +33,7 @@ def unpack_sequences(model: ir.Model, keep: Collection[str] = ()) -> None:
         sizes = _sizes(facts, node)
         positions = None if sizes is None else _positions(facts, node, len(sizes))
         names = {node.name, node.outputs[0].name, *(at.name for at in positions or ())}
-        if sizes is not None and positions is not None and not names & set(keep):
+        if sizes is not None and positions is not None and names.isdisjoint(keep):
             _write_split(model, writer, node, sizes, positions)
 
 

@@ -5,7 +5,7 @@ Which node belongs to which segment comes from outside; a value that a later seg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -130,6 +130,27 @@ class _Part:
         )
 
 
+def run_chain(
+    program: SegmentedProgram, inputs: Mapping[str, Any], run: Callable[[int, tuple[Any, ...]], tuple[Any, ...]]
+) -> dict[str, Any]:
+    """What is left of inputs and values when all segments have run; each is dropped before its last reader runs.
+
+    Args:
+        program: whose segments.
+        inputs: of the graph, by name.
+        run: runs one segment, given its number and its inputs.
+    """
+    values = dict(inputs)
+    for index, segment in enumerate(program.segments):
+        given = tuple(values[name] for name in segment.inputs)
+        for name in program.dropped[index]:
+            del values[name]
+        results = run(index, given)
+        del given
+        values.update(zip(segment.outputs, results, strict=True))
+    return values
+
+
 def run_segments(
     program: SegmentedProgram,
     training: bool,
@@ -137,11 +158,6 @@ def run_segments(
     inputs: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[Any, ...]:
-    """Runs the segments one after the other, values dropped after their last use."""
-    values: dict[str, Any] = dict(inputs)
-    for index, segment in enumerate(program.segments):
-        results = segment(training, device, tuple(values[name] for name in segment.inputs), tensors)
-        values.update(zip(segment.outputs, results, strict=True))
-        for name in program.dropped[index]:
-            del values[name]
+    """The results of the segments, one run after the other."""
+    values = run_chain(program, inputs, lambda index, given: program.segments[index](training, device, given, tensors))
     return tuple(values[name] if name in values else tensors[name] for name in program.results)

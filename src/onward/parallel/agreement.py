@@ -65,7 +65,7 @@ class StopAgreement:
 
     def at_end(self, wanted: bool) -> bool:
         """Whether any rank wanted to stop until now; no update follows that the wish could travel beside."""
-        return self.after_update(wanted) or (self._hear() if self.mesh.control is not None else False)
+        return self.after_update(wanted) or self._hear()
 
     def _hear(self) -> bool:
         if self._travels is None:
