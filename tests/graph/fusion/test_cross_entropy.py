@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import onward.lowering.ops.fused_cross_entropy as fused_cross_entropy
 from onward.engine.allocations import Allocations
@@ -122,6 +123,21 @@ def test_no_label_counts() -> None:
         loss, found = gradients(net, states(), labels)
         assert bool(loss.isnan())
         assert all(bool((gradient == 0).all()) for gradient in found.values())
+
+
+@pytest.mark.parametrize("ignored", [0, 1, 2, 13, 14])
+def test_rows_that_are_ignored_take_no_products(ignored: int) -> None:
+    """A row costs `V W` products forward and as many for its own gradient; 1 of 14 is not worth looking for.
+
+    The counter does not see the products of the weight's gradient, which are added up in place.
+    """
+    _, fused = pair("product", ignore_index=5)
+    labels = torch.where(LABELS == 5, 6, LABELS).flatten()
+    labels[torch.randperm(N * T, generator=torch.Generator().manual_seed(3))[:ignored]] = 5
+    with FlopCounterMode(display=False) as counter:
+        fused(states().requires_grad_(), labels.view(N, T)).backward()
+    rows = N * T - ignored if 2 <= ignored < N * T else N * T
+    assert counter.get_total_flops() == 2 * 2 * rows * V * W
 
 
 def test_a_label_out_of_range_is_named() -> None:

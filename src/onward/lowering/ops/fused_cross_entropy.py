@@ -1,7 +1,8 @@
 """The last linear layer with the cross entropy after it, a chunk of rows at a time: logits are never whole.
 
 Each chunk's logits live until their share of the gradient is computed, right in the forward pass; what is kept is the
-gradient of the layer's input and of its weight (as in Hsu et al., 2024, "Liger Kernel"). N rows, W features, V classes.
+gradient of the layer's input and of its weight (as in Hsu et al., 2024, "Liger Kernel"). On CPUs, rows whose label is
+ignored are left out. N rows, W features, V classes.
 """
 
 from __future__ import annotations
@@ -69,16 +70,30 @@ def linear_cross_entropy(
             whole = _widened(F.linear(rows, matrix, bias))
             return softmax_cross_entropy_loss(whole, labels, class_weights, output_count=1, **ignored)[0]
     check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
+    rows, labels = _rows_that_count(rows, labels.long(), ignore_index)
     loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
         rows,
         matrix,
         bias,
-        labels.long(),
+        labels,
         class_weights,
         NOTHING_IGNORED if ignore_index is None else ignore_index,
         reduction == "mean",
     )
     return loss
+
+
+def _rows_that_count(rows: Tensor, labels: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Rows [N, W] and labels [N] without those that are ignored, if they are an eighth or more, on a CPU.
+
+    On a GPU the host would have to wait for their number. If no label counts all stay, for the NaN that is the mean.
+    """
+    if ignored is None or rows.device.type != "cpu" or isinstance(rows, FakeTensor) or torch.compiler.is_compiling():
+        return rows, labels
+    counted = (labels != ignored).nonzero().squeeze(-1)
+    if not 0 < len(counted) <= len(labels) * 7 // 8:
+        return rows, labels
+    return rows.index_select(0, counted), labels[counted]
 
 
 def _shape_of_scores(rows: Tensor, matrix: Tensor) -> Tensor:
