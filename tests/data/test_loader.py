@@ -232,6 +232,8 @@ def test_bad_arguments_are_refused(tmp_path):
         DataLoader({}, tmp_path / "nowhere")
     with pytest.raises(DataError, match="is a file; give the directory"):
         DataLoader({}, tmp_path / "data" / "part-000.pb")
+    with pytest.raises(DataError, match="nnn' cannot be listed: File name too long"):
+        DataLoader({}, tmp_path / ("n" * 300))
     with pytest.raises(DataError, match=r"holds no \.pb files, but its folders 'data' do"):
         DataLoader({}, tmp_path)
     (tmp_path / "empty").mkdir()

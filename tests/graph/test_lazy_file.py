@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ModelError
-from onward.graph.lazy_file import read_model_lazily
+from onward.graph.lazy_file import _parse_without_values, read_model_lazily
 from onward.graph.reading import TRAINING_INFO, read_model
 from tests.artifacts.test_streamed_file import model_with_everything
 
@@ -71,3 +71,19 @@ def test_a_weight_of_the_wrong_length_is_told(tmp_path: Path) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         read_model_lazily(tmp_path / "nothing.onnx")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x0a\x05abc", "a field reaches beyond the end of its message"),
+        (b"\x0b", "a field of the unknown wire type 3"),
+        (b"\x08" + b"\xff" * 11, "a number of more than 64 bits"),
+    ],
+)
+def test_a_message_that_is_none_is_left_to_the_ordinary_reader(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        _parse_without_values(tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match="is not an ONNX file, or is cut off"):
+        read_model_lazily(tmp_path / "model.onnx")

@@ -44,3 +44,16 @@ def test_a_node_that_lacks_an_input_is_named() -> None:
     graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 18})
     with pytest.raises(ModelError, match=r"half.* lacks its input 'B' \(input 1\)"):
         build_program(graph, {"": 18})
+
+
+def test_an_initializer_of_a_nested_graph_must_be_lifted_first() -> None:
+    """As a caller that builds its own graph may hand it over: `to_torch` lifts them."""
+    stored = ir.tensor(np.float32([2]), name="stored")
+    inner = ir.Value(name="stored", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]), const_value=stored)
+    branch = ir.node("Neg", [inner], name="negative")
+    body = ir.Graph([], branch.outputs, nodes=[branch], initializers=[inner], name="branch")
+    flag = ir.Value(name="flag", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    node = ir.node("If", [flag], attributes={"then_branch": body, "else_branch": body.clone()}, name="choice")
+    graph = ir.Graph([flag], node.outputs, nodes=[node], opset_imports={"": 18})
+    with pytest.raises(ModelError, match="nested graph 'branch' holds the initializer 'stored'; lift it first"):
+        build_program(graph, {"": 18})

@@ -223,6 +223,23 @@ def test_tokens_that_the_ranks_cannot_share_are_refused_where_sharing_was_asked_
         plan_horizontal(flat, 2, facts.shapes, facts.numbers, sequence_parallel=True)
 
 
+@pytest.mark.parametrize(
+    "mixing", ["y = ReduceSum (m, tokens)", "y = Reshape (m, flat)"], ids=["summed over", "merged with the batch"]
+)
+def test_tokens_are_gathered_before_they_are_mixed(mixing: str) -> None:
+    graph = parsed(
+        "g (float[B,T,4] x, float[4,6] a, float[6,4] b) => (float loss)"
+        "<int64[1] tokens = {1}, int64[2] flat = {-1, 4}>"
+        f"{{h = MatMul(x, a) r = Relu(h) p = MatMul(r, b) m = Neg (p) {mixing} loss = ReduceSum <keepdims = 0> (y)}}",
+        {"a": (4, 6), "b": (6, 4)},
+    )
+    facts = find_value_facts(graph, {"x": (2, 8, 4)})
+    plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=True)
+    assert plan.token_axes == {"p": 1, "m": 1}
+    operators = [node.op_type for node in localize(graph, plan, 0).model.graph]
+    assert operators.index("GatherTokens") == operators.index("Neg") + 1
+
+
 def test_a_projection_that_is_split_into_a_sequence_is_cut_in_its_parts() -> None:
     """As torch's newer exporter writes `split`, in GPT-2's fused queries, keys and values for one."""
     graph = parsed(

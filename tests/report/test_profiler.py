@@ -316,6 +316,15 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(net: OnnxModule, tmp_pa
     assert not profiler.active
 
 
+def test_a_trace_that_torch_does_not_write_is_told(net: OnnxModule, tmp_path: Path) -> None:
+    """torch says nothing where it cannot write the file."""
+    (tmp_path / "steps-1-1.pt.trace.json" / "kept").mkdir(parents=True)
+    profiler = NodeProfiler(1, 1, tmp_path)
+    profiler.before_step(1)
+    with pytest.raises(StorageError, match=r"torch wrote no trace to .*steps-1-1\.pt\.trace\.json"):
+        profiler.after_step(1)
+
+
 def test_nothing_is_written_to_the_console(net: OnnxModule, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Torch's tracing library would write its stages to stderr, through the live lines."""
     _train(net, NodeProfiler(1, 2, tmp_path), 2)

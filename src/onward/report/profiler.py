@@ -142,7 +142,7 @@ class NodeProfiler:
             write_table(report)
             with _quiet_kineto():
                 recorded.export_chrome_trace(str(report.trace_path))
-            if not report.trace_path.exists():
+            if not report.trace_path.is_file():
                 raise OSError(f"torch wrote no trace to {report.trace_path}")
         except (OSError, RuntimeError) as error:
             raise StorageError(

@@ -211,6 +211,13 @@ def test_bad_masks_and_missing_tables_are_named() -> None:
     model = make_model("MultiHeadAttention", inputs, {"num_heads": N}, 20, domain=MICROSOFT)
     with pytest.raises(NodeError, match="a mask of 7 numbers for 2 sequences"):
         run(model, *(v for v in inputs.values() if v is not None))
+    del inputs["key_padding_mask"]
+    model = make_model("MultiHeadAttention", inputs, {"num_heads": N}, 20, 4, domain=MICROSOFT)
+    with pytest.raises(NodeError, match="shared buffers, beam search and the output 'qk' of MultiHeadAttention"):
+        run(model, *(v for v in inputs.values() if v is not None))
+    alone = make_model("MultiHeadAttention", {"query": inputs["query"]}, {"num_heads": N}, 20, domain=MICROSOFT)
+    with pytest.raises(NodeError, match="needs key and value, or one of the packed forms"):
+        run(alone, inputs["query"])
     grouped = _grouped(False, 0, [L, L], False)
     attributes = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
     model = make_model("GroupQueryAttention", grouped, attributes, 20, domain=MICROSOFT)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import onward
+from onward.errors import NodeError
 from tests.one_node import check_gradients, run_onnxruntime, to_array
 
 
@@ -201,3 +202,16 @@ def test_scan_8_goes_over_a_batch(backwards: int, lengths: list[int] | None) -> 
         torch.testing.assert_close(ys[sample, :length], sums * steps)
         assert not ys[sample, length:].any()
     check_gradients(model, *given, outputs=(0, 1))
+
+
+def test_scanned_axes_of_different_sizes_are_named() -> None:
+    model = parse(
+        """
+        two (float[n, w] x, float[m, w] y) => (float[k, w] z)
+        {
+          z = Scan <num_scan_inputs = 2, body = add (float[w] a, float[w] b) => (float[w] c) { c = Add (a, b) }> (x, y)
+        }
+        """
+    )
+    with pytest.raises(NodeError, match=r"the scanned axes have different sizes: \[2, 3\]"):
+        onward.to_torch(model)(torch.zeros(2, 4), torch.zeros(3, 4))

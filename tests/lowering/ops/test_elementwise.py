@@ -336,3 +336,20 @@ def test_bitwise_logic(dtype: type) -> None:
     for op_type, expected in (("BitwiseAnd", a & b), ("BitwiseOr", a | b), ("BitwiseXor", a ^ b)):
         np.testing.assert_array_equal(to_array(run(make_model(op_type, {"A": a, "B": b}, {}, 18), a, b)), expected)
     np.testing.assert_array_equal(to_array(run(make_model("BitwiseNot", {"X": a}, {}, 18), a)), ~a)
+
+
+@pytest.mark.parametrize("stored", [{}, {"min"}, {"max"}, {"min", "max"}])
+def test_a_bound_is_one_number_computed_or_stored(stored: set[str]) -> None:
+    """Written as a one-element tensor it is found, too; it does not give its rank to the result."""
+    x = np.array(3, np.int64)
+    bounds = {"min": np.array([[4]]), "max": np.array([5])}
+    given = {name: value for name, value in bounds.items() if name not in stored}
+    kept = {name: bounds[name] for name in stored}
+    result = run(make_model("Clip", {"x": x, **dict.fromkeys(bounds), **given}, {}, 13, 1, kept), x, *given.values())
+    assert (result.shape, result.item()) == ((), 4)
+    for name, value in bounds.items():
+        wrong = np.concatenate([value, value])
+        inputs = {"x": x, "min": None, name: None if name in stored else wrong}
+        model = make_model("Clip", inputs, {}, 13, initializers={name: wrong} if name in stored else {})
+        with pytest.raises(ModelError, match="a bound must be a scalar; it has 2 elements"):
+            run(model, *[value for value in inputs.values() if value is not None])

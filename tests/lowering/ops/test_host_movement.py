@@ -149,3 +149,9 @@ def test_impossible_arithmetic_of_constants_names_the_node() -> None:
     )
     with pytest.raises(NodeError, match=r"node 'squeezer' \(Squeeze\) failed on the constants .*axis 0 has size 2"):
         onward.to_torch(model)
+
+
+def test_scalars_cannot_be_joined() -> None:
+    model = parse("bad (float[n] x) => (int64 y) <int64 a = {3}> { [joiner] y = Concat <axis = 0> (a, a) }", 18)
+    with pytest.raises(NodeError, match=r"node 'joiner' \(Concat\).*rank-0 values cannot be concatenated"):
+        onward.to_torch(model)(torch.zeros(1))

@@ -254,3 +254,11 @@ def test_pools_over_five_axes_and_whole_images_of_four() -> None:
     expected = np.cbrt((np.abs(X) ** 3).sum((2, 3, 4, 5), keepdims=True))
     np.testing.assert_allclose(to_array(run(model, X)), expected, rtol=1e-12)
     check_gradients(model, X)
+
+
+def test_an_output_smaller_than_what_is_unpooled_is_refused() -> None:
+    pooled = _draw(1, 2, 3, 4)
+    inputs = {"X": pooled, "I": np.zeros(pooled.shape, np.int64), "output_shape": np.array([1, 2, 6, 7])}
+    model = make_model("MaxUnpool", inputs, {"kernel_shape": [2, 2], "strides": [2, 2]}, 11)
+    with pytest.raises(NodeError, match=r"output_shape is \[1, 2, 6, 7\], smaller than the unpooled \[1, 2, 6, 8\]"):
+        run(model, *inputs.values())

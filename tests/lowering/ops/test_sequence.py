@@ -107,3 +107,17 @@ def test_optionals() -> None:
 def test_positions_out_of_range_are_named() -> None:
     with pytest.raises(NodeError, match="position 1 is out of range for a sequence of 1"):
         onward.to_torch(joined("o = SequenceConstruct (a) t = SequenceErase (o, second)"))(A, B, C)
+
+
+def test_an_empty_optional_has_no_element() -> None:
+    node = onnx.helper.make_node(
+        "Optional", [], ["o"], type=onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [2])
+    )
+    graph = onnx.helper.make_graph(
+        [node, onnx.helper.make_node("OptionalGetElement", ["o"], ["y"])],
+        "empty",
+        [],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
+    )
+    with pytest.raises(NodeError, match="the optional is empty; test it with OptionalHasElement first"):
+        onward.to_torch(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]))()

@@ -135,7 +135,7 @@ def min_(*data_0: Tensor) -> Tensor:
 @lowers("Clip", since=11, either=("min", "max"))
 def clip(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Clip.html; where `min` > `max`, everything becomes `max`."""
-    low, high = (b if b is None or isinstance(b, Tensor) else _number(b) for b in (min, max))
+    low, high = _scalar(min), _scalar(max)
     if input.dtype in UNSIGNED:
         bounds = [None if b is None else widen_ordered(torch.as_tensor(b, dtype=input.dtype)) for b in (low, high)]
         bounds = [None if b is None else b.to(input.device) for b in bounds]
@@ -143,8 +143,12 @@ def clip(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return _clamp(input, low, high)
 
 
-def _number(bound: Any) -> Any:
+def _scalar(bound: Any) -> Any:
     """A bound of one element, written as a scalar or (against the text, but found) as a one-element tensor."""
+    if isinstance(bound, Tensor):
+        if bound.numel() != 1:
+            raise ValueError(f"a bound must be a scalar; it has {bound.numel()} elements.")
+        return bound.reshape(())
     while isinstance(bound, tuple):
         if len(bound) != 1:
             raise ValueError(f"a bound must be a scalar; it has {len(bound)} elements.")
@@ -157,7 +161,6 @@ def _clamp(x: Tensor, low: Any, high: Any) -> Tensor:
         return x.clone()
     if low is not None and high is not None and isinstance(low, Tensor) != isinstance(high, Tensor):
         return torch.clamp(torch.clamp(x, min=low), max=high)
-    low, high = (b.reshape(()) if isinstance(b, Tensor) else b for b in (low, high))
     return torch.clamp(x, low, high)
 
 
