@@ -19,8 +19,12 @@ from onward.lowering.ops.fused import DOMAIN
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
 from onward.lowering.registry import lowers
 
-CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
-"""Logits held at once, in float32; where torch compiles, it differentiates rows of one chunk as usual."""
+CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 512 * 2**20}
+"""Logits held at once, in float32."""
+CHUNK_ROWS = {"cpu": 256}
+"""Rows of a chunk at least, elsewhere W: with fewer, adding to the weight's gradient delays what is added."""
+COMPILED_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
+"""Logits that torch's compiler differentiates as usual, whole."""
 BLOCK_BYTES = {"cpu": 2**20}
 """Logits that become gradients at once, in place: on a CPU what its cache holds; elsewhere, and compiled, a chunk."""
 
@@ -102,12 +106,10 @@ def _shape_of_scores(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def rows_of_chunk(device: str, matrix: Tensor) -> int:
-    """How many rows of logits with a matrix [V, W] are held at once; at least W, as large as the matrix's gradient.
-
-    With fewer, adding to that gradient takes longer than computing what is added.
-    """
+    """How many rows of logits with a matrix [V, W] are held at once."""
     classes, width = matrix.shape
-    return max(1, width, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * classes))
+    limits = COMPILED_BYTES if torch.compiler.is_compiling() else CHUNK_BYTES
+    return max(CHUNK_ROWS.get(device, width), limits.get(device, limits["cuda"]) // (4 * classes))
 
 
 def rows_of_block(logits: Tensor) -> int:
@@ -152,7 +154,8 @@ class _Chunked(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         of_rows = torch.empty_like(rows) if wanted[0] else None
         # Gradients of the weight add up in float32 over the chunks, whatever the type of the products.
-        of_matrix = torch.zeros(matrix.shape, dtype=wide, device=rows.device) if wanted[1] else None
+        make = torch.empty if rows.shape[0] else torch.zeros
+        of_matrix = make(matrix.shape, dtype=wide, device=rows.device) if wanted[1] else None
         of_bias = (
             torch.zeros(matrix.shape[0], dtype=wide, device=rows.device) if bias is not None and wanted[2] else None
         )
@@ -171,7 +174,7 @@ class _Chunked(torch.autograd.Function):
                 if of_rows is not None:
                     torch.mm(low, matrix, out=of_rows[chunk])
                 if of_matrix is not None:
-                    _add_product(of_matrix, low.T, part)
+                    _add_product(of_matrix, low.T, part, is_first=not start)
         scale = torch.ones((), dtype=wide, device=rows.device)
         if mean:
             count = shares.sum()
@@ -209,9 +212,11 @@ def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
     return total
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left @ right`, the sum in the type of the total."""
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """`total += left @ right`, the sum in the type of the total, which has no numbers yet if this is the first."""
     if total.dtype == left.dtype:
-        total.addmm_(left, right)
+        total.addmm_(left, right, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(left @ right)
     else:
         total += left @ right
