@@ -161,7 +161,6 @@ def test_a_field_that_is_wrong(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("section", "name"),
     [
-        ("paths", "model_path"),
         ("loss", "type"),
         ("training", "batch_size"),
         ("training", "num_train_steps"),
@@ -345,7 +344,16 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
                 {"paths": {"model_path": "m.onnx", name: "m.onnx"}},
                 f"paths.{name} is the model itself, which would be written over;",
             )
-            for name in ("model_with_training_graph_path", "optimizer_graph_path")
+            for name in ("model_with_loss_func_path", "model_with_training_graph_path", "optimizer_graph_path")
+        ),
+        ({"paths": {"model_path": None}}, "paths.model_path is missing; name the ONNX model to train, or the models"),
+        (
+            {
+                "paths": {"model_path": None, "optimizer_graph_path": "b.onnx"},
+                "distributed": {"pipeline_parallel_size": 2, "pipeline_stage_paths": ["a.onnx", "b.onnx"]},
+                "training": {"gradient_accumulation_steps": 2},
+            },
+            "paths.optimizer_graph_path is the model itself",
         ),
     ],
 )

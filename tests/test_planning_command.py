@@ -212,12 +212,14 @@ def test_models_cut_before_are_planned_but_not_annotated(tmp_path: Path, capsys:
         ir.save(model, tmp_path / name)
     run = tmp_path / "run.yaml"
     run.write_text(
-        "paths: {model_path: first.onnx}\nloss: {type: mean_squared_error, prediction: logits, label: y}\n"
+        "loss: {type: mean_squared_error, prediction: logits, label: y}\n"
         "training: {batch_size: 2, num_train_steps: 4, gradient_accumulation_steps: 4}\n"
         "learning_rate: {initial_lr: 1}\n"
         "distributed: {pipeline_parallel_size: 2, pipeline_stage_paths: [first.onnx, second.onnx]}\n"
     )
-    assert "pipeline" in printed(capsys, run)
+    text = printed(capsys, run)
+    assert text.startswith("Plan of first.onnx, second.onnx\n")
+    assert "pipeline" in text
     assert "--write annotates the model of paths.model_path; pipeline_stage_paths name several" in refused(
         capsys, run, "--write", tmp_path / "annotated.onnx"
     )

@@ -79,7 +79,9 @@ def _make_parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
 
     export = commands.add_parser("export", help="write a trained model from a checkpoint")
-    export.add_argument("model", metavar="MODEL", help="the .onnx file that was trained")
+    export.add_argument(
+        "model", metavar="MODEL", nargs="+", help="the .onnx file that was trained, or those of its pipeline stages"
+    )
     export.add_argument("--checkpoint", metavar="DIR", help="a checkpoint, or a folder of them")
     export.add_argument("-o", "--output", metavar="FILE", help="where the trained model goes")
     export.add_argument("--optimize", action="store_true", help="fold constants and fuse what onnxscript can")
@@ -142,8 +144,10 @@ def _export_graphs(options: argparse.Namespace) -> None:
         raise ParametersError("training graphs need a loss and an optimizer; name them with --run RUN.yaml.")
     if options.output is not None and options.checkpoint is None:
         raise ParametersError("-o FILE, the trained model, needs --checkpoint DIR.")
+    if len(options.model) > 1:
+        raise ParametersError(f"training graphs are of one model; {len(options.model)} are given.")
     written = export_graphs(
-        options.model,
+        options.model[0],
         options.run_file,
         checkpoint=options.checkpoint,
         training_graph=options.training_graph,

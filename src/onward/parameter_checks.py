@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         Loss,
         MixedPrecision,
         Optimizer,
-        Paths,
         Training,
     )
     from onward.parameters import Parameters
@@ -36,6 +35,7 @@ def find_problems(parameters: Parameters) -> list[str]:
 
 def _problems_of_round(parameters: Parameters) -> list[str]:
     return [
+        *_check_model(parameters),
         *_check_steps(parameters),
         *_check_learning_rate(parameters.learning_rate, parameters.training),
         *_check_loss(parameters.loss),
@@ -46,7 +46,6 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
         *_check_cuda_graphs(parameters),
-        *_check_graphs(parameters.paths),
     ]
 
 
@@ -242,9 +241,15 @@ def _check_cuda_graphs(parameters: Parameters) -> list[str]:
     return [f"speed.cuda_graphs is true, but {reason}; leave one of the two out." for reason in reasons]
 
 
-def _check_graphs(paths: Paths) -> list[str]:
+def _check_model(parameters: Parameters) -> list[str]:
+    files = parameters.model_files
+    if not files:
+        return [
+            "paths.model_path is missing; name the ONNX model to train, or the models of its stages under "
+            "distributed.pipeline_stage_paths."
+        ]
     return [
         f"paths.{name} is the model itself, which would be written over; give another file."
-        for name in ("model_with_training_graph_path", "optimizer_graph_path")
-        if getattr(paths, name) == paths.model_path
+        for name in ("model_with_loss_func_path", "model_with_training_graph_path", "optimizer_graph_path")
+        if getattr(parameters.paths, name) in files
     ]

@@ -36,6 +36,7 @@ class Distributed:
             separated by commas; a tensor alone stands for all its consumers. Absent: balanced by cost.
         op_id_to_stage: name of a node, or of its output -> stage; another way to say the same.
         pipeline_stage_paths: one ONNX model per stage, cut already; the inputs of each are outputs of earlier ones.
+            They are trained in the place of `paths.model_path`.
         pipeline_schedule: `1F1B`, `GPipe`, `Interleaved1F1B`, `InterleavedZeroBubble` or `ZBVZeroBubble`.
         stage_memory_gb: where stages are balanced by cost, no stage may need more than this for weights, gradients,
             Adam's moments and kept activations, in 10^9 bytes, as if nothing else shared them out.

@@ -42,17 +42,18 @@ class Paths:
     """Files and folders. In a RUN.yaml they are relative to that file.
 
     Attributes:
-        model_path: the ONNX model to train.
+        model_path: the ONNX model to train; needed unless `distributed.pipeline_stage_paths` names it stage by stage.
         eval_model_path: another graph with the same weights, used for evaluation; absent: the same graph.
         model_with_loss_func_path: where to write the model with its loss; absent: not written.
         model_with_training_graph_path: where to write loss and gradients as an ONNX graph; absent: not written.
         optimizer_graph_path: where to write the weight update as an ONNX graph; absent: not written.
         train_data_dir, test_data_dir: folders of `.pb` shards.
-        output_dir: where the trained model goes, as `<model>_trained.onnx`; absent: it is not written.
+        output_dir: where the trained model goes, as `<model>_trained.onnx` (`joined_trained.onnx` without a
+            `model_path`); absent: it is not written.
     """
 
     __pydantic_config__ = STRICT
-    model_path: Path
+    model_path: Path | None = None
     eval_model_path: Path | None = None
     model_with_loss_func_path: Path | None = None
     model_with_training_graph_path: Path | None = None

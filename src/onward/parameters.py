@@ -65,7 +65,7 @@ class Parameters:
     """
 
     __pydantic_config__ = STRICT
-    paths: Paths
+    paths: Paths = field(default_factory=Paths)
     loss: Loss
     training: Training
     learning_rate: LearningRate
@@ -119,6 +119,12 @@ class Parameters:
             read(overlay(sections, changes, where), f"{where}.") for where, changes in zip(places, later, strict=True)
         )
         return check(dataclasses.replace(first, next_rounds=rounds))
+
+    @property
+    def model_files(self) -> tuple[Path, ...]:
+        """The files of the model to train: one for each stage where `distributed.pipeline_stage_paths` is given."""
+        whole = self.paths.model_path
+        return self.distributed.pipeline_stage_paths or (() if whole is None else (whole,))
 
     def to_mapping(self) -> dict[str, Any]:
         """Nested dictionaries of plain values, as they go into a checkpoint; a function is named, not stored."""

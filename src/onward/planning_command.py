@@ -52,7 +52,7 @@ def plan(
     parameters = Parameters.load(file, overrides)
     sizes = parameters.distributed
     topology = Topology(sizes.data_parallel_size, sizes.horizontal_parallel_size, sizes.pipeline_parallel_size)
-    graph = read_training_graph(parameters, parameters.paths.model_path)
+    graph = read_training_graph(parameters)
     check_dimensions(parameters.training.mapped_dimensions, graph)
     specs = present_feature_specs(parameters)
     limit = memory_gb * 1e9 if memory_gb is not None else _memory_of_rank(parameters)

@@ -29,20 +29,19 @@ from onward.engine.preparation import (
     check_dimensions,
     check_step,
     label_ranges,
-    loss_spec,
     make_folder,
     make_loss_scale,
     make_schedule,
     plan_run,
     read_training_graph,
     watched_names,
+    write_loss_model,
 )
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
 from onward.engine.state import TrainState
 from onward.engine.steps import Steps
 from onward.environment import Environment
 from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
-from onward.graph.loss_file import write_model_with_loss
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
@@ -109,9 +108,8 @@ class TrainingRunner:
         paths = self.parameters.paths
         if paths.output_dir is not None:
             make_folder(paths.output_dir, "paths.output_dir")
-        graph = read_training_graph(self.parameters, paths.model_path)
-        if paths.model_with_loss_func_path is not None:
-            write_model_with_loss(paths.model_path, loss_spec(self.parameters), paths.model_with_loss_func_path)
+        graph = read_training_graph(self.parameters)
+        write_loss_model(self.parameters)
         assert graph.loss_names is not None
         self._graph, self._loss = graph, graph.loss_names
         check_same(self.mesh, digests_of(self.parameters, graph))
@@ -433,8 +431,9 @@ class TrainingRunner:
 
     @property
     def trained_model_path(self) -> Path:
-        """Where `end_training` writes the model: `<output_dir>/<model>_trained.onnx`."""
-        folder = self.parameters.paths.output_dir
-        if folder is None:
+        """Where `end_training` writes the model: `<output_dir>/<model>_trained.onnx`, or `joined_trained.onnx`."""
+        paths = self.parameters.paths
+        if paths.output_dir is None:
             raise ParametersError("paths.output_dir is not set; there is no trained model.")
-        return folder / f"{self.parameters.paths.model_path.stem}_trained.onnx"
+        name = "joined" if paths.model_path is None else paths.model_path.stem
+        return paths.output_dir / f"{name}_trained.onnx"

@@ -87,6 +87,7 @@ def test_a_step_graph_does_not_accumulate_gradients(tmp_path: Path) -> None:
         ),
         (["-o", "m.onnx"], "give --checkpoint DIR and -o FILE for a trained model, or --run RUN.yaml"),
         (["--train-step", "s.onnx", "--run", "r.yaml", "-o", "m.onnx"], "needs --checkpoint DIR"),
+        (["more.onnx", "--train-step", "s.onnx", "--run", "r.yaml"], "training graphs are of one model; 2 are given"),
     ],
 )
 def test_options_that_do_not_belong_together(

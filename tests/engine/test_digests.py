@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
 from onward.engine.digests import digests_of
 from onward.graph.training_graph import make_training_graph
+from onward.plan.stages_joined import join_stage_models
 from tests.mlp import data, parameters, save_mlp, write_shards
+from tests.plan.staged_models import first_stage, second_stage
 
 
 def digests(folder: Path, **changes: object) -> dict[str, str]:
@@ -53,3 +56,20 @@ def test_each_change_is_told_by_its_name(folder: Path) -> None:
     save_mlp(folder)
     (folder / "train" / "1.pb").rename(folder / "train" / "2.pb")
     assert changed(before, digests(folder)) == {"names of the training data"}
+
+
+def test_models_of_stages_count_by_what_is_in_them(tmp_path: Path) -> None:
+    """The second differs in a byte that changes neither a name nor a shape."""
+    graph, found = make_training_graph(join_stage_models([first_stage(), second_stage()])), []
+    for folder, note in (("one", ""), ("other", ""), ("changed", "note")):
+        files = [tmp_path / folder / name for name in ("first.onnx", "second.onnx")]
+        files[0].parent.mkdir()
+        second = second_stage()
+        second.doc_string = note
+        for file, model in zip(files, (first_stage(), second), strict=True):
+            ir.save(model, file)
+        split = {"pipeline_parallel_size": 2, "pipeline_stage_paths": files}
+        asked = parameters(tmp_path, distributed=split, training={"gradient_accumulation_steps": 2})
+        found.append(digests_of(asked, graph))
+    assert changed(found[0], found[1]) == set()
+    assert changed(found[0], found[2]) == {"model"}

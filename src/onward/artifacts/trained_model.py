@@ -6,6 +6,7 @@ Optimized or quantized on request, by the tools of `quantization`.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.graph.lazy_file import read_model_lazily
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.parallel.gathering import gather_whole
+from onward.plan.stages_joined import join_stage_models
 
 
 def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
@@ -35,7 +37,7 @@ def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
 
 
 def export_checkpoint(
-    model: str | Path,
+    model: str | Path | Sequence[str | Path],
     checkpoint: str | Path,
     output: str | Path,
     *,
@@ -48,7 +50,7 @@ def export_checkpoint(
     """Writes a model with the weights and running statistics of a checkpoint.
 
     Args:
-        model: the ONNX file that was trained.
+        model: the ONNX file that was trained, or the files of `distributed.pipeline_stage_paths`, which are joined.
         checkpoint: a checkpoint, or a folder of them (the latest is taken).
         output: where the trained model goes.
         optimize: fold constants and dead work with onnxscript's optimizer.
@@ -64,7 +66,7 @@ def export_checkpoint(
     if quantize == "int8-static" and calibration_dir is None:
         raise ParametersError("--quantize int8-static needs --calibration-data DIR, shards of typical samples.")
     path, output = find_checkpoint(Path(checkpoint)), Path(output)
-    graph = _graph_of_checkpoint(Path(model), path)
+    graph = _graph_of_checkpoint([model] if isinstance(model, str | Path) else model, path)
     stored = {
         name.partition("/")[2]: tensor
         for name, tensor in open_tensors(path).items()
@@ -102,11 +104,16 @@ def export_checkpoint(
     return output
 
 
-def _graph_of_checkpoint(model: Path, checkpoint: Path) -> TrainingGraph:
+def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path) -> TrainingGraph:
     """The training graph of a model, its trained weights those that the checkpoint holds."""
     manifest = read_manifest(checkpoint)
     training = read_record(checkpoint).get("parameters", {}).get("training", {})
-    graph = make_training_graph(read_model_lazily(model), tied_weights=tuple(training.get("tied_weights", ())))
+    models = [read_model_lazily(Path(file)) for file in files]
+    graph = make_training_graph(
+        models[0] if len(models) == 1 else join_stage_models(models),
+        tied_weights=tuple(training.get("tied_weights", ())),
+    )
+    model = " and ".join(repr(str(file)) for file in files)
     held = {
         name: tuple(int(size) for size in value.const_value.shape.numpy())
         for name, value in graph.model.graph.initializers.items()
@@ -123,12 +130,12 @@ def _graph_of_checkpoint(model: Path, checkpoint: Path) -> TrainingGraph:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
             f"{checkpoint} is of another model: of its {len(stored)} weights and running statistics, {len(wrong)} are "
-            f"not in {str(model)!r} with these shapes: {listed}{more}. Give the ONNX file that was trained."
+            f"not in {model} with these shapes: {listed}{more}. Give the ONNX file that was trained."
         )
     lacking = [name for name in graph.states if name not in stored]
     if lacking:
         raise CheckpointError(
-            f"{checkpoint} is of another model: it lacks {len(lacking)} running statistics of {str(model)!r}, the "
+            f"{checkpoint} is of another model: it lacks {len(lacking)} running statistics of {model}, the "
             f"first {lacking[0]!r}. Give the ONNX file that was trained."
         )
     weights = tuple(name for name in stored if f"weights/{name}" in manifest.tensors)

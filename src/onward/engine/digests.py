@@ -25,12 +25,13 @@ def digests_of(parameters: Parameters, graph: TrainingGraph) -> dict[str, str]:
     """
     sections = parameters.to_mapping()
     sections.pop("paths", None)
+    sections["distributed"].pop("pipeline_stage_paths")
     paths = parameters.paths
     return {
         "onward": __version__,
         "torch": torch.__version__.split("+")[0],
         **_of_fields(sections),
-        "model": _of_model(paths.model_path, graph),
+        "model": _of_model(parameters.model_files, graph),
         "names of the training data": _of_listing(paths.train_data_dir),
         "names of the test data": _of_listing(paths.test_data_dir),
     }
@@ -53,10 +54,12 @@ def _of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _of_model(path: Path, graph: TrainingGraph) -> str:
-    """The bytes of the file itself, and names and shapes of what may lie in other files."""
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
+def _of_model(paths: Iterable[Path], graph: TrainingGraph) -> str:
+    """The bytes of the files themselves, and names and shapes of what may lie in other files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
     for name, value in graph.model.graph.initializers.items():
         digest.update(f"{name} {value.shape} {value.dtype};".encode())
     return digest.hexdigest()

@@ -12,6 +12,8 @@ from onward.engine.features import LabelRange
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossSpec
+from onward.graph.loss_file import write_model_with_loss
+from onward.graph.reading import ModelSource
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.module import input_types
 from onward.lowering.shapes import ValueFacts, find_value_facts
@@ -23,8 +25,22 @@ from onward.plan.stages_joined import join_stage_models
 from onward.plan.topology import Topology
 
 
-def read_training_graph(parameters: Parameters, path: Path, choose: bool = True) -> TrainingGraph:
-    """Reads a model, adds the loss, and chooses the weights to train (all that can, where `choose` is false)."""
+def model_to_train(parameters: Parameters) -> ModelSource:
+    """The file of the model, or what its stages are when they are joined."""
+    files = parameters.model_files
+    return join_stage_models(files) if parameters.distributed.pipeline_stage_paths else files[0]
+
+
+def read_training_graph(
+    parameters: Parameters, source: ModelSource | None = None, choose: bool = True
+) -> TrainingGraph:
+    """Reads a model, adds the loss, and chooses the weights to train (all that can, where `choose` is false).
+
+    Args:
+        parameters: of the run.
+        source: the model; None: the one that the run trains.
+        choose: as `training.weights_to_train` and `weights_not_to_train` say.
+    """
     training, speed, board, split = (
         parameters.training,
         parameters.speed,
@@ -36,9 +52,8 @@ def read_training_graph(parameters: Parameters, path: Path, choose: bool = True)
     if split.horizontal_parallel_size > 1:
         off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are not whole anyway
     named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
-    source = join_stage_models(split.pipeline_stage_paths) if split.pipeline_stage_paths and choose else path
     return make_training_graph(
-        source,
+        model_to_train(parameters) if source is None else source,
         weights_to_train=training.weights_to_train if choose else (),
         weights_not_to_train=training.weights_not_to_train if choose else (),
         tied_weights=training.tied_weights,
@@ -50,6 +65,13 @@ def read_training_graph(parameters: Parameters, path: Path, choose: bool = True)
         fusions_off=off,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
     )
+
+
+def write_loss_model(parameters: Parameters) -> None:
+    """The model with its loss, as a file, where `paths.model_with_loss_func_path` asks for it."""
+    path = parameters.paths.model_with_loss_func_path
+    if path is not None:
+        write_model_with_loss(model_to_train(parameters), loss_spec(parameters), path)
 
 
 def loss_spec(parameters: Parameters) -> LossSpec:

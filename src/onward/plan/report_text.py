@@ -88,7 +88,7 @@ def ranks_at(topology: Topology, pipeline: int) -> str:
 
 
 def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast: Forecast) -> str:
-    t, model = plan.topology, parameters.paths.model_path
+    t, files = plan.topology, parameters.model_files
     inputs = ", ".join(f"{name} {shape}" for name, shape in forecast.inputs.items())
     micro = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} an update"
     facts = [f"{t.data_size} data x {t.horizontal_size} horizontal x {t.pipeline_size} pipeline", micro]
@@ -100,7 +100,7 @@ def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast:
         facts.append("bf16" if parameters.mixed_precision.use_bfloat16 else "fp16")
     total = sum(_elements(shape) for shape in _shapes(graph).values())
     lines = [
-        f"Plan of {model.name if model else 'the model'}",
+        f"Plan of {', '.join(file.name for file in files)}",
         f"  model        {len(graph.weights)} weights that train, {_millions(total)} numbers",
         *_wrapped(f"micro-batch  {inputs}", "               ", "  "),
         f"  ranks        {t.world_size} = {'; '.join(facts)}",
