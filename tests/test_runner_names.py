@@ -38,19 +38,12 @@ def loader(features: dict[str, np.ndarray] = TRAIN, **options: Any) -> InMemoryD
     return InMemoryDataLoader(features, **options)
 
 
-def test_values_of_the_graph_are_not_watched_in_a_pipeline() -> None:
+def test_values_of_the_graph_are_told_from_weights() -> None:
     model = create_model("gpt2", size="tiny", layers=1, heads=2, width=16, vocab_size=32, context_length=8)
     graph = make_training_graph(model, loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
     board = TensorBoard(histogram_names=("h.0.mlp.c_fc.weight_grad",), scalar_names=("h.0/Add_output", "wte.weight"))
     assert watched_names(board, graph).values == ("h.0/Add_output",)
-    words = (
-        r"^tensorboard names 'h\.0/Add_output', values that the graph computes; under "
-        r"distributed\.pipeline_parallel_size above 1 they stay on their stages\. Name weights or gradients"
-    )
-    with pytest.raises(ParametersError, match=words):
-        watched_names(board, graph, in_pipeline=True)
-    without = dataclasses.replace(board, scalar_names=("wte.weight",))
-    assert watched_names(without, graph, in_pipeline=True).values == ()
+    assert watched_names(dataclasses.replace(board, scalar_names=("wte.weight",)), graph).values == ()
 
 
 def test_mapped_dimensions(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class TrainingRunner:
 
     def _check_names(self) -> None:
         """What parameters name of the graph must be in it."""
-        watched_names(self.parameters.tensorboard, self._graph, self.mesh.topology.pipeline_size > 1)
+        watched_names(self.parameters.tensorboard, self._graph)
         check_dimensions(self.parameters.training.mapped_dimensions, self._graph)
 
     def _load_checkpoint(self) -> None:
@@ -319,7 +319,7 @@ class TrainingRunner:
         instrument: Callable[[Program], Program] | None = None,
     ) -> Iterator[StepDone]:
         training = self.parameters.training
-        watched = watched_names(self.parameters.tensorboard, self._graph, self.mesh.topology.pipeline_size > 1)
+        watched = watched_names(self.parameters.tensorboard, self._graph)
         assert self._assembly is not None
         assembly = self._assembly
         may_differ = self.parameters.data.last_batch == "short"

@@ -60,6 +60,7 @@ class Result:
         metrics: of every evaluation.
         messages: what watchers were told.
         loss_scale: at the end.
+        watched: tensors that the reports hold.
     """
 
     losses: list[float]
@@ -70,6 +71,7 @@ class Result:
     metrics: list[dict[str, float]]
     messages: list[str]
     loss_scale: float | None
+    watched: list[dict[str, torch.Tensor]]
 
 
 def train(case: Case, layout: Layout, **options: Any) -> Result:
@@ -192,6 +194,7 @@ def train_here(
         metrics=[dict(report.metrics) for report in recorder.evaluations],
         messages=recorder.messages,
         loss_scale=None if scale is None else scale.scale,
+        watched=[dict(report.tensors) for report in recorder.steps],
     )
 
 

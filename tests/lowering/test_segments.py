@@ -9,6 +9,7 @@ import torch
 
 from onward.lowering.module import OnnxModule
 from onward.lowering.segments import run_segments, split_program
+from onward.lowering.specialization import specialize
 from tests.plan.staged_models import batch_of, graph_of
 
 
@@ -30,3 +31,18 @@ def test_cut_at_random_places_the_result_is_the_same(name: str, count: int) -> N
     found = run_segments(cut, False, network.device, inputs, tensors)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert set(cut.tensors) == set(program.tensors)
+
+
+def test_an_output_that_follows_from_constants_is_given_out() -> None:
+    """It is computed once, when the program is specialized; no segment has it as a result."""
+    network = OnnxModule(graph_of("gpt2")).train(False)
+    features, tensors = batch_of("gpt2", 0), network.tensors_by_name()
+    program = network.program_for(("causal/LessOrEqual_output", "logits"))
+    inputs = {key: features[key] for key in program.inputs}
+    special = specialize(program, network.device, tuple(inputs.values()), tensors, frozenset())
+    expected = program(False, network.device, tuple(inputs.values()), tensors)
+    cut = split_program(special, {}, 1)
+    assert len(cut.folded) == 1
+    found = run_segments(cut, False, network.device, inputs, tensors)
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 from onward.engine.preparation import plan_run
+from onward.errors import ParametersError
 from onward.parameters import Parameters
 from onward.plan.decision import graph_of_rank, stages_of_local_graph
 from onward.plan.topology import Topology
@@ -77,3 +80,22 @@ def test_zero_needs_replicas() -> None:
     graph = graph_of("gpt2")
     assert plan_run(parameters((2, 1, 1), zero_stage=3), Topology(2, 1, 1), graph, {}).zero_stage == 3
     assert plan_run(parameters((1, 1, 1), zero_stage=3), Topology(1, 1, 1), graph, {}).zero_stage == 0
+
+
+def test_a_watched_value_must_not_make_others_travel() -> None:
+    """What follows from one stage is computed there; what takes an early value to a late stage is refused."""
+    graph = graph_of("mlp")
+    main = graph.model.graph
+    values = {str(value.name): value for node in main for value in node.outputs}
+    near = ir.node("Neg", [values["fc0"]])
+    far = ir.node("Add", [values["relu0"], values["logits"]])
+    near.outputs[0].name, far.outputs[0].name = "near", "far"
+    main.extend([near, far])
+    asked = parameters((1, 1, 2))
+    asked = replace(asked, training=replace(asked.training, mapped_dimensions={}))
+    plan = plan_run(asked, Topology(1, 1, 2), graph, {})
+    found = stages_of_local_graph(graph, plan, ("near", "fc0"))
+    assert {"near", "fc0"} <= set(found.stages[0].outputs)
+    assert [s.received for s in found.stages] == [s.received for s in stages_of_local_graph(graph, plan).stages]
+    with pytest.raises(ParametersError, match=r"tensorboard names 'near', 'far'; to compute them, values would have"):
+        stages_of_local_graph(graph, plan, ("near", "far"))

@@ -94,7 +94,10 @@ class Assembly:
         label_ranges: Mapping[str, LabelRange],
         instrument: Callable[[Program], Program] | None,
     ) -> MicroBatches:
-        """What computes gradients; without a pipeline, `values` of the graph are given out beside the loss."""
+        """What computes gradients; without a pipeline, `values` of the graph are given out beside the loss.
+
+        The stages of a pipeline know the values that they keep from the beginning.
+        """
         if self.pipeline is None:
             outputs = tuple(dict.fromkeys((*shares.names, *values)))
             arguments = (None, dimensions, label_ranges, instrument, self.modules[0])
@@ -124,9 +127,9 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     horizontal.connect(mesh.horizontal)
-    watched = watched_names(parameters.tensorboard, graph, plan.stage_count > 1)
+    watched = watched_names(parameters.tensorboard, graph)
     local = graph_of_rank(graph, plan, mesh.place, watched.values)
-    stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
+    stages = stages_of_local_graph(local, plan, watched.values) if plan.stage_count > 1 else None
     own = plan.stages_of(mesh.place)
     parts = [local] if stages is None else [stage_graph(local, stages, index) for index in own]
     note = check_recompute(graph.model.graph, parameters.recompute)
@@ -149,7 +152,13 @@ def assemble(
             for index, network in zip(own, networks, strict=True)
         ]
         modules = [
-            StageModule(stages.stages[index], network, compute, _loss_of(network))
+            StageModule(
+                stages.stages[index],
+                network,
+                compute,
+                _loss_of(network),
+                tuple(name for name in watched.values if name in stages.stages[index].outputs),
+            )
             for index, network, compute in zip(own, networks, computes, strict=True)
         ]
     # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.

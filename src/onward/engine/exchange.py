@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,6 +70,12 @@ class GradientExchange:
         if self.mesh.world_size == 1:
             return get_total_norm(list(found.values()))
         return gradients.total_norm(self.mesh, list(found.values()), [state.weights[name].copies for name in found])
+
+    def watched_values(self, outputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Values of the last micro-batch of an update, on every rank of a pipeline those of all its stages."""
+        if self.pipeline is not None:
+            return self.pipeline.watched_values(names)
+        return {name: outputs[name].detach() for name in names if name in outputs}
 
     def average_statistics(self, state: TrainState) -> None:
         """Every replica normalized with its own batch; what they go on with is the mean of what they saw."""

@@ -98,12 +98,11 @@ def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange
     return ranges
 
 
-def watched_names(board: TensorBoard, graph: TrainingGraph, in_pipeline: bool = False) -> WatchedNames:
+def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:
     """Which tensors reports are to hold.
 
     Raises:
-        ParametersError: a name is neither a value of the graph, nor a weight, nor the gradient of one; or it is a value
-            of the graph, and stages of a pipeline compute it.
+        ParametersError: a name is neither a value of the graph, nor a weight, nor the gradient of one.
     """
     asked = tuple(dict.fromkeys((*board.scalar_names, *board.histogram_names, *board.norm_names)))
     values = {str(output.name) for node in graph.model.graph for output in node.outputs}
@@ -114,14 +113,7 @@ def watched_names(board: TensorBoard, graph: TrainingGraph, in_pipeline: bool = 
             f"tensorboard names {', '.join(map(repr, unknown))}: neither a value of the graph, nor a weight, "
             "nor the gradient of one (`<weight>_grad`)."
         )
-    of_graph = tuple(name for name in asked if name in values)
-    if of_graph and in_pipeline:
-        raise ParametersError(
-            f"tensorboard names {', '.join(map(repr, of_graph))}, values that the graph computes; under "
-            "distributed.pipeline_parallel_size above 1 they stay on their stages. Name weights or gradients "
-            "(`<weight>`, `<weight>_grad`), or train without a pipeline."
-        )
-    return WatchedNames(asked, of_graph)
+    return WatchedNames(asked, tuple(name for name in asked if name in values))
 
 
 def check_dimensions(mapped: Mapping[str, int], graph: TrainingGraph) -> None:

@@ -170,7 +170,7 @@ class Steps:
 
     def _watched_tensors(self, outputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Whole tensors, where ranks hold parts of them on rank 0 alone."""
-        values = {name: outputs[name].detach() for name in self.watched.values if name in outputs}
+        values = self.exchange.watched_values(outputs, self.watched.values)
         if self.state.mesh.world_size == 1:
             return {**values, **self.watched.select(self.state.parameters)}
         if not self.watched.patterns:

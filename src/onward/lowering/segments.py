@@ -6,7 +6,7 @@ Which node belongs to which segment comes from outside; a value that a later seg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,12 +26,14 @@ class SegmentedProgram:
         inputs: of the graph.
         outputs: names of the graph's outputs.
         results: for every output, the input, the tensor or the value of a segment that it is.
+        folded: tensors of the program's own that are outputs themselves: computed from constants, once.
     """
 
     segments: tuple[Program, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     results: tuple[str, ...]
+    folded: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
     def dropped(self) -> tuple[tuple[str, ...], ...]:
@@ -49,7 +51,7 @@ class SegmentedProgram:
         return tuple(dict.fromkeys((*read, *(name for name in self.results if self._is_tensor(name)))))
 
     def _is_tensor(self, name: str) -> bool:
-        return name not in self.inputs and not name.startswith("%")
+        return name not in self.inputs and name not in self.folded and not name.startswith("%")
 
 
 def split_program(program: Program, segment_of: Mapping[str, int], count: int) -> SegmentedProgram:
@@ -69,7 +71,8 @@ def split_program(program: Program, segment_of: Mapping[str, int], count: int) -
         _Part(program, placeholders, names, [node for node, place in places.items() if place == index], output)
         for index in range(count)
     ]
-    return SegmentedProgram(tuple(part.cut() for part in parts), program.inputs, program.outputs, results)
+    folded = {name: tensor for name, tensor in program.attribute_tensors.items() if name in results}
+    return SegmentedProgram(tuple(part.cut() for part in parts), program.inputs, program.outputs, results, folded)
 
 
 def _places(graph: fx.Graph, segment_of: Mapping[str, int], count: int) -> dict[fx.Node, int]:
@@ -140,7 +143,7 @@ def run_chain(
         inputs: of the graph, by name.
         run: runs one segment, given its number and its inputs.
     """
-    values = dict(inputs)
+    values = {**inputs, **program.folded}
     for index, segment in enumerate(program.segments):
         given = tuple(values[name] for name in segment.inputs)
         for name in program.dropped[index]:

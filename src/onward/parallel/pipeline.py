@@ -131,19 +131,29 @@ class Pipeline:
         """
         homes = {name: self._home_of(name) for name in names}
         _, found = self._pass_through(features, homes)
+        return self._shared(found, homes)
+
+    def watched_values(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the stages kept of the last micro-batch of an update, on every rank of the pipeline; each calls it."""
+        kept = {name: value for stage in self._stages.values() for name, value in stage.kept.items()}
+        return self._shared(kept, {name: self._home_of(name) for name in names})
+
+    def _shared(self, found: Mapping[str, torch.Tensor], homes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Values that were found on this rank's stages, and those of the others."""
         results: dict[str, torch.Tensor] = {}
         for home in sorted(set(homes.values())):
             here = [name for name, stage in homes.items() if stage == home]
             mine = [found[name] for name in here] if home in self._stages else None
             shared = exchange.broadcast(mine, len(here), self.ranks[home], self.group, self.device)
             results |= dict(zip(here, shared, strict=True))
-        return {name: results[name] for name in names}
+        return {name: results[name] for name in homes}
 
     def _home_of(self, name: str) -> int:
-        for stage in self.plan.stages:
-            if name in stage.outputs or name in stage.nodes:
-                return stage.index
-        raise ModelError(f"no stage of the pipeline computes a value named {name!r}.")
+        stages = self.plan.stages
+        holders = [s for s in stages if name in s.outputs] or [s for s in stages if name in s.nodes]
+        if not holders:
+            raise ModelError(f"no stage of the pipeline computes a value named {name!r}.")
+        return holders[0].index
 
     def _pass_through(
         self, features: Features, homes: Mapping[str, int]

@@ -27,14 +27,27 @@ class StageModule(nn.Module):
         network: holds the weights, by name in its attribute `weights`, and the running statistics.
         compute: the network's forward pass, in the run's precision, by `network`'s tensors and training mode.
         loss: name of the loss on the last stage; None on the others.
+        watched: outputs of the stage that training passes keep, of the last micro-batch.
+
+    Attributes:
+        kept: these values by name.
     """
 
-    def __init__(self, stage: Stage, network: nn.Module, compute: Compute, loss: str | None = None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        network: nn.Module,
+        compute: Compute,
+        loss: str | None = None,
+        watched: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.stage = stage
         self.network = network
         self.loss = loss
         self.losses: dict[int, torch.Tensor] = {}
+        self.watched = watched
+        self.kept: dict[str, torch.Tensor] = {}
         self._compute = compute
         self._features: Sequence[Mapping[str, torch.Tensor]] = ()
         self._wanted: tuple[str, ...] | None = None
@@ -54,11 +67,15 @@ class StageModule(nn.Module):
             for transfer, tensor in zip(self.stage.received, received, strict=True)
         }
         values = {**self._features[microbatch], **arrived}
-        wanted = self._wanted if self._wanted is not None else () if self.loss is None else (self.loss,)
+        is_training = self._wanted is None
+        own = () if self.loss is None else (self.loss,)
+        wanted = (*own, *self.watched) if self._wanted is None else self._wanted
         relayed = set(self.stage.relayed)
         names = tuple(t.name for t in self.stage.sent if t.name not in relayed)
         computed = self._compute(values, tuple(dict.fromkeys((*names, *wanted))))
-        if self.loss is not None and self._wanted is None:
+        if is_training and microbatch == len(self._features) - 1:
+            self.kept = {name: torch.as_tensor(computed[name]).detach() for name in self.watched}
+        if self.loss is not None and is_training:
             # An Identity keeps the loss apart from what the network holds: it is detached in place afterwards.
             loss = computed[self.loss].float() * 1.0
             self.losses[microbatch] = loss.detach()
@@ -68,7 +85,7 @@ class StageModule(nn.Module):
             _depart(arrived[t.name] if t.name in relayed else computed[t.name], t.with_gradient, anchor)
             for t in self.stage.sent
         ]
-        return (*sent, *(torch.as_tensor(computed[name]) for name in wanted))
+        return tuple(sent) if is_training else (*sent, *(torch.as_tensor(computed[name]) for name in wanted))
 
 
 class _Arrival(torch.autograd.Function):

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameter_distribution import PipelineSchedule, stages_of_a_rank
 from onward.parameters import Parameters
@@ -20,7 +21,7 @@ from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.schedules import stages_of_rank
 from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_choice import choose_stages
-from onward.plan.stages_values import find_roles, node_id
+from onward.plan.stages_values import ValueRoles, find_roles, node_id
 from onward.plan.topology import Place, Topology
 
 
@@ -119,9 +120,31 @@ def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, whole: Sequenc
     return localize(graph, plan.horizontal, place.horizontal, whole=whole)
 
 
-def stages_of_local_graph(local: TrainingGraph, plan: Plan) -> StagePlan:
-    """The stages of a rank's own graph; what was added to it goes where its readers are."""
-    roles = find_roles(local)
+def stages_of_local_graph(local: TrainingGraph, plan: Plan, watched: Sequence[str] = ()) -> StagePlan:
+    """The stages of a rank's own graph; what was added to it goes where its readers are.
+
+    Args:
+        local: the graph, all stages in one.
+        plan: of the run.
+        watched: values that their stages are to give out beside the graph's outputs.
+
+    Raises:
+        ParametersError: to compute a watched value, something would have to travel that otherwise does not.
+    """
+    stages = _stages_of_roles(local, plan, find_roles(local))
+    if not watched:
+        return stages
+    watching = _stages_of_roles(local, plan, find_roles(local, watched))
+    if [stage.received for stage in watching.stages] != [stage.received for stage in stages.stages]:
+        raise ParametersError(
+            f"tensorboard names {', '.join(map(repr, watched))}; to compute them, values would have to travel between "
+            "pipeline stages that training does not need there. Name values that the loss depends on, or train without "
+            "distributed.pipeline_parallel_size."
+        )
+    return watching
+
+
+def _stages_of_roles(local: TrainingGraph, plan: Plan, roles: ValueRoles) -> StagePlan:
     stage_of: dict[ir.Node, int] = {}
     for node in reversed(roles.nodes):
         if node not in roles.bound:
@@ -129,6 +152,8 @@ def stages_of_local_graph(local: TrainingGraph, plan: Plan) -> StagePlan:
         stage = plan.stage_of.get(node_id(node))
         if stage is None:
             readers = [stage_of[user] for value in node.outputs for user in value.consumers() if user in stage_of]
-            stage = min(readers, default=plan.stage_count - 1)
+            # Without a reader it is watched, and computed where what it reads is.
+            sources = [plan.stage_of.get(node_id(one), 0) for one in node.predecessors()]
+            stage = min(readers, default=max(sources, default=plan.stage_count - 1))
         stage_of[node] = stage
     return plan_stages(local, stage_of, plan.stage_count, roles)

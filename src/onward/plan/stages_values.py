@@ -6,7 +6,7 @@ light: every rank has the batch, and a weight lies on each stage that reads it. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -70,10 +70,10 @@ def node_id(node: ir.Node) -> str:
     return next(str(value.name) for value in node.outputs if value.name)
 
 
-def find_roles(graph: TrainingGraph) -> ValueRoles:
-    """Tells the nodes that are bound to a stage from those that are light."""
+def find_roles(graph: TrainingGraph, watched: Sequence[str] = ()) -> ValueRoles:
+    """Tells the nodes that are bound to a stage from those that are light; `watched` values are outputs, too."""
     main = graph.model.graph
-    outputs = _outputs(graph)
+    outputs = _outputs(graph, frozenset(watched))
     producers = {value: node for node in main for value in node.outputs}
     nodes = _needed(main, outputs, producers)
     trained = {main.initializers[name] for name in graph.weights if name in main.initializers}
@@ -105,8 +105,10 @@ def find_roles(graph: TrainingGraph) -> ValueRoles:
     return ValueRoles(tuple(nodes), frozenset(bound), roots, frozenset(with_gradient), producers, outputs)
 
 
-def _outputs(graph: TrainingGraph) -> tuple[ir.Value, ...]:
-    return tuple(value for value in graph.model.graph.outputs if value is not None)
+def _outputs(graph: TrainingGraph, watched: frozenset[str]) -> tuple[ir.Value, ...]:
+    main = graph.model.graph
+    inner = (value for node in main for value in node.outputs if value.name in watched) if watched else ()
+    return tuple(dict.fromkeys((*(value for value in main.outputs if value is not None), *inner)))
 
 
 def _needed(main: ir.Graph, outputs: Iterable[ir.Value], producers: Mapping[ir.Value, ir.Node]) -> list[ir.Node]:
