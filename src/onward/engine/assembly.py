@@ -42,7 +42,7 @@ from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
 from onward.plan.recompute import check_recompute
 from onward.plan.schedules import SPLITS_BACKWARD, rank_of_stage
 from onward.plan.segments import plan_segments
-from onward.plan.stages import StagePlan
+from onward.plan.stages import Stage, StagePlan
 from onward.plan.stages_graph import stage_graph
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -152,13 +152,7 @@ def assemble(
             for index, network in zip(own, networks, strict=True)
         ]
         modules = [
-            StageModule(
-                stages.stages[index],
-                network,
-                compute,
-                _loss_of(network),
-                tuple(name for name in watched.values if name in stages.stages[index].outputs),
-            )
+            _stage_module(stages.stages[index], network, compute, watched.values)
             for index, network, compute in zip(own, networks, computes, strict=True)
         ]
     # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.
@@ -240,9 +234,10 @@ def _uses_all_weights(network: Network) -> bool:
     return not any(node.op_type in CONTROL_FLOW for node in network.net.graph.model.graph)
 
 
-def _loss_of(network: Network) -> str | None:
+def _stage_module(stage: Stage, network: Network, compute: StageCompute, watched: Sequence[str]) -> StageModule:
     names = network.net.graph.loss_names
-    return None if names is None else names.loss
+    kept = tuple(name for name in watched if name in stage.outputs)
+    return StageModule(stage, network, compute, None if names is None else names.loss, kept)
 
 
 def _shapes_of(graph: TrainingGraph) -> dict[str, tuple[int, ...]]:
