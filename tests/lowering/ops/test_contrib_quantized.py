@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import onward
-from onward.errors import NodeError
 from tests.one_node import check_against_onnxruntime, make_model, run, run_onnxruntime, to_array
 
 RANDOM = np.random.default_rng(0)
@@ -141,49 +140,6 @@ def test_the_gradient_passes_the_rounding_of_a_dynamic_product() -> None:
     torch.testing.assert_close(A.grad, weights @ ((B.float() - 128) * 0.01).T, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("bits", "points"), [(4, "none"), (4, "packed"), (4, "float"), (8, "none"), (8, "packed")])
-@pytest.mark.parametrize("K", [32, 40])
-def test_matrix_of_few_bits(bits: int, points: str, K: int) -> None:
-    N, block = 5, 16
-    blocks = -(-K // block)
-    inputs: dict[str, Any] = {
-        "A": RANDOM.standard_normal((2, 3, K)).astype(np.float32),
-        "B": RANDOM.integers(0, 256, (N, blocks, block * bits // 8)).astype(np.uint8),
-        "scales": RANDOM.random((N, blocks)).astype(np.float32),
-    }
-    if points == "packed":
-        inputs["zero_points"] = RANDOM.integers(0, 256, (N, -(-blocks * bits // 8))).astype(np.uint8)
-    elif points == "float":
-        inputs["zero_points"] = RANDOM.random((N, blocks)).astype(np.float32) * 8
-    stored = {name: value for name, value in inputs.items() if name != "A"}
-    attributes = {"K": K, "N": N, "bits": bits, "block_size": block}
-    model = make_model("MatMulNBits", inputs, attributes, 20, 1, stored, domain=MICROSOFT)
-    check_against_onnxruntime(model, inputs["A"], rtol=1e-3, atol=1e-3)
-
-
-def test_scales_of_a_matrix_of_few_bits_have_a_gradient() -> None:
-    A, scales = torch.randn(3, 16, dtype=torch.float64), torch.rand(2, 1, dtype=torch.float64, requires_grad=True)
-    B = torch.randint(0, 256, (2, 1, 8), dtype=torch.uint8)
-    inputs = {"A": A, "B": B, "scales": scales}
-    model = make_model("MatMulNBits", inputs, {"K": 16, "N": 2, "block_size": 16}, 20, domain=MICROSOFT)
-
-    def compute(scales: torch.Tensor) -> torch.Tensor:
-        return run(model, A, B, scales)
-
-    assert torch.autograd.gradcheck(compute, [scales])
-
-
-def test_unknown_bits_are_named() -> None:
-    inputs = {
-        "A": np.zeros((1, 16), np.float32),
-        "B": np.zeros((2, 1, 6), np.uint8),
-        "scales": np.ones((2, 1), np.float32),
-    }
-    model = make_model("MatMulNBits", inputs, {"K": 16, "N": 2, "block_size": 16, "bits": 3}, 20, domain=MICROSOFT)
-    with pytest.raises(NodeError, match="bits is 3; 2, 4 and 8 are known"):
-        run(model, *inputs.values())
-
-
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("attributes", [{}, {"unidirectional": 1}])
@@ -301,3 +257,50 @@ def test_the_gradient_passes_the_rounding_of_every_step() -> None:
         loss = loss + (h * weights[time, 0]).sum()
     for left, right in zip(actual, torch.autograd.grad(loss, leaves), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_convolution_of_either_layout(dtype: Any, per_channel: bool, channels_last: int) -> None:
+    x, w = _quantized(dtype, 2, 4, 6, 5), _quantized(np.int8, 6, 2, 3, 3)
+    scale = RANDOM.uniform(0.002, 0.01, 6).astype(np.float32) if per_channel else np.array(np.float32(0.004))
+    inputs = {
+        **_tensor("x", "x", np.ascontiguousarray(np.moveaxis(x, 1, -1)) if channels_last else x, dtype),
+        "w": w,
+        "w_scale": scale,
+        "w_zero_point": np.zeros(scale.shape, np.int8),
+        **_result("y", "y", dtype),
+        "B": RANDOM.integers(-500, 500, 6).astype(np.int32),
+    }
+    attributes = {"channels_last": channels_last, "group": 2, "pads": [1, 0, 1, 2], "strides": [2, 1]}
+    stored = {name: np.asarray(value) for name, value in inputs.items() if name != "x"}
+    model = make_model("QLinearConv", inputs, attributes, 20, 1, stored, domain=MICROSOFT)
+    expected, actual = run_onnxruntime(model, inputs["x"])[0], to_array(run(model, inputs["x"]))
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    assert np.abs(actual.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_quantized_embeddings_of_bert(dtype: Any, masked: bool, segments: bool) -> None:
+    names = ("word_embedding", "position_embedding", "segment_embedding", "gamma", "beta")
+    shapes = {"word_embedding": (9, 8), "position_embedding": (5, 8), "segment_embedding": (2, 8)}
+    tables = {name: _quantized(dtype, *shapes.get(name, (8,))) for name in names}
+    scales = {f"{name}_scale": np.array(RANDOM.uniform(0.01, 0.05), np.float32) for name in names}
+    points = {f"{name}_zero_point": np.array(POINTS[dtype]["y"], dtype) for name in names}
+    inputs: dict[str, Any] = {
+        "input_ids": RANDOM.integers(0, 9, (2, 4)).astype(np.int32),
+        "segment_ids": RANDOM.integers(0, 2, (2, 4)).astype(np.int32) if segments else None,
+        **tables,
+        "mask": np.array([[1, 1, 1, 0], [1, 1, 1, 1]], np.int32) if masked else None,
+        **scales,
+        **points,
+    }
+    if not segments:
+        inputs |= dict.fromkeys(name for name in inputs if name.startswith("segment"))
+    stored = {n: v for n, v in inputs.items() if v is not None and n not in ("input_ids", "segment_ids", "mask")}
+    given = [value for name, value in inputs.items() if value is not None and name not in stored]
+    model = make_model("QEmbedLayerNormalization", inputs, {"epsilon": 1e-5}, 20, 2, stored, domain=MICROSOFT)
+    check_against_onnxruntime(model, *given, rtol=1e-4, atol=1e-5)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.contrib_attention import packed_attention
+from onward.lowering.ops.contrib_normalization import embed_layer_normalization
 from onward.lowering.ops.pooling import average_pool
 from onward.lowering.ops.quantization import (
     INTEGER_RANGE,
@@ -20,6 +21,7 @@ from onward.lowering.ops.quantization import (
     quantize_linear_before_19,
     round_straight_through,
 )
+from onward.lowering.ops.quantized_arithmetic import q_linear_conv
 from onward.lowering.ops.recurrent import recur_lstm
 from onward.lowering.registry import lowers
 
@@ -185,6 +187,91 @@ def q_linear_average_pool(
     return _stored(pooled.movedim(1, -1) if channels_last else pooled, y_scale, y_zero_point, X)
 
 
+@lowers("QLinearConv", domain=MICROSOFT)
+def q_linear_conv_of_either_layout(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    B: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    channels_last: int = 0,
+    dilations: tuple[int, ...] | None = None,
+    group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+    element_types: tuple[int | None, ...],
+) -> Tensor:
+    """QLinearConv of the standard, of x (N, C, ...) or, with `channels_last`, (N, ..., C); the weight is as ever."""
+    result = q_linear_conv(
+        x.movedim(-1, 1) if channels_last else x,
+        x_scale,
+        x_zero_point,
+        w,
+        w_scale,
+        w_zero_point,
+        y_scale,
+        y_zero_point,
+        B,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+        element_types=element_types,
+    )
+    return result.movedim(1, -1) if channels_last else result
+
+
+@lowers("QEmbedLayerNormalization", domain=MICROSOFT)
+def q_embed_layer_normalization(
+    input_ids: Tensor,
+    segment_ids: Tensor | None,
+    word_embedding: Tensor,
+    position_embedding: Tensor,
+    segment_embedding: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    mask: Tensor | None,
+    word_embedding_scale: Tensor,
+    position_embedding_scale: Tensor,
+    segment_embedding_scale: Tensor | None,
+    gamma_scale: Tensor,
+    beta_scale: Tensor,
+    word_embedding_zero_point: Tensor,
+    position_embedding_zero_point: Tensor,
+    segment_embedding_zero_point: Tensor | None,
+    gamma_zero_point: Tensor,
+    beta_zero_point: Tensor,
+    *,
+    epsilon: float = 1e-12,
+    output_count: int,
+) -> tuple[Tensor, ...]:
+    """EmbedLayerNormalization of quantized tables, gain and shift; its first two outputs."""
+    segments = None
+    if segment_embedding is not None and segment_embedding_scale is not None:
+        segments = _real(segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
+    return embed_layer_normalization(
+        input_ids,
+        segment_ids,
+        _real(word_embedding, word_embedding_scale, word_embedding_zero_point),
+        _real(position_embedding, position_embedding_scale, position_embedding_zero_point),
+        segments,
+        _real(gamma, gamma_scale, gamma_zero_point),
+        _real(beta, beta_scale, beta_zero_point),
+        mask,
+        epsilon=epsilon,
+        output_count=output_count,
+    )
+
+
 @lowers("QGemm", domain=MICROSOFT)
 def q_gemm(
     A: Tensor,
@@ -340,48 +427,3 @@ def q_attention(
         unidirectional=unidirectional,
         output_count=output_count,
     )
-
-
-@lowers("MatMulNBits", domain=MICROSOFT)
-def mat_mul_n_bits(
-    A: Tensor,
-    B: Tensor,
-    scales: Tensor,
-    zero_points: Tensor | None = None,
-    g_idx: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    K: int,
-    N: int,
-    accuracy_level: int = 0,
-    bits: int = 4,
-    block_size: int,
-    weight_prepacked: int = 0,
-) -> Tensor:
-    """A (.., K) times a matrix (N, K) of 2, 4 or 8 bits in blocks along K, packed from the low bits on, plus `bias`.
-
-    B is (N, blocks, bytes of a block); scales one per block; zero points packed alike, or floats; the middle of the
-    range without them. `accuracy_level` is a hint that changes nothing here.
-    """
-    if g_idx is not None or weight_prepacked:
-        raise ValueError("MatMulNBits with g_idx or prepacked weights is not known.")
-    blocks = -(-K // block_size)
-    packed = _unpack(B.reshape(N, -1), bits)[:, : blocks * block_size].reshape(N, blocks, block_size)
-    if zero_points is None:
-        middle: Tensor | int = 2 ** (bits - 1)
-    elif zero_points.is_floating_point():
-        middle = zero_points.reshape(N, blocks, 1)
-    else:
-        middle = _unpack(zero_points.reshape(N, -1), bits)[:, :blocks].reshape(N, blocks, 1)
-    weight = (packed.to(scales.dtype) - middle) * scales.reshape(N, blocks, 1)
-    product = torch.matmul(A, weight.reshape(N, -1)[:, :K].T.to(A.dtype))
-    return product if bias is None else product + bias
-
-
-def _unpack(rows: Tensor, bits: int) -> Tensor:
-    """(N, bytes) of uint8 -> (N, numbers), the low bits of a byte first."""
-    if bits not in (2, 4, 8):
-        raise ValueError(f"bits is {bits}; 2, 4 and 8 are known.")
-    shifts = torch.arange(0, 8, bits, device=rows.device, dtype=torch.uint8)
-    numbers: Tensor = (rows[..., None] >> shifts) & (2**bits - 1)
-    return numbers.flatten(1)
