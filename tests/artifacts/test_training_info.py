@@ -400,6 +400,19 @@ def test_a_type_that_gradient_does_not_take_is_refused(tmp_path: Path) -> None:
         write(model, CASES["momentum"][0], tmp_path / "m.onnx", loss)
 
 
+def test_a_row_that_is_stored_for_each_sample_is_refused(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 17]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[2, 3] expand = {1, 2, 3, 1, 2, 3}> { y = Mul(x, expand) }"""
+    )
+    row = onnx.helper.make_tensor_value_info("expand", onnx.TensorProto.FLOAT, [2, 3])
+    row.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['net.token']")
+    model.graph.value_info.append(row)
+    loss = LossSpec(type="mean_squared_error", prediction="y", label="label")
+    with pytest.raises(ModelError, match=r"the weight 'expand' is one row that the model stores once for each sample"):
+        write(model, CASES["momentum"][0], tmp_path / "m.onnx", loss)
+
+
 def test_a_name_that_the_model_has_already_is_named(tmp_path: Path) -> None:
     model = build_mlp()
     for node in model.graph.node:

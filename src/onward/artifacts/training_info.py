@@ -106,6 +106,12 @@ def _check_can_be_written(graph: TrainingGraph, model: ir.Model) -> None:
                 f"the weight {name!r} is {'of no known type' if dtype is None else dtype.name}; the standard's "
                 "Gradient takes FLOAT16, FLOAT and DOUBLE. Put it in weights_not_to_train, or convert the model."
             )
+    rows = [copy for copy, tie in graph.ties.items() if copy == tie.weight and copy in graph.weights]
+    if rows:
+        raise ModelError(
+            f"the weight {rows[0]!r} is one row that the model stores once for each sample; a TrainingInfoProto can "
+            "only change what is stored. Put it in weights_not_to_train, or export with a dynamic batch axis."
+        )
 
 
 def _switch_to_training(model: ir.Model, states: tuple[str, ...]) -> dict[str, ir.Value]:

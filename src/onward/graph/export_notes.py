@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onward.graph import provenance
-from onward.graph.weight_evidence import is_buffer_name
+from onward.graph.weight_evidence import folded_parameters
 
 _SHOWN = 6
 """So many names are listed; the rest is counted."""
@@ -38,15 +38,10 @@ def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...
             f"batch normalization was folded into {_listed('convolution', [str(node.name) for node in folded])}; "
             f"its weights and running statistics are gone. {_HOW_TO_KEEP[bool(provenance.call(folded[0]))]} keeps them."
         )
-    kinds = provenance.declared_kinds(model.graph)
     for name in weights:
         value = model.graph.initializers.get(name)
         sources = () if value is None else provenance.folded_sources(value)
-        parameters = [
-            source
-            for source in sources
-            if (kinds.get(source) == "PARAMETER" if kinds else "." in source and not is_buffer_name(source))
-        ]
+        parameters = () if value is None else folded_parameters(model.graph, value)
         if parameters and (
             len(sources) > 1 or (value is not None and value.shape is not None and len(value.shape) != 2)
         ):

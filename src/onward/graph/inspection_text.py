@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from onward.graph.cuts import CutPoint
 from onward.graph.fusion.passes import Fusion
 from onward.graph.inspection import Inspection, Shape, Weight
+from onward.graph.ties import Tie
 
 _WIDTH = 110
 _NAMES_SHOWN = 4
@@ -28,7 +29,7 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
         _section("Symbolic dimensions", _table([(d, _names(p)) for d, p in inspection.dimensions.items()])),
         _weights(inspection.weights, largest_weights),
         _frozen(inspection),
-        _section("Ties", _table([(copy, f"= {tie.weight} {tie.relation}") for copy, tie in inspection.ties.items()])),
+        _section("Ties", _table([(copy, _relation(copy, tie)) for copy, tie in inspection.ties.items()])),
         _operators(inspection),
         _obstacles(inspection),
         _fusions(inspection.fusions),
@@ -36,6 +37,10 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
         _section("Notes", [line for note in inspection.notes for line in _bullet(note)]),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _relation(copy: str, tie: Tie) -> str:
+    return f"= {'its first row' if tie.weight == copy else tie.weight} {tie.relation}"
 
 
 def _heading(inspection: Inspection) -> str:

@@ -6,7 +6,8 @@ into its bias, once for each sample; either would then be a weight of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,15 @@ import onnx_ir as ir
 from onward.graph import provenance
 from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.node_writer import NodeWriter
+from onward.graph.weight_evidence import folded_parameters
 
 
 @dataclass(frozen=True)
 class Tie:
-    """An initializer that repeats a weight: `weight.transpose(permutation)`, broadcast to `shape` if given."""
+    """An initializer that repeats a weight: `weight.transpose(permutation)`, broadcast to `shape` if given.
+
+    One that repeats its own first row has the weight's name: what trains is the row.
+    """
 
     weight: str
     permutation: tuple[int, ...]
@@ -38,7 +43,8 @@ def tie_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
     """
     transposed, first = tie_transposed_copies(model)
     repeated, second = tie_repeated_biases(model)
-    return {**transposed, **repeated}, (*first, *second)
+    rows, third = tie_repeated_rows(model)
+    return {**transposed, **repeated, **rows}, (*first, *second, *third)
 
 
 def tie_transposed_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
@@ -97,6 +103,56 @@ def tie_repeated_biases(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...
         sizes = NodeWriter(model, "").constant(shape, f"{copy.name}_shape")
         _replace(graph, copy, "Expand", [original, sizes], [])
     return ties, tuple(notes)
+
+
+def tie_repeated_rows(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
+    """Makes the first row of an initializer a weight that an `Expand` node repeats, in place.
+
+    Looks at what is left of a parameter that the module expanded for each sample, such as the class token of a vision
+    transformer, where the batch had a fixed size at export: torch's exporter names it after the call, `expand`, and
+    notes the parameter. Its rows are equal and as many as an input has, and nothing repeats along another axis.
+    """
+    graph = model.graph
+    ties: dict[str, Tie] = {}
+    notes = []
+    batches = {value.shape[0] for value in graph.inputs if value.shape is not None and len(value.shape)}
+    for copy in list(graph.initializers.values()):
+        if _EXPANDED.fullmatch(str(copy.name)) is None or not _has_equal_rows(copy, batches):
+            continue
+        parameters = folded_parameters(graph, copy)
+        if len(parameters) != 1:
+            continue
+        stored = copy.const_value
+        assert stored is not None
+        shape = tuple(int(size) for size in stored.shape.numpy())
+        row = ir.Tensor(np.array(stored.numpy()[:1]), dtype=stored.dtype, name=copy.name)
+        weight = ir.Value(name=f"{copy.name}", shape=row.shape, type=copy.type, const_value=row)
+        weight.metadata_props.update(copy.metadata_props)
+        sizes = NodeWriter(model, "").constant(shape, f"{copy.name}_shape")
+        _replace(graph, copy, "Expand", [weight, sizes], [])
+        graph.register_initializer(weight)
+        ties[str(copy.name)] = Tie(str(copy.name), tuple(range(len(shape))), shape)
+        notes.append(
+            f"{copy.name!r} is {parameters[0]!r} repeated for each of {shape[0]} samples, computed by the exporter for "
+            "a batch of fixed size; it trains as one row, and is written for as many samples again."
+        )
+    return ties, tuple(notes)
+
+
+_EXPANDED = re.compile(r"expand(_\d+)?")
+
+
+def _has_equal_rows(value: ir.Value, sizes: Container[object]) -> bool:
+    """Whether a float tensor of several rows, as many as one of `sizes`, repeats one row, and no other axis."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or not value.uses():
+        return False
+    shape = tuple(int(size) for size in tensor.shape.numpy())
+    if len(shape) < 2 or shape[0] < 2 or shape[0] not in sizes:
+        return False
+    array = tensor.numpy()
+    repeats = [axis for axis, size in enumerate(shape) if size > 1 and bool((array == array.take([0], axis)).all())]
+    return repeats == [0]
 
 
 def _is_repetition(copy: ir.Value, original: ir.Value) -> bool:

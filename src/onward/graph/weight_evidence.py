@@ -81,6 +81,16 @@ def is_buffer_name(name: str) -> bool:
     return _BUFFER_NAME.search(name) is not None
 
 
+def folded_parameters(graph: ir.Graph, value: ir.Value) -> tuple[str, ...]:
+    """Those of an initializer's sources that were parameters of the torch module."""
+    kinds = provenance.declared_kinds(graph)
+    return tuple(
+        source
+        for source in provenance.folded_sources(value)
+        if (kinds.get(source) == "PARAMETER" if kinds else "." in source and not is_buffer_name(source))
+    )
+
+
 def why_constant(value: ir.Value, exporter: Exporter) -> str:
     """Why an initializer is a constant and not a weight, or "" for a weight."""
     kind = value.metadata_props.get(provenance.KIND)
