@@ -1,20 +1,23 @@
-"""Models that ONNX Runtime optimized and saved compute and differentiate like the module they came from."""
+"""Models that ONNX Runtime optimized or onnxsim simplified compute and differentiate like the module they came from."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 import onward
 from onward.errors import OperatorError
 from tests.lowering.test_exports_vision import IMAGE, TOKENS, _close, _export
 from tests.lowering.vision_models import RecurrentClassifier, SmallResNet, SmallUNet, randomize
+from tests.one_node import run_onnxruntime
 
 
 class Encoder(nn.Module):
@@ -112,3 +115,84 @@ def test_bert_fused_by_the_transformers_optimizer_trains(tmp_path: Path) -> None
     gradient = dict(module.named_parameters())[word].grad
     # torch gives the padding token no gradient; the exported graph knows nothing of it.
     _close(net.weights[word].grad[1:], gradient[1:], gradient.abs().max().item())
+
+
+class SmallAttention(nn.Module):
+    """Attention of two heads whose queries, keys and values are one projection, a mean over tokens, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.attn(x).reshape(2, 4, 2, 3).transpose(1, 2)
+        mixed = (heads @ heads.transpose(2, 3) / 3**0.5).softmax(-1) @ heads
+        return self.head(mixed.transpose(1, 2).reshape(2, 4, 6).mean(1))
+
+
+SIMPLIFIED = """<ir_version: 8, opset_import: ["": 17], producer_name: "pytorch">
+net (float[2, 4, 6] x) => (float[2, 3] y) <int64[4] _v_45 = {2, 4, 2, -1}, int64[3] _v_46 = {2, 4, -1},
+ int64[2] _v_59 = {-1, 6}>
+{
+  [Constant_0] root = Constant <value = float {1.7320508}> ()
+  [Reshape_1] _v_58 = Reshape (x, _v_59)
+  [Gemm_2] _v_316 = Gemm (_v_58, turned, "attn.bias")
+  [Reshape_3] split = Reshape (_v_316, _v_45)
+  [Transpose_4] q = Transpose <perm = [0, 2, 1, 3]> (split)
+  [Transpose_5] k = Transpose <perm = [0, 2, 3, 1]> (split)
+  [MatMul_6] scores = MatMul (q, k)
+  [Div_7] scaled = Div (scores, root)
+  [Softmax_8] shares = Softmax <axis = -1> (scaled)
+  [MatMul_9] mixed = MatMul (shares, q)
+  [Transpose_10] back = Transpose <perm = [0, 2, 1, 3]> (mixed)
+  [Reshape_11] joined = Reshape (back, _v_46)
+  [ReduceMean_12] mean = ReduceMean <axes = [1], keepdims = 0> (joined)
+  [Gemm_13] y = Gemm <transB = 1> (mean, "head.weight", "head.bias")
+}"""
+"""What onnxsim 0.8.1 makes of this module's export: shapes and a transposed weight folded, names made up."""
+
+
+def test_a_model_simplified_by_onnxsim_trains(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, x = SmallAttention(), torch.randn(2, 4, 6)
+    named = {"turned" if name == "attn.weight" else name: p for name, p in module.named_parameters()}
+    model = onnx.parser.parse_model(SIMPLIFIED)
+    for name, parameter in named.items():
+        array = (parameter.T if name == "turned" else parameter).detach().numpy()
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    net = onward.to_torch(model)
+    assert set(net.weights) == set(named)
+    optimizers = [torch.optim.Adam(parameters, lr=0.01) for parameters in (net.weights.values(), named.values())]
+    for _ in range(5):
+        losses = []
+        for one, optimizer in zip((net, module), optimizers, strict=True):
+            optimizer.zero_grad()
+            losses.append((one(x) - 1).square().mean())
+            losses[-1].backward()
+            optimizer.step()
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
+    onward.export(net, tmp_path / "trained.onnx")
+    trained = onnx.load(tmp_path / "trained.onnx")
+    for tensor in trained.graph.initializer:
+        if tensor.name in named:
+            array = numpy_helper.to_array(tensor)
+            expected = named[tensor.name].detach()
+            torch.testing.assert_close(
+                torch.from_numpy((array.T if tensor.name == "turned" else array).copy()), expected, rtol=1e-4, atol=1e-5
+            )
+    np.testing.assert_allclose(run_onnxruntime(trained, x)[0], module(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_normalization_that_onnxsim_folded_is_said() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17], metadata_props: ["onnxsim.removed_nodes":
+        "BatchNormalization (/stem/norm), Identity (same), BatchNormalization (/last/norm)"]>
+        net (float[n, 2, 4] x) => (float[n, 1, 4] y) <float[1, 2, 1] _v_65 = {1, 2}, float[1] _v_66 = {3}>
+        { y = Conv (x, _v_65, _v_66) }"""
+    )
+    (note,) = onward.to_torch(model).graph.notes
+    assert note.startswith(
+        "onnxsim folded batch normalization into the layers before it: 2 nodes ('/stem/norm', '/last/"
+    )
+    assert note.endswith("onnxsim.simplify(..., skipped_optimizers=['fuse_bn_into_conv']) keeps them.")

@@ -23,7 +23,7 @@ _HOW_TO_KEEP = {
 
 def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...]:
     """Biases dropped because they were zero, batch normalizations folded away, weights that were computed at export."""
-    notes = []
+    notes = [*_note_on_simplification(model)]
     folded = [node for node in model.graph if _holds_batch_norm(node)]
     without_bias = [node for node in model.graph if _lost_bias(node) and node not in folded]
     if without_bias:
@@ -50,6 +50,17 @@ def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...
                 f"{_said_of_rows(value)}."
             )
     return tuple(notes)
+
+
+def _note_on_simplification(model: ir.Model) -> tuple[str, ...]:
+    removed = model.metadata_props.get(provenance.REMOVED_BY_ONNXSIM, "")
+    names = re.findall(r"BatchNormalization \(([^)]*)\)", removed)
+    if not names:
+        return ()
+    return (
+        f"onnxsim folded batch normalization into the layers before it: {_listed('node', names)}; weights and running "
+        "statistics are gone. onnxsim.simplify(..., skipped_optimizers=['fuse_bn_into_conv']) keeps them.",
+    )
 
 
 def _said_of_rows(value: ir.Value | None) -> str:

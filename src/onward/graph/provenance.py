@@ -19,6 +19,9 @@ KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 """Names of the values that an initializer was computed from at export."""
 
+REMOVED_BY_ONNXSIM = "onnxsim.removed_nodes"
+"""Of a model: the nodes that onnxsim took out, each as `operator (name)`, the first of them."""
+
 REWRITTEN_BY = "pkg.onnxscript.rewriter.rule_name"
 """Name of the rewriting that made a node at export."""
 
