@@ -191,7 +191,13 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "timeout_seconds": 600.0,
         "start_timeout_seconds": 300.0,
     },
-    Recompute: {"segments": False, "attention": False, "number_recompute_layers": 0, "memory_budget": None},
+    Recompute: {
+        "segments": False,
+        "attention": False,
+        "number_recompute_layers": 0,
+        "memory_budget": None,
+        "cheap_inputs": True,
+    },
     Checkpoint: {
         "checkpoints_dir": None,
         "checkpoint_period": 0,

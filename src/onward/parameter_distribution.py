@@ -78,6 +78,8 @@ class Recompute:
         number_recompute_layers: of these, only the first so many of every process; 0: all.
         memory_budget: share of the activations' memory that may be kept, from 0 (recompute all) to 1 (nothing);
             chooses by itself which segments to recompute. Absent: the two flags decide.
+        cheap_inputs: where nothing is compiled, compute what linear layers read again if that is cheap (norms, GELU,
+            Swish, SwiGLU), instead of keeping it for the gradients of their weights.
     """
 
     __pydantic_config__ = STRICT
@@ -85,6 +87,7 @@ class Recompute:
     attention: Flag = False
     number_recompute_layers: CountFromZero = 0
     memory_budget: Share | None = None
+    cheap_inputs: Flag = True
 
 
 def stages_of_a_rank(distributed: Distributed) -> int:

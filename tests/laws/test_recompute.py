@@ -89,6 +89,11 @@ def test_one_process_trains_as_without(case: Case, way: str) -> None:
     assert max(both(case, Layout(), WAYS[way])) <= BOUND
 
 
+@pytest.mark.parametrize("case", [LANGUAGE, DROPOUT], ids=["plain", "dropout"])
+def test_cheap_inputs_kept_or_made_again_give_the_same_bits(case: Case) -> None:
+    assert both(case, Layout(), {"cheap_inputs": False}) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("way", ["segments", "budget"])
 def test_running_statistics_move_once(way: str) -> None:
     assert max(both(NORMALIZED, Layout(), WAYS[way])) <= BOUND

@@ -13,6 +13,7 @@ from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
 from onward.plan.costs import DEFAULT_SIZE, measure_costs
+from tests.graph.fusion.pairs import parse
 from tests.plan.staged_models import GPT2, Sketch, batch_of, graph_of
 
 SIZES = {
@@ -116,3 +117,16 @@ def test_only_sizes_that_were_given_may_contradict_the_model() -> None:
     assert measure_costs(graph, {}).nodes["first"].forward == 2 * DEFAULT_SIZE * 4 * 4
     with pytest.raises(ModelError, match="contradict a size that the model fixes"):
         measure_costs(graph, {"batch": 5})
+
+
+@pytest.mark.parametrize("activation", ["Gelu", "Relu"])
+def test_what_is_cheap_is_not_kept_for_a_weight(activation: str) -> None:
+    """Of x, its norm, h and its activation, all [B, W], those that nothing but a product reads are made again."""
+    body = f"n = LayerNormalization<axis=-1>(y, s)\nh = MatMul(n, w)\na = {activation}(h)\nz = MatMul(a, w)"
+    stored = {"w": np.ones((16, 16), np.float32), "s": np.ones(16, np.float32)}
+    model = parse("float[8,16] x", "float[8,16] z", f"y = MatMul(x, w)\n{body}", stored, 20)
+    graph = make_training_graph(model, loss=LossSpec("mean_squared_error", prediction="z", label="labels"))
+    costs, tensor = measure_costs(graph, {}), 4 * 8 * 16
+    kept = {name: cost.kept_bytes for name, cost in costs.nodes.items()}
+    relu = activation == "Relu"
+    assert [kept[name] for name in "ynha"] == [tensor, 0, 0 if relu else tensor, tensor if relu else 0]

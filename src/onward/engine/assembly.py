@@ -227,7 +227,7 @@ def network_of(
         is_stage=parameters.distributed.pipeline_parallel_size > 1,
         costs=costs,
     )
-    return Network(net, segments, compilation)
+    return Network(net, segments, compilation, parameters.recompute.cheap_inputs)
 
 
 def _uses_all_weights(network: Network) -> bool:

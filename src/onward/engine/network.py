@@ -92,13 +92,22 @@ class Network(nn.Module):
         net: whose weights move here; it still finds them by name.
         plan: which node, and so which weight, belongs to which segment.
         compilation: what compiles the code of passes; None: they run as they are.
+        recomputes_cheap_inputs: whether linear layers compute norms and activations again for their weights'
+            gradients; where code is compiled, that is the compiler's business.
     """
 
     net: OnnxModule
 
-    def __init__(self, net: OnnxModule, plan: SegmentPlan, compilation: Compilation | None = None) -> None:
+    def __init__(
+        self,
+        net: OnnxModule,
+        plan: SegmentPlan,
+        compilation: Compilation | None = None,
+        recomputes_cheap_inputs: bool = False,
+    ) -> None:
         super().__init__()
         self.compilation = compilation
+        self.recomputes_cheap_inputs = recomputes_cheap_inputs
         self.__dict__["net"] = net  # not as a child: its constants are not this module's to reduce or shard
         self.plan = plan
         self.segments = nn.ModuleList(Segment(index in plan.recomputed) for index in range(plan.count))

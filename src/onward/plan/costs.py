@@ -34,8 +34,10 @@ _KEEPS_INPUTS = frozenset(
     {"Conv", "ConvTranspose", "Pow", "LayerNormalization", "RMSNormalization", "Gelu", "BatchNormalization",
      "InstanceNormalization", "GroupNormalization", "Erf", "Log", "Abs", "Sin", "Cos", "MaxPool", "LSTM", "GRU", "RNN",
      "Attention", "Swish", "Mish", "HardSwish", "Softplus", "Max", "Min", "SoftmaxCrossEntropyLoss", "ReduceMax",
-     "ReduceMin", "ReduceProd", "PRelu", "LpPool"}
+     "ReduceMin", "ReduceProd", "PRelu", "LpPool", "SwiGLU"}
 )  # fmt: skip
+_CHEAP = frozenset({"LayerNormalization", "RMSNormalization", "Gelu", "Swish", "SwiGLU", "Mish", "HardSwish"})
+"""What these give is computed again for the gradient of a weight, unless `recompute.cheap_inputs` is off."""
 _KEEPS_OUTPUT = frozenset(
     {"Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Sqrt", "Relu", "Reciprocal", "Elu", "Selu", "LeakyRelu",
      "LSTM", "GRU", "RNN", "ReduceL2", "ReduceLogSumExp", "Celu", "Attention"}
@@ -236,6 +238,8 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
             kept.update(_owner(value, roles) for value in operands)
         elif node.op_type in _KEEPS_FACTORS:
             for index, value in enumerate(operands[:2]):
+                if _is_made_again(node, index, roles):
+                    continue
                 if any(other in roles.with_gradient for place, other in enumerate(operands[:2]) if place != index):
                     kept.add(_owner(value, roles))
         if node.op_type == "Div" and operands[0] in roles.with_gradient:
@@ -244,6 +248,15 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
         if node.op_type in _KEEPS_OUTPUT or node.op_type == "Dropout":
             kept.add(node.outputs[0])
     return frozenset(value for value in kept if value in roles.producers)
+
+
+def _is_made_again(node: ir.Node, index: int, roles: ValueRoles) -> bool:
+    """Whether an operand of a product with a weight is cheap to compute."""
+    left, right = node.inputs[:2]
+    if index or left is None or right is None or node.op_type not in ("MatMul", "Gemm", "Linear"):
+        return False
+    source, other = roles.producers.get(_owner(left, roles)), roles.producers.get(right)
+    return source is not None and source.op_type in _CHEAP and (other is None or other not in roles.bound)
 
 
 def _owner(value: ir.Value, roles: ValueRoles) -> ir.Value:

@@ -5,11 +5,15 @@ They take part in torch's autocast as its own functions do: norms give float32 t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from onward.lowering.ops.activation import gelu, swish
 from onward.lowering.registry import lowers
@@ -18,6 +22,12 @@ DOMAIN = "onward.fused"
 
 lowers("Gelu", domain=DOMAIN)(gelu)
 lowers("Swish", domain=DOMAIN)(swish)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the code runs, with numbers or for a forecast: not while torch traces it, which would fix loops."""
+    is_known = type(tensor) is Tensor or (isinstance(tensor, FakeTensor) and get_proxy_mode() is None)
+    return is_known and all(isinstance(size, int) for size in tensor.shape)
 
 
 @lowers("Linear", domain=DOMAIN)
@@ -40,7 +50,45 @@ def layer_normalization(
 def rms_normalization(X: Tensor, scale: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
     """`X / sqrt(mean(X²) + epsilon) * scale` over the axes from `axis` on (Zhang and Sennrich, 2019)."""
     dtype = _widest(X, scale)
-    return F.rms_norm(X.to(dtype), X.shape[axis:], None if scale is None else scale.to(dtype), epsilon)
+    return rms_norm(X.to(dtype), X.shape[axis:], None if scale is None else scale.to(dtype), epsilon)
+
+
+def rms_norm(x: Tensor, shape: Sequence[int], scale: Tensor | None, epsilon: float) -> Tensor:
+    """`F.rms_norm`; on a CPU, where torch has no kernel for it, only x and scale are kept for the backward pass."""
+    if x.is_cuda or scale is None or scale.dtype != x.dtype or torch.compiler.is_compiling() or not is_plain(x):
+        return F.rms_norm(x, shape, scale, epsilon)
+    result: Tensor = _RMSNorm.apply(x, scale, epsilon)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _RMSNorm(torch.autograd.Function):
+    """RMS normalization over the axes of scale, the last ones of x; statistics are computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+        """torch's own."""
+        ctx.save_for_backward(x, scale)
+        ctx.epsilon = epsilon
+        return F.rms_norm(x, scale.shape, scale, epsilon)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """With y = x / rms and h = gradient * scale: `(h - y mean(h y)) / rms` and the sum of `gradient * y`."""
+        x, scale = ctx.saved_tensors
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        given, wide, factor = (tensor.to(dtype) for tensor in (gradients[0], x, scale))
+        axes = tuple(range(-scale.dim(), 0))
+        inverse = wide.square().mean(axes, keepdim=True).add_(ctx.epsilon).rsqrt_()
+        normalized = wide * inverse
+        of_x = of_scale = None
+        if ctx.needs_input_grad[1]:
+            of_scale = (given * normalized).reshape(-1, *scale.shape).sum(0).to(scale.dtype)
+        if ctx.needs_input_grad[0]:
+            through = given * factor
+            share = (through * normalized).mean(axes, keepdim=True)
+            of_x = through.sub_(normalized.mul_(share)).mul_(inverse).to(x.dtype)
+        return of_x, of_scale, None
 
 
 def _widest(X: Tensor, *parameters: Tensor | None) -> torch.dtype:
@@ -52,7 +100,7 @@ def _widest(X: Tensor, *parameters: Tensor | None) -> torch.dtype:
 @lowers("SwiGLU", domain=DOMAIN)
 def swiglu(A: Tensor, B: Tensor, *, alpha: float = 1.0) -> Tensor:
     """`A sigmoid(alpha A) B`; keeps A and B for the backward pass and nothing else."""
-    if alpha != 1.0 or A.dtype != B.dtype or torch.compiler.is_compiling() or type(A) is not Tensor:
+    if alpha != 1.0 or A.dtype != B.dtype or torch.compiler.is_compiling() or not is_plain(A):
         return swish(A, alpha=alpha) * B
     result: Tensor = _SwiGLU.apply(A, B)  # type: ignore[no-untyped-call]
     return result

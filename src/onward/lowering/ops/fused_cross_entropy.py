@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from onward.lowering.ops.fused import DOMAIN
+from onward.lowering.ops.fused import DOMAIN, is_plain
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
 from onward.lowering.registry import lowers
 
@@ -69,7 +68,7 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
         low = torch.get_autocast_dtype(device)
         rows, matrix, bias = rows.to(low), matrix.to(low), None if bias is None else bias.to(low)
-    if not _is_plain(rows) or (torch.compiler.is_compiling() and rows.shape[0] <= rows_of_chunk(device, matrix)):
+    if not is_plain(rows) or (torch.compiler.is_compiling() and rows.shape[0] <= rows_of_chunk(device, matrix)):
         with torch.autocast(device, enabled=False):
             whole = _widened(F.linear(rows, matrix, bias))
             return softmax_cross_entropy_loss(whole, labels, class_weights, output_count=1, **ignored)[0]
@@ -118,12 +117,6 @@ def rows_of_block(logits: Tensor) -> int:
     if device not in BLOCK_BYTES or torch.compiler.is_compiling() or isinstance(logits, FakeTensor):
         return count
     return max(1, min(count, BLOCK_BYTES[device] // (4 * classes)))
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether the code runs, with numbers or for a forecast: not while torch traces it, which loops would fix."""
-    is_known = type(tensor) is Tensor or (isinstance(tensor, FakeTensor) and get_proxy_mode() is None)
-    return is_known and isinstance(tensor.shape[0], int)
 
 
 def _widened(logits: Tensor) -> Tensor:
@@ -175,6 +168,7 @@ class _Chunked(torch.autograd.Function):
                     torch.mm(low, matrix, out=of_rows[chunk])
                 if of_matrix is not None:
                     _add_product(of_matrix, low.T, part, is_first=not start)
+                del gradient, low  # or they would live beside the next chunk
         scale = torch.ones((), dtype=wide, device=rows.device)
         if mean:
             count = shares.sum()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.dtypes import torch_dtype
+from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.registry import lowers
 
@@ -246,7 +247,7 @@ def rms_normalization(
     shape = X.shape[axes[0] :]
     dtype = scale.dtype
     if scale.shape == shape and dtype == X.dtype and (X.dtype not in _LOW_PRECISION or stash_type == 1):
-        return F.rms_norm(X, shape, scale, epsilon)
+        return rms_norm(X, shape, scale, epsilon)
     stash = X.to(torch_dtype(stash_type, "stash_type"))
     normalized = stash * (stash.square().mean(dim=axes, keepdim=True) + epsilon).rsqrt()
     return normalized.to(dtype) * scale
