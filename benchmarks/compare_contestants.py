@@ -21,6 +21,7 @@ from benchmarks import compare_bare
 from benchmarks.compare_networks import IGNORED, IMAGES, SIZES, loss_of, make_batches, make_network
 from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
 
+RATES = {"resnet50": 1e-6}  # normalized over few images, it magnifies every rounding at a higher rate
 RATE = 1e-4
 BATCHES = 4
 Step = Callable[[int], float]
@@ -52,6 +53,11 @@ class Task:
         """The input of the network."""
         return "images" if self.model in IMAGES else "input_ids"
 
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return RATES.get(self.model, RATE)
+
 
 def prepare(task: Task, folder: Path) -> None:
     """Writes batches, both ONNX files (today's exporter and the older one), and the work of a step."""
@@ -66,7 +72,8 @@ def prepare(task: Task, folder: Path) -> None:
     example = (batches[0][task.feature],)
     with FlopCounterMode(display=False) as counter, torch.device("meta"):
         make_network(task.model, size)(torch.empty_like(example[0], device="meta"))
-    size_of = {"weights": sum(p.numel() for p in network.parameters()), "flops": 3 * counter.get_total_flops()}
+    size_of = {"weights": sum(p.numel() for p in network.parameters()), "flops": 3 * counter.get_total_flops(),
+               "rate": task.rate}  # fmt: skip
     (folder / "work.json").write_text(json.dumps(size_of))
     network.eval()
     names: dict[str, Any] = {"input_names": [task.feature], "output_names": ["logits"]}
@@ -107,6 +114,7 @@ def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
     from onward.engine.loss_shares import LossShares
     from onward.engine.preparation import label_ranges, plan_run, read_training_graph
     from onward.engine.steps import Steps, WatchedNames
+    from onward.environment import Environment
     from onward.parallel.process import in_world_of_one
     from onward.parameters import Parameters
 
@@ -121,12 +129,13 @@ def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
                 "ignore_index": IGNORED,
             },
             "training": {"batch_size": size.batch, "num_train_steps": 1_000_000},
-            "learning_rate": {"initial_lr": RATE},
+            "learning_rate": {"initial_lr": task.rate},
             "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [_ADAMW]},
             "mixed_precision": {"use_mixed_precision": task.bf16, "use_bfloat16": task.bf16},
             "speed": {"compile": compiled},
         }
     )
+    Environment(execution_provider="CUDA" if task.device == "cuda" else "CPU", threads=task.threads).apply()
     mesh = in_world_of_one("cuda" if task.device == "cuda" else "cpu")
     graph = read_training_graph(parameters, parameters.paths.model_path)
     assert graph.loss_names is not None
@@ -145,7 +154,7 @@ def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
     batches = InMemoryDataLoader(data).batches(size.batch)
 
     def step(_: int) -> float:
-        steps.update(next(batches), RATE, False)
+        steps.update(next(batches), task.rate, False)
         return steps.take_mean_loss()
 
     return step
@@ -161,7 +170,7 @@ def make_by_hand(task: Task, network: nn.Module, compiled: bool) -> Step:
     last = compiled and task.channels_last and task.model in IMAGES
     if last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.AdamW(network.parameters(), RATE, (0.9, 0.999), 1e-8, 0.01, fused=True)
+    optimizer = torch.optim.AdamW(network.parameters(), task.rate, (0.9, 0.999), 1e-8, 0.01, fused=True)
     batches = [{k: v.to(device) for k, v in b.items()} for b in make_batches(task.model, size, BATCHES)]
     low = torch.autocast(device.type, torch.bfloat16) if task.bf16 else contextlib.nullcontext()
 

@@ -45,7 +45,7 @@ def make_step(folder: Path, task: dict[str, Any]) -> Any:
     # Without the graph for evaluation, which it makes wrongly of batch normalization.
     module = Module(str(out / "training_model.onnx"), state, device=task["device"], session_options=options)
     optimizer = Optimizer(str(out / "optimizer_model.onnx"), module)
-    optimizer.set_learning_rate(1e-4)
+    optimizer.set_learning_rate(json.loads((folder / "work.json").read_text())["rate"])
     stored = np.load(folder / "batches.npz")
     count = len({key.split("/")[0] for key in stored})
     feature = next(key.split("/")[1] for key in stored if not key.endswith("labels"))

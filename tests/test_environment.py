@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,3 +135,37 @@ def test_torch_takes_the_setting(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+FAULTS = """
+import os, resource, sys
+for name in [n for n in os.environ if n.startswith("MALLOC_") or n == "GLIBC_TUNABLES"]:
+    del os.environ[name]
+os.environ.update(a.split("=", 1) for a in sys.argv[1:])
+import torch
+from onward.environment import keep_freed_memory
+asked = keep_freed_memory()
+def use():
+    for megabytes in (8, 48, 8):
+        torch.ones(megabytes * 2**18)
+for _ in range(10):  # until what is freed has the right sizes
+    use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use()
+print(asked, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
+def test_freed_memory_is_kept() -> None:
+    """Pages of 4 KiB that the system gives to the process: 48 MB are 12,288 of them, if they come anew each time."""
+    found = {}
+    for setting in ((), ("MALLOC_ARENA_MAX=2",)):
+        command = [sys.executable, "-c", FAULTS, *setting]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        found[setting] = output[0], int(output[1])
+    assert found[()][0] == "True"
+    assert found[()][1] < 1000
+    assert found[("MALLOC_ARENA_MAX=2",)][0] == "False", "the user has asked for something"
+    assert found[("MALLOC_ARENA_MAX=2",)][1] > 10 * 12_000

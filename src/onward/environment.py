@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from onward.errors import ParametersError
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch reads these when a process first uses a GPU; the second is the older name."""
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Names of glibc's `mallopt`, as in its malloc.h."""
 
 
 def choose_allocator() -> None:
@@ -23,6 +26,21 @@ def choose_allocator() -> None:
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+
+
+def keep_freed_memory() -> bool:
+    """Asks the C library to keep the memory that tensors free, unless the user has asked it for anything.
+
+    Otherwise it hands large pieces back to the system at once, and gets them again page by page, filled with zeros, a
+    step later. Only glibc can be asked; whether it was.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return False
+    try:
+        ask = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(ask(_TRIM_THRESHOLD, -1)) and bool(ask(_MMAP_MAX, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +73,7 @@ class Environment:
         return "cuda" if self.device.type == "cuda" else "cpu"
 
     def apply(self) -> None:
-        """Sets threads, log level, determinism and torch's allocator of this process.
+        """Sets threads, log level, determinism and the allocators of this process.
 
         Raises:
             ParametersError: CUDA is asked for and there is none, or the number of threads is none.
@@ -77,3 +95,5 @@ class Environment:
             # cuBLAS reads this at its first call; it must be set before.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(self.deterministic)
+        if self.device_kind == "cpu":
+            keep_freed_memory()

@@ -26,6 +26,7 @@ from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
+from onward.lowering.layout import use_channels_last
 from onward.lowering.module import OnnxModule
 from onward.lowering.passes import synchronize_statistics
 from onward.lowering.program import Program
@@ -127,6 +128,7 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     horizontal.connect(mesh.horizontal)
+    use_channels_last(parameters.speed.channels_last)
     watched = watched_names(parameters.tensorboard, graph)
     local = graph_of_rank(graph, plan, mesh.place, watched.values)
     stages = stages_of_local_graph(local, plan, watched.values) if plan.stage_count > 1 else None

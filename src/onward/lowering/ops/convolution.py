@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.layout import convolve_images
 from onward.lowering.registry import lowers
 from onward.lowering.sampling import linear_taps, pad_with_zeros, sample
 from onward.lowering.windows import (
@@ -23,7 +24,7 @@ from onward.lowering.windows import (
     split_total,
 )
 
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: convolve_images, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
     1: F.conv_transpose1d,
     2: F.conv_transpose2d,

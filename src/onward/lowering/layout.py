@@ -1,0 +1,56 @@
+"""How images lie in memory while they are convolved: with the channels of a pixel side by side (channels-last).
+
+Values and shapes are the same in every layout. What follows a convolution keeps its layout as long as it can.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+_is_on = True
+
+
+def use_channels_last(on: bool) -> None:
+    """From now on images are convolved in that layout, or in the one that they come in; a setting of the process."""
+    global _is_on
+    _is_on = on
+
+
+def convolve_images(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    group: int,
+) -> Tensor:
+    """`conv2d` of X (N, C, D1, D2), W (M, C/g, k1, k2) and B (M), in whichever layout is the faster one.
+
+    A kernel of one pixel is a linear layer over the channels of every pixel, a single product of matrices. Where the
+    weight is larger than the image it is the image that is turned around, there and back.
+    """
+    if not _helps(X):
+        return F.conv2d(X, W, B, stride, padding, dilation, group)
+    last = torch.channels_last
+    if not X.is_cuda:
+        if tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding):
+            pixels = X.contiguous(memory_format=last)[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+            return F.linear(pixels, W.flatten(1), B).permute(0, 3, 1, 2)
+        if W.numel() > X.numel():
+            plain = F.conv2d(X.contiguous(), W, B, stride, padding, dilation, group)
+            return plain.contiguous(memory_format=last)
+    return F.conv2d(X.contiguous(memory_format=last), W, B, stride, padding, dilation, group)
+
+
+def _helps(X: Tensor) -> bool:
+    """On CPUs in 32 bits and less, on GPUs in 16; torch's compiler chooses a layout by itself."""
+    if not _is_on or torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        return False
+    if X.is_cuda:
+        return X.dtype in _LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))
+    return X.device.type == "cpu" and X.dtype in (torch.float32, torch.bfloat16)
