@@ -37,6 +37,11 @@ def parameters(sizes: tuple[int, int, int], **distributed: Any) -> Parameters:
     )
 
 
+def of_any_length(sizes: tuple[int, int, int], **distributed: Any) -> Parameters:
+    asked = parameters(sizes, **distributed)
+    return replace(asked, training=replace(asked.training, mapped_dimensions={}))
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_every_weight_is_held_whole_by_the_ranks_together(sizes: tuple[int, int, int]) -> None:
     graph, topology = graph_of("gpt2"), Topology(*sizes)
@@ -91,11 +96,21 @@ def test_a_watched_value_must_not_make_others_travel() -> None:
     far = ir.node("Add", [values["relu0"], values["logits"]])
     near.outputs[0].name, far.outputs[0].name = "near", "far"
     main.extend([near, far])
-    asked = parameters((1, 1, 2))
-    asked = replace(asked, training=replace(asked.training, mapped_dimensions={}))
-    plan = plan_run(asked, Topology(1, 1, 2), graph, {})
+    plan = plan_run(of_any_length((1, 1, 2)), Topology(1, 1, 2), graph, {})
     found = stages_of_local_graph(graph, plan, ("near", "fc0"))
     assert {"near", "fc0"} <= set(found.stages[0].outputs)
     assert [s.received for s in found.stages] == [s.received for s in stages_of_local_graph(graph, plan).stages]
     with pytest.raises(ParametersError, match=r"tensorboard names 'near', 'far'; to compute them, values would have"):
         stages_of_local_graph(graph, plan, ("near", "far"))
+
+
+@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_a_schedule_that_would_lose_gradients_is_refused(schedule: str) -> None:
+    graph = graph_of("mlp")
+    graph = replace(graph, weights=tuple(name for name in graph.weights if not name.startswith("fc0")))
+    cuts = {"pipeline_partition_cut_list": "relu0,relu1,relu2"}
+    words = rf"{schedule} .* torch loses them on stage 1: no gradient flows back .* Use Interleaved1F1B, or leave"
+    with pytest.raises(ParametersError, match=words):
+        plan_run(of_any_length((1, 1, 2), pipeline_schedule=schedule, **cuts), Topology(1, 1, 2), graph, {})
+    interleaved = of_any_length((1, 1, 2), pipeline_schedule="Interleaved1F1B", **cuts)
+    assert plan_run(interleaved, Topology(1, 1, 2), graph, {}).stage_count == 4

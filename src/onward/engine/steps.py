@@ -113,7 +113,7 @@ class Steps:
         """ModelUpdateStep: forward, backward, unscale, clip, update; a gradient that is not finite skips the update."""
         outputs = self.accumulate(batch, is_last=True)
         gradients = self.exchange.finish(self.state)
-        if self._scale != 1.0:
+        if gradients and self._scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), 1.0 / self._scale)
         norm = self.exchange.total_norm(self.state, gradients)
         tensors = self._watched_tensors(outputs) if watch else {}

@@ -101,6 +101,9 @@ def make_optimizer(
         group = groups.setdefault(key, {"params": [], "attributes": attributes})
         group["params"].append(weights[name])
     name = parameters.training_optimizer_name
+    if not groups:
+        # torch wants a group; a rank whose stage of a pipeline is frozen has nothing for it.
+        groups[()] = {"params": [], "attributes": {**_DEFAULTS, **_DEFAULTS_OF.get(name, {})}}
     torch_groups = [_torch_group(name, group) for group in groups.values()]
     if name == "Lamb":
         optimizer: torch.optim.Optimizer = Lamb(torch_groups, lr=0.0, sum_over_parts=sum_over_parts)

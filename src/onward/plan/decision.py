@@ -18,7 +18,7 @@ from onward.parameters import Parameters
 from onward.plan.annotations import compare_splits, read_wish
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
-from onward.plan.schedules import stages_of_rank
+from onward.plan.schedules import SPLITS_BACKWARD, stages_of_rank
 from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_choice import choose_stages
 from onward.plan.stages_values import ValueRoles, find_roles, node_id
@@ -97,7 +97,8 @@ def make_plan(
         micro_batches = parameters.training.gradient_accumulation_steps
         chosen, note = choose_stages(graph, distributed, roles, micro_batches, sizes, wish)
         notes += [] if note is None else [note]
-        plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
+        stages = plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
+        _check_split_backward(stages, distributed.pipeline_schedule)
         stage_of = {node_id(node): stage for node, stage in chosen.items()}
     return Plan(
         topology,
@@ -110,6 +111,19 @@ def make_plan(
         dict(sizes),
         tuple(notes),
     )
+
+
+def _check_split_backward(stages: StagePlan, schedule: PipelineSchedule) -> None:
+    """torch's split backward passes find weights by what a gradient flows back to, and lose those of such stages."""
+    if schedule not in SPLITS_BACKWARD:
+        return
+    for stage in stages.stages[1:]:
+        if stage.weights and not any(transfer.with_gradient for transfer in stage.received):
+            raise ParametersError(
+                f"distributed.pipeline_schedule {schedule} computes gradients of weights apart from those of "
+                f"activations, and torch loses them on stage {stage.index}: no gradient flows back from it, since the "
+                "stages before it have nothing to train. Use Interleaved1F1B, or leave stage 0 layers that train."
+            )
 
 
 def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, whole: Sequence[str] = ()) -> TrainingGraph:

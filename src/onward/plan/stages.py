@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from onward.errors import ModelError, ParametersError
 from onward.graph.cuts import reads
-from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.stages_values import ValueRoles, find_roles, node_id
 
@@ -106,13 +105,13 @@ def plan_stages(
 
     Raises:
         ModelError: a value that would have to travel is no tensor, or running statistics are updated on two stages.
-        ParametersError: a value goes backward, the loss is not on the last stage, or a stage has nothing to train.
+        ParametersError: a value goes backward, the loss is not on the last stage, or a stage has nothing to do.
     """
     roles = roles or find_roles(graph)
     routes = _Routes(roles, stage_of, stage_count)
     received = routes.find_transfers()
     stages = [_make_stage(graph, routes, received, index) for index in range(stage_count)]
-    _check(graph, stages, roles)
+    _check(graph, stages)
     of_node = {node_id(node): stage for node, stage in stage_of.items()}
     return StagePlan(tuple(stages), of_node, _shared_weights(graph, stages))
 
@@ -247,19 +246,11 @@ def _shared_weights(graph: TrainingGraph, stages: Sequence[Stage]) -> dict[str, 
     return {name: found for name, found in holders.items() if len(found) > 1}
 
 
-def _check(graph: TrainingGraph, stages: Sequence[Stage], roles: ValueRoles) -> None:
+def _check(graph: TrainingGraph, stages: Sequence[Stage]) -> None:
     for stage in stages:
         if not stage.nodes:
             raise ParametersError(
                 f"stage {stage.index} of {len(stages)} computes nothing. Give it nodes, or use fewer stages."
-            )
-        if not stage.weights:
-            named = ", ".join(map(repr, stage.nodes[:3]))
-            raise ParametersError(
-                f"stage {stage.index} of {len(stages)} has no weight to train among its {len(stage.nodes)} nodes "
-                f"({named}, ...){_frozen_in(graph, stage, roles)}. Every stage needs one, since its rank has gradients "
-                "and an optimizer of its own. Cut elsewhere, so that these nodes share a stage with layers that train, "
-                "or use fewer stages; cuts balanced by cost do so by themselves."
             )
         if stage.index and not stage.received:
             raise ParametersError(
@@ -274,20 +265,6 @@ def _check(graph: TrainingGraph, stages: Sequence[Stage], roles: ValueRoles) -> 
                 f"the running statistic {name!r} is updated on stages {', '.join(map(str, holders))}; the nodes that "
                 "read it must be on one stage."
             )
-
-
-def _frozen_in(graph: TrainingGraph, stage: Stage, roles: ValueRoles) -> str:
-    """The matrices that a stage reads and that do not train, if there are any, as the end of a sentence."""
-    own = set(stage.nodes)
-    read = dict.fromkeys(value for node in roles.nodes if node_id(node) in own for value in reads(node))
-    frozen = [
-        str(value.name)
-        for value in read
-        if value.is_initializer() and value.dtype in TRAINABLE_TYPES and len(value.shape or ()) > 1
-    ]
-    more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
-    listed = ", ".join(map(repr, frozen[:3]))
-    return f"; frozen: {listed}{more} (training.weights_to_train, weights_not_to_train)" if frozen else ""
 
 
 def _check_loss(graph: TrainingGraph, stages: Sequence[Stage]) -> None:
