@@ -32,7 +32,15 @@ LossType = Literal[
     "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"
 ]
 FusionName = Literal[
-    "attention", "normalization", "gelu", "swish", "swiglu", "rotary_embedding", "cross_entropy", "linear"
+    "attention",
+    "normalization",
+    "gelu",
+    "swish",
+    "swiglu",
+    "rotary_embedding",
+    "cross_entropy",
+    "linear",
+    "joined_relu",
 ]
 OptimizerName = Literal["SGDOptimizer", "Adam", "AdamW", "Lamb"]
 
@@ -307,7 +315,7 @@ class Speed:
             call each where the model writes them out in many nodes; `onward inspect` lists them. What is exported
             never contains them.
         fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
-            `rotary_embedding`, `cross_entropy`.
+            `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`.
         compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
             on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
             run uncompiled.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onward.graph.fusion import activation, attention, cross_entropy, linear, normalization, rotary
+from onward.graph.fusion import activation, attention, concatenation, cross_entropy, linear, normalization, rotary
 from onward.graph.fusion.facts import Facts, integer
 from onward.graph.fusion.rewriting import DOMAIN, Editor, Fusion
 
@@ -20,6 +20,7 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     rotary.KIND: rotary.fuse_rotary,
     cross_entropy.KIND: cross_entropy.fuse_cross_entropy,
     linear.KIND: linear.fuse_linear,
+    concatenation.KIND: concatenation.fuse_joined_relu,
 }
 """Fusion, as `speed.fusions_off` names it -> what does it, in the order in which they run."""
 
