@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+import torch._inductor.config
+from torch import _inductor as inductor
 from torch._dynamo.utils import counters
 
 from onward.engine import compilation as module
@@ -18,9 +21,11 @@ from onward.engine.forward import Forward
 from onward.engine.network import Network
 from onward.engine.precision import Precision
 from onward.errors import NodeError, ParametersError
+from onward.graph.fusion.cross_entropy import FEWEST_CLASSES
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.module import OnnxModule
+from onward.lowering.specialization import specialize
 from onward.models import create_model
 from onward.parameters import Recompute
 from onward.plan.segments import plan_segments
@@ -32,8 +37,8 @@ WORDS, TOKENS = 64, 16
 CPU = torch.device("cpu")
 
 
-def gpt2(layers: int, dropout: float = 0.0) -> ir.Model:
-    options = {"size": "tiny", "width": 32, "heads": 2, "vocab_size": WORDS, "context_length": TOKENS, "opset": 17}
+def gpt2(layers: int, dropout: float = 0.0, words: int = WORDS) -> ir.Model:
+    options = {"size": "tiny", "width": 32, "heads": 2, "vocab_size": words, "context_length": TOKENS, "opset": 17}
     return create_model("gpt2", **options, layers=layers, dropout=dropout)
 
 
@@ -57,7 +62,8 @@ def make_forward(
     graph = make_training_graph(model, loss=SPEC)
     assert graph.loss is not None
     net = OnnxModule(graph, (graph.loss,))
-    plan = plan_segments(graph.model.graph, graph.weights, True, Recompute(segments=recompute))
+    recomputed = Recompute(segments=recompute)
+    plan = plan_segments(graph.model.graph, graph.weights, True, recomputed, joins_blocks=compilation is not None)
     network = Network(net, plan, compilation).train()
     net.train()
     return Forward(network, (graph.loss,), Precision(dtype))
@@ -104,6 +110,50 @@ def test_depth_costs_no_compilations() -> None:
         graphs.append(counters["stats"]["unique_graphs"])
         assert not counters["graph_break"]
     assert graphs[0] == graphs[1] > 0
+
+
+def segments_that_gain(device: torch.device, **options: Any) -> tuple[list[bool], list[str]]:
+    """Which segments of a GPT-2 of three layers are compiled, and what the others do."""
+    graph = make_training_graph(gpt2(3, words=FEWEST_CLASSES), loss=SPEC, fuse=True)
+    assert graph.loss is not None
+    net = OnnxModule(graph, (graph.loss,))
+    network = Network(net, plan_segments(graph.model.graph, graph.weights, True, Recompute(), joins_blocks=True))
+    inputs = tuple(tokens()[name] for name in net.program.inputs)
+    split = network.split(specialize(net.program, CPU, inputs, net.tensors_by_name(), frozenset()))
+    compiled = Compilation(True, refuse, **options).of_segments(split, device)
+    gains = [segment.run is not None for segment in compiled.segments]
+    left = [segment for segment, gain in zip(split.segments, gains, strict=True) if not gain]
+    operators = [node.meta["onnx"].op_type for code in left for node in code.code.graph.nodes if "onnx" in node.meta]
+    return gains, operators
+
+
+def test_only_segments_in_which_something_can_be_joined_are_compiled() -> None:
+    gains, operators = segments_that_gain(CPU)
+    assert sum(gains) == 3, "the layers"
+    assert {"Gather", "LayerNormalization", "LinearCrossEntropy"} <= set(operators)
+    assert "Attention" not in operators
+    assert sum(segments_that_gain(torch.device("cuda"))[0]) == 4, "and on a GPU the loss"
+
+
+def test_all_segments_that_compute_are_recorded() -> None:
+    gains, operators = segments_that_gain(torch.device("cuda"), cuda_graphs=True)
+    assert all(gains)
+    assert not operators
+
+
+def options_told(capability: str, decided: bool | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    with inductor.config.patch({"cpp.vec_isa_ok": decided}):
+        return module.options_for_cpus.__wrapped__()
+
+
+def test_trials_of_wide_vectors_are_spared_where_torch_itself_computes_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert options_told("DEFAULT", None, monkeypatch) == {"cpp_wrapper": True}
+    assert options_told("AVX512", False, monkeypatch) == {"cpp_wrapper": True}, "somebody has decided"
+    exported = hasattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), "Sleef_expf16_u10")
+    assert ("cpp.vec_isa_ok" in options_told("AVX512", None, monkeypatch)) == exported
 
 
 @pytest.mark.slow
@@ -169,9 +219,9 @@ def test_what_torch_cannot_compile_is_an_error_where_it_must(monkeypatch: pytest
 
 def test_a_failing_node_of_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_compiler(monkeypatch)  # torch's own error of a wrong shape is one of the compiler, too
-    forward = make_forward(gpt2(1), Compilation(True, refuse))
-    wrong = {name: torch.full_like(value, WORDS) for name, value in tokens().items()}
-    with pytest.raises(NodeError, match=r"node '.*' \(Gather\) failed on inputs"):
+    forward = make_forward(gpt2(1), Compilation(False, [].append))
+    wrong = tokens() | {"labels": torch.full((2, TOKENS), WORDS)}
+    with pytest.raises(NodeError, match=r"node '.*' \(SoftmaxCrossEntropyLoss\) failed on inputs"):
         forward(wrong)
 
 

@@ -23,7 +23,7 @@ STEPS = {"batch_size": 4, "num_train_steps": 6, "display_loss_steps": 1}
 def test_only_training_passes_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str | None] = []
 
-    def compiled(code: Any, *, dynamic: bool, mode: str | None) -> Any:
+    def compiled(code: Any, *, dynamic: bool, mode: str | None = None, options: object = None) -> Any:
         modes.append(mode)
         return code
 

@@ -42,3 +42,19 @@ def test_recompute_takes_all_segments_but_the_last_or_the_first_so_many() -> Non
     assert whole.recomputed == frozenset(range(whole.count - 1))  # type: ignore[attr-defined]
     two = plan("gpt2", cut=False, segments=True, number_recompute_layers=2)
     assert two.recomputed == frozenset({0, 1})  # type: ignore[attr-defined]
+
+
+def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recomputed() -> None:
+    graph = graph_of("gpt2")
+    arguments = graph.model.graph, graph.weights, True
+    fine = plan_segments(*arguments, Recompute())
+    joined = plan_segments(*arguments, Recompute(), joins_blocks=True)
+    layer_of = {name: joined.readers[name] for name in joined.readers if name.startswith("h.")}
+    for layer in range(4):
+        homes = {segments for name, segments in layer_of.items() if name.startswith(f"h.{layer}.")}
+        assert len(homes) == 1, "all weights of a layer are read by one segment"
+    assert len(set(layer_of.values())) == 4
+    assert joined.count == fine.count - 4, "attention and what follows it are one"
+    assert [joined.segment_of[label_of(node)] for node in graph.model.graph] == sorted(joined.segment_of.values())
+    asked = Recompute(segments=True)
+    assert plan_segments(*arguments, asked, joins_blocks=True) == plan_segments(*arguments, asked)

@@ -227,6 +227,7 @@ def network_of(
         parameters.recompute,
         holds_loss=graph.loss_names is not None,
         is_stage=parameters.distributed.pipeline_parallel_size > 1,
+        joins_blocks=compilation is not None,
         costs=costs,
     )
     return Network(net, segments, compilation, parameters.recompute.cheap_inputs)

@@ -5,11 +5,14 @@ Whether to compile follows from a rule, never from a measurement: the same run o
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import shutil
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,6 +24,17 @@ from onward.lowering.equal_segments import signature_of, structure_of
 from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.program import Program
 from onward.lowering.segments import SegmentedProgram
+
+_UNCHANGED = frozenset(
+    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Shape", "Size", "Expand",
+     "Constant", "Gather", "MatMul", "Gemm", "Linear", "Attention"}
+)  # fmt: skip
+"""What is as fast compiled or not: other views of the same memory, rows of tables, torch's own kernels for products."""
+
+_SINGLE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Gelu", "LayerNormalization"}
+)
+"""What is one kernel compiled or not: nothing is gained unless another stands beside it."""
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "FusedConv", "NhwcConv"})
 
@@ -111,17 +125,20 @@ class Compilation:
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
-    def of_segments(self, program: SegmentedProgram) -> SegmentedProgram:
+    def of_segments(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
         """The same program, each of its segments compiled when it is first called."""
-        return replace(program, segments=tuple(self.of_program(code) for code in program.segments))
+        return replace(program, segments=tuple(self.of_program(code, device) for code in program.segments))
 
-    def of_program(self, program: Program) -> Program:
+    def of_program(self, program: Program, device: torch.device) -> Program:
         """The same program, compiled when it is first called.
 
-        One that computes nothing is left as it is, as is one whose statistics of batches are added up over replicas.
+        One in which nothing can be joined is left as it is, as is one whose statistics of batches are added up over
+        replicas. With CUDA graphs all are recorded that compute anything.
         """
         calls = [node.target for node in program.code.graph.nodes if node.op == "call_function"]
         if not calls or (sum_over_replicas() is not None and any(map(_keeps_statistics, calls))):
+            return program
+        if not self.cuda_graphs and not joins(program, device):
             return program
         return replace(program, run=_Shared(self, program.code, any(map(_keeps_statistics, calls))))
 
@@ -131,7 +148,7 @@ class Compilation:
         """The piece for code that is called with arguments of these shapes in a pass of this mode."""
         key = structure_of(code), signature_of(arguments), mode
         if key not in self._pieces:
-            self._pieces[key] = _Piece(code, self.cuda_graphs and is_trained)
+            self._pieces[key] = _Piece(code, arguments[1], self.cuda_graphs and is_trained)
         return self._pieces[key]
 
     def failed(self, error: Exception) -> None:
@@ -149,6 +166,44 @@ class Compilation:
         self.say(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
 
 
+@functools.cache
+def options_for_cpus() -> dict[str, Any]:
+    """What torch's compiler is told on a CPU, so that it asks the C++ compiler as seldom as it can.
+
+    The code of a pass is one file, calls and kernels together, instead of one for each kernel. And three trials are
+    spared, as dear as a layer's code, which tell whether code for wide vectors runs here: it does if torch's own
+    kernels do and torch exports the functions for such vectors. (Compilers of C++20, which torch asks for anyway, know
+    the instructions.) What somebody decided by `TORCHINDUCTOR_VEC_ISA_OK` stays.
+    """
+    from torch._inductor import config  # takes a second to import
+
+    options: dict[str, Any] = {"cpp_wrapper": True}
+    lanes = {"AVX512": (16, 8), "AVX2": (8,)}.get(torch.backends.cpu.get_cpu_capability(), ())
+    is_widest = 16 in lanes or not torch.cpu._is_avx512_supported()
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if config.cpp.vec_isa_ok is None and lanes and is_widest and library.is_file():
+        exported = ctypes.CDLL(str(library))
+        if all(hasattr(exported, f"Sleef_expf{count}_u10") for count in lanes):
+            options["cpp.vec_isa_ok"] = True
+    return options
+
+
+def joins(program: Program, device: torch.device) -> bool:
+    """Whether compiling a program can gain anything: two of its nodes, or the parts of one, may become one kernel.
+
+    On a CPU the cross entropy of the last layer, as it is, goes through the logits in blocks of the cache; compiled
+    it would hold them all.
+    """
+    operators = {
+        label.name: label.op_type
+        for label in (node.meta.get("onnx") for node in program.code.graph.nodes if node.op == "call_function")
+        if label is not None
+    }
+    kept = _UNCHANGED | {"LinearCrossEntropy"} if device.type == "cpu" else _UNCHANGED
+    computing = [operator for operator in operators.values() if operator not in kept]
+    return len(computing) > 1 or any(operator not in _SINGLE for operator in computing)
+
+
 def _keeps_statistics(function: Any) -> bool:
     return getattr(function, "__name__", "").startswith("batch_normalization")
 
@@ -160,13 +215,16 @@ def _autocast_type(device: torch.device) -> torch.dtype | None:
 class _Piece:
     """Code that is compiled once, at its first call; recorded as a CUDA graph where that is wanted."""
 
-    def __init__(self, code: fx.GraphModule, is_recorded: bool) -> None:
+    def __init__(self, code: fx.GraphModule, device: torch.device, is_recorded: bool) -> None:
         # A module of its own: torch keeps what it compiled with the code of `forward`, and a piece is one mode of it.
         self.code = fx.GraphModule(code, code.graph)
         self.source = code  # a structure may hold its identity
         self.is_compiled = False
         self.is_plain = False
-        self._compiled = torch.compile(self.code, dynamic=False, mode="reduce-overhead" if is_recorded else None)
+        how: dict[str, Any] = {"options": options_for_cpus()} if device.type == "cpu" else {}
+        if is_recorded:
+            how = {"mode": "reduce-overhead"}
+        self._compiled = torch.compile(self.code, dynamic=False, **how)
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         if self.is_compiled:

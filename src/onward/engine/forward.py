@@ -113,7 +113,7 @@ class Forward:
             lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
             examples = {**self._example_weights(), **self._tensors}
             program = specialize(self.program, device, lowered, examples, self._constants)
-            self._specialized[key] = self._compiled(self._split(program))
+            self._specialized[key] = self._compiled(self._split(program), device)
         return self._specialized[key]
 
     def _example_weights(self) -> dict[str, torch.Tensor]:
@@ -125,9 +125,9 @@ class Forward:
             examples[name] = example.expand(weight.shape)
         return examples
 
-    def _compiled(self, program: SegmentedProgram) -> SegmentedProgram:
+    def _compiled(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
         compilation = self.network.compilation
-        return self._with_cheap_inputs(program) if compilation is None else compilation.of_segments(program)
+        return self._with_cheap_inputs(program) if compilation is None else compilation.of_segments(program, device)
 
     def _with_cheap_inputs(self, program: SegmentedProgram) -> SegmentedProgram:
         """Segments that are computed again as a whole keep nothing inside anyway."""

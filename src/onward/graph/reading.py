@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from onward.errors import ModelError
+from onward.graph.collection import without_collection
 from onward.graph.constant_fills import fold_constant_fills
 from onward.graph.differentiated import enclose_differentiated_graphs
 from onward.graph.node_writer import value_names
@@ -25,6 +26,7 @@ TRAINING_INFO = "onward.training_info"
 """Key in `ir.Model.meta` of a file's `training_info`, for which onnx-ir has no place; export writes it back."""
 
 
+@without_collection
 def read_model(source: ModelSource) -> ir.Model:
     """Reads and checks an ONNX model; the result may be changed without changing `source`.
 

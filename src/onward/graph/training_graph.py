@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onward.graph.collection import without_collection
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
 from onward.graph.fusion import passes
@@ -55,6 +56,7 @@ class TrainingGraph:
         return None if self.loss_names is None else self.loss_names.loss
 
 
+@without_collection
 def make_training_graph(
     source: ModelSource,
     *,

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from onward.errors import ModelError, NodeError, OperatorError
+from onward.graph.collection import without_collection
 from onward.graph.quantization import is_only_dequantized
 from onward.lowering.bound_value import BoundValue
 from onward.lowering.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
@@ -43,6 +44,7 @@ def find_unsupported(graph: ir.Graph, opsets: Mapping[str, int]) -> list[str]:
     return lines
 
 
+@without_collection
 def build_program(
     graph: ir.Graph,
     opsets: Mapping[str, int],

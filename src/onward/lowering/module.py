@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from onward.errors import ModelError
+from onward.graph.collection import without_collection
 from onward.graph.expansion import expand_function_operators
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.builder import build_program
@@ -139,6 +140,7 @@ class OnnxModule(TensorTree):
     makes batch normalization use and update batch statistics, where those belong to the model itself.
     """
 
+    @without_collection
     def __init__(
         self,
         graph: TrainingGraph,

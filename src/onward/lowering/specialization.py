@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from onward.graph.collection import without_collection
 from onward.lowering.program import Nested, Program, settle_placeholders
 from onward.lowering.simplification import simpler_arguments
 
@@ -22,6 +23,7 @@ LARGEST_FOLDED_BYTES = 64 * 2**20
 _UNKNOWN = object()
 
 
+@without_collection
 def specialize(
     program: Program,
     device: torch.device,

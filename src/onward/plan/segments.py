@@ -1,6 +1,7 @@
 """Where a graph is cut into segments: the layers between two points where one activation is all that is handed on.
 
-A segment is the unit of recompute and of compilation; ZeRO shares out several at once (`zero_units`).
+A segment is the unit of recompute and of compilation, which joins those of a layer first; ZeRO shares out several at
+once (`zero_units`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from onward.graph.cuts import find_cut_points, reads
 from onward.parameter_distribution import Recompute
 from onward.plan.costs import NodeCost
 from onward.plan.recompute import choose_for_budget, find_attention, split_at_attention
-from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units
+from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_blocks
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def plan_segments(
     *,
     holds_loss: bool = True,
     is_stage: bool = False,
+    joins_blocks: bool = False,
     costs: Mapping[str, NodeCost] | None = None,
 ) -> SegmentPlan:
     """Cuts a graph at all of its cut points, where its parts are to be sharded, recomputed or compiled by themselves.
@@ -56,6 +58,8 @@ def plan_segments(
         holds_loss: whether the backward pass begins here, at once after the forward pass: then the last segment is
             needed first, and recomputing it would save nothing.
         is_stage: whether this is a stage of a pipeline, which may take several micro-batches before a backward pass.
+        joins_blocks: whether blocks that repeat become a segment each, as compiled code can be fused within one only;
+            where nothing is recomputed, since that asks for small segments.
         costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
     """
     by_budget = recompute.memory_budget is not None
@@ -63,6 +67,8 @@ def plan_segments(
     ends = [point.nodes_before for point in points]
     nodes = list(graph)
     coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
+    if joins_blocks and recompute == Recompute():
+        coarse = _joined(graph, coarse, weights)
     attentions = find_attention(graph) if by_budget or (recompute.attention and not recompute.segments) else []
     parts, special = list[list[ir.Node]](), set[int]()
     for segment in coarse:
@@ -79,6 +85,16 @@ def plan_segments(
         recomputed = frozenset(list(wanted)[: recompute.number_recompute_layers or len(parts)])
     units = choose_units(_held(graph, len(parts), readers), holds_loss and not is_stage)
     return SegmentPlan(len(parts), segment_of, readers, recomputed, units)
+
+
+def _joined(graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str]) -> list[list[ir.Node]]:
+    """The nodes of segments, those of a block that repeats together."""
+    _, readers = _assign(segments, weights)
+    first_of = {index: block.start for block in find_blocks(_held(graph, len(segments), readers)) for index in block}
+    joined: dict[int, list[ir.Node]] = {}
+    for index, nodes in enumerate(segments):
+        joined.setdefault(first_of.get(index, index), []).extend(nodes)
+    return list(joined.values())
 
 
 def _assign(

@@ -67,6 +67,23 @@ def choose_units(segments: Sequence[Sequence[HeldWeight]], backward_follows: boo
     )
 
 
+def find_blocks(segments: Sequence[Sequence[HeldWeight]]) -> list[range]:
+    """Blocks of several segments that repeat, ascending: the layers of a network, told by the shapes of their weights.
+
+    Args:
+        segments: the weights that only this segment reads, for each.
+    """
+    held = [tuple(sorted(segment)) for segment in segments]
+    sizes = [sum(weight.nbytes for weight in segment) for segment in held]
+    rows = _repeats(held, sizes, 0, len(held))
+    return [
+        range(begin, begin + period)
+        for first, period, count in rows
+        if period > 1
+        for begin in range(first, first + period * count, period)
+    ]
+
+
 def _trimmed(group: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """Without the segments at either end that need no gathered weight."""
     wanted = [index for index in group if sizes[index]]
