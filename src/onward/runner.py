@@ -42,6 +42,7 @@ from onward.engine.state import TrainState
 from onward.engine.steps import Steps
 from onward.environment import Environment
 from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
+from onward.graph.collection import settled_objects
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
@@ -270,7 +271,7 @@ class TrainingRunner:
         check_dimensions(mapped_dimensions or {}, self._graph)
         self._dimensions = {**training.mapped_dimensions, **(mapped_dimensions or {})}
         stopping = StopAgreement(self.mesh)
-        with StopRequest() as stop, self._saving_after_failure():
+        with StopRequest() as stop, settled_objects(), self._saving_after_failure():
             begin_batches = training_data_loader.batches(training.batch_size, self.state.cursor)
             with closing_batches(begin_batches) as batches:
                 for done in self._profiled_steps(batches, clock):

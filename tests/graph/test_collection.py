@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from onward.graph.collection import without_collection
+from onward.graph.collection import settled_objects, without_collection
 
 
 @without_collection
@@ -35,3 +35,18 @@ def test_who_turned_it_off_keeps_it_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_is_there_is_settled_until_the_end() -> None:
+    with settled_objects():
+        settled = gc.get_freeze_count()
+        with settled_objects():
+            assert gc.get_freeze_count() == settled
+        assert gc.get_freeze_count() == settled > 0, "those of the outer one"
+    assert gc.get_freeze_count() == 0
+
+
+def test_settled_objects_are_let_go_after_an_error() -> None:
+    with pytest.raises(ValueError, match="as asked"), settled_objects():
+        is_collecting(fails=True)
+    assert gc.get_freeze_count() == 0

@@ -62,9 +62,9 @@ class LocalWeight:
 
     def take_gradient(self) -> torch.Tensor | None:
         """Hands the gradient that arrived at the network's weight to the optimizer's, and returns it."""
-        arrived = None if self.source.grad is None else local_part(self.source.grad)
+        arrived = self.source.grad
         if self.parameter is not self.source:
-            self.parameter.grad = arrived
+            arrived = self.parameter.grad = None if arrived is None else local_part(arrived)
         return arrived
 
     def drop_gradient(self) -> None:

@@ -1,13 +1,14 @@
-"""Python's collector of unused objects, held back while graphs are built.
+"""Python's collector of unused objects, kept from walking through graphs while they are built and while a run trains.
 
-It would walk again and again through what was built so far: without it, 24 layers are read in half the time.
+Without it, 24 layers are read in half the time, and no step waits 0.2 seconds for a walk that finds nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -28,3 +29,17 @@ def without_collection(function: Callable[P, R]) -> Callable[P, R]:
             gc.enable()
 
     return held_back
+
+
+@contextlib.contextmanager
+def settled_objects() -> Iterator[None]:
+    """What is there when this is entered is taken as needed until it is left: the collector looks at newer objects only."""
+    if gc.get_freeze_count():  # somebody settled on more, and it stays theirs
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
