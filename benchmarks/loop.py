@@ -1,10 +1,11 @@
 """What a step costs beside the network: `python -m benchmarks.loop [--size small] [--steps 40] [--runs 3]`.
 
 Trains a GPT-2 through `TrainingRunner` with console, metrics file, TensorBoard, shuffled shards and asynchronous
-checkpoints on, and counts the time spent inside the network (forward, backward, clipping, optimizer). The rest is the
-loop's own: on the clock, and as what the main thread computed, which other work on the machine does not touch. Beside
-it, in the same run: how fast batches come from disk against how fast training takes them, and how long a blocking and
-an asynchronous checkpoint of this state make training stand still. Medians over the runs.
+checkpoints on, and counts the time spent inside the network: forward, backward, clipping, optimizer, and the end of
+the gradients, as `zero_grad` in any loop. The rest is the loop's own: on the clock, and as what the main thread
+computed, which other work on the machine does not touch. Beside it, in the same run: how fast batches come from disk
+against how fast training takes them, and how long a blocking and an asynchronous checkpoint of this state make
+training stand still. Medians over the runs.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     runner.save_checkpoint = shown.wrap(runner.save_checkpoint)  # type: ignore[method-assign]
     runner.watchers.on_step = shown.wrap(runner.watchers.on_step)  # type: ignore[method-assign]
     runner.state.optimizer.step = watch.wrap(runner.state.optimizer.step)  # type: ignore[method-assign]
+    runner.state.drop_gradients = watch.wrap(runner.state.drop_gradients)  # type: ignore[method-assign]
     marks: list[tuple[int, float, float, float, float, float]] = []
 
     class Marks(ConsoleWatcher):

@@ -47,8 +47,9 @@ class GradientExchange:
         """Takes the gradients of all backward passes, and makes them whole; weight -> gradient of this rank's part."""
         if self.pipeline is not None:
             self.pipeline.sum_shared_gradients()
-        arrived = {name: weight.take_gradient() for name, weight in state.weights.items()}
-        found = {name: gradient for name, gradient in arrived.items() if gradient is not None}
+        found = {
+            name: gradient for name, weight in state.weights.items() if (gradient := weight.take_gradient()) is not None
+        }
         if self.mesh.world_size > 1:
             gradients.finish_gradients(
                 self.mesh,

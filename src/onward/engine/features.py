@@ -29,6 +29,8 @@ class LabelRange:
         Raises:
             DataError: a label is out of range, with its place and how many there are.
         """
+        if not labels.size or (labels.min() >= 0 and labels.max() < self.classes):
+            return
         outside = (labels < 0) | (labels >= self.classes)
         if self.ignored is not None:
             outside &= labels != self.ignored

@@ -122,6 +122,7 @@ class Steps:
             self._update_unless_overflowed(norm)
         else:
             self._update_if_finite(norm)
+        gradients.clear()
         self.state.drop_gradients()
         self.state.counters.update += 1
         return UpdateResult(norm, tensors)

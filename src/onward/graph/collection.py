@@ -33,7 +33,7 @@ def without_collection(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def settled_objects() -> Iterator[None]:
-    """What is there when this is entered is taken as needed until it is left: the collector looks at newer objects only."""
+    """What is there on entry counts as needed until this is left: the collector looks at newer objects only."""
     if gc.get_freeze_count():  # somebody settled on more, and it stays theirs
         yield
         return

@@ -93,7 +93,8 @@ def tensor_from_ir(tensor: ir.TensorProtocol, where: str) -> torch.Tensor:
 
 def tensor_from_array(array: np.ndarray) -> torch.Tensor:
     """A torch tensor over the memory of a numpy array, types that only ml_dtypes gives to numpy included."""
-    if array.dtype.name not in _ML_DTYPES:
+    # A built-in type has no need of its name, which numpy takes longer to put together than torch to make the tensor.
+    if array.dtype.isbuiltin == 1 or array.dtype.name not in _ML_DTYPES:
         return torch.from_numpy(array)
     dtype = _ML_DTYPES[array.dtype.name]
     numpy_view, _ = _BIT_VIEW[dtype]

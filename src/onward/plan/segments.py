@@ -67,7 +67,7 @@ def plan_segments(
     ends = [point.nodes_before for point in points]
     nodes = list(graph)
     coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
-    if joins_blocks and recompute == Recompute():
+    if joins_blocks and not (by_budget or recompute.segments or recompute.attention):
         coarse = _joined(graph, coarse, weights)
     attentions = find_attention(graph) if by_budget or (recompute.attention and not recompute.segments) else []
     parts, special = list[list[ir.Node]](), set[int]()
