@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from onward.lowering import products
 from onward.lowering.ops.activation import gelu, swish
 from onward.lowering.registry import lowers
 
@@ -33,7 +34,7 @@ def is_plain(tensor: Tensor) -> bool:
 @lowers("Linear", domain=DOMAIN)
 def linear(X: Tensor, W: Tensor, B: Tensor | None = None, *, rows_are_outputs: int = 0) -> Tensor:
     """`X W + B` of X [..., K], W [K, N] and B [N]; W is [N, K] if `rows_are_outputs`."""
-    return F.linear(X, W if rows_are_outputs else W.T, B)
+    return products.linear(X, W if rows_are_outputs else W.T, B)
 
 
 @lowers("LayerNormalization", domain=DOMAIN)

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from onward.lowering.ops.fused import DOMAIN, is_plain
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
+from onward.lowering.products import multiply
 from onward.lowering.registry import lowers
 
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 512 * 2**20}
@@ -157,7 +158,7 @@ class _Chunked(torch.autograd.Function):
             for start in range(0, rows.shape[0], size):
                 chunk = slice(start, start + size)
                 part = rows[chunk]
-                gradient = _widened(F.linear(part, matrix, bias))
+                gradient = _widened(multiply(part, matrix.T, bias))
                 total += _differentiated(gradient, labels[chunk], shares[chunk])
                 if not any(wanted[:3]):
                     continue
@@ -165,7 +166,7 @@ class _Chunked(torch.autograd.Function):
                     of_bias += gradient.sum(0)
                 low = gradient.to(rows.dtype)
                 if of_rows is not None:
-                    torch.mm(low, matrix, out=of_rows[chunk])
+                    of_rows[chunk] = multiply(low, matrix)
                 if of_matrix is not None:
                     _add_product(of_matrix, low.T, part, is_first=not start)
                 del gradient, low  # or they would live beside the next chunk

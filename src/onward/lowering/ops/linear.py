@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onward.lowering.products import faster_linear
 from onward.lowering.registry import lowers
 
 
@@ -12,7 +13,8 @@ from onward.lowering.registry import lowers
 def matmul(A: Tensor, B: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__MatMul.html; numpy's matmul."""
     if A.is_floating_point() or A.is_complex():
-        return torch.matmul(A, B)
+        faster = faster_linear(A, B)
+        return torch.matmul(A, B) if faster is None else faster
     return integer_matmul(A, B)
 
 
@@ -49,6 +51,9 @@ def gemm(
         product = integer_matmul(left, right)
         total = product * alpha if C is None else product * alpha + C * beta
         return total.to(A.dtype)
+    faster = faster_linear(left, right, C) if alpha == beta == 1.0 else None
+    if faster is not None:
+        return faster
     if C is not None:
         return torch.addmm(C, left, right, beta=beta, alpha=alpha)
     product = torch.mm(left, right)

@@ -1,0 +1,109 @@
+"""Products of matrices on CPUs, by the faster of the two libraries that torch has: MKL, which it asks itself, or oneDNN.
+
+On AMD's processors MKL keeps to the narrower of their instructions; oneDNN does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+WORTHWHILE_FLOPS = 2**23
+"""Floating point operations of a product for which oneDNN, which takes some microseconds to begin, is asked."""
+
+
+def linear(X: Tensor, W: Tensor, B: Tensor | None = None) -> Tensor:
+    """`X W' + B` of X [..., K], W [N, K] and B [N]: `torch.nn.functional.linear`."""
+    faster = faster_linear(X, W.T, B)
+    return F.linear(X, W, B) if faster is None else faster
+
+
+def faster_linear(X: Tensor, W: Tensor, B: Tensor | None = None) -> Tensor | None:
+    """`X W + B` of X [..., K], W [K, N] and B [N]; None for other shapes, and where torch's own are no slower."""
+    if X.dim() < 2 or W.dim() != 2 or X.shape[-1] != W.shape[0] or not (B is None or B.shape == W.shape[1:]):
+        return None
+    if not _gains(X, W, B):
+        return None
+    result: Tensor = _Linear.apply(X, W.T, B)  # type: ignore[no-untyped-call]
+    return result
+
+
+def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`left right + bias` of left [M, K], right [K, N] and bias [N], without a gradient."""
+    if _gains(left, right, bias):
+        return _by_onednn(left, right.T, bias)
+    return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+
+
+def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
+    """Whether oneDNN is to multiply left [..., K] and right [K, N]: in float32, outside of tracing and autocast."""
+    operands = (left, right) if bias is None else (left, right, bias)
+    return (
+        prefers_onednn()
+        and 2 * left.numel() * right.shape[1] >= WORTHWHILE_FLOPS
+        and all(t.dtype == torch.float32 and t.device.type == "cpu" and _is_plain(t) for t in operands)
+        and not (torch.compiler.is_compiling() or get_proxy_mode() is not None)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers, and no wrapper of `torch.func` around it."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and not is_functorch_wrapped_tensor(tensor)
+
+
+def _by_onednn(X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(X, W, B, "none", [], "")
+    return result
+
+
+_SCHEMA = "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, "
+
+
+@functools.cache
+def prefers_onednn() -> bool:
+    """Whether this machine's processor is one on which oneDNN is the faster, and torch has it."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available() and _is_of_amd()):
+        return False
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    # It is what torch's compiler calls, and no promise: another version may want other arguments.
+    return operator is not None and str(operator.default._schema).startswith(_SCHEMA)
+
+
+def _is_of_amd() -> bool:
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` by oneDNN; the gradient of the weight stays with MKL, which is the faster at it."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
+        """Keeps both operands."""
+        ctx.save_for_backward(X, W)
+        return _by_onednn(X, W, B)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Can itself be differentiated."""
+        X, W = ctx.saved_tensors
+        G = gradients[0].reshape(-1, W.shape[0])
+        of_x = of_w = of_b = None
+        if ctx.needs_input_grad[0]:
+            of_x = linear(G, W.T).reshape(X.shape)
+        if ctx.needs_input_grad[1]:
+            rows = X.reshape(-1, X.shape[-1])
+            of_w = G.T @ rows if W.stride(1) == 1 else (rows.T @ G).T  # which lies as the weight does
+        if ctx.needs_input_grad[2]:
+            of_b = G.sum(0)
+        return of_x, of_w, of_b
