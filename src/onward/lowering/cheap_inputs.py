@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from onward.lowering.float8 import float8_product
@@ -22,6 +21,7 @@ from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.ops.movement import flatten, identity, reshape, squeeze, transpose, unsqueeze
 from onward.lowering.ops.shapes import shape
+from onward.lowering.products import multiply
 from onward.lowering.program import Program, pick
 
 CHEAP = frozenset(
@@ -206,7 +206,8 @@ class _Linear(torch.autograd.Function):
         ctx.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         ctx.others = [None if isinstance(source, Tensor) else source for source in sources]
         ctx.save_for_backward(W, *(source if isinstance(source, Tensor) else None for source in sources))
-        return F.linear(X, W.T, B)
+        rows = multiply(X.reshape(-1, X.shape[-1]), W, B)
+        return rows.view(*X.shape[:-1], rows.shape[-1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -221,7 +222,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             of_bias = rows.sum(0).to(ctx.of_bias)
         if ctx.needs_input_grad[0]:
-            of_x = (rows @ W.to(rows.dtype).T).reshape(*result.shape[:-1], W.shape[0]).to(ctx.dtype)
+            of_x = multiply(rows, W.to(rows.dtype).T).reshape(*result.shape[:-1], W.shape[0]).to(ctx.dtype)
         return (of_x, of_w, of_bias, None, *(None for _ in kept))
 
 

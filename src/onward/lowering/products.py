@@ -1,4 +1,4 @@
-"""Products of matrices on CPUs, by the faster of the two libraries that torch has: MKL, which it asks itself, or oneDNN.
+"""Products of matrices on CPUs, by the faster of two libraries that torch has: MKL, which it asks itself, or oneDNN.
 
 On AMD's processors MKL keeps to the narrower of their instructions; oneDNN does not.
 """
