@@ -70,7 +70,8 @@ _SCHEMA = "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, "
 @functools.cache
 def prefers_onednn() -> bool:
     """Whether this machine's processor is one on which oneDNN is the faster, and torch has it."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available() and _is_of_amd()):
+    has_both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if not (has_both and _is_of_amd()):
         return False
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     # It is what torch's compiler calls, and no promise: another version may want other arguments.
