@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 import onward
+from onward.lowering.layout import use_channels_last
 from tests.conformance.cases import Case
+from tests.conformance.exceptions import CHANNELS_FIRST
 
 _VIEWS = {
     np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
@@ -84,8 +86,12 @@ def check(case: Case) -> None:
     """Runs every data set of a case; raises on the first difference."""
     net = onward.to_torch(case.model)
     for inputs, outputs in case.data_sets:
-        with torch.no_grad():
-            results = net.run(tuple(to_torch_value(value) for value in inputs), net.tensors_by_name())
+        use_channels_last(case.name not in CHANNELS_FIRST)
+        try:
+            with torch.no_grad():
+                results = net.run(tuple(to_torch_value(value) for value in inputs), net.tensors_by_name())
+        finally:
+            use_channels_last(True)
         assert len(results) == len(outputs), f"{len(results)} outputs, expected {len(outputs)}"
         for index, (expected, actual) in enumerate(zip(outputs, results, strict=True)):
             compare(expected, _to_numpy(actual), case.rtol, case.atol, f"output {index}")

@@ -21,6 +21,12 @@ EXCEPTIONS: dict[str, str] = {
     "test_dft_inverse*": "imaginary parts that are 0 are expected as numpy's rounding error of 1e-6",
 }
 
+CHANNELS_FIRST: dict[str, str] = {
+    "test_squeezenet": "all its weights are alike, its logits 1e10, and the softmax of them is expected of equal ones: "
+    "every channel has to be summed up in the same order, as torch's convolution of channels first does",
+}
+"""Cases computed with the channels of an image as they come, and why."""
+
 
 def reason_for(name: str) -> str | None:
     """Why a case is an exception, or None for a case that must pass."""

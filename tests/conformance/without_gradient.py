@@ -54,7 +54,8 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
                 "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
                 "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
                 "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
-                "NhwcMaxPool", "QuantizeLinear",
+                "GatherBlockQuantized", "NhwcMaxPool", "QEmbedLayerNormalization", "QLinearConv", "QMoE",
+                "QuantizeLinear",
             )
         ],
         _QUANTIZED,

@@ -44,12 +44,13 @@ def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN is to multiply left [..., K] and right [K, N]: in float32, outside of tracing and autocast."""
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        return False
     operands = (left, right) if bias is None else (left, right, bias)
     return (
         prefers_onednn()
         and 2 * left.numel() * right.shape[1] >= WORTHWHILE_FLOPS
         and all(t.dtype == torch.float32 and t.device.type == "cpu" and _is_plain(t) for t in operands)
-        and not (torch.compiler.is_compiling() or get_proxy_mode() is not None)
         and not torch.is_autocast_enabled("cpu")
     )
 
