@@ -83,7 +83,8 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         ({"trainin": {"seed": 1}}, "trainin is unknown. Did you mean 'training'? Known here: paths, loss, training, "),
         (
             {"recompute": {"layers": 2}},
-            "recompute.layers is unknown. Known here: segments, attention, number_recompute_layers, memory_budget, cheap_inputs.",
+            "recompute.layers is unknown. Known here: segments, attention, number_recompute_layers, memory_budget, "
+            "cheap_inputs.",
         ),
         (
             {"optimizer": {"optimizer_attributes": [{"weights": "*"}, {"weights": "*", "lamda": 1}]}},
