@@ -283,7 +283,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for text in tasks:
         model, _, size = text.partition(":")
-        task = Task(model, size, options.device, on_gpu, on_gpu, options.threads, options.onnx2torch)
+        task = Task(model, size, options.device, on_gpu, True, options.threads, options.onnx2torch)
         in_turns = not options.one_by_one
         arguments = (options.rounds, options.steps, options.ort_python, in_turns, options.profiles)
         results.append(compare(task, ways, *arguments))
