@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+import onward.lowering.cheap_inputs as cheap_inputs
 from onward.errors import NodeError
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.cheap_inputs import Recipe, with_cheap_inputs
@@ -42,6 +43,11 @@ LINEAR: Mapping[str, str] = {
     "Gemm": "f = Reshape(y, rows)\nz = Gemm<transB=1>(f, wt, b)",
     "three readers": "f = MatMul(y, w)\ng = MatMul(y, w2)\nk = Add(f, g)\ni = Relu(k)\np = MatMul(y, w)\nz = Mul(i, p)",
 }
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cheap_inputs, "LEAST_BYTES", 0)
 
 
 def stored(dtype: Any = np.float32) -> dict[str, np.ndarray]:
@@ -107,6 +113,14 @@ def test_same_bits_and_one_activation_less(cheap: str, linear: str) -> None:
     found, less = gradients(net, cheaper)
     assert_same(plain, found)
     assert less == kept - 4 * B * T * W
+
+
+def test_a_small_input_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(f"{CHEAP['Gelu'][0]}\n{LINEAR['product']}", 20)
+    kept = gradients(net, net.program)[1]
+    for least, less in ((4 * B * T * W, 4 * B * T * W), (4 * B * T * W + 1, 0)):
+        monkeypatch.setattr(cheap_inputs, "LEAST_BYTES", least)
+        assert gradients(net, with_cheap_inputs(net.program))[1] == kept - less
 
 
 def test_the_gradients_are_those_of_finite_differences() -> None:

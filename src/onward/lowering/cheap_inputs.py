@@ -38,6 +38,9 @@ VIEWS = frozenset({pick, reshape, transpose, flatten, identity, squeeze, unsquee
 KEEP_NOTHING = frozenset({add, sub, shape, float8_product, linear_cross_entropy})
 """Readers that do not hold their input until the backward pass, or not in full."""
 
+LEAST_BYTES = 2**17
+"""Inputs smaller than this are kept: making them again takes longer than all else that a layer so small does."""
+
 PRODUCTS: Mapping[Any, str] = {matmul: "matmul", gemm: "gemm", fused.linear: "linear"}
 
 
@@ -179,7 +182,8 @@ def linear_of_cheap(
         (X.dim() == 2 if kind == "gemm" else X.dim() > 1) and W.dim() == 2 and (B is None or B.shape == (outputs,))
     )
     is_trained = torch.is_grad_enabled() and W.requires_grad
-    if not (is_layer and is_trained and fused.is_plain(X) and not torch.compiler.is_compiling()):
+    is_large = X.numel() * X.element_size() >= LEAST_BYTES
+    if not (is_layer and is_trained and is_large and fused.is_plain(X) and not torch.compiler.is_compiling()):
         return _as_it_was(kind, is_transposed, X, W, B)
     detached = (source.detach() if isinstance(source, Tensor) else source for source in sources)
     recipe.readers += 1
