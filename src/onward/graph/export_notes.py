@@ -41,7 +41,7 @@ def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...
     for name in weights:
         value = model.graph.initializers.get(name)
         sources = () if value is None else provenance.folded_sources(value)
-        parameters = () if value is None else folded_parameters(model.graph, value)
+        parameters = [] if value is None else folded_parameters(value)
         if parameters and (
             len(sources) > 1 or (value is not None and value.shape is not None and len(value.shape) != 2)
         ):

@@ -119,7 +119,7 @@ def tie_repeated_rows(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]
     for copy in list(graph.initializers.values()):
         if _EXPANDED.fullmatch(str(copy.name)) is None or not _has_equal_rows(copy, batches):
             continue
-        parameters = folded_parameters(graph, copy)
+        parameters = folded_parameters(copy)
         if len(parameters) != 1:
             continue
         stored = copy.const_value

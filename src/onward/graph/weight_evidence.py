@@ -81,14 +81,11 @@ def is_buffer_name(name: str) -> bool:
     return _BUFFER_NAME.search(name) is not None
 
 
-def folded_parameters(graph: ir.Graph, value: ir.Value) -> tuple[str, ...]:
-    """Those of an initializer's sources that were parameters of the torch module."""
-    kinds = provenance.declared_kinds(graph)
-    return tuple(
-        source
-        for source in provenance.folded_sources(value)
-        if (kinds.get(source) == "PARAMETER" if kinds else "." in source and not is_buffer_name(source))
-    )
+def folded_parameters(value: ir.Value) -> list[str]:
+    """The parameters that an initializer was computed from, told by their names where the exporter declared none."""
+    if provenance.declared_kinds(value.graph):
+        return _declared_parameters(value)
+    return [source for source in provenance.folded_sources(value) if "." in source and not is_buffer_name(source)]
 
 
 def why_constant(value: ir.Value, exporter: Exporter) -> str:
@@ -137,7 +134,7 @@ def _is_folded_weight(value: ir.Value) -> bool:
     if any(_BUFFER_NAME.search(source) and not _SELECTOR_NAME.search(source) for source in sources):
         return False
     if kinds:
-        return bool(_folded_parameters(value)) and not _is_of_shape_only(value)
+        return bool(_declared_parameters(value)) and not _is_of_shape_only(value)
     if len(tensor.shape) == 2 and len(sources) == 1 and not provenance.is_automatic_name(sources[0]):
         return True
     named = [source for source in sources if _PARAMETER_NAME.search(source) and not _BUFFER_NAME.search(source)]
@@ -147,7 +144,7 @@ def _is_folded_weight(value: ir.Value) -> bool:
     return as_parameter or len(named) == 1
 
 
-def _folded_parameters(value: ir.Value) -> list[str]:
+def _declared_parameters(value: ir.Value) -> list[str]:
     """The declared parameters that an initializer was computed from."""
     kinds = provenance.declared_kinds(value.graph)
     return [source for source in provenance.folded_sources(value) if kinds.get(source) == "PARAMETER"]
@@ -158,7 +155,7 @@ def _is_only_trace(value: ir.Value) -> bool:
 
     `logit_scale.exp()` is such a one; `1 / sqrt(queries.shape[-1])` is not, the queries being there in another form.
     """
-    parameters = _folded_parameters(value)
+    parameters = _declared_parameters(value)
     if len(parameters) != 1 or value.graph is None or parameters[0] in value.graph.initializers:
         return False
     others = (other for other in value.graph.initializers.values() if other is not value)
@@ -170,13 +167,13 @@ def _is_of_shape_only(value: ir.Value) -> bool:
     assert value.const_value is not None
     if not _is_zero(value.const_value) or value.graph is None:
         return False
-    stored = [value.graph.initializers.get(name) for name in _folded_parameters(value)]
+    stored = [value.graph.initializers.get(name) for name in _declared_parameters(value)]
     return any(v is not None and v.const_value is not None and not _is_zero(v.const_value) for v in stored)
 
 
 def _why_folded(value: ir.Value) -> str:
     """What is lost with a folded initializer that does not train."""
-    parameters = _folded_parameters(value)
+    parameters = _declared_parameters(value)
     if not parameters or _is_of_shape_only(value):
         return "a table folded from constants by the exporter"
     masks = [name for name in provenance.folded_sources(value) if _BUFFER_NAME.search(name)]
