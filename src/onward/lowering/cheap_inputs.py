@@ -21,7 +21,7 @@ from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.ops.movement import flatten, identity, reshape, squeeze, transpose, unsqueeze
 from onward.lowering.ops.shapes import shape
-from onward.lowering.products import multiply
+from onward.lowering.products import gradient_of_weight, multiply
 from onward.lowering.program import Program, pick
 
 CHEAP = frozenset(
@@ -236,5 +236,4 @@ def _of_weight(ctx: Any, rows: Tensor, W: Tensor, kept: Sequence[Tensor | None])
     device, low, is_on = ctx.autocast
     with torch.autocast(device, low, is_on, cache_enabled=False):
         X = ctx.recipe.make(sources).reshape(-1, W.shape[0]).to(rows.dtype)
-    of_w: Tensor = (rows.T @ X).T if W.stride(0) == 1 else X.T @ rows
-    return of_w.to(W.dtype)
+    return gradient_of_weight(X, rows, W).to(W.dtype)

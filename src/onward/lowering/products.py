@@ -42,6 +42,11 @@ def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
+def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor) -> Tensor:
+    """`X' G` of X [M, K] and the gradient G [M, N] of `X W`, which lies in memory as W [K, N] does."""
+    return (G.T @ X).T if W.stride(0) == 1 else X.T @ G
+
+
 def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN is to multiply left [..., K] and right [K, N]: in float32, outside of tracing and autocast."""
     if torch.compiler.is_compiling() or get_proxy_mode() is not None:
@@ -50,12 +55,12 @@ def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
     return (
         prefers_onednn()
         and 2 * left.numel() * right.shape[1] >= WORTHWHILE_FLOPS
-        and all(t.dtype == torch.float32 and t.device.type == "cpu" and _is_plain(t) for t in operands)
+        and all(t.dtype == torch.float32 and t.device.type == "cpu" and _has_numbers(t) for t in operands)
         and not torch.is_autocast_enabled("cpu")
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _has_numbers(tensor: Tensor) -> bool:
     """Whether a tensor has numbers, and no wrapper of `torch.func` around it."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and not is_functorch_wrapped_tensor(tensor)
 
@@ -104,8 +109,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = linear(G, W.T).reshape(X.shape)
         if ctx.needs_input_grad[1]:
-            rows = X.reshape(-1, X.shape[-1])
-            of_w = G.T @ rows if W.stride(1) == 1 else (rows.T @ G).T  # which lies as the weight does
+            of_w = gradient_of_weight(X.reshape(-1, X.shape[-1]), G, W.T).T
         if ctx.needs_input_grad[2]:
             of_b = G.sum(0)
         return of_x, of_w, of_b
