@@ -42,6 +42,36 @@ def test_the_same_files_in_another_place_are_the_same(folder: Path, tmp_path_fac
     assert changed(digests(folder), digests(other)) == set()
 
 
+def test_every_field_but_paths_counts_in_every_round(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A second round has data of its own, and a machine may keep these, its logs and its checkpoints anywhere."""
+
+    def with_second_round(place: Path, **second: object) -> dict[str, str]:
+        write_shards(place / "second", data(8))
+        asked = {"paths": {"train_data_dir": place / "second"}, **second}
+        places = {
+            "checkpoint": {"checkpoints_dir": place / "kept"},
+            "tensorboard": {"log_dir": place / "logs"},
+            "profiler": {"trace_dir": place / "traces"},
+        }
+        return digests(folder, next_rounds=[asked], **places)
+
+    here, there = (with_second_round(tmp_path_factory.mktemp(name)) for name in ("here", "there"))
+    assert changed(here, there) == set()
+    other = with_second_round(tmp_path_factory.mktemp("other"), training={"batch_size": 2})
+    assert changed(here, other) == {"round 2: training.batch_size"}
+
+
+def test_a_loss_graph_and_an_evaluation_model_count_by_what_is_in_them(folder: Path) -> None:
+    named = {"loss": {"type": "graph", "graph": folder / "loss.onnx"}}
+    copies = [folder / name / "loss.onnx" for name in ("one", "other")]
+    found = []
+    for copy in copies:
+        copy.parent.mkdir()
+        shutil.copy(folder / "mlp.onnx", copy)
+        found.append(copy)
+    del named
+
+
 def test_each_change_is_told_by_its_name(folder: Path) -> None:
     before = digests(folder)
     assert changed(before, digests(folder, training={"seed": 1})) == {"training.seed"}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from onward import __version__
 from onward.graph.training_graph import TrainingGraph
+from onward.parameter_file import to_plain
 from onward.parameters import Parameters
 
 _SHORT = 24
@@ -21,32 +22,42 @@ _SHORT = 24
 def digests_of(parameters: Parameters, graph: TrainingGraph) -> dict[str, str]:
     """Name -> digest, or the value itself where it is short: versions, fields of RUN.yaml, files.
 
-    Paths do not count, since machines may keep the same files in different places.
+    Where files lie does not count, since machines may keep the same files in different places; what is in them does.
     """
-    sections = parameters.to_mapping()
-    sections.pop("paths", None)
-    sections["distributed"].pop("pipeline_stage_paths")
-    paths = parameters.paths
-    return {
+    found = {
         "onward": __version__,
         "torch": torch.__version__.split("+")[0],
-        **_of_fields(sections),
         "model": _of_model(parameters.model_files, graph),
+        "loss.graph": _of_file(parameters.loss.graph),
+        "evaluation model": _of_file(parameters.paths.eval_model_path),
+        **_of_round(parameters),
+    }
+    for number, later in enumerate(parameters.next_rounds, 2):
+        found |= {f"round {number}: {name}": digest for name, digest in _of_round(later).items()}
+    return found
+
+
+def _of_round(parameters: Parameters) -> dict[str, str]:
+    paths = parameters.paths
+    return {
+        **_of_fields(parameters),
         "names of the training data": _of_listing(paths.train_data_dir),
         "names of the test data": _of_listing(paths.test_data_dir),
     }
 
 
-def _of_fields(sections: Mapping[str, Any]) -> dict[str, str]:
-    """`section.field` -> its value as text, so that what differs is named."""
+def _of_fields(parameters: Parameters) -> dict[str, str]:
+    """`section.field` -> its value as text, so that what differs is named; fields that hold paths are left out."""
     found = {}
-    for section, held in sections.items():
-        fields = (
-            {f"{section}.{name}": value for name, value in held.items()} if isinstance(held, dict) else {section: held}
-        )
-        for name, value in fields.items():
-            text = json.dumps(value, sort_keys=True, default=str)
-            found[name] = text if len(text) <= _SHORT else _of_text(text)
+    for section in dataclasses.fields(parameters):
+        held = getattr(parameters, section.name)
+        if not dataclasses.is_dataclass(held):
+            continue
+        plain = to_plain(held)
+        for one in dataclasses.fields(held):
+            if "Path" not in str(one.type):
+                text = json.dumps(plain[one.name.rstrip("_")], sort_keys=True, default=str)
+                found[f"{section.name}.{one.name}"] = text if len(text) <= _SHORT else _of_text(text)
     return found
 
 
@@ -58,11 +69,17 @@ def _of_model(paths: Iterable[Path], graph: TrainingGraph) -> str:
     """The bytes of the files themselves, and names and shapes of what may lie in other files."""
     digest = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(_of_file(path).encode())
     for name, value in graph.model.graph.initializers.items():
         digest.update(f"{name} {value.shape} {value.dtype};".encode())
     return digest.hexdigest()
+
+
+def _of_file(path: Path | None) -> str:
+    if path is None:
+        return "none"
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _of_listing(folder: Path | None) -> str:
