@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,21 @@ class WithLoss(nn.Module):
         return loss_of(self.network(feature), labels)
 
 
-def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
-    """onward, from the ONNX file on, step by step as its runner does."""
+def onward_fields(task: Task, folder: Path) -> dict[str, dict[str, Any]]:
+    """What a RUN.yaml would say, section by section."""
+    loss = {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels", "ignore_index": IGNORED}
+    return {
+        "paths": {"model_path": folder / "model.onnx"},
+        "loss": loss,
+        "training": {"batch_size": SIZES[task.model][task.size].batch, "num_train_steps": 1_000_000},
+        "learning_rate": {"initial_lr": task.rate},
+        "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [_ADAMW]},
+        "mixed_precision": {"use_mixed_precision": task.bf16, "use_bfloat16": task.bf16},
+    }
+
+
+def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Step:
+    """onward, from the ONNX file on, step by step as its runner does; `changes` are fields beside `onward_fields`."""
     import numpy as np
 
     compare_bare.fill_in()
@@ -119,22 +132,7 @@ def make_onward(task: Task, folder: Path, compiled: bool | str) -> Step:
     from onward.parameters import Parameters
 
     size = SIZES[task.model][task.size]
-    parameters = Parameters.from_mapping(
-        {
-            "paths": {"model_path": folder / "model.onnx"},
-            "loss": {
-                "type": "softmax_cross_entropy",
-                "prediction": "logits",
-                "label": "labels",
-                "ignore_index": IGNORED,
-            },
-            "training": {"batch_size": size.batch, "num_train_steps": 1_000_000},
-            "learning_rate": {"initial_lr": task.rate},
-            "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [_ADAMW]},
-            "mixed_precision": {"use_mixed_precision": task.bf16, "use_bfloat16": task.bf16},
-            "speed": {"compile": compiled},
-        }
-    )
+    parameters = Parameters.from_mapping({**onward_fields(task, folder), **changes})
     Environment(execution_provider="CUDA" if task.device == "cuda" else "CPU", threads=task.threads).apply()
     mesh = in_world_of_one("cuda" if task.device == "cuda" else "cpu")
     graph = read_training_graph(parameters, parameters.paths.model_path)
@@ -313,7 +311,7 @@ def main() -> None:
             step = make_onnx2torch(task, folder)
         elif way.startswith("onward"):
             chosen = {"onward": "auto", "onward compiled": True, "onward uncompiled": False}[way]
-            step = make_onward(task, folder, chosen)
+            step = make_onward(task, folder, {"speed": {"compile": chosen}})
         else:
             step = make_by_hand(task, make_network(task.model, SIZES[task.model][task.size]), way == "compiled")
     except Exception as error:

@@ -1,0 +1,41 @@
+"""Benchmarks run at a tiny size, and their tables say what was measured; what they measure is not looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.compare_contestants import Task
+from benchmarks.speedups import Measured, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_a_speed_up_is_judged_round_by_round() -> None:
+    """Two steps of each side in a round: 4 for 8 seconds, 2 for 3, 4 for 4."""
+    found = Measured("some", [1.0, 3.0, 1.0, 1.0, 2.0, 2.0], [4.0, 4.0, 1.0, 2.0, 3.0, 1.0], 2_500_000)
+    assert found.gains == [2.0, 1.5, 1.0]
+    text = table(Task("llama", "tiny", "cpu", False, True, 1), [found])
+    assert text.splitlines()[-1] == "| some | 1500.0 ms | 2500.0 ms | 1.500 (1.250 to 1.750) | 2.5 MB |"
+
+
+@pytest.mark.slow
+def test_speed_ups_of_a_tiny_network(tmp_path: Path) -> None:
+    names = ["fusion rotary_embedding", "fusion gelu", "products by oneDNN", "channels last", "freed memory is kept"]
+    command = [sys.executable, "-m", "benchmarks.speedups", "llama:tiny", "--rounds", "1", "--out", str(tmp_path)]
+    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--only", *names], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (kept,) = tmp_path.glob("*-cpu-speedups-llama.json")
+    results = json.loads(kept.read_text())["results"]["llama:tiny"]
+    # A Llama has no GELU, and nothing to convolve.
+    assert [found["name"] for found in results] == [name for name in names if name not in ("fusion gelu", names[3])]
+    assert all(len(found["with_it"]) == len(found["without_it"]) == 2 for found in results)
+    assert kept.with_suffix(".md").read_text().count("| fusion rotary_embedding |") == 1
