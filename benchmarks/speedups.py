@@ -1,7 +1,7 @@
 """What each speed-up gains: `python -m benchmarks.speedups [MODEL:SIZE ...]`, on a CPU.
 
-A network of `benchmarks.compare` trains with a speed-up and without it, in turns, in one process: with, without, without
-and with. Counted is what the process computes, all threads together, so that other work on the machine disturbs
+A network of `benchmarks.compare` trains with a speed-up and without it, in turns, in one process: with, without,
+without, with. Counted is what the process computes, all threads together, so that other work on the machine disturbs
 little. The allocator can be asked only once in a process, so there each side is a process of its own.
 """
 
