@@ -78,6 +78,7 @@ def _all_rows(rows: torch.Tensor, labels: torch.Tensor, _: int | None) -> tuple[
 SPEED_UPS: Mapping[str, SpeedUp] = {
     "all fusions": SpeedUp({"speed": {"fuse": False}}),
     **{f"fusion {name}": SpeedUp({"speed": {"fusions_off": [name]}}) for name in FUSIONS},
+    "layers that read the same are joined": SpeedUp({"speed": {"join_layers": False}}, networks=LANGUAGE),
     "cheap inputs are made again": SpeedUp({"recompute": {"cheap_inputs": False}}, networks=LANGUAGE),
     "products by oneDNN": SpeedUp(
         without=lambda: patch.object(products, "prefers_onednn", lambda: False), networks=LANGUAGE

@@ -169,7 +169,14 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
     Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},
     MixedPrecision: {"use_mixed_precision": False, "use_bfloat16": False, "loss_scale": 0.0, "float8": False},
-    Speed: {"fuse": True, "fusions_off": (), "compile": "auto", "channels_last": True, "cuda_graphs": False},
+    Speed: {
+        "fuse": True,
+        "fusions_off": (),
+        "join_layers": True,
+        "compile": "auto",
+        "channels_last": True,
+        "cuda_graphs": False,
+    },
     Distributed: {
         "data_parallel_size": 1,
         "horizontal_parallel_size": 1,

@@ -316,6 +316,9 @@ class Speed:
             never contains them.
         fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
             `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`.
+        join_layers: where nothing is compiled, linear layers that read the same (queries, keys and values; gate and
+            value) are one function that adds up the gradient of what they read in place. Their weights stay their
+            own.
         compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
             on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
             run uncompiled.
@@ -328,6 +331,7 @@ class Speed:
     __pydantic_config__ = STRICT
     fuse: Flag = True
     fusions_off: tuple[FusionName, ...] = ()
+    join_layers: Flag = True
     compile: Literal["auto", True, False] = "auto"
     channels_last: Flag = True
     cuda_graphs: Flag = False

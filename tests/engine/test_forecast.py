@@ -15,7 +15,7 @@ from onward.engine.allocations import Allocations
 from onward.engine.features import FeatureReader
 from onward.engine.forecast import forecast
 from onward.engine.forward import Forward
-from onward.engine.network import Network
+from onward.engine.network import LinearLayers, Network
 from onward.engine.precision import Precision
 from onward.engine.preparation import plan_run, read_training_graph
 from onward.lowering.module import OnnxModule
@@ -108,7 +108,7 @@ def test_the_forecast_is_the_allocators_own_peak(model: Path, recompute: dict[st
     parameters = parameters_of(model, **sections)
     graph = read_training_graph(parameters, model)
     cut = plan_segments(graph.model.graph, graph.weights, False, parameters.recompute)
-    network = Network(OnnxModule(graph), cut, recomputes_cheap_inputs=parameters.recompute.cheap_inputs)
+    network = Network(OnnxModule(graph), cut, linear_layers=LinearLayers(parameters.recompute.cheap_inputs, True))
     network.train()
     network.net.train()
     forward = Forward(network, [str(graph.loss)], Precision(None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ def train_on_ranks(
     last_batch: str = "wrap",
     samples: int | None = None,
     folder: str | None = None,
+    here: Callable[..., Result] | None = None,
 ) -> list[Result]:
     """Trains a case in a layout, and gives what every rank ends with.
 
@@ -106,7 +107,9 @@ def train_on_ranks(
         last_batch: what becomes of the rest of an epoch.
         samples: in the data, shared out among the replicas by runs of samples; else just enough for every update.
         folder: where the model and the checkpoints lie; else one that is removed at the end.
+        here: the part of one rank, if not `train_here`.
     """
+    here = here or train_here
     count = global_batch * accumulation * (updates_of_data or updates) if samples is None else samples
     data = case.data(count)
     parts = [
@@ -124,8 +127,8 @@ def train_on_ranks(
             ir.save(case.model(), where / "model.onnx")
         merged = merged_sections(case, layout, where, global_batch, updates, accumulation, sections or {})
         if layout.world_size == 1:
-            return [train_here(merged, parts, test, last_batch)]
-        results: list[Result] = call_on_ranks(layout.world_size, train_here, merged, parts, test, last_batch)
+            return [here(merged, parts, test, last_batch)]
+        results: list[Result] = call_on_ranks(layout.world_size, here, merged, parts, test, last_batch)
     for other in results[1:]:
         assert np.array_equal(other.losses, results[0].losses, equal_nan=True), "every rank knows the same losses"
         assert np.array_equal(other.norms, results[0].norms, equal_nan=True)

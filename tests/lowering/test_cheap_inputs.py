@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-import onward.lowering.cheap_inputs as cheap_inputs
+import onward.lowering.linear_layers as linear_layers
 from onward.errors import NodeError
 from onward.graph.training_graph import make_training_graph
-from onward.lowering.cheap_inputs import Recipe, with_cheap_inputs
+from onward.lowering.cheap_inputs import with_linear_layers
+from onward.lowering.linear_layers import Recipe
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.program import Program
@@ -47,7 +48,7 @@ LINEAR: Mapping[str, str] = {
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cheap_inputs, "LEAST_BYTES", 0)
+    monkeypatch.setattr(linear_layers, "LEAST_BYTES", 0)
 
 
 def stored(dtype: Any = np.float32) -> dict[str, np.ndarray]:
@@ -107,7 +108,7 @@ def assert_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None
 def test_same_bits_and_one_activation_less(cheap: str, linear: str) -> None:
     body, opset = CHEAP[cheap]
     net = network(f"{body}\n{LINEAR[linear]}", opset)
-    cheaper = with_cheap_inputs(net.program)
+    cheaper = with_linear_layers(net.program, joins=False)
     assert cheaper.code is net.program.code
     plain, kept = gradients(net, net.program)
     found, less = gradients(net, cheaper)
@@ -119,13 +120,13 @@ def test_a_small_input_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(f"{CHEAP['Gelu'][0]}\n{LINEAR['product']}", 20)
     kept = gradients(net, net.program)[1]
     for least, less in ((4 * B * T * W, 4 * B * T * W), (4 * B * T * W + 1, 0)):
-        monkeypatch.setattr(cheap_inputs, "LEAST_BYTES", least)
-        assert gradients(net, with_cheap_inputs(net.program))[1] == kept - less
+        monkeypatch.setattr(linear_layers, "LEAST_BYTES", least)
+        assert gradients(net, with_linear_layers(net.program, joins=False))[1] == kept - less
 
 
 def test_the_gradients_are_those_of_finite_differences() -> None:
     net = network(f"{CHEAP['LayerNormalization'][0]}\n{LINEAR['three readers']}", dtype=np.float64)
-    program, names = with_cheap_inputs(net.program), list(net.weights)
+    program, names = with_linear_layers(net.program, joins=False), list(net.weights)
 
     def compute(x: Tensor, *weights: Tensor) -> Tensor:
         return program(True, net.device, (x,), {**net.tensors_by_name(), **dict(zip(names, weights, strict=True))})[0]
@@ -149,7 +150,7 @@ def test_attention_is_not_kept_in_two_orders() -> None:
     net = OnnxModule(make_training_graph(model, fuse=True))
     assert [fusion.kind for fusion in net.graph.fusions] == ["attention"]
     plain, kept = gradients(net, net.program)
-    found, less = gradients(net, with_cheap_inputs(net.program))
+    found, less = gradients(net, with_linear_layers(net.program, joins=False))
     assert_same(plain, found)
     assert less <= kept
 
@@ -167,13 +168,13 @@ def test_attention_is_not_kept_in_two_orders() -> None:
 def test_what_stays_as_it_is(body: str) -> None:
     body = body.replace("y2", "yt").replace("z = MatMul(y, yt)", "yt = Transpose<perm=[0,2,1]>(h)\nz = MatMul(y, yt)")
     net = network(body, 20)
-    assert with_cheap_inputs(net.program) is net.program
+    assert with_linear_layers(net.program, joins=False) is net.program
 
 
 def test_a_result_that_is_given_out_is_kept_anyway() -> None:
     net = network("y = Gelu(h)\nz = MatMul(y, w)", 20)
     program = net.program_for(("z", "y"))
-    assert with_cheap_inputs(program) is program
+    assert with_linear_layers(program, joins=False) is program
 
 
 @pytest.mark.parametrize("cheap", ["LayerNormalization", "Gelu", "SwiGLU"])
@@ -182,7 +183,7 @@ def test_autocast_computes_again_what_it_computed(cheap: str) -> None:
     net = network(f"{body}\n{LINEAR['three readers']}", opset)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         plain, kept = gradients(net, net.program)
-        found, less = gradients(net, with_cheap_inputs(net.program))
+        found, less = gradients(net, with_linear_layers(net.program, joins=False))
     assert_same(plain, found)
     assert less < kept
 
@@ -208,7 +209,7 @@ def test_a_frozen_weight_keeps_nothing() -> None:
     net = network("y = Gelu(h)\nz = MatMul(y, w)", 20)
     net.weights["w"].requires_grad_(False)
     kept = []
-    for program in (net.program, with_cheap_inputs(net.program)):
+    for program in (net.program, with_linear_layers(net.program, joins=False)):
         count = []
         with saved_tensors_hooks(
             lambda tensor, count=count: count.append(tensor.shape) or tensor, lambda tensor: tensor
@@ -221,7 +222,7 @@ def test_a_frozen_weight_keeps_nothing() -> None:
 def test_a_backward_pass_can_run_again_but_has_no_gradient_itself() -> None:
     net = network(f"{CHEAP['Gelu'][0]}\n{LINEAR['product and bias']}", 20)
     x = batch()
-    (z,) = with_cheap_inputs(net.program)(True, net.device, (x,), net.tensors_by_name())
+    (z,) = with_linear_layers(net.program, joins=False)(True, net.device, (x,), net.tensors_by_name())
     weight = net.weights["w"]
     (first,) = torch.autograd.grad(z.square().sum(), weight, retain_graph=True)
     (again,) = torch.autograd.grad(z.square().sum(), weight, create_graph=True)
@@ -236,7 +237,7 @@ def test_a_failing_node_is_named_as_ever() -> None:
     with pytest.raises(
         NodeError, match=rf"MatMul\) failed on inputs \(\[{B}, {T}, {W}\] float32, \[{W + 1}, {V}\] float32\)"
     ):
-        with_cheap_inputs(net.program)(True, net.device, (batch(),), tensors)
+        with_linear_layers(net.program, joins=False)(True, net.device, (batch(),), tensors)
 
 
 @pytest.mark.parametrize("shape", [(W,), (T, W), (B, T, W)])

@@ -19,12 +19,13 @@ from onward.engine.forward import Forward
 from onward.engine.local_weights import LocalWeight, local_weights
 from onward.engine.loss_shares import LossShares
 from onward.engine.micro_batches import MicroBatches, OneByOne, ThroughPipeline
-from onward.engine.network import Network
+from onward.engine.network import LinearLayers, Network
 from onward.engine.pipelined import PipelinedForward, StageCompute
 from onward.engine.precision import Precision, float8_notes
 from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
+from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.layout import use_channels_last
 from onward.lowering.module import OnnxModule
@@ -140,6 +141,9 @@ def assemble(
     costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
     compilation = _compilation(parameters, graph, mesh, notes, say)
     networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
+    if not compilation:
+        joining = [part for part, network in zip(parts, networks, strict=True) if network.linear_layers.joins]
+        notes += note_on_joined([g for p in joining for g in layers_that_read_the_same(p.model.graph, p.weights)])
     nets, is_whole = [network.net for network in networks], stages is None
     notes += float8_notes(precision, nets, mesh.device, is_whole)
     modules: list[nn.Module] = list(networks)
@@ -230,7 +234,11 @@ def network_of(
         joins_blocks=compilation is not None,
         costs=costs,
     )
-    return Network(net, segments, compilation, parameters.recompute.cheap_inputs)
+    distributed = parameters.distributed
+    # Schedules that compute gradients of weights later find them by a function's first result.
+    is_split = distributed.pipeline_parallel_size > 1 and distributed.pipeline_schedule in SPLITS_BACKWARD
+    layers = LinearLayers(parameters.recompute.cheap_inputs, parameters.speed.join_layers and not is_split)
+    return Network(net, segments, compilation, layers)
 
 
 def _uses_all_weights(network: Network) -> bool:

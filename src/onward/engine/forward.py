@@ -12,7 +12,7 @@ from torch import nn
 from onward.engine.features import FeatureReader, LabelRange
 from onward.engine.network import Network, Pass
 from onward.engine.precision import Precision
-from onward.lowering.cheap_inputs import with_cheap_inputs
+from onward.lowering.cheap_inputs import with_linear_layers
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.lowering.segments import SegmentedProgram, run_segments, split_program
@@ -107,7 +107,7 @@ class Forward:
         if key not in self._specialized:
             if len(self._specialized) >= MOST_SPECIALIZED_SHAPES:
                 if self._general is None:
-                    self._general = self._with_cheap_inputs(self._split(self.program))
+                    self._general = self._with_linear_layers(self._split(self.program))
                 return self._general
             names = zip(self.program.inputs, inputs, strict=True)
             lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
@@ -127,14 +127,14 @@ class Forward:
 
     def _compiled(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
         compilation = self.network.compilation
-        return self._with_cheap_inputs(program) if compilation is None else compilation.of_segments(program, device)
+        return self._with_linear_layers(program) if compilation is None else compilation.of_segments(program, device)
 
-    def _with_cheap_inputs(self, program: SegmentedProgram) -> SegmentedProgram:
+    def _with_linear_layers(self, program: SegmentedProgram) -> SegmentedProgram:
         """Segments that are computed again as a whole keep nothing inside anyway."""
-        if self._is_separate or not self.network.recomputes_cheap_inputs:
+        if self._is_separate:
             return program
-        recomputed = self.network.plan.recomputed
-        segments = (c if i in recomputed else with_cheap_inputs(c) for i, c in enumerate(program.segments))
+        recomputed, how = self.network.plan.recomputed, self.network.linear_layers
+        segments = (c if i in recomputed else with_linear_layers(c, *how) for i, c in enumerate(program.segments))
         return replace(program, segments=tuple(segments))
 
     def _split(self, program: Program) -> SegmentedProgram:

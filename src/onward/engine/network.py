@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -58,6 +58,21 @@ class Pass:
         return code(self.training, self.device, values, read)
 
 
+class LinearLayers(NamedTuple):
+    """How linear layers compute.
+
+    Attributes:
+        makes_again: norms and activations that they read are computed again for their weights' gradients.
+        joins: those that read the same are one function.
+    """
+
+    makes_again: bool
+    joins: bool
+
+
+AS_THEY_ARE = LinearLayers(makes_again=False, joins=False)
+
+
 class Segment(TensorTree):
     """The weights that only one segment reads."""
 
@@ -92,8 +107,7 @@ class Network(nn.Module):
         net: whose weights move here; it still finds them by name.
         plan: which node, and so which weight, belongs to which segment.
         compilation: what compiles the code of passes; None: they run as they are.
-        recomputes_cheap_inputs: whether linear layers compute norms and activations again for their weights'
-            gradients; where code is compiled, that is the compiler's business.
+        linear_layers: how they compute where code is not compiled.
     """
 
     net: OnnxModule
@@ -103,11 +117,11 @@ class Network(nn.Module):
         net: OnnxModule,
         plan: SegmentPlan,
         compilation: Compilation | None = None,
-        recomputes_cheap_inputs: bool = False,
+        linear_layers: LinearLayers = AS_THEY_ARE,
     ) -> None:
         super().__init__()
         self.compilation = compilation
-        self.recomputes_cheap_inputs = recomputes_cheap_inputs
+        self.linear_layers = linear_layers
         self.__dict__["net"] = net  # not as a child: its constants are not this module's to reduce or shard
         self.plan = plan
         self.segments = nn.ModuleList(Segment(index in plan.recomputed) for index in range(plan.count))

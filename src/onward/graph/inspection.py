@@ -14,6 +14,7 @@ from onward.graph.fusion.passes import Fusion, fuse
 from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.reading import ModelSource
 from onward.graph.shape_inference import inferred_values
+from onward.graph.shared_inputs import layers_that_read_the_same
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 
@@ -85,6 +86,7 @@ class Inspection:
         operators: most frequent first.
         cut_points: where the network can be cut between layers.
         fusions: nodes that training would put in the place of several; the loss may add one more.
+        joined: linear layers that read the same, group by group, by the names of their results.
         node_count: of the graph with functions inlined, nested graphs included.
     """
 
@@ -102,6 +104,7 @@ class Inspection:
     operators: tuple[Operator, ...]
     cut_points: tuple[CutPoint, ...]
     fusions: tuple[Fusion, ...]
+    joined: tuple[tuple[str, ...], ...]
     node_count: int
 
     @property
@@ -138,6 +141,7 @@ def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -
         operators=operators,
         cut_points=_cut_points(training),
         fusions=fuse(training.model.clone(), training.weights),
+        joined=layers_that_read_the_same(training.model.graph, training.weights),
         node_count=sum(operator.count for operator in operators),
     )
 

@@ -33,6 +33,7 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
         _operators(inspection),
         _obstacles(inspection),
         _fusions(inspection.fusions),
+        _joined(inspection.joined),
         _cuts(inspection.cut_points, cut_points),
         _section("Notes", [line for note in inspection.notes for line in _bullet(note)]),
     ]
@@ -128,6 +129,16 @@ def _fusions(fusions: Sequence[Fusion]) -> str:
     ]
     title = f"Fusions in training: {len(fusions)}, turned off by speed.fuse or speed.fusions_off"
     return _section(title, _table(rows, right=(1, 3)))
+
+
+def _joined(groups: Sequence[Sequence[str]]) -> str:
+    """How often layers that read the same are computed together, by their number."""
+    by_size: dict[int, list[Sequence[str]]] = {}
+    for group in groups:
+        by_size.setdefault(len(group), []).append(group)
+    rows = [(str(len(found)), f"groups of {size}", f"such as {_names(found[0])}") for size, found in by_size.items()]
+    title = "Linear layers that read the same, one function in training, unless speed.join_layers is false"
+    return _section(title, _table(rows, right=(0,)))
 
 
 def _cuts(points: Sequence[CutPoint], most: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -42,6 +43,16 @@ def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """`total + left right` of total [M, N], left [M, K] and right [K, N], without a gradient; total may be changed."""
+    if total.dtype != left.dtype:
+        return total.add_(multiply(left, right))
+    if total.is_contiguous() and _gains(left, right, None):
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, total, right.T, None, "add")
+        return result
+    return total.addmm_(left, right)
+
+
 def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor) -> Tensor:
     """`X' G` of X [M, K] and the gradient G [M, N] of `X W`, which lies in memory as W [K, N] does."""
     return (G.T @ X).T if W.stride(0) == 1 else X.T @ G
@@ -49,28 +60,36 @@ def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor) -> Tensor:
 
 def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN is to multiply left [..., K] and right [K, N]: in float32, outside of tracing and autocast."""
-    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+    # This is asked before every product: what is quick to find out, and often says no, comes first.
+    if torch.compiler.is_compiling() or not prefers_onednn() or not (_is_usual(left) and _is_usual(right)):
         return False
-    operands = (left, right) if bias is None else (left, right, bias)
     return (
-        prefers_onednn()
-        and 2 * left.numel() * right.shape[1] >= WORTHWHILE_FLOPS
-        and all(t.dtype == torch.float32 and t.device.type == "cpu" and _has_numbers(t) for t in operands)
+        2 * left.numel() * right.shape[1] >= WORTHWHILE_FLOPS
+        and (bias is None or _is_usual(bias))
         and not torch.is_autocast_enabled("cpu")
+        and not (_len_torch_dispatch_stack() and get_proxy_mode() is not None)
     )
 
 
-def _has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers, and no wrapper of `torch.func` around it."""
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not is_functorch_wrapped_tensor(tensor)
+def _is_usual(tensor: Tensor) -> bool:
+    """Whether it has float32 numbers on the CPU, and no wrapper of `torch.func` around it."""
+    return (
+        tensor.dtype is torch.float32
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and not is_functorch_wrapped_tensor(tensor)
+    )
 
 
 def _by_onednn(X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(X, W, B, "none", [], "")
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(X, W, B, "none", [], "")
     return result
 
 
-_SCHEMA = "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, "
+_SCHEMAS = {
+    "default": "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, ",
+    "binary": "mkldnn::_linear_pointwise.binary(Tensor X, Tensor other, Tensor W, Tensor? B, str attr)",
+}
 
 
 @functools.cache
@@ -81,7 +100,10 @@ def prefers_onednn() -> bool:
         return False
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     # It is what torch's compiler calls, and no promise: another version may want other arguments.
-    return operator is not None and str(operator.default._schema).startswith(_SCHEMA)
+    return operator is not None and all(
+        str(getattr(getattr(operator, name, None), "_schema", "")).startswith(schema)
+        for name, schema in _SCHEMAS.items()
+    )
 
 
 def _is_of_amd() -> bool:

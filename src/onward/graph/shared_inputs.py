@@ -1,0 +1,57 @@
+"""Linear layers that read the same value, as queries, keys and values do: in training one function computes them all.
+
+`lowering/cheap_inputs.py` joins them, in the code of a pass; here they are counted, for the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Linear"})
+_DEAR = _PRODUCTS | {"Attention", "Softmax", "Einsum", "Conv", "ConvTranspose", "If", "Loop", "Scan"}
+"""What keeps layers apart that stand before and after it."""
+
+
+def layers_that_read_the_same(graph: ir.Graph, weights: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """The results of such layers, group by group, in the graph's order.
+
+    Args:
+        graph: prepared for training, fused or not.
+        weights: that train.
+    """
+    groups: list[tuple[ir.Value, list[str]]] = []
+    is_open, known = False, frozenset(weights)
+    for node in graph:
+        if node.op_type not in _DEAR:
+            continue
+        left = node.inputs[0] if _is_layer(node, known) else None
+        if left is not None and is_open and groups[-1][0] is left:
+            groups[-1][1].append(str(node.outputs[0].name))
+        elif left is not None:
+            groups.append((left, [str(node.outputs[0].name)]))
+        is_open = left is not None
+    return tuple(tuple(names) for _, names in groups if len(names) > 1)
+
+
+def note_on_joined(groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """One sentence that counts them; none where there are none."""
+    if not groups:
+        return ()
+    layers = sum(map(len, groups))
+    return (
+        f"speed.join_layers: {layers} linear layers that read the same as others are computed in {len(groups)} "
+        "groups, with one sum of gradients each.",
+    )
+
+
+def _is_layer(node: ir.Node, weights: frozenset[str]) -> bool:
+    """Whether a node is a product of something computed with a weight, as it is stored or transposed."""
+    if node.op_type not in _PRODUCTS or len(node.inputs) < 2 or node.inputs[0] is None:
+        return False
+    right = node.inputs[1]
+    maker = None if right is None else right.producer()
+    if maker is not None and maker.op_type == "Transpose":
+        right = maker.inputs[0]
+    return right is not None and right.name in weights and not node.inputs[0].is_initializer()
