@@ -67,29 +67,37 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-        """torch's own."""
+        """In as few passes over x as there can be; 16 bits as torch does it."""
         ctx.save_for_backward(x, scale)
         ctx.epsilon = epsilon
-        return F.rms_norm(x, scale.shape, scale, epsilon)
+        if x.dtype not in (torch.float32, torch.float64):
+            return F.rms_norm(x, scale.shape, scale, epsilon)
+        return (x * _inverse_rms(x, tuple(range(-scale.dim(), 0)), scale.numel(), epsilon)).mul_(scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        """With y = x / rms and h = gradient * scale: `(h - y mean(h y)) / rms` and the sum of `gradient * y`."""
+        """With s = 1 / rms: `gradient scale s - x s³ mean(gradient scale x)`, and the sum of `gradient x s`."""
         x, scale = ctx.saved_tensors
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        given, wide, factor = (tensor.to(dtype) for tensor in (gradients[0], x, scale))
-        axes = tuple(range(-scale.dim(), 0))
-        inverse = wide.square().mean(axes, keepdim=True).add_(ctx.epsilon).rsqrt_()
-        normalized = wide * inverse
+        dtype, width = torch.promote_types(x.dtype, torch.float32), scale.numel()
+        given, rows = (tensor.to(dtype).reshape(-1, width) for tensor in (gradients[0], x))
+        factor = scale.to(dtype).view(width, 1)
+        inverse = _inverse_rms(rows, (-1,), width, ctx.epsilon)
+        product = given * rows
         of_x = of_scale = None
+        share = (product @ factor).mul_(inverse.pow(3)).mul_(-1 / width)
         if ctx.needs_input_grad[1]:
-            of_scale = (given * normalized).reshape(-1, *scale.shape).sum(0).to(scale.dtype)
+            of_scale = product.mul_(inverse).sum(0).view(scale.shape).to(scale.dtype)
         if ctx.needs_input_grad[0]:
-            through = given * factor
-            share = (through * normalized).mean(axes, keepdim=True)
-            of_x = through.sub_(normalized.mul_(share)).mul_(inverse).to(x.dtype)
+            of_rows = torch.mul(given, factor.T, out=product).mul_(inverse).addcmul_(rows, share)
+            of_x = of_rows.view(x.shape).to(x.dtype)
         return of_x, of_scale, None
+
+
+def _inverse_rms(x: Tensor, axes: tuple[int, ...], width: int, epsilon: float) -> Tensor:
+    """`1 / sqrt(mean(x²) + epsilon)` over these axes, of so many numbers, which stay with size 1."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
+    return norm.square_().mul_(1 / width).add_(epsilon).rsqrt_()
 
 
 def _widest(X: Tensor, *parameters: Tensor | None) -> torch.dtype:
@@ -138,9 +146,56 @@ def rotary_embedding(X: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: in
     """
     if cosine.shape[-1] != X.shape[-1] or sine.shape[-1] != X.shape[-1]:
         cosine, sine = cosine.expand(*cosine.shape[:-1], X.shape[-1]), sine.expand(*sine.shape[:-1], X.shape[-1])
+    is_usual = X.dtype == cosine.dtype == sine.dtype and not (cosine.requires_grad or sine.requires_grad)
+    if is_usual and _fits(cosine, X) and _fits(sine, X) and is_plain(X) and not torch.compiler.is_compiling():
+        result: Tensor = _Rotary.apply(X, cosine, sine, bool(interleaved))  # type: ignore[no-untyped-call]
+        return result
     (first, second), (c_first, c_second), (s_first, s_second) = (
-        (tensor[..., 0::2], tensor[..., 1::2]) if interleaved else tensor.chunk(2, -1) for tensor in (X, cosine, sine)
+        _pairs(tensor, bool(interleaved)) for tensor in (X, cosine, sine)
     )
     real = first * c_first - second * s_first
     imaginary = second * c_second + first * s_second
     return torch.stack([real, imaginary], -1).flatten(-2) if interleaved else torch.cat([real, imaginary], -1)
+
+
+def _fits(table: Tensor, X: Tensor) -> bool:
+    """Whether X has the shape that both broadcast to."""
+    own = X.shape[X.dim() - table.dim() :]
+    return table.dim() <= X.dim() and all(size in (1, whole) for size, whole in zip(table.shape, own, strict=True))
+
+
+def _pairs(tensor: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """What is turned together: views of halves, or of neighbours."""
+    if interleaved:
+        return tensor[..., 0::2], tensor[..., 1::2]
+    first, second = tensor.chunk(2, -1)
+    return first, second
+
+
+class _Rotary(torch.autograd.Function):
+    """Turned in place of a product with the cosines; the gradient is turned back, and only the tables are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool) -> Tensor:
+        """`X cosine + turned(X) sine`."""
+        ctx.save_for_backward(cosine, sine)
+        ctx.interleaved = interleaved
+        result = X * cosine
+        (real, imaginary), (first, second), (s_first, s_second) = (_pairs(t, interleaved) for t in (result, X, sine))
+        real.addcmul_(second, s_first, value=-1)
+        imaginary.addcmul_(first, s_second)
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """`G cosine` and, for each, the other's gradient times the other's sine."""
+        cosine, sine = ctx.saved_tensors
+        (G,) = gradients
+        result = G * cosine
+        (first, second), (real, imaginary), (s_first, s_second) = (
+            _pairs(tensor, ctx.interleaved) for tensor in (result, G, sine)
+        )
+        first.addcmul_(imaginary, s_second)
+        second.addcmul_(real, s_first, value=-1)
+        return result, None, None, None
