@@ -79,7 +79,8 @@ class Recompute:
         memory_budget: share of the activations' memory that may be kept, from 0 (recompute all) to 1 (nothing);
             chooses by itself which segments to recompute. Absent: the two flags decide.
         cheap_inputs: where nothing is compiled, compute what linear layers read again if that is cheap (norms, GELU,
-            Swish, SwiGLU), instead of keeping it for the gradients of their weights.
+            Swish, SwiGLU), instead of keeping it for the gradients of their weights; on a CPU also what follows a
+            batch normalization.
     """
 
     __pydantic_config__ = STRICT

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+import onward.lowering.remade as remade
 from onward.models import create_model
 from tests.laws.layouts import Case, Layout, differences, train
 
@@ -92,6 +93,15 @@ def test_one_process_trains_as_without(case: Case, way: str) -> None:
 @pytest.mark.parametrize("case", [LANGUAGE, DROPOUT], ids=["plain", "dropout"])
 def test_cheap_inputs_kept_or_made_again_give_the_same_bits(case: Case) -> None:
     assert both(case, Layout(), {"cheap_inputs": False}) == (0.0, 0.0)
+
+
+def test_what_follows_a_batch_normalization_made_again_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[None] = []
+    take = remade.Remade.take
+    monkeypatch.setattr(remade, "LEAST_BYTES", 0)
+    monkeypatch.setattr(remade.Remade, "take", lambda self: made.append(None) or take(self))
+    assert both(NORMALIZED, Layout(), {"cheap_inputs": False}) == (0.0, 0.0)
+    assert made
 
 
 @pytest.mark.parametrize("way", ["segments", "budget"])

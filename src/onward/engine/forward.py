@@ -15,6 +15,7 @@ from onward.engine.precision import Precision
 from onward.lowering.cheap_inputs import with_linear_layers
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
+from onward.lowering.remade import with_remade_tensors
 from onward.lowering.segments import SegmentedProgram, run_segments, split_program
 from onward.lowering.specialization import specialize
 
@@ -134,7 +135,11 @@ class Forward:
         if self._is_separate:
             return program
         recomputed, how = self.network.plan.recomputed, self.network.linear_layers
-        segments = (c if i in recomputed else with_linear_layers(c, *how) for i, c in enumerate(program.segments))
+        segments = list(program.segments)
+        for index in {*range(len(segments))} - recomputed:
+            segments[index] = with_linear_layers(segments[index], *how)
+            if how.makes_again:
+                segments[index] = with_remade_tensors(segments[index])
         return replace(program, segments=tuple(segments))
 
     def _split(self, program: Program) -> SegmentedProgram:

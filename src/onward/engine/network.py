@@ -62,7 +62,8 @@ class LinearLayers(NamedTuple):
     """How linear layers compute.
 
     Attributes:
-        makes_again: norms and activations that they read are computed again for their weights' gradients.
+        makes_again: norms and activations that they read are computed again for their weights' gradients; on a CPU
+            also what follows a batch normalization.
         joins: those that read the same are one function.
     """
 

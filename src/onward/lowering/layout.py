@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from onward.lowering.remade import reading, turned
+
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _is_on = True
 
@@ -35,16 +37,19 @@ def convolve_images(
     weight is larger than the image it is the image that is turned around, there and back.
     """
     if not _helps(X):
-        return F.conv2d(X, W, B, stride, padding, dilation, group)
+        with reading(X):
+            return F.conv2d(X, W, B, stride, padding, dilation, group)
     last = torch.channels_last
-    if not X.is_cuda:
-        if tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding):
-            pixels = X.contiguous(memory_format=last)[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+    is_of_pixels = tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding)
+    if not X.is_cuda and not is_of_pixels and W.numel() > X.numel():
+        plain = F.conv2d(X.contiguous(), W, B, stride, padding, dilation, group)
+        return plain.contiguous(memory_format=last)
+    X = turned(X, last)
+    with reading(X):
+        if is_of_pixels and not X.is_cuda:
+            pixels = X[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
             return F.linear(pixels, W.flatten(1), B).permute(0, 3, 1, 2)
-        if W.numel() > X.numel():
-            plain = F.conv2d(X.contiguous(), W, B, stride, padding, dilation, group)
-            return plain.contiguous(memory_format=last)
-    return F.conv2d(X.contiguous(memory_format=last), W, B, stride, padding, dilation, group)
+        return F.conv2d(X, W, B, stride, padding, dilation, group)
 
 
 def _helps(X: Tensor) -> bool:

@@ -38,6 +38,8 @@ _KEEPS_INPUTS = frozenset(
 )  # fmt: skip
 _CHEAP = frozenset({"LayerNormalization", "RMSNormalization", "Gelu", "Swish", "SwiGLU", "Mish", "HardSwish"})
 """What these give is computed again for the gradient of a weight, unless `recompute.cheap_inputs` is off."""
+_READS_REMADE = frozenset({"Conv", "MaxPool", "AveragePool", "HardSwish", "Swish"})
+"""These read what follows a batch normalization without keeping it, under the same field."""
 _KEEPS_OUTPUT = frozenset(
     {"Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Sqrt", "Relu", "Reciprocal", "Elu", "Selu", "LeakyRelu",
      "LSTM", "GRU", "RNN", "ReduceL2", "ReduceLogSumExp", "Celu", "Attention"}
@@ -235,7 +237,8 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
         if not any(value in roles.with_gradient for value in operands):
             continue
         if node.op_type in _KEEPS_INPUTS:
-            kept.update(_owner(value, roles) for value in operands)
+            knows = node.op_type in _READS_REMADE
+            kept.update(_owner(v, roles) for v in operands if not (knows and _is_remade(v, roles)))
         elif node.op_type in _KEEPS_FACTORS:
             for index, value in enumerate(operands[:2]):
                 if _is_made_again(node, index, roles):
@@ -245,7 +248,7 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
         if node.op_type == "Div" and operands[0] in roles.with_gradient:
             kept.add(_owner(operands[1], roles))
         # Dropout keeps a mask as large as its output.
-        if node.op_type in _KEEPS_OUTPUT or node.op_type == "Dropout":
+        if (node.op_type in _KEEPS_OUTPUT and not _is_remade(node.outputs[0], roles)) or node.op_type == "Dropout":
             kept.add(node.outputs[0])
     return frozenset(value for value in kept if value in roles.producers)
 
@@ -257,6 +260,17 @@ def _is_made_again(node: ir.Node, index: int, roles: ValueRoles) -> bool:
         return False
     source, other = roles.producers.get(_owner(left, roles)), roles.producers.get(right)
     return source is not None and source.op_type in _CHEAP and (other is None or other not in roles.bound)
+
+
+def _is_remade(value: ir.Value, roles: ValueRoles) -> bool:
+    """Whether a value is a batch normalization's, a sum with one, or the activation of either."""
+    node = roles.producers.get(value)
+    if node is not None and node.op_type in ("Relu", "HardSwish", "Swish", "Clip") and node.inputs[0] is not None:
+        node = roles.producers.get(node.inputs[0])
+    if node is None or node.op_type != "Add":
+        return node is not None and node.op_type == "BatchNormalization"
+    sources = [roles.producers.get(operand) for operand in node.inputs if operand is not None]
+    return any(source is not None and source.op_type == "BatchNormalization" for source in sources)
 
 
 def _owner(value: ir.Value, roles: ValueRoles) -> ir.Value:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onward.lowering.operands import consumes_inputs
 from onward.lowering.registry import lowers
+from onward.lowering.remade import activated, rectified
 from onward.lowering.unsigned import UNSIGNED
 
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
@@ -20,7 +21,7 @@ _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 @lowers("Relu", since=6)
 def relu(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Relu.html"""
-    return torch.relu(X)
+    return rectified(X)
 
 
 @lowers("LeakyRelu", since=6)
@@ -94,7 +95,7 @@ def hard_sigmoid(X: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
 @lowers("HardSwish", since=14)
 def hard_swish(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__HardSwish.html"""
-    return F.hardswish(X)
+    return activated(X, F.hardswish, torch.ops.aten.hardswish_)
 
 
 @lowers("Mish", since=18)
@@ -106,7 +107,7 @@ def mish(X: Tensor) -> Tensor:
 @lowers("Swish", since=24)
 def swish(X: Tensor, *, alpha: float = 1.0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Swish.html"""
-    return F.silu(X) if alpha == 1.0 else X * torch.sigmoid(alpha * X)
+    return activated(X, F.silu, torch.ops.aten.silu_) if alpha == 1.0 else X * torch.sigmoid(alpha * X)
 
 
 @lowers("SwiGLU", since=28)

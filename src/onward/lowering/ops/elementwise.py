@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onward.lowering.operands import align, beside, broadcasts_by_attribute, consumes_inputs, takes_numbers
 from onward.lowering.registry import lowers
+from onward.lowering.remade import activated, summed
 from onward.lowering.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, unsigned, widen, widen_ordered
 
 
@@ -22,7 +23,7 @@ from onward.lowering.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, 
 @unsigned("wraps")
 def add(A: Any, B: Any) -> Any:
     """https://onnx.ai/onnx/operators/onnx__Add.html"""
-    return A + B
+    return summed(A, B)
 
 
 @lowers("Sub", since=7, either=("A", "B"))
@@ -161,7 +162,9 @@ def _clamp(x: Tensor, low: Any, high: Any) -> Tensor:
         return x.clone()
     if low is not None and high is not None and isinstance(low, Tensor) != isinstance(high, Tensor):
         return torch.clamp(torch.clamp(x, min=low), max=high)
-    return torch.clamp(x, low, high)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return torch.clamp(x, low, high)
+    return activated(x, lambda t: torch.clamp(t, low, high), lambda t: torch.clamp_(t, low, high))
 
 
 _FLOAT_MAX = 3.4028234663852886e38

@@ -15,6 +15,8 @@ from onward.lowering.dtypes import torch_dtype
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.registry import lowers
+from onward.lowering.remade import is_on as is_remade
+from onward.lowering.remade import normalized
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -97,8 +99,12 @@ def _normalize_by_batch(
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
         mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
-        Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon)
-        return Y.reshape(X.shape), mean, variance * ((count - 1) / count)
+        if X.dim() > 1 and is_remade(X):
+            Y, *statistics = torch.native_batch_norm(x, scale, B, mean, variance, True, 1.0, epsilon)
+            Y = normalized(x, Y, scale, B, *statistics)
+        else:
+            Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon).reshape(X.shape)
+        return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)
     Y = _apply(x, scale, B, mean, variance, epsilon)

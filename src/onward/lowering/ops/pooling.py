@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.max_pooling import pool_max
 from onward.lowering.ops.convolution import convolve
 from onward.lowering.registry import lowers
+from onward.lowering.remade import reading
 from onward.lowering.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
 
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -75,6 +77,8 @@ def _pool_max(
     its leading axes of the maxima over its last three.
     """
     n = X.dim() - 2
+    if n == 2 and not want_indices:
+        return pool_max(X, along, ceiling), None
     if n <= 3:
         pooled = _MAX_POOL[n](X, *along, ceiling, return_indices=want_indices)
         return pooled if want_indices else (pooled, None)
@@ -134,7 +138,8 @@ def average_pool(
     half = all(2 * p <= k for p, k in zip(windows.begin, windows.kernel, strict=True))
     pool = _AVERAGE_POOL.get(len(spatial))
     if pool is not None and windows.symmetric and half and set(windows.dilation) == {1}:
-        return pool(X, windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad))
+        with reading(X):
+            return pool(X, windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad))
     return _sum_windows(X, windows) / _window_counts(X, windows, bool(count_include_pad))
 
 
