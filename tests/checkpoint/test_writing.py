@@ -102,7 +102,7 @@ def test_host_buffers_are_reused_and_every_save_has_its_own_values(tmp_path: Pat
         for number in range(10):
             weight.fill_(number)
             writer.save(number, {"w": weight, "fresh": torch.full((5,), number)}, {"number": number})
-            staged.add(writer._buffers["w"].data_ptr())
+            staged.add(writer._copies._buffers["w"].data_ptr())
     assert len(staged) == 1
     for number, path in enumerate(list_checkpoints(tmp_path)):
         into = {"w": torch.zeros(1000), "fresh": torch.zeros(5, dtype=torch.int64)}

@@ -35,8 +35,6 @@ TORCH_DTYPE: dict[ir.DataType, torch.dtype] = {
     ir.DataType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
     ir.DataType.FLOAT8E8M0: torch.float8_e8m0fnu,
     ir.DataType.FLOAT4E2M1: torch.float8_e4m3fn,
-    ir.DataType.FLOAT6E2M3: torch.float8_e4m3fn,
-    ir.DataType.FLOAT6E3M2: torch.float8_e4m3fn,
     ir.DataType.INT4: torch.int8,
     ir.DataType.UINT4: torch.uint8,
     ir.DataType.INT2: torch.int8,
@@ -44,7 +42,12 @@ TORCH_DTYPE: dict[ir.DataType, torch.dtype] = {
 }
 """ONNX element type -> torch dtype."""
 
-SMALL_FLOATS = frozenset({ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT6E2M3, ir.DataType.FLOAT6E3M2})
+_FLOAT6 = [ir.DataType[name] for name in ("FLOAT6E2M3", "FLOAT6E3M2") if name in ir.DataType.__members__]
+"""Floats of 6 bits, which onnx-ir knows from 1.1 on."""
+
+TORCH_DTYPE |= dict.fromkeys(_FLOAT6, torch.float8_e4m3fn)
+
+SMALL_FLOATS = frozenset({ir.DataType.FLOAT4E2M1, *_FLOAT6})
 """Floats of fewer than 8 bits, held unpacked in float8_e4m3fn."""
 
 _BIT_VIEW: dict[torch.dtype, tuple[type[np.generic], torch.dtype]] = {

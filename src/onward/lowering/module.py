@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -179,11 +180,13 @@ class OnnxModule(TensorTree):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; the CPU for a model without any."""
-        first: torch.Tensor | None = next(iter(self.weights.values()), None)
-        if first is None:
-            first = next(self.buffers(), None)
+        """Where the weights are; the CPU for a model without any tensor."""
+        first = self._first_tensor()
         return torch.device("cpu") if first is None else first.device
+
+    def _first_tensor(self) -> torch.Tensor | None:
+        first: torch.Tensor | None = next(iter(self.weights.values()), None)
+        return next(self.buffers(), None) if first is None else first
 
     def tensors_by_name(self) -> dict[str, torch.Tensor]:
         """Weights, running statistics and constants under their ONNX names."""
@@ -212,8 +215,14 @@ class OnnxModule(TensorTree):
         return {**tensors, **{name: tensors[name].to(dtype) for name, dtype in self.graph_dtypes.items()}}
 
     def run(self, inputs: tuple[Any, ...], tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-        """Computes the program with other tensors in the place of the module's own."""
-        return self.program(self.training, self.device, inputs, tensors)
+        """Computes the program with other tensors in the place of the module's own.
+
+        A model without any tensor computes where its first input is.
+        """
+        given = (self._first_tensor(), *chain.from_iterable(i if isinstance(i, list) else (i,) for i in inputs))
+        first = next((value for value in given if isinstance(value, torch.Tensor)), None)
+        device = self.device if first is None else first.device
+        return self.program(self.training, device, inputs, tensors)
 
     def _arrange(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         names = self.program.inputs

@@ -20,9 +20,9 @@ _SMALL_INTEGERS = {
 """Integers of fewer than 8 bits: bits, signed."""
 
 _SMALL_FLOAT_FORMATS = {
-    ir.DataType.FLOAT4E2M1: (1, 0, 6.0),
-    ir.DataType.FLOAT6E2M3: (3, 0, 7.5),
-    ir.DataType.FLOAT6E3M2: (2, -2, 28.0),
+    "FLOAT4E2M1": (1, 0, 6.0),
+    "FLOAT6E2M3": (3, 0, 7.5),
+    "FLOAT6E3M2": (2, -2, 28.0),
 }
 """Floats of fewer than 8 bits: bits of the mantissa, smallest exponent, largest value. Source: OCP MX formats 1.0."""
 
@@ -153,7 +153,7 @@ def _wrap(x: Tensor, bits: int, signed: bool) -> Tensor:
 
 def round_to_small_float(x: Tensor, target: ir.DataType) -> Tensor:
     """Rounded to the nearest value of a 4- or 6-bit float, ties to even; beyond it the largest, NaN to 0."""
-    mantissa_bits, smallest_exponent, largest = _SMALL_FLOAT_FORMATS[target]
+    mantissa_bits, smallest_exponent, largest = _SMALL_FLOAT_FORMATS[target.name]
     x = torch.where(torch.isnan(x), 0.0, x).clamp(-largest, largest)
     exponent = torch.frexp(x.detach()).exponent - 1
     spacing = torch.exp2((exponent.clamp(min=smallest_exponent) - mantissa_bits).to(x.dtype))

@@ -36,19 +36,19 @@ def loop(
     """https://onnx.ai/onnx/operators/onnx__Loop.html; runs while fewer than M rounds are done and cond holds."""
     limit = None if M is None else numbers_of(M)[0]
     going = True if cond is None else bool(numbers_of(cond)[0])
-    flag = torch.tensor(going, device=device)
+    flag = torch.full((), going, device=device)
     carried = tuple(v_initial)
     collected: list[list[Tensor]] = [[] for _ in range(output_count - len(carried))]
     done = 0
     while going and (limit is None or done < limit):
-        results = body(torch.tensor(done, device=device), flag, *carried)
+        results = body(torch.full((), done, device=device), flag, *carried)
         carried = results[1 : 1 + len(carried)]
         collected = _append(collected, results[1 + len(carried) :])
         if results[0] is not flag:
             flag, going = results[0], bool(results[0])
         done += 1
     if not done and collected:
-        probe = _probe(body, torch.tensor(0, device=device), flag, *carried)
+        probe = _probe(body, torch.full((), 0, device=device), flag, *carried)
         return (*carried, *(value.new_zeros((0, *value.shape)) for value in probe[1 + len(carried) :]))
     return (*carried, *(torch.stack(values) for values in collected))
 

@@ -31,6 +31,7 @@ def scatter_elements(
 
 def _scatter_reduce(data: Tensor, axis: int, positions: Tensor, updates: Tensor, reduction: str) -> Tensor:
     """`torch.scatter` or `torch.scatter_reduce`; types that torch cannot reduce go through int64."""
+    data, updates = _of_one_type(data, updates)
     if reduction == "none":
         return move_bits(lambda moved, written: moved.scatter(axis, positions, written), data, updates)
     if reduction not in _TORCH_REDUCTION:
@@ -41,12 +42,21 @@ def _scatter_reduce(data: Tensor, axis: int, positions: Tensor, updates: Tensor,
     return data.scatter_reduce(axis, positions, updates, _TORCH_REDUCTION[reduction], include_self=True)
 
 
+def _of_one_type(data: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider type: autocast leaves some values in 16 bits and others not, which torch's kernels refuse."""
+    if data.dtype == updates.dtype:
+        return data, updates
+    wider = torch.promote_types(data.dtype, updates.dtype)
+    return data.to(wider), updates.to(wider)
+
+
 @lowers("ScatterND", since=11)
 def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__ScatterND.html; the last axis of `indices` holds coordinates of slices."""
     depth = indices.shape[-1]
     if depth > data.dim():
         raise ValueError(f"coordinates of length {depth} exceed the rank of data {list(data.shape)}.")
+    data, updates = _of_one_type(data, updates)
     rows = torch.zeros((), dtype=torch.int64, device=data.device)
     for axis, positions in enumerate(indices.unbind(-1)):
         rows = rows * data.shape[axis] + wrap_positions(positions, data.shape[axis])

@@ -1,0 +1,1 @@
+"""A GPU that torch believes in, on a machine that has none."""
