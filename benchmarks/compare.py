@@ -34,6 +34,8 @@ WAYS = {
     "onward": "onward, `speed.compile: auto`",
     "onward compiled": "onward, `speed.compile: true`",
     "onward uncompiled": "onward, `speed.compile: false`",
+    "onward float8": "onward, products in 8-bit floats",
+    "onward CUDA graphs": "onward, recorded as CUDA graphs",
     "eager": "written by hand, eager",
     "compiled": "written by hand, torch.compile",
     "onnx2torch": "onnx2torch, eager",
@@ -251,7 +253,7 @@ def main() -> None:
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("tasks", nargs="*", metavar="MODEL:SIZE", help="by default all small ones, or all real ones")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default_device)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, help="by default all but those of speed.compile by hand")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="by default all but those of onward with other fields")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -268,7 +270,7 @@ def main() -> None:
         if size not in SIZES.get(model, {}):
             listed = ", ".join(f"{m}:{s}" for m, sizes in SIZES.items() for s in sizes)
             parser.error(f"{task!r} is none of: {listed}")
-    ways = options.ways or [way for way in WAYS if way not in ("onward compiled", "onward uncompiled")]
+    ways = options.ways or [way for way in WAYS if not way.startswith("onward ")]
     missing = missing_packages(options.ort_python, options.onnx2torch)
     ways = [way for way in ways if way not in missing]
     date = datetime.date.today().isoformat()

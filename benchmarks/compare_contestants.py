@@ -117,6 +117,19 @@ def onward_fields(task: Task, folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def fields_of(way: str, task: Task) -> dict[str, dict[str, Any]]:
+    """What a way of onward asks for beside `onward_fields`."""
+    precision = onward_fields(task, Path())["mixed_precision"]
+    asked: dict[str, dict[str, dict[str, Any]]] = {
+        "onward": {},
+        "onward compiled": {"speed": {"compile": True}},
+        "onward uncompiled": {"speed": {"compile": False}},
+        "onward float8": {"mixed_precision": {**precision, "float8": True}},
+        "onward CUDA graphs": {"speed": {"compile": True, "cuda_graphs": True}},
+    }
+    return asked[way]
+
+
 def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Step:
     """onward, from the ONNX file on, step by step as its runner does; `changes` are fields beside `onward_fields`."""
     import numpy as np
@@ -310,8 +323,7 @@ def main() -> None:
         elif way == "onnx2torch":
             step = make_onnx2torch(task, folder)
         elif way.startswith("onward"):
-            chosen = {"onward": "auto", "onward compiled": True, "onward uncompiled": False}[way]
-            step = make_onward(task, folder, {"speed": {"compile": chosen}})
+            step = make_onward(task, folder, fields_of(way, task))
         else:
             step = make_by_hand(task, make_network(task.model, SIZES[task.model][task.size]), way == "compiled")
     except Exception as error:

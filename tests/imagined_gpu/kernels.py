@@ -39,11 +39,6 @@ def _scaled_product(
     return ((left.float() * left_scale) @ (right.float() * right_scale)).to(out_dtype)
 
 
-def _choose_attention(*_: Any, **__: Any) -> int:
-    """Attention by its formula: torch's kernels of GPUs give more results than its kernel of CPUs."""
-    return 0
-
-
 def _lstm_cell(
     from_input: Tensor, from_hidden: Tensor, cell: Tensor, input_bias: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +89,6 @@ def _gru_cell_backward(of_state: Tensor, workspace: Tensor, has_bias: bool) -> t
 
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
-    aten._fused_sdp_choice.default: _choose_attention,
     aten._scaled_mm.default: _scaled_product,
     aten._softmax.default: _softmax_in_float32,
     aten._log_softmax.default: _log_softmax_in_float32,

@@ -129,7 +129,10 @@ CASES: dict[str, Case] = {
     "GPT-2, fp16": Case(gpt2(), tokens(), {"optimizer": ADAMW, "mixed_precision": FP16}),
     "GPT-2, float8": Case(gpt2(), tokens(), {"optimizer": ADAMW, "mixed_precision": {**BF16, "float8": True}}),
     "GPT-2, recomputed and resumed": Case(
-        gpt2(), tokens(), {"optimizer": ADAMW, "recompute": {"segments": True}}, resumes=True
+        gpt2(),
+        tokens(),
+        {"optimizer": ADAMW, "recompute": {"segments": True}, "training": {"display_loss_steps": 2}},
+        resumes=True,
     ),
     "BERT, LAMB": Case(BERT, sentences(), {"optimizer": {"training_optimizer_name": "Lamb"}, "loss": MASKED}),
     "SqueezeNet, momentum, bf16": Case(SQUEEZENET, images(), {"optimizer": MOMENTUM, "mixed_precision": BF16}),
@@ -137,7 +140,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def run(case: Case, kind: str, folder: Path) -> dict[str, Any]:
+def run(case: Case, kind: str, folder: Path, compiled: bool = False) -> dict[str, Any]:
     """Trains eight updates with a report after the first, the fourth and the last, and evaluates at the end."""
     case.model(folder / "model.onnx")
     sections = {
@@ -145,37 +148,28 @@ def run(case: Case, kind: str, folder: Path) -> dict[str, Any]:
         "loss": CROSS_ENTROPY,
         "learning_rate": {"initial_lr": 1e-3},
         **case.sections,
-        "speed": {"compile": False, **case.sections.get("speed", {})},
+        "speed": {"compile": compiled, **case.sections.get("speed", {})},
     }
     wanted = case.sections.get("training", {})
     steps = 8 * wanted.get("gradient_accumulation_steps", 1)
     sections["training"] = {"batch_size": BATCH, "num_train_steps": steps, "display_loss_steps": 4, **wanted}
     if case.resumes:
         sections["checkpoint"] = {"checkpoints_dir": folder / f"{kind} checkpoints", "checkpoint_period": 4}
-    loader, recorder = InMemoryDataLoader(case.features), AfterTheFirst()
-    while True:
-        runner = TrainingRunner(
-            Parameters.from_mapping(sections), Environment(execution_provider=kind, threads=1), [recorder]
-        )
+    loader, reports = InMemoryDataLoader(case.features), list[StepReport]()
+    for end in (steps // 2, steps) if case.resumes else (steps,):
+        sections["training"]["num_train_steps"] = end
+        recorder = AfterTheFirst()
+        environment = Environment(execution_provider=kind, threads=1)
+        runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder])
         runner.initialize()
-        is_first_half = case.resumes and runner.resumed_update is None
-        if is_first_half:
-            sections["training"]["num_train_steps"] = steps // 2
-            runner = TrainingRunner(
-                Parameters.from_mapping(sections), Environment(execution_provider=kind, threads=1), [recorder]
-            )
-            runner.initialize()
-        WAITS.take()
         runner.run(loader)
         waits = WAITS.take()
-        if not is_first_half:
-            break
-        sections["training"]["num_train_steps"] = steps
+        reports += recorder.steps
     report = runner.end_training(loader)
     weights = runner.net.tensors_by_name().values()
     return {
-        "losses": [step.loss for step in recorder.steps],
-        "norms": [step.gradient_norm for step in recorder.steps],
+        "losses": [report.loss for report in reports],
+        "norms": [report.gradient_norm for report in reports],
         "metrics": None if report is None else dict(report.metrics),
         "waits": dict(Counter(f"{what} at {place}" for what, place in waits)),
         "on_gpu": all(isinstance(tensor, GpuTensor) for tensor in weights),

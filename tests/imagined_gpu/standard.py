@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,14 +17,16 @@ from tests.conformance.exceptions import CHANNELS_FIRST, reason_for
 from tests.imagined_gpu.tensors import WAITS, GpuTensor, imagined_gpu
 
 
-def run_all(share: int, shares: int) -> dict[str, Any]:
-    """Every `shares`-th case that is not the expansion of another one."""
+def run_all(
+    share: int, shares: int, gpu: Callable[[], AbstractContextManager[object]] = imagined_gpu
+) -> dict[str, Any]:
+    """Every `shares`-th case that is not the expansion of another one; `gpu` makes the GPU, if it must be made."""
     cases = [case for case in load_cases("node") if reason_for(case.name) is None and "_expanded" not in case.name]
     failed: dict[str, str] = {}
     waits: dict[str, list[str]] = {}
     for case in cases[share::shares]:
         try:
-            with imagined_gpu():
+            with gpu():
                 _check(case)
         except Exception as error:
             failed[case.name] = f"{type(error).__name__}: {str(error)[:300]}"
@@ -36,7 +40,9 @@ def _check(case: Case) -> None:
     use_channels_last(case.name not in CHANNELS_FIRST)
     for inputs, outputs in case.data_sets:
         given = tuple(_moved(to_torch_value(value)) for value in inputs)
-        is_there = any(isinstance(leaf, GpuTensor) for leaf in tree_leaves((given, net.tensors_by_name())))
+        is_there = any(
+            isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves((given, net.tensors_by_name()))
+        )
         WAITS.take()
         with torch.no_grad():
             results = net.run(given, net.tensors_by_name())
@@ -55,7 +61,7 @@ def _back(value: Any, is_there: bool) -> Any:
     """The numbers of results; all of them are on the GPU where anything was."""
     if isinstance(value, list | tuple):
         return [_back(item, is_there) for item in value]
-    if isinstance(value, GpuTensor):
-        return value.numbers
-    assert not (is_there and isinstance(value, torch.Tensor)), "a result is in host memory"
+    if isinstance(value, torch.Tensor):
+        assert value.is_cuda or not is_there, "a result is in host memory"
+        return value.numbers if isinstance(value, GpuTensor) else value.cpu()
     return value

@@ -39,11 +39,12 @@ EXPECTED = {
     "GPT-2, fp16": ALWAYS,
     "BERT, LAMB": ALWAYS,
     "GPT-2, recomputed and resumed": {
+        **dict.fromkeys(REPORT, 1),
         "copy to the host at checkpoint/staging.py:take": 112,
         "synchronize at checkpoint/staging.py:take": 1,
     },
 }
-"""For what the host waits from the first of three reports on, if not for two reports."""
+"""For what the host waits after the first report, if not for two reports."""
 
 READS_BY_DESIGN = {
     "lowering/host.py:to_host": "sizes, axes or repetitions that are an input of the graph, not a constant",
@@ -104,16 +105,16 @@ def test_runs_have_the_numbers_of_a_cpu_and_wait_for_reports_only(library: Path,
     assert found["GPT-2, recomputed and resumed"]["CUDA"]["resumed"] == 4
     used = {name: set(run["operators"]) for name, run in found.items()}
     assert "aten._fused_adamw_.default" in used["GPT-2, AdamW, clipping"]
-    assert "aten._fused_sdp_choice.default" in used["GPT-2, AdamW, clipping"]
+    assert "aten._safe_softmax.default" in used["GPT-2, AdamW, clipping"]  # of attention, which is one call
     assert "aten._scaled_mm.default" in used["GPT-2, float8"]
     assert "aten._thnn_fused_lstm_cell.default" in used["LSTM, AdamW"]
 
 
-@pytest.mark.parametrize("share", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.slow) for share in (1, 2, 3))])
 def test_operators_keep_to_one_device(library: Path, tmp_path: Path, share: int) -> None:
     """The standard's own node cases give the standard's results there, and wait only where they must."""
-    found = ask(library, tmp_path, "standard", str(share), "2")
-    assert found["count"] > 600
+    found = ask(library, tmp_path, "standard", str(share), "4")
+    assert found["count"] > 300
     assert not found["failed"], "\n".join(f"{name}: {why}" for name, why in found["failed"].items())
     places = {wait.split(" at ")[1]: cases for wait, cases in found["waits"].items()}
     unknown = {place: cases for place, cases in places.items() if place not in READS_BY_DESIGN}
