@@ -215,3 +215,36 @@ def test_inputs_that_are_not_made_again_are_shared_too() -> None:
     assert sizes == [3]
     assert_close(differentiated(net, program, torch.float32), differentiated(net, net.program, torch.float32), 2e-6)
     assert joined(net, joins=False)[0] is net.program
+
+
+def test_what_is_kept_is_unpacked_once() -> None:
+    """Hooks that bring tensors back, from a host's memory or by computing them again, are asked once for each."""
+    net = network(NORM + READERS["grouped heads"])
+    unpacked: list[int] = []
+    numbers = iter(range(100))
+
+    def unpack(packed: tuple[int, Tensor]) -> Tensor:
+        unpacked.append(packed[0])
+        return packed[1]
+
+    with saved_tensors_hooks(lambda tensor: (next(numbers), tensor), unpack):
+        results = joined(net)[0](True, net.device, (batch(),), net.tensors_by_name())
+    torch.autograd.backward([result.sum() for result in results])
+    assert len(unpacked) == len(set(unpacked)) > 3
+
+
+def test_results_can_be_written_over() -> None:
+    """As those of torch's own layers, each without the others."""
+    net = network(NORM + READERS["grouped heads"])
+    plain, together = (
+        program(True, net.device, (batch(),), net.tensors_by_name()) for program in (net.program, joined(net)[0])
+    )
+    for results in (plain, together):
+        results[0].relu_()
+    for one, other in zip(plain, together, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+    found, expected = (
+        torch.autograd.grad(sum(r.square().sum() for r in results), list(net.weights.values()))  # type: ignore[arg-type]
+        for results in (together, plain)
+    )
+    assert_close(found, expected, 1e-5)

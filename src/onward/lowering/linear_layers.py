@@ -138,31 +138,41 @@ class _Layers(torch.autograd.Function):
         for is_transposed, W, B in zip(are_transposed, parameters[:count], parameters[count:], strict=True):
             assert W is not None
             result = multiply(rows, W.T if is_transposed else W, B)
-            results.append(result.view(*X.shape[:-1], result.shape[-1]))
+            # As torch's own layers do it: no view, so that what comes after may write over it.
+            results.append(torch.ops.aten._unsafe_view.default(result, (*X.shape[:-1], result.shape[-1])))
         return tuple(results) if count > 1 else results[0]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """X again, as it was made, for the gradients of the weights alone."""
-        count, wanted = len(ctx.are_transposed), ctx.needs_input_grad
-        weights, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        matrices = [W.T if turned else W for W, turned in zip(weights, ctx.are_transposed, strict=True)]
-        rows = {place: G.reshape(-1, G.shape[-1]) for place, G in enumerate(gradients) if G is not None}
-        found: list[Tensor | None] = [None] * (2 * count)
-        taught = [place for place in rows if wanted[4 + place]]
-        if taught:  # first, so that X and its gradient are not there at once
-            X = _input(ctx, kept).reshape(-1, ctx.shape[-1])
-            for place in taught:
-                of_weight = gradient_of_weight(X.to(rows[place].dtype), rows[place], matrices[place])
-                of_weight = of_weight.to(weights[place].dtype)
-                found[place] = of_weight.T if ctx.are_transposed[place] else of_weight
-            del X
-        for place, dtype in enumerate(ctx.of_biases):
-            if wanted[4 + count + place] and place in rows:
-                found[count + place] = rows[place].sum(0).to(dtype)
-        of_x = _of_input(rows, matrices, ctx.dtype) if wanted[0] else None
-        return (None if of_x is None else of_x.view(ctx.shape), None, None, None, *found)
+        # The guard against a second derivative takes as long as a small product; it is for passes that record one.
+        found: tuple[Tensor | None, ...] = (_guarded if torch.is_grad_enabled() else _differentiated)(ctx, *gradients)
+        return found
+
+
+def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of what `_Layers` was called with."""
+    count, wanted, saved = len(ctx.are_transposed), ctx.needs_input_grad, ctx.saved_tensors
+    weights, kept = saved[:count], saved[count:]
+    matrices = [W.T if turned else W for W, turned in zip(weights, ctx.are_transposed, strict=True)]
+    rows = {place: G.reshape(-1, G.shape[-1]) for place, G in enumerate(gradients) if G is not None}
+    found: list[Tensor | None] = [None] * (2 * count)
+    taught = [place for place in rows if wanted[4 + place]]
+    if taught:  # first, so that X and its gradient are not there at once
+        X = _input(ctx, kept).reshape(-1, ctx.shape[-1])
+        for place in taught:
+            of_weight = gradient_of_weight(X.to(rows[place].dtype), rows[place], matrices[place])
+            of_weight = of_weight.to(weights[place].dtype)
+            found[place] = of_weight.T if ctx.are_transposed[place] else of_weight
+        del X
+    for place, dtype in enumerate(ctx.of_biases):
+        if wanted[4 + count + place] and place in rows:
+            found[count + place] = rows[place].sum(0).to(dtype)
+    of_x = _of_input(rows, matrices, ctx.dtype) if wanted[0] else None
+    return (None if of_x is None else of_x.view(ctx.shape), None, None, None, *found)
+
+
+_guarded = torch.autograd.function.once_differentiable(_differentiated)
 
 
 def _input(ctx: Any, kept: Sequence[Tensor | None]) -> Tensor:
