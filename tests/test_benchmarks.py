@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,19 @@ def test_speed_ups_of_a_tiny_network(tmp_path: Path) -> None:
     assert [found["name"] for found in results] == [name for name in names if name not in ("fusion gelu", names[3])]
     assert all(len(found["with_it"]) == len(found["without_it"]) == 2 for found in results)
     assert kept.with_suffix(".md").read_text().count("| fusion rotary_embedding |") == 1
+
+
+def test_what_a_gpu_is_asked_can_be_tried_without_one(tmp_path: Path) -> None:
+    """The command of docs/gpu.md, for its shortest part; a part that is not there is refused with those that are."""
+    (block,) = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE | re.DOTALL)
+    setting, python, script, folder = block.split()
+    assert (setting, python, folder) == ("PYTHONPATH=src", "python", "results")
+    command = [sys.executable, script, str(tmp_path), "--device", "cpu"]
+    done = subprocess.run([*command, "environment"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "summary.txt").read_text() == done.stdout
+    assert re.fullmatch(r"environment: done after \d+ of 60 s \(versions, .*\)\n", done.stdout)
+    assert f"torch {metadata.version('torch')}\n" in (tmp_path / "environment" / "log.txt").read_text()
+    done = subprocess.run([*command, "speed"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "speed: no such part; there are environment, tests, gpt2, " in done.stderr

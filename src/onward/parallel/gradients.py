@@ -73,11 +73,12 @@ def sum_over_shards(mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor) -> 
         squares: one number for each weight, along the last axis.
         copies: for each weight, how many ranks of this rank's stage hold the same elements.
     """
-    total = squares.double() / copies
+    # Groups of a mesh of GPUs carry tensors of GPUs only; what waits in host memory (ZeRO's offloading) goes there.
+    total = (squares.double() / copies).to(mesh.device)
     for group in (mesh.data, mesh.horizontal):
         if group is not None:
             dist.all_reduce(total, group=group)
-    return total.to(squares.dtype)
+    return total.to(squares)
 
 
 def sum_over_replicas(mesh: Mesh, numbers: torch.Tensor) -> torch.Tensor:
