@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.errors import ParametersError
-from onward.parallel.pipeline import check_wrapping
+from onward.parallel.pipeline import check_torch, check_wrapping
 from onward.parallel.process import Mesh
 from onward.parameter_distribution import PipelineSchedule
 from onward.plan.schedules import SPLITS_BACKWARD
@@ -71,6 +71,19 @@ def test_replicas_of_a_pipeline_share_the_mean_gradient(name: str, wrapping: str
                 assert difference(gradient, mean) < 1e-5, (schedule, weight)
                 seen.add(weight)
         assert seen == set(alone[0].gradients)
+
+
+def test_an_older_torch_is_refused_where_it_would_mix_up_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    check_torch("Interleaved1F1B")
+    with pytest.raises(ParametersError) as caught:
+        check_torch("ZBVZeroBubble")
+    assert str(caught.value) == (
+        "distributed.pipeline_schedule ZBVZeroBubble splits backward passes, and torch 2.11.0+cu130 does so only where "
+        "every value that travels has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
+    )
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    check_torch("ZBVZeroBubble")
 
 
 def test_ddp_is_refused_where_it_would_miss_gradients() -> None:

@@ -75,6 +75,7 @@ class Pipeline:
         self.rank = self.group.rank()
         size = self.group.size()
         check_schedule(schedule, size, len(plan), micro_batches)
+        check_torch(schedule)
         check_wrapping(schedule, self.modules.values())
         if schedule in SPLITS_BACKWARD:
             _keep_gathered(self.modules.values())
@@ -236,6 +237,25 @@ class Pipeline:
         """
         holders = {index: cast(Weights, stage.network.weights) for index, stage in self._stages.items()}
         sum_shared_gradients(self.plan.shared_weights, holders, self.ranks, self.group)
+
+
+def check_torch(schedule: PipelineSchedule) -> None:
+    """Checks that this torch can follow a schedule.
+
+    Raises:
+        ParametersError: it splits backward passes, and takes every value that a stage receives for one with a gradient.
+    """
+    if schedule in SPLITS_BACKWARD and not splits_backward_passes(torch.__version__):
+        raise ParametersError(
+            f"distributed.pipeline_schedule {schedule} splits backward passes, and torch {torch.__version__} does so "
+            "only where every value that travels has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
+        )
+
+
+def splits_backward_passes(version: str) -> bool:
+    """Whether torch of a version computes gradients of activations and of weights apart; 2.11 does not, 2.13 does."""
+    major, minor = version.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 13)
 
 
 def check_wrapping(schedule: PipelineSchedule, modules: Iterable[nn.Module]) -> None:
