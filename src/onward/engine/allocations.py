@@ -154,7 +154,9 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [local_part(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """Those with a storage of their own; sparse ones are made of others, which count."""
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [local_part(leaf) for leaf in leaves if leaf.layout is torch.strided]
 
 
 def naming(log: Allocations, kind: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -238,7 +238,9 @@ def network_of(
     # Schedules that compute gradients of weights later find them by a function's first result.
     is_split = distributed.pipeline_parallel_size > 1 and distributed.pipeline_schedule in SPLITS_BACKWARD
     layers = LinearLayers(parameters.recompute.cheap_inputs, parameters.speed.join_layers and not is_split)
-    return Network(net, segments, compilation, layers)
+    # Stages may take a weight's gradients one by one, and compilers know nothing of sparse ones.
+    is_whole = compilation is None and distributed.pipeline_parallel_size == 1
+    return Network(net, segments, compilation, layers, is_whole)
 
 
 def _uses_all_weights(network: Network) -> bool:

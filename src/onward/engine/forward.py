@@ -17,6 +17,7 @@ from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.lowering.remade import with_remade_tensors
 from onward.lowering.segments import SegmentedProgram, run_segments, split_program
+from onward.lowering.sparse_lookups import with_sparse_lookups
 from onward.lowering.specialization import specialize
 
 MOST_SPECIALIZED_SHAPES = 8
@@ -143,4 +144,6 @@ class Forward:
         return replace(program, segments=tuple(segments))
 
     def _split(self, program: Program) -> SegmentedProgram:
-        return split_program(program, {}, 1) if self._is_separate else self.network.split(program)
+        if self._is_separate:
+            return split_program(program, {}, 1)
+        return self.network.split(with_sparse_lookups(program) if self.network.sparse_lookups else program)

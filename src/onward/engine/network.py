@@ -109,6 +109,7 @@ class Network(nn.Module):
         plan: which node, and so which weight, belongs to which segment.
         compilation: what compiles the code of passes; None: they run as they are.
         linear_layers: how they compute where code is not compiled.
+        sparse_lookups: whether lookups in a table that the last layer reads, too, have sparse gradients.
     """
 
     net: OnnxModule
@@ -119,10 +120,12 @@ class Network(nn.Module):
         plan: SegmentPlan,
         compilation: Compilation | None = None,
         linear_layers: LinearLayers = AS_THEY_ARE,
+        sparse_lookups: bool = False,
     ) -> None:
         super().__init__()
         self.compilation = compilation
         self.linear_layers = linear_layers
+        self.sparse_lookups = sparse_lookups
         self.__dict__["net"] = net  # not as a child: its constants are not this module's to reduce or shard
         self.plan = plan
         self.segments = nn.ModuleList(Segment(index in plan.recomputed) for index in range(plan.count))
