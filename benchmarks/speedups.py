@@ -32,6 +32,7 @@ from benchmarks.compare_networks import IMAGES, SIZES
 from benchmarks.compare_protocol import Contestant
 from onward.engine.preparation import read_training_graph
 from onward.graph.fusion.passes import FUSIONS
+from onward.graph.shared_inputs import layers_that_read_the_same
 from onward.lowering import layout, products
 from onward.lowering.ops import fused_cross_entropy
 from onward.parameters import Parameters
@@ -117,13 +118,16 @@ def applies(speed_up: SpeedUp, task: Task, folder: Path) -> bool:
     """Whether a speed-up can change anything about a network."""
     if task.model not in speed_up.networks:
         return False
-    if speed_up.off.get("speed", {}).get("fusions_off") is None:
+    changed = speed_up.off.get("speed", {})
+    if "fusions_off" not in changed and "join_layers" not in changed:
         return True
-    graphs = [
+    usual, other = (
         read_training_graph(Parameters.from_mapping({**onward_fields(task, folder), **changes}))
         for changes in ({}, speed_up.off)
-    ]
-    return graphs[0].fusions != graphs[1].fusions
+    )
+    if "join_layers" in changed:
+        return bool(layers_that_read_the_same(usual.model.graph, usual.weights))
+    return usual.fusions != other.fusions
 
 
 def measure(task: Task, folder: Path, names: Sequence[str], rounds: int) -> list[Measured]:

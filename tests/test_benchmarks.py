@@ -10,9 +10,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 from benchmarks.compare_contestants import Task
-from benchmarks.speedups import Measured, table
+from benchmarks.speedups import ALLOCATOR, SPEED_UPS, Measured, applies, table
+
+from onward.models import create_model
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,6 +26,15 @@ def test_a_speed_up_is_judged_round_by_round() -> None:
     assert found.gains == [2.0, 1.5, 1.0]
     text = table(Task("llama", "tiny", "cpu", False, True, 1), [found])
     assert text.splitlines()[-1] == "| some | 1500.0 ms | 2500.0 ms | 1.500 (1.250 to 1.750) | 2.5 MB |"
+
+
+def test_what_a_network_has_none_of_is_not_measured(tmp_path: Path) -> None:
+    """A GPT-2 has one layer for queries, keys and values, and no rotary embedding; labels that are ignored has BERT."""
+    ir.save(create_model("gpt2", size="tiny", dropout=0.0), tmp_path / "model.onnx")
+    task = Task("gpt2", "tiny", "cpu", False, True, 1)
+    measured = [name for name, speed_up in SPEED_UPS.items() if applies(speed_up, task, tmp_path)]
+    assert measured[:4] == ["all fusions", "fusion attention", "fusion gelu", "fusion cross_entropy"]
+    assert measured[4:] == ["fusion linear", "cheap inputs are made again", "products by oneDNN", ALLOCATOR]
 
 
 @pytest.mark.slow
