@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.parallel.pipeline import splits_backward_passes
+from onward.parallel.pipeline import knows_gradients
 from tests.laws.cases import CASES, gpt2_of_three_heads
 from tests.laws.layouts import Layout, Result, assert_follows, train
 from tests.laws.rank_pool import end_ranks
@@ -98,7 +98,7 @@ ON_EIGHT = [
     ("bert", layout(2, 2, 2, zero_stage=3), 2, RECOMPUTE),
 ]
 SCHEDULES = ["GPipe", "Interleaved1F1B"]
-if splits_backward_passes(torch.__version__):
+if knows_gradients(torch.__version__):
     SCHEDULES += ["InterleavedZeroBubble", "ZBVZeroBubble"]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
-from onward.parallel.pipeline import Pipeline, splits_backward_passes
+from onward.parallel.pipeline import Pipeline, knows_gradients
 from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import Mesh, start
 from onward.parameter_distribution import Distributed, PipelineSchedule
@@ -27,7 +27,7 @@ from tests.plan.staged_models import AWKWARD_STAGES, batch_of, graph_of
 STAGES_PER_RANK: dict[PipelineSchedule, int] = {
     "1F1B": 1, "GPipe": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
 }  # fmt: skip
-if not splits_backward_passes(torch.__version__):
+if not knows_gradients(torch.__version__):
     STAGES_PER_RANK = {name: count for name, count in STAGES_PER_RANK.items() if name not in SPLITS_BACKWARD}
 PlanOf = Callable[[TrainingGraph, int], StagePlan]
 Wrap = Callable[[nn.Module, Mesh], nn.Module]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from onward.parallel.pipeline import check_torch, check_wrapping
 from onward.parallel.process import Mesh
 from onward.parameter_distribution import PipelineSchedule
 from onward.plan.schedules import SPLITS_BACKWARD
+from onward.plan.stages import StagePlan
 from tests.laws.rank_pool import end_ranks
 from tests.laws.test_layouts import follows, layout
 from tests.parallel.pipelines import (
@@ -74,16 +77,26 @@ def test_replicas_of_a_pipeline_share_the_mean_gradient(name: str, wrapping: str
 
 
 def test_an_older_torch_is_refused_where_it_would_mix_up_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*with_gradient: bool) -> StagePlan:
+        received = [SimpleNamespace(name=f"value{i}", with_gradient=one) for i, one in enumerate(with_gradient)]
+        return cast(StagePlan, SimpleNamespace(stages=[SimpleNamespace(received=received)]))
+
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
-    check_torch("Interleaved1F1B")
+    check_torch("Interleaved1F1B", plan(True))
     with pytest.raises(ParametersError) as caught:
-        check_torch("ZBVZeroBubble")
+        check_torch("ZBVZeroBubble", plan(True))
     assert str(caught.value) == (
         "distributed.pipeline_schedule ZBVZeroBubble splits backward passes, and torch 2.11.0+cu130 does so only where "
         "every value that travels has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
     )
+    with pytest.raises(ParametersError) as caught:
+        check_torch("1F1B", plan(True, False))
+    assert str(caught.value) == (
+        "torch 2.11.0+cu130 sends only values with a gradient from stage to stage; value1 would travel without. Cut "
+        "elsewhere (distributed.pipeline_partition_cut_list), or use torch 2.13 or newer."
+    )
     monkeypatch.setattr(torch, "__version__", "2.13.0")
-    check_torch("ZBVZeroBubble")
+    check_torch("ZBVZeroBubble", plan(True, False))
 
 
 def test_ddp_is_refused_where_it_would_miss_gradients() -> None:

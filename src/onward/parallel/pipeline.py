@@ -75,7 +75,7 @@ class Pipeline:
         self.rank = self.group.rank()
         size = self.group.size()
         check_schedule(schedule, size, len(plan), micro_batches)
-        check_torch(schedule)
+        check_torch(schedule, plan)
         check_wrapping(schedule, self.modules.values())
         if schedule in SPLITS_BACKWARD:
             _keep_gathered(self.modules.values())
@@ -239,21 +239,29 @@ class Pipeline:
         sum_shared_gradients(self.plan.shared_weights, holders, self.ranks, self.group)
 
 
-def check_torch(schedule: PipelineSchedule) -> None:
-    """Checks that this torch can follow a schedule.
+def check_torch(schedule: PipelineSchedule, plan: StagePlan) -> None:
+    """Checks that this torch can follow a schedule, and send what travels between the stages.
 
     Raises:
-        ParametersError: it splits backward passes, and takes every value that a stage receives for one with a gradient.
+        ParametersError: it takes every value that a stage receives for one with a gradient.
     """
-    if schedule in SPLITS_BACKWARD and not splits_backward_passes(torch.__version__):
+    if knows_gradients(torch.__version__):
+        return
+    if schedule in SPLITS_BACKWARD:
         raise ParametersError(
             f"distributed.pipeline_schedule {schedule} splits backward passes, and torch {torch.__version__} does so "
             "only where every value that travels has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
         )
+    others = [transfer.name for stage in plan.stages for transfer in stage.received if not transfer.with_gradient]
+    if others:
+        raise ParametersError(
+            f"torch {torch.__version__} sends only values with a gradient from stage to stage; {', '.join(others)} "
+            "would travel without. Cut elsewhere (distributed.pipeline_partition_cut_list), or use torch 2.13 or newer."
+        )
 
 
-def splits_backward_passes(version: str) -> bool:
-    """Whether torch of a version computes gradients of activations and of weights apart; 2.11 does not, 2.13 does."""
+def knows_gradients(version: str) -> bool:
+    """Whether torch of a version knows which values of a pipeline have gradients; 2.11 does not, 2.13 does."""
     major, minor = version.split(".")[:2]
     return (int(major), int(minor)) >= (2, 13)
 
