@@ -262,6 +262,7 @@ SIZES: dict[str, dict[str, Size]] = {
         "tiny": Size(2, 64, layers=2, width=64, heads=2, inner=256, words=512),
         "small": Size(4, 128, layers=4, width=256, heads=4, inner=1024, words=8192),
         "124M": Size(16, 1024, layers=12, width=768, heads=12, inner=3072, words=50257),
+        "124M-512": Size(4, 512, layers=12, width=768, heads=12, inner=3072, words=50257),  # for memory on a CPU
         "355M": Size(8, 1024, layers=24, width=1024, heads=16, inner=4096, words=50257),
         "1.5B": Size(4, 1024, layers=48, width=1600, heads=25, inner=6400, words=50257),
     },
