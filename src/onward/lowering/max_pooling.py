@@ -45,7 +45,8 @@ class _MaxPool(torch.autograd.Function):
         height, width = ((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
         farthest = height * X.shape[-1] + width
         dtype = next(t for t in (torch.uint8, torch.int16, torch.int32, torch.int64) if farthest <= torch.iinfo(t).max)
-        behind = places.sub_(_first_of_windows(X, result, along)).to(dtype)
+        # Both wrap around in few bits, and what is left fits.
+        behind = places.to(dtype).sub_(_first_of_windows(X, result, along).to(dtype))
         ctx.save_for_backward(X, behind)
         ctx.along = along
         return result  # type: ignore[no-any-return]
@@ -54,7 +55,7 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """torch's own, which can itself be differentiated."""
         X, behind = ctx.saved_tensors
-        places = _first_of_windows(X, behind, ctx.along) + behind
+        places = behind.to(torch.int64).add_(_first_of_windows(X, behind, ctx.along))
         of_x = torch.ops.aten.max_pool2d_with_indices_backward(gradients[0], X, *ctx.along, places)
         return (of_x, *(None for _ in ctx.along))
 
