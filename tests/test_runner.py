@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
+from onward.engine.preparation import write_loss_model
 from onward.engine.reports import CheckpointReport, EvaluationReport, StepReport
 from onward.errors import DataError, OnwardError, ParametersError
 from onward.runner import TrainingRunner
@@ -300,3 +301,15 @@ def test_the_profiler_covers_the_steps_asked_for_and_changes_no_number(tmp_path:
         assert table.startswith(f"profile of steps {first} to {min(last, 8)}: ")
         names = {path.name.removeprefix(done) for path in (tmp_path / f"out{first}" / "profile").iterdir()}
         assert names == {".pt.trace.json", ".nodes.csv"}
+
+
+def test_rank_0_alone_writes_the_model_with_its_loss(tmp_path: Path) -> None:
+    """Ranks that share a folder took the unfinished file from each other."""
+    save_mlp(tmp_path)
+    asked = parameters(
+        tmp_path, paths={"model_path": tmp_path / "mlp.onnx", "model_with_loss_func_path": tmp_path / "loss.onnx"}
+    )
+    write_loss_model(asked, 1)
+    assert not (tmp_path / "loss.onnx").exists()
+    write_loss_model(asked, 0)
+    assert (tmp_path / "loss.onnx").exists()

@@ -110,8 +110,7 @@ class TrainingRunner:
         if paths.output_dir is not None:
             make_folder(paths.output_dir, "paths.output_dir")
         graph = read_training_graph(self.parameters)
-        if self.mesh.rank == 0:  # ranks may share the folder
-            write_loss_model(self.parameters)
+        write_loss_model(self.parameters, self.mesh.rank)
         assert graph.loss_names is not None
         self._graph, self._loss = graph, graph.loss_names
         check_same(self.mesh, digests_of(self.parameters, graph))

@@ -67,10 +67,13 @@ def read_training_graph(
     )
 
 
-def write_loss_model(parameters: Parameters) -> None:
-    """The model with its loss, as a file, where `paths.model_with_loss_func_path` asks for it."""
+def write_loss_model(parameters: Parameters, rank: int) -> None:
+    """The model with its loss, as a file of rank 0, where `paths.model_with_loss_func_path` asks for it.
+
+    Ranks may share the folder, and would take the unfinished file from each other.
+    """
     path = parameters.paths.model_with_loss_func_path
-    if path is not None:
+    if path is not None and rank == 0:
         write_model_with_loss(model_to_train(parameters), loss_spec(parameters), path)
 
 
