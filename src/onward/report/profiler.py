@@ -97,7 +97,8 @@ class NodeProfiler:
             activities.append(ProfilerActivity.CUDA)
         with _quiet_kineto():
             # The very first profile of a process sets up the tracing libraries; that time is no step's.
-            with profile(activities=activities):
+            # `acc_events` here too: without it torch 2.11 warns on the console, whatever is profiled.
+            with profile(activities=activities, acc_events=True):
                 torch.zeros(1)
             self._profile = profile(activities=activities, acc_events=True)
             self._profile.start()

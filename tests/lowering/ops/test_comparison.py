@@ -66,9 +66,15 @@ def test_where_broadcasts_three_ways_and_sends_gradients_to_the_chosen() -> None
     model = make_model("Where", {"condition": condition, "X": x, "Y": y}, {}, 16)
     np.testing.assert_array_equal(run(model, condition, x, y), np.where(condition, x, y))
     check_gradients(model, condition, x, y)
-    x, y = np.array([2**64 - 1], np.uint64), np.array([1], np.uint64)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_where_chooses_between_unsigned_integers(dtype: type[np.unsignedinteger]) -> None:
+    condition, x, y = np.array([[True], [False]]), np.array([np.iinfo(dtype).max], dtype), np.array([1], dtype)
     model = make_model("Where", {"condition": condition, "X": x, "Y": y}, {}, 16)
-    assert to_array(run(model, condition, x, y)).tolist() == [[2**64 - 1], [1]]
+    chosen = to_array(run(model, condition, x, y))
+    assert chosen.dtype == dtype
+    assert chosen.tolist() == [[np.iinfo(dtype).max], [1]]
 
 
 def test_where_keeps_nan_of_the_other_branch_out_of_the_result() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onward.lowering.operands import broadcasts_by_attribute, takes_numbers
 from onward.lowering.registry import lowers
-from onward.lowering.unsigned import unsigned
+from onward.lowering.unsigned import UNSIGNED, unsigned, widen
 
 
 @lowers("Equal", since=7, either=("A", "B"))
@@ -87,7 +87,9 @@ def not_(X: Tensor) -> Tensor:
 @lowers("Where", since=9)
 def where(condition: Tensor, X: Tensor, Y: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Where.html"""
-    return torch.where(condition, X, Y)
+    # torch 2.11 chooses between no unsigned integers but bytes.
+    chosen = torch.where(condition, widen(X), widen(Y))
+    return chosen.to(X.dtype) if X.dtype in UNSIGNED else chosen
 
 
 @lowers("IsNaN", since=9)
