@@ -13,10 +13,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import onward.lowering.linear_layers as linear_layers
 import onward.lowering.products as products
+from onward.graph.shared_inputs import layers_that_read_the_same
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.cheap_inputs import with_linear_layers
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
+from onward.models import create_model
 from tests.graph.fusion.pairs import parse
 
 B, T, W = 2, 3, 4
@@ -28,6 +30,7 @@ READERS: Mapping[str, str] = {
     "differing biases": "p = MatMul(y, wq)\nq = Add(p, bq)\nk = MatMul(y, wk)\nr = MatMul(y, wv)\nv = Add(bk, r)",
     "weights both ways round": "q = MatMul(y, wq)\nk = MatMul(y, wk)\nt = Transpose<perm=[1,0]>(wt)\nv = MatMul(y, t)",
     "Gemm": "f = Reshape(y, rows)\nq = Gemm(f, wq, bq)\nk = Gemm(f, wk)\nv = Gemm<transB=1>(f, wt, bk)",
+    "an activation between": "q = MatMul(y, wq)\np = MatMul(y, wk)\nk = Softplus(p)\nv = MatMul(y, wv)",
     "used between": "p = MatMul(y, wq)\nq = Reshape(p, six)\nk = MatMul(y, wk)\nr = MatMul(y, wv)\nv = Mul(r, k)",
 }
 """Three layers each, of one input."""
@@ -59,8 +62,7 @@ def joined(net: OnnxModule, **how: bool) -> tuple[Program, list[int]]:
     if program.run is None:
         return program, []
     calls = [node for node in program.run.graph.nodes if node.op == "call_function"]  # type: ignore[attr-defined]
-    kinds = (linear_layers.linear_layers, linear_layers.linear_layer)
-    return program, [len(node.args[2]) for node in calls if node.target in kinds]
+    return program, [len(node.args[2]) for node in calls if node.target is linear_layers.linear_layers]
 
 
 def batch(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -206,6 +208,26 @@ def test_layers_that_are_apart_stay_apart(body: str, sizes: list[int]) -> None:
     program, found = joined(net)
     assert found == sizes
     assert_close(differentiated(net, program, torch.float32), differentiated(net, net.program, torch.float32), 2e-6)
+    assert_told_as_joined(net)
+
+
+def assert_told_as_joined(net: OnnxModule) -> int:
+    """The note counts nodes of the graph, joining looks at calls of the code: two readings of one rule."""
+    told = [len(group) for group in layers_that_read_the_same(net.graph.model.graph, net.graph.weights)]
+    assert told == [size for size in joined(net)[1] if size > 1]
+    return len(told)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_what_the_user_is_told_is_what_is_joined(fuse: bool) -> None:
+    sizes = {"size": "tiny", "layers": 2, "width": 16, "heads": 2, "vocab_size": 32, "context_length": 8}
+    for name, groups in (("bert", 2), ("gpt2", 0)):
+        assert assert_told_as_joined(OnnxModule(make_training_graph(create_model(name, **sizes), fuse=fuse))) == groups
+
+
+@pytest.mark.parametrize("readers", READERS)
+def test_layers_that_the_user_is_told_of_are_joined(readers: str) -> None:
+    assert assert_told_as_joined(network(NORM + READERS[readers])) == 1
 
 
 def test_inputs_that_are_not_made_again_are_shared_too() -> None:

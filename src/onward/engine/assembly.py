@@ -141,7 +141,7 @@ def assemble(
     costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
     compilation = _compilation(parameters, graph, mesh, notes, say)
     networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
-    if not compilation:
+    if compilation is None:
         joining = [part for part, network in zip(parts, networks, strict=True) if network.linear_layers.joins]
         notes += note_on_joined([g for p in joining for g in layers_that_read_the_same(p.model.graph, p.weights)])
     nets, is_whole = [network.net for network in networks], stages is None

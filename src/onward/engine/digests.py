@@ -53,10 +53,9 @@ def _of_fields(parameters: Parameters) -> dict[str, str]:
         held = getattr(parameters, section.name)
         if not dataclasses.is_dataclass(held):
             continue
-        plain = to_plain(held)
         for one in dataclasses.fields(held):
             if "Path" not in str(one.type):
-                text = json.dumps(plain[one.name.rstrip("_")], sort_keys=True, default=str)
+                text = json.dumps(to_plain(getattr(held, one.name)), sort_keys=True, default=str)
                 found[f"{section.name}.{one.name}"] = text if len(text) <= _SHORT else _of_text(text)
     return found
 

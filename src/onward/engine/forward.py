@@ -109,7 +109,7 @@ class Forward:
         if key not in self._specialized:
             if len(self._specialized) >= MOST_SPECIALIZED_SHAPES:
                 if self._general is None:
-                    self._general = self._with_linear_layers(self._split(self.program))
+                    self._general = self._keeping_less(self._split(self.program))
                 return self._general
             names = zip(self.program.inputs, inputs, strict=True)
             lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
@@ -129,18 +129,19 @@ class Forward:
 
     def _compiled(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
         compilation = self.network.compilation
-        return self._with_linear_layers(program) if compilation is None else compilation.of_segments(program, device)
+        return self._keeping_less(program) if compilation is None else compilation.of_segments(program, device)
 
-    def _with_linear_layers(self, program: SegmentedProgram) -> SegmentedProgram:
-        """Segments that are computed again as a whole keep nothing inside anyway."""
+    def _keeping_less(self, program: SegmentedProgram) -> SegmentedProgram:
+        """The program, whose segments leave out of memory what can be made again; those recomputed as a whole stay."""
         if self._is_separate:
             return program
         recomputed, how = self.network.plan.recomputed, self.network.linear_layers
-        segments = list(program.segments)
-        for index in {*range(len(segments))} - recomputed:
-            segments[index] = with_linear_layers(segments[index], *how)
-            if how.makes_again:
-                segments[index] = with_remade_tensors(segments[index])
+
+        def keeping_less(segment: Program) -> Program:
+            segment = with_linear_layers(segment, *how)
+            return with_remade_tensors(segment) if how.makes_again else segment
+
+        segments = (s if i in recomputed else keeping_less(s) for i, s in enumerate(program.segments))
         return replace(program, segments=tuple(segments))
 
     def _split(self, program: Program) -> SegmentedProgram:

@@ -10,8 +10,12 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Linear"})
-_DEAR = _PRODUCTS | {"Attention", "Softmax", "Einsum", "Conv", "ConvTranspose", "If", "Loop", "Scan"}
-"""What keeps layers apart that stand before and after it."""
+KEEP_APART = _PRODUCTS | {"Attention", "Softmax", "Einsum", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "If",
+                          "Loop", "Scan"}  # fmt: skip
+"""Operators that keep layers apart which stand before and after them: one result would wait long for the other.
+
+So would keys and values of every layer of a decoder, which read the same result of an encoder.
+"""
 
 
 def layers_that_read_the_same(graph: ir.Graph, weights: Collection[str]) -> tuple[tuple[str, ...], ...]:
@@ -24,7 +28,7 @@ def layers_that_read_the_same(graph: ir.Graph, weights: Collection[str]) -> tupl
     groups: list[tuple[ir.Value, list[str]]] = []
     is_open, known = False, frozenset(weights)
     for node in graph:
-        if node.op_type not in _DEAR:
+        if node.op_type not in KEEP_APART:
             continue
         left = node.inputs[0] if _is_layer(node, known) else None
         if left is not None and is_open and groups[-1][0] is left:

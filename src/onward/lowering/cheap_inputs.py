@@ -12,21 +12,18 @@ from typing import Any
 
 from torch import fx, nn
 
+from onward.graph.shared_inputs import KEEP_APART
 from onward.lowering.float8 import float8_product
-from onward.lowering.linear_layers import Recipe, linear_layer, linear_layers
+from onward.lowering.linear_layers import Recipe, linear_layers
 from onward.lowering.ops import activation, fused, normalization
-from onward.lowering.ops.elementwise import add, mul, sub
+from onward.lowering.ops.elementwise import add, sub
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.ops.movement import (
-    concat,
-    expand,
     flatten,
     identity,
     reshape,
-    slice_,
-    split,
     squeeze,
     transpose,
     unsqueeze,
@@ -47,9 +44,6 @@ KEPT = frozenset({attention})
 VIEWS = frozenset({pick, reshape, transpose, flatten, identity, squeeze, unsqueeze})
 KEEP_NOTHING = frozenset({add, sub, shape, float8_product, linear_cross_entropy})
 """Readers that do not hold their input until the backward pass, or not in full."""
-
-BETWEEN = CHEAP | VIEWS | {add, sub, mul, shape, expand, concat, slice_, split, fused.rotary_embedding}
-"""What may stand between products that become one function."""
 
 PRODUCTS: Mapping[Any, str] = {matmul: "matmul", gemm: "gemm", fused.linear: "linear"}
 
@@ -95,12 +89,9 @@ def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, 
     kinds, weights, biases = (tuple(layer[place] for layer in layers) for place in range(3))
     arguments = (group[0].args[0], kinds, weights, biases, recipe, tuple(sources))
     with graph.inserting_before(group[0]):
-        if len(group) == 1:
-            results = [graph.call_function(linear_layer, arguments)]
-        else:
-            joined = graph.call_function(linear_layers, arguments)
-            joined.meta = dict(group[0].meta)
-            results = [graph.call_function(pick, (joined, place)) for place in range(len(group))]
+        joined = graph.call_function(linear_layers, arguments)
+        joined.meta = dict(group[0].meta)
+        results = [graph.call_function(pick, (joined, place)) for place in range(len(group))]
     for call, result in zip(group, results, strict=True):
         result.meta = dict(call.meta)
         call.replace_all_uses_with(result)
@@ -120,10 +111,7 @@ def _layer(call: fx.Node) -> tuple[tuple[str, bool], Any, Any]:
 
 
 def _neighbours(graph: fx.Graph, products: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Products that read the same, with no other product or attention between them, in groups, in order.
-
-    Layers far apart would have to wait for each other: keys and values of every layer of a decoder, of one encoder.
-    """
+    """Products that read the same, in groups, in order, with nothing between them that keeps them apart."""
     groups: list[list[fx.Node]] = []
     known, is_open = set(products), False
     for node in graph.nodes:
@@ -133,7 +121,7 @@ def _neighbours(graph: fx.Graph, products: Sequence[fx.Node]) -> list[list[fx.No
             else:
                 groups.append([node])
             is_open = True
-        elif node.op == "call_function" and node.target not in BETWEEN:
+        elif "onnx" in node.meta and node.meta["onnx"].op_type in KEEP_APART:
             is_open = False
     return groups
 

@@ -73,18 +73,6 @@ def linear_layers(
     return result if len(kinds) > 1 else (result,)
 
 
-def linear_layer(
-    X: Tensor,
-    kinds: Sequence[tuple[str, bool]],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    recipe: Recipe | None,
-    sources: Sequence[Any],
-) -> Tensor:
-    """The result of `linear_layers` for one layer."""
-    return linear_layers(X, kinds, weights, biases, recipe, sources)[0]
-
-
 def _saves(
     X: Tensor, kinds: Sequence[tuple[str, bool]], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> bool:

@@ -41,7 +41,7 @@ def with_remade_tensors(program: Program) -> Program:
     return replace(program, run=run_remaking)
 
 
-def is_on(tensor: Tensor) -> bool:
+def is_worth_remaking(tensor: Tensor) -> bool:
     """Whether a tensor that an operator makes, and that autograd may keep, is worth being made again."""
     return tensor.requires_grad and _is_large(tensor)
 
@@ -164,7 +164,7 @@ def normalized(X: Tensor, Y: Tensor, scale: Tensor, B: Tensor, mean: Tensor, inv
     torch's kernel has no call for that. With a variance of 1 and the scale times the inverse deviation, which is what
     it begins with itself, it gives the same bits.
     """
-    if Y.stride() != X.stride() or not is_on(Y):
+    if Y.stride() != X.stride() or not is_worth_remaking(Y):
         return Y
     x, scale, B, mean, inverse = (tensor.detach() for tensor in (X, scale, B, mean, inverse))
     return Remade(
@@ -176,7 +176,7 @@ def summed(A: Tensor, B: Tensor) -> Tensor:
     """`A + B`, made again where one is a normalization's result and the other kept, or made again as well."""
     total = A + B
     first, second = of(A), of(B)
-    if first is None or second is None or not is_on(total):
+    if first is None or second is None or not is_worth_remaking(total):
         return total
     if isinstance(first, Kept) or first.depth:
         first, second = second, first
@@ -190,11 +190,10 @@ def summed(A: Tensor, B: Tensor) -> Tensor:
 def activated(X: Tensor, function: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor]) -> Tensor:
     """`function(X)`, element by element, made again by `again`, which may write over what it is given."""
     how = of(X)
-    if how is None or isinstance(how, Kept) or not is_on(X):
+    if how is None or isinstance(how, Kept) or not is_worth_remaking(X):
         return function(X)
-    source = how
-    own = Remade(lambda: again(source.make()), source.sources, source.depth)
-    with _instead(X, source, own):
+    own = Remade(lambda: again(how.make()), how.sources, how.depth)
+    with _instead(X, how, own):
         result = function(X)
     return own.stand_for(result)
 
@@ -202,7 +201,7 @@ def activated(X: Tensor, function: Callable[[Tensor], Tensor], again: Callable[[
 def rectified(X: Tensor) -> Tensor:
     """`relu(X)`; torch keeps the result, which is not kept if it can be made again."""
     result = activated(X, torch.relu, torch.relu_)
-    return Kept(result).stand_for(result) if of(result) is None and is_on(result) else result
+    return Kept(result).stand_for(result) if of(result) is None and is_worth_remaking(result) else result
 
 
 def turned(X: Tensor, layout: torch.memory_format) -> Tensor:

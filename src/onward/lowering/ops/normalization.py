@@ -15,8 +15,7 @@ from onward.lowering.dtypes import torch_dtype
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.registry import lowers
-from onward.lowering.remade import is_on as is_remade
-from onward.lowering.remade import normalized
+from onward.lowering.remade import is_worth_remaking, normalized
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -99,7 +98,7 @@ def _normalize_by_batch(
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
         mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
-        if X.dim() > 1 and is_remade(X):
+        if X.dim() > 1 and is_worth_remaking(X):
             Y, *statistics = torch.native_batch_norm(x, scale, B, mean, variance, True, 1.0, epsilon)
             Y = normalized(x, Y, scale, B, *statistics)
         else:
