@@ -16,6 +16,7 @@ from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.registry import lowers
 from onward.lowering.remade import is_worth_remaking, normalized
+from onward.lowering.single_images import told_plainly, with_plain_gradient
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -70,7 +71,8 @@ def _normalize_by_running(X: Tensor, scale: Tensor, B: Tensor, mean: Tensor, var
     # torch's kernel has no gradient for statistics; inputs of the graph may want one.
     if mean.requires_grad or var.requires_grad:
         return _apply(x.to(wide), scale, B, mean, var, epsilon).to(X.dtype).reshape(X.shape)
-    return F.batch_norm(x, mean, var, scale, B, False, 0.0, epsilon).reshape(X.shape)
+    Y = with_plain_gradient(F.batch_norm(told_plainly(x), mean, var, scale, B, False, 0.0, epsilon))
+    return Y if X.dim() > 1 else Y.reshape(X.shape)
 
 
 def _apply(x: Tensor, scale: Tensor, B: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Tensor:
@@ -98,11 +100,13 @@ def _normalize_by_batch(
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
         mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
+        x = told_plainly(x)
         if X.dim() > 1 and is_worth_remaking(X):
             Y, *statistics = torch.native_batch_norm(x, scale, B, mean, variance, True, 1.0, epsilon)
-            Y = normalized(x, Y, scale, B, *statistics)
+            Y = normalized(x, with_plain_gradient(Y), scale, B, *statistics)
         else:
-            Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon).reshape(X.shape)
+            Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon)
+            Y = with_plain_gradient(Y if X.dim() > 1 else Y.reshape(X.shape))
         return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)
@@ -151,7 +155,8 @@ def batch_normalization_7(
     X, (scale, B, mean, var) = _flatten_features(X, spatial, scale, B, mean, var)
     track = owned[3] and owned[4]
     if not (training if track else output_count > 1):
-        return _normalize_by_running(X, scale, B, mean, var, epsilon).reshape(shape), *given, *given
+        Y = _normalize_by_running(X, scale, B, mean, var, epsilon)
+        return Y if spatial else Y.reshape(shape), *given, *given
     Y, batch_mean, batch_variance = _normalize_by_batch(X, scale, B, epsilon, output_count > 1 and not track)
     statistics = tuple(t.reshape(given[0].shape) for t in (batch_mean, batch_variance))
     updated = tuple(_blend(old, new, momentum) for old, new in zip(given, statistics, strict=True))
@@ -159,7 +164,7 @@ def batch_normalization_7(
         with torch.no_grad():
             for old, new in zip(given, updated, strict=True):
                 old.copy_(new)
-    return Y.reshape(shape), *updated, *statistics
+    return Y if spatial else Y.reshape(shape), *updated, *statistics
 
 
 @lowers("BatchNormalization", since=1)
