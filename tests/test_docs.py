@@ -52,9 +52,7 @@ def workplace(tmp_path: Path) -> Path:
     onnx.save(model, tmp_path / "model.onnx")
     images = generator.random((96, 1, 8, 8), dtype=np.float32)
     labels = generator.integers(0, 10, 96)
-    np.savez(tmp_path / "digits_train.npz", images=images, labels=labels)
-    (tmp_path / "data").mkdir()
-    run("onward pack digits_train.npz data/test --no-progress", tmp_path)
+    np.savez(tmp_path / "digits.npz", images=images, labels=labels)
     text = next(block for block in blocks(ROOT / "README.md", "yaml") if "model_path" in block)
     assert "num_train_steps: 2000" in text
     text = text.replace("num_train_steps: 2000", "num_train_steps: 8").replace("warmup_steps: 100", "warmup_steps: 2")

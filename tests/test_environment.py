@@ -81,6 +81,18 @@ def test_what_cannot_be(tmp_path: Path, fields: dict[str, Any], words: str) -> N
     assert str(caught.value) == words
 
 
+@WITHOUT_GPU
+@pytest.mark.parametrize("sizes", [{}, {"distributed.data_parallel_size": "2"}])
+def test_the_command_says_that_there_is_no_gpu(tmp_path: Path, sizes: dict[str, str]) -> None:
+    """Before it looks at the model or the data, and before it starts processes."""
+    (tmp_path / "run.yaml").write_text(
+        "paths: {model_path: none.onnx}\nloss: {type: output, prediction: loss}\n"
+        "training: {batch_size: 1, num_train_steps: 1}\nlearning_rate: {initial_lr: 1.0}\n"
+    )
+    with pytest.raises(ParametersError, match=r"^execution_provider is 'CUDA', but torch finds no GPU here; install"):
+        train(tmp_path / "run.yaml", {"machine.execution_provider": "CUDA", **sizes})
+
+
 def test_deterministic_runs_are_equal_bit_by_bit(tmp_path: Path) -> None:
     save_mlp(tmp_path, dropout=0.2, normalized=True)
     results = []

@@ -48,12 +48,13 @@ def load(folder: Path, content: str | bytes) -> Parameters:
     [
         ("", " is empty; expected sections such as `training:`."),
         ("- a\n- b\n", " holds a list; expected sections such as `training:`."),
-        ("training: [\n", "line 2, column 1 is not YAML: expected the node content, but found '<stream end>'."),
+        ("training: [\n", "line 2, column 1 is not YAML: expected the node content, but found '<stream end>'. Look"),
+        ("a:\n\n  b: 1\nc:\n  d: 2\n e: 3\n", "Look at brackets and indentation there and in the lines before."),
         ("a: 1\nb: 2\na: 3\n", "line 3, column 1 is not YAML: the key 'a' stands here a second time."),
         ("training: {seed: 1, seed: 2}\n", "line 1, column 21 is not YAML: the key 'seed' stands here a second time."),
         ("? [a]\n: 1\n", "line 1, column 3 is not YAML: ['a'] cannot be the name of a field."),
         ("a: !!python/object:os.system x\n", "line 1, column 4 is not YAML: could not determine a constructor"),
-        (b"\xff\xfea: 1\n", " is not UTF-8 text: "),
+        (b"\xff\xfea: 1\n", " is not text (UTF-8), as a RUN.yaml is; the model is named in it, as paths.model_path."),
     ],
 )
 def test_a_file_that_is_no_run(tmp_path: Path, content: str | bytes, words: str) -> None:

@@ -82,6 +82,16 @@ def test_every_weight_is_in_the_table(run: Path, capsys: pytest.CaptureFixture[s
     assert f"{counted} weights that train" in text
 
 
+def test_a_weight_that_shares_its_row_with_no_other_stands_under_its_own_name(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = create_model("gpt2", size="tiny", layers=1, heads=2, width=16, vocab_size=64, context_length=8, dropout=0.0)
+    ir.save(model, run.with_name("model.onnx"))
+    text = printed(capsys, run)
+    assert re.search(r"^  h\.0\.mlp\.c_fc\.weight +1 ", text, re.MULTILINE)
+    assert re.search(r"^  h\.\*\.ln_\*\.weight +2 ", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("limit", "words"),
     [("1", "Fits 1 GB: the fullest rank (rank 0) takes"), ("0.0001", "Does not fit 100 KB: the fullest rank (rank 0)")],

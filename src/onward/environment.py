@@ -61,10 +61,19 @@ class Environment:
 
     @property
     def device(self) -> torch.device:
-        """The device of this process."""
+        """The device of this process.
+
+        Raises:
+            ParametersError: CUDA is asked for and there is none.
+        """
         provider = self.execution_provider or ("CUDA" if torch.cuda.is_available() else "CPU")
         if provider == "CPU":
             return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise ParametersError(
+                "execution_provider is 'CUDA', but torch finds no GPU here; install a CUDA build of torch and a "
+                "driver, or use 'CPU'."
+            )
         return torch.device("cuda", torch.cuda.current_device())
 
     @property
@@ -81,11 +90,6 @@ class Environment:
         choose_allocator()
         if self.execution_provider not in (None, "CPU", "CUDA"):
             raise ParametersError(f"execution_provider is {self.execution_provider!r}; expected 'CPU' or 'CUDA'.")
-        if self.execution_provider == "CUDA" and not torch.cuda.is_available():
-            raise ParametersError(
-                "execution_provider is 'CUDA', but torch finds no GPU here; install a CUDA build of torch and a "
-                "driver, or use 'CPU'."
-            )
         if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
             raise ParametersError(f"threads is {self.threads!r}; expected a whole number of at least 1, or None.")
         logging.getLogger("onward").setLevel(self.log_level)

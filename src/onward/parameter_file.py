@@ -56,9 +56,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise ParametersError(f"{str(path)!r}{where} is not YAML: {problem}.") from error
+        is_layout = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
+        hint = " Look at brackets and indentation there and in the lines before." if is_layout else ""
+        raise ParametersError(f"{str(path)!r}{where} is not YAML: {problem}.{hint}") from error
     except UnicodeDecodeError as error:
-        raise ParametersError(f"{str(path)!r} is not UTF-8 text: {error}.") from error
+        raise ParametersError(
+            f"{str(path)!r} is not text (UTF-8), as a RUN.yaml is; the model is named in it, as paths.model_path."
+        ) from error
     if not isinstance(raw, dict):
         found = "is empty" if raw is None else f"holds a {type(raw).__name__}"
         raise ParametersError(f"{str(path)!r} {found}; expected sections such as `training:`.")

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.artifacts.trained_model import export_checkpoint
+from onward.data.shard_format import ShardWriter
 from onward.errors import DataError, ModelError, ParametersError
 from tests.artifacts.trained_run import convolutional_model, samples, train, write_shard
 
@@ -54,6 +56,31 @@ def test_close_to_the_trained_model(run: Path, tmp_path: Path, kind: str) -> Non
     assert OPERATORS[kind] <= {node.op_type for node in model.graph.node}
     assert path.stat().st_size < 0.9 * (run / "out" / "model_trained.onnx").stat().st_size + 4000
     assert [p.name for p in tmp_path.iterdir()] == ["small.onnx"]
+
+
+@pytest.mark.parametrize("kind", ["int8-dynamic", "int8-static"])
+def test_a_transposed_weight_whose_shape_stands_in_the_file_twice(tmp_path: Path, kind: str) -> None:
+    """As torch's exporter writes a linear layer; onnxruntime's quantizer alone refuses it."""
+    values = np.random.default_rng(0)
+    weight = numpy_helper.from_array(values.standard_normal((10, 64)).astype(np.float32), "weight")
+    image, result, listed = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("image", ["batch", 64]), ("scores", ["batch", 10]), ("weight", [10, 64]))
+    )
+    node = onnx.helper.make_node("Gemm", ["image", "weight"], ["scores"], transB=1)
+    graph = onnx.helper.make_graph([node], "linear", [image], [result], [weight], value_info=[listed])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "linear.onnx")
+    rows = values.standard_normal((24, 64)).astype(np.float32)
+    (tmp_path / "data").mkdir()
+    with ShardWriter(tmp_path / "data" / "0.pb") as shard:
+        for row in rows:
+            shard.write({"image": row})
+    calibration = Calibration(tmp_path / "data", {}, 8, 3)
+    path = quantize_model(tmp_path / "linear.onnx", tmp_path / "q.onnx", kind, calibration)
+    (found,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"image": rows})
+    expected = rows @ numpy_helper.to_array(weight).T
+    assert 0 < np.abs(found - expected).max() <= BOUNDS[kind] * np.abs(expected).max()
 
 
 def test_calibration_reads_features_under_the_names_of_the_run(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,22 @@ def test_every_event_goes_to_all() -> None:
     assert first.events == second.events
     assert first.events == ["step", "evaluation", "checkpoint", "message:hello", "end", "close"]
     watchers.raise_failures()
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_told_once(loss: float) -> None:
+    recorder = Recorder()
+    watchers = Watchers([recorder])
+    watchers.on_step(step_report(10))
+    assert recorder.events == ["step"]
+    watchers.on_step(step_report(1200, loss=loss, skipped_updates=5))
+    watchers.on_step(step_report(1210, loss=loss, skipped_updates=6))
+    words = (
+        f"message:the loss is {loss} at step 1200: of 1,200 updates so far, 5 were skipped because of gradients that"
+    )
+    assert [event.startswith(words) for event in recorder.events] == [False, False, True, False]
+    assert "look for NaN and infinity in the data" in recorder.events[2]
+    assert "lower learning_rate.initial_lr or set optimizer.max_norm_clip" in recorder.events[2]
 
 
 def test_a_watcher_that_fails_is_closed_and_the_others_are_told() -> None:

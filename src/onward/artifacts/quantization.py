@@ -98,6 +98,7 @@ def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibra
     quantization.quant_pre_process(
         str(source), str(prepared), skip_symbolic_shape=True, skip_optimization=large, save_as_external_data=large
     )
+    _forget_shapes_of_weights(prepared)
     if calibration is None:
         quantization.quantize_dynamic(
             str(prepared), str(target), weight_type=quantization.QuantType.QInt8, use_external_data_format=large
@@ -112,6 +113,19 @@ def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibra
         per_channel=True,
         use_external_data_format=large,
     )
+
+
+def _forget_shapes_of_weights(path: Path) -> None:
+    """Takes weights out of a model's `value_info`, where torch's exporter and onnx-ir list them although they hold shapes.
+
+    onnxruntime transposes the weight of a `Gemm` and leaves the shape there as it was, which shape inference refuses.
+    """
+    model = onnx.load(path, load_external_data=False)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    others = [value for value in model.graph.value_info if value.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(others)
+    onnx.save(model, path)
 
 
 def _reader(quantization: Any, inputs: list[str], calibration: Calibration) -> Any:

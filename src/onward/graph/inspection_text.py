@@ -106,7 +106,7 @@ def _operators(inspection: Inspection) -> str:
         for operator in inspection.operators
     ]
     lines = textwrap.wrap(", ".join(name.replace(" ", "\0") for name in names), _WIDTH - 2)
-    title = f"Operators: {len(names)} kinds, {_counted(inspection.node_count, 'node')}"
+    title = f"Operators: {_counted(len(names), 'kind')}, {_counted(inspection.node_count, 'node')}"
     return _section(title, [line.replace("\0", " ") for line in lines])
 
 

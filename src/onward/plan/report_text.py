@@ -109,7 +109,7 @@ def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast:
 
 
 def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
-    """One row for all weights that are called alike and treated alike."""
+    """One row for all weights that are called alike and treated alike; the name of one that stands alone."""
     stages = forecast.stages
     held: dict[str, tuple[int, ...]] = {}
     for stage in stages.stages if stages is not None else ():
@@ -127,7 +127,7 @@ def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
     for (pattern, shape, where, zero), names in groups.items():
         on = sorted({stage for name in names for stage in held.get(name, ())})
         rows.append((
-            pattern, str(len(names)), "x".join(map(str, shape)) or "1", _millions(_elements(shape) * len(names)), where,
+            pattern if len(names) > 1 else names[0], str(len(names)), "x".join(map(str, shape)) or "1", _millions(_elements(shape) * len(names)), where,
             zero, _ranges(on),
         ))  # fmt: skip
     shown = rows if len(rows) <= _MOST_ROWS else sorted(rows, key=lambda row: -float(row[3].split()[0]))[:_MOST_ROWS]

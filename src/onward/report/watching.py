@@ -1,10 +1,12 @@
 """Several watchers as one: every event goes to each of them, and the failure of one costs the others nothing.
 
+The first loss that is not finite is told in a message beside it, with what to do.
 `make_watchers` builds the usual set of a run: console, TensorBoard and the file of metrics.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -22,6 +24,7 @@ class Watchers:
     def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
         self._watchers: list[Watcher] = list(watchers)
         self.failures: list[Exception] = []
+        self._said_not_finite = False
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
@@ -33,8 +36,11 @@ class Watchers:
         self._watchers.extend(watchers)
 
     def on_step(self, report: StepReport) -> None:
-        """Forwards."""
+        """Forwards, and says what to do where the loss is not finite any more, once."""
         self._forward(lambda watcher: watcher.on_step(report))
+        if not math.isfinite(report.loss) and not self._said_not_finite:
+            self._said_not_finite = True
+            self.on_message(_not_finite(report))
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Forwards."""
@@ -133,6 +139,16 @@ def make_watchers(
             watcher.close()
         raise
     return Watchers(watchers)
+
+
+def _not_finite(report: StepReport) -> str:
+    return (
+        f"the loss is {report.loss} at step {report.step}: of {report.update:,} updates so far, {report.skipped_updates:,} "
+        "were skipped because of gradients that are not finite; the weights stayed as they were. If it is some updates "
+        "now and then, samples are to blame: look for NaN and infinity in the data. If it is all of them from some step "
+        "on, training has diverged: lower learning_rate.initial_lr or set optimizer.max_norm_clip, and begin anew or go "
+        "on from a checkpoint before that step."
+    )
 
 
 def _describe(error: Exception) -> str:

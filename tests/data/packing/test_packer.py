@@ -53,7 +53,8 @@ def test_the_manifest_says_what_the_shards_hold(tmp_path):
     ]  # fmt: skip
     assert all(entry.bytes == (tmp_path / "out" / entry.file).stat().st_size for entry in manifest.shards)
     assert (manifest.kind, manifest.options["seed"], manifest.options["samples_per_file"]) == ("arrays", 5, 4)
-    assert "10 samples in 3 shards" in summary.describe()
+    assert "10 samples in 3 shards," in summary.describe()
+    assert "10 samples in 1 shard," in pack(tmp_path / "a.npz", tmp_path / "one", PackOptions(**QUIET)).describe()
     assert json.loads((tmp_path / "out" / "pack.json").read_text())["format"] == "onward-pack"
 
 

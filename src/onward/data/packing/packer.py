@@ -63,9 +63,8 @@ class PackSummary:
         lines = []
         for folder, manifest in self.folders.items():
             size = sum(shard.bytes for shard in manifest.shards)
-            lines.append(
-                f"{folder}: {manifest.sample_count} samples in {len(manifest.shards)} shards, {size / 1e6:.1f} MB"
-            )
+            shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
+            lines.append(f"{folder}: {manifest.sample_count} samples in {shards}, {size / 1e6:.1f} MB")
         manifest = next(iter(self.folders.values()))
         lines += [f"  {name}: {spec['dtype']} {list(spec['shape'])}" for name, spec in manifest.features.items()]
         lines += [f"  {key.replace('_', ' ')}: {_shorten(value)}" for key, value in manifest.details.items()]
