@@ -116,7 +116,7 @@ def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibra
 
 
 def _forget_shapes_of_weights(path: Path) -> None:
-    """Takes weights out of a model's `value_info`, where torch's exporter and onnx-ir list them although they hold shapes.
+    """Takes weights out of a model's `value_info`, where torch's exporter and onnx-ir list them, too.
 
     onnxruntime transposes the weight of a `Gemm` and leaves the shape there as it was, which shape inference refuses.
     """

@@ -126,8 +126,9 @@ def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
     rows = []
     for (pattern, shape, where, zero), names in groups.items():
         on = sorted({stage for name in names for stage in held.get(name, ())})
+        called = pattern if len(names) > 1 else names[0]
         rows.append((
-            pattern if len(names) > 1 else names[0], str(len(names)), "x".join(map(str, shape)) or "1", _millions(_elements(shape) * len(names)), where,
+            called, str(len(names)), "x".join(map(str, shape)) or "1", _millions(_elements(shape) * len(names)), where,
             zero, _ranges(on),
         ))  # fmt: skip
     shown = rows if len(rows) <= _MOST_ROWS else sorted(rows, key=lambda row: -float(row[3].split()[0]))[:_MOST_ROWS]
