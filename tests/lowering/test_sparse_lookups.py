@@ -56,6 +56,7 @@ def sparse_of(net: OnnxModule) -> Program:
     return program
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-15), (np.float32, 1e-7)])
 def test_the_gradient_is_the_same_dense_one(dtype: Any, bound: float) -> None:
     net = network(TIED, dtype)

@@ -74,4 +74,6 @@ class _Lookup(torch.autograd.Function):
         """The rows' gradients and where they belong; equal positions are added one after the other."""
         (positions,) = ctx.saved_tensors
         rows = gradients[0].reshape(-1, ctx.shape[1])
-        return torch.sparse_coo_tensor(positions.reshape(1, -1), rows, ctx.shape, check_invariants=False), None
+        # As a scope, not as an argument: torch 2.11 does not see the argument, and warns that nobody has chosen.
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+            return torch.sparse_coo_tensor(positions.reshape(1, -1), rows, ctx.shape), None
