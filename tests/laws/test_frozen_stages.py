@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.laws.cases import CASES
-from tests.laws.layouts import Layout, assert_follows, tensor_difference, train
+from tests.laws.layouts import Layout, assert_follows, knowing_gradients, tensor_difference, train
 
 FIRST, LAST = ("fc0.*", "fc1.*"), ("fc2.*", "fc3.*")
 LAMB = {"training_optimizer_name": "Lamb", "max_norm_clip": 0.5, "optimizer_attributes": []}
@@ -28,12 +28,17 @@ def four_stages(schedule: str) -> Layout:
 @pytest.mark.parametrize(
     ("layout", "frozen", "sections"),
     [
-        (two_stages(), FIRST, {"optimizer": LAMB}),
+        pytest.param(two_stages(), FIRST, {"optimizer": LAMB}, marks=knowing_gradients),
         (two_stages(), LAST, {"mixed_precision": FP16}),
-        (two_stages(pipeline_schedule="GPipe"), FIRST, {"mixed_precision": FP16, "recompute": {"segments": True}}),
-        (four_stages("Interleaved1F1B"), ("fc0.*", "fc2.*"), {}),
-        (four_stages("ZBVZeroBubble"), ("fc1.*", "fc3.*"), {}),
-        pytest.param(two_stages(2), FIRST, {}, marks=pytest.mark.slow),
+        pytest.param(
+            two_stages(pipeline_schedule="GPipe"),
+            FIRST,
+            {"mixed_precision": FP16, "recompute": {"segments": True}},
+            marks=knowing_gradients,
+        ),
+        pytest.param(four_stages("Interleaved1F1B"), ("fc0.*", "fc2.*"), {}, marks=knowing_gradients),
+        pytest.param(four_stages("ZBVZeroBubble"), ("fc1.*", "fc3.*"), {}, marks=knowing_gradients),
+        pytest.param(two_stages(2), FIRST, {}, marks=[pytest.mark.slow, knowing_gradients]),
         pytest.param(two_stages(2, zero_stage=3), LAST, {}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -47,6 +52,7 @@ def test_frozen_stages_follow_one_process(layout: Layout, frozen: Sequence[str],
     assert found.metrics[-1]["loss"] == pytest.approx(alone.metrics[-1]["loss"], rel=bound)
 
 
+@knowing_gradients
 def test_a_checkpoint_of_frozen_stages_goes_on_in_one_process(tmp_path: Path) -> None:
     sections = {"training": {"weights_not_to_train": list(FIRST)}}
     saved = {"checkpoint": {"checkpoints_dir": str(tmp_path), "checkpoint_period": 3}}

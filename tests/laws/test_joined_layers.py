@@ -11,7 +11,7 @@ import pytest
 import onward.lowering.linear_layers as linear_layers
 from onward.models import create_model
 from tests.laws.cases import Case, random
-from tests.laws.layouts import Layout, Result, differences, train_here, train_on_ranks
+from tests.laws.layouts import Layout, Result, differences, knowing_gradients, train_here, train_on_ranks
 
 BOUND = 2e-6
 """Of losses and weights, as parts of their size: sums in another order, and what Adam makes of it in three updates."""
@@ -94,6 +94,7 @@ def test_a_pipeline() -> None:
 
 
 @pytest.mark.slow
+@knowing_gradients
 def test_a_schedule_that_computes_gradients_of_weights_later_joins_nothing() -> None:
     """And loses none of them."""
     layout = Layout(pipeline=2, distributed={"pipeline_schedule": "ZBVZeroBubble"})
