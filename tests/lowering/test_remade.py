@@ -59,7 +59,7 @@ def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def network(body: str, dtype: Any = np.float32) -> OnnxModule:
     rng = np.random.default_rng(0)
-    shapes = {"k0": (C, C, 3, 3), "k": (C, C, 3, 3), "p": (C, C, 1, 1), "s": (C,), "o": (C,)}
+    shapes = {"k0": (C, C, 3, 3), "k": (C, C, 3, 3), "p": (C, C, 1, 1), "s": (C,), "o": (C,), "one": (1, C, S, S)}
     drawn = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     drawn |= {"m": np.zeros(C, dtype), "v": np.ones(C, dtype), "low": np.array(0, dtype), "high": np.array(1, dtype)}
     body = f"h = Conv<pads=[1,1,1,1]>(x, k0)\n{body}"
@@ -150,6 +150,18 @@ def test_frozen_weights_keep_no_promise() -> None:
     (plain,) = net.program(True, net.device, (images(),), net.tensors_by_name())
     pairs = zip(torch.autograd.grad(z.sum(), trained), torch.autograd.grad(plain.sum(), trained), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("operands", ["n, r", "r, n"])
+def test_a_sum_with_one_image_for_all_is_kept(operands: str) -> None:
+    """What is normalized here is smaller than the sum, which has the same strides."""
+    net = network(f"r = Relu(h)\nn = {NORM}(one, s, o, m, v)\nt = Add({operands})\ny = Relu(t)\nz = Conv(y, p)", np.float64)
+    found = []
+    for program in (net.program, with_remade_tensors(net.program)):
+        x = images(torch.float64).detach().contiguous()
+        (z,) = program(True, net.device, (x,), net.tensors_by_name())
+        found.append(torch.autograd.grad(z.square().sum(), list(net.weights.values())))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_images_that_come_in_another_layout_are_turned_again() -> None:

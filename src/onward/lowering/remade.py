@@ -180,11 +180,15 @@ def summed(A: Tensor, B: Tensor) -> Tensor:
         return total
     if isinstance(first, Kept) or first.depth:
         first, second = second, first
-    alike = (A.dtype, A.stride()) == (B.dtype, B.stride()) == (total.dtype, total.stride())
+    alike = _form(A) == _form(B) == _form(total)
     if isinstance(first, Kept) or first.depth or second.depth == LONGEST_CHAIN or not alike:
         return total
     fresh, other = first, second
     return Remade(lambda: fresh.make().add_(other.take()), (other,), other.depth + 1).stand_for(total)
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 def activated(X: Tensor, function: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor]) -> Tensor:
