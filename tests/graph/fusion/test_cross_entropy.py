@@ -152,12 +152,16 @@ def test_a_label_out_of_range_is_named() -> None:
         fused(states(), labels)
 
 
-def test_the_backward_pass_runs_once() -> None:
-    _, fused = pair("product")
-    loss = fused(states(), LABELS)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+def test_a_backward_pass_that_keeps_its_graph_can_run_again() -> None:
+    """As schedules do that compute gradients of weights later."""
+    _, fused = pair("product and bias")
+    leaves = [states().requires_grad_(), *fused.weights.values()]
+    loss = fused(leaves[0], LABELS)
+    passes = [torch.autograd.grad(3 * loss, leaves, retain_graph=keeps) for keeps in (True, True, False)]
+    for again in passes[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(passes[0], again, strict=True))
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(3 * loss, leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])

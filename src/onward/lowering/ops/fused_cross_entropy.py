@@ -182,14 +182,23 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """What the forward pass kept, times the gradient of the loss; in place, so it runs once."""
+        """What the forward pass kept, times the gradient of the loss; in place, unless the pass keeps its graph.
+
+        Schedules that compute gradients of weights later run it once for those, and before for the rows.
+        """
         *kept, scale = ctx.saved_tensors
         factor = gradients[0] * scale
+        multiplied = torch.mul if _runs_again() else Tensor.mul_
         found = [
-            None if tensor is None else tensor.mul_(factor).to(dtype)
+            None if tensor is None else multiplied(tensor, factor).to(dtype)
             for tensor, dtype in zip(kept, ctx.dtypes, strict=True)
         ]
         return (*found, None, None, None, None)
+
+
+def _runs_again() -> bool:
+    """Whether the backward pass that is under way keeps its graph for another."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
 
 
 def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
