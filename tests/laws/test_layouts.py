@@ -131,6 +131,12 @@ def test_zero_bubble_of_replicas(schedule: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES[2:])
+def test_zero_bubble_with_the_loss_in_chunks(schedule: str) -> None:
+    follows("gpt2_of_many_words", layout(1, 1, 2, pipeline_schedule=schedule), 4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ON_EIGHT, ids=name_of)
 def test_on_eight_ranks(run: tuple[str, Layout, int, Sections]) -> None:
     follows(*run)

@@ -155,7 +155,9 @@ def test_frozen_weights_keep_no_promise() -> None:
 @pytest.mark.parametrize("operands", ["n, r", "r, n"])
 def test_a_sum_with_one_image_for_all_is_kept(operands: str) -> None:
     """What is normalized here is smaller than the sum, which has the same strides."""
-    net = network(f"r = Relu(h)\nn = {NORM}(one, s, o, m, v)\nt = Add({operands})\ny = Relu(t)\nz = Conv(y, p)", np.float64)
+    net = network(
+        f"r = Relu(h)\nn = {NORM}(one, s, o, m, v)\nt = Add({operands})\ny = Relu(t)\nz = Conv(y, p)", np.float64
+    )
     found = []
     for program in (net.program, with_remade_tensors(net.program)):
         x = images(torch.float64).detach().contiguous()

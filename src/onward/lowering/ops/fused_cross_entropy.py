@@ -198,7 +198,7 @@ class _Chunked(torch.autograd.Function):
 
 def _runs_again() -> bool:
     """Whether the backward pass that is under way keeps its graph for another."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
