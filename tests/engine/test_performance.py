@@ -9,7 +9,7 @@ import torch
 
 from onward.cli import main
 from onward.engine.loop import Clock
-from onward.engine.performance import product_rate, synthetic_loader
+from onward.engine.performance import format_operations, product_rate, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, read_training_graph
 from onward.models import create_model
 from onward.parameters import Parameters
@@ -55,12 +55,26 @@ def test_a_run_without_data_says_how_fast_it_is_and_leaves_nothing(
     printed = capsys.readouterr().out
     for words in (
         "samples/s on synthetic data",
-        "GFLOP a sample",
+        "FLOP a sample",
         "of a large float32 matrix product here",
         "MiB at most",
     ):
         assert words in printed
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (512.0, "0.5 kFLOP"),
+        (28_860.0, "28.9 kFLOP"),
+        (7.1e7, "71.0 MFLOP"),
+        (3.29e10, "32.9 GFLOP"),
+        (8e14, "800.0 TFLOP"),
+    ],
+)
+def test_operations_are_counted_in_a_unit_of_their_size(count: float, words: str) -> None:
+    assert format_operations(count) == words
 
 
 def test_a_size_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from onward.errors import ModelError
 from onward.graph.loss import LossSpec
 from onward.graph.loss_file import write_model_with_loss
+from onward.graph.training_graph import make_training_graph
 from tests.graph.loss_models import OPSETS, Shape, pass_through, run_loss
 
 RELATIVE = 1e-6
@@ -183,6 +184,23 @@ def test_an_output_of_the_model_is_the_loss(opset: int, shape: Shape, tmp_path: 
     )
     assert names.loss == ("cost" if shape == [] else "loss")
     assert outputs[names.loss] == pytest.approx(value.mean(), rel=RELATIVE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reduction", "words"),
+    [
+        ([], "mean", None),
+        ([1], "mean", None),
+        (["batch"], "mean", "has shape [batch]: the mean of its numbers is minimized. If they are predictions, choose"),
+        (["batch", 10], "sum", "'cost' has shape [batch, 10]: the sum of its numbers is minimized."),
+    ],
+)
+def test_an_output_of_several_numbers_is_told(shape: Shape, reduction: str, words: str | None):
+    """Predictions that are taken for a loss train, too: to minus infinity."""
+    notes = make_training_graph(
+        pass_through(18, {"cost": shape}), loss=LossSpec("output", "cost", reduction=reduction)
+    ).notes
+    assert [words in note for note in notes] == ([] if words is None else [True])
 
 
 @pytest.mark.parametrize("element_type", [TensorProto.FLOAT16, TensorProto.DOUBLE])

@@ -56,6 +56,11 @@ def test_the_summary_says_all_that_was_asked_for() -> None:
     }
 
 
+def test_a_single_step_is_counted_as_one() -> None:
+    rows = dict(summary_rows(run_summary(steps=2), "->", lambda path: path))
+    assert rows["stable throughput"] == "1.30k samples/s over the last step"
+
+
 def test_a_round_without_steps_has_a_summary_too() -> None:
     summary = run_summary(steps=0, first_loss=None, last_loss=None, metrics={}, checkpoint=None)
     rows = dict(summary_rows(summary, "->", lambda path: path))

@@ -26,6 +26,8 @@ SYNTHETIC_BATCHES = 4
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 PRODUCT_SECONDS = 0.5
 
+_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
+
 
 def synthetic_loader(
     parameters: Parameters,
@@ -87,11 +89,17 @@ def performance_lines(
     kind = str(dtype).removeprefix("torch.")
     return [
         f"performance: {summary.stable_samples_per_second:,.1f} samples/s on synthetic data, over the last steps.",
-        f"performance: {per_sample / 1e9:,.2f} GFLOP a sample, {rate / 1e9:,.1f} GFLOP/s a process: "
-        f"{rate / possible:.1%} of the {possible / 1e9:,.1f} GFLOP/s of a large {kind} matrix product here.",
+        f"performance: {format_operations(per_sample)} a sample, {format_operations(rate)}/s a process: "
+        f"{rate / possible:.1%} of the {format_operations(possible)}/s of a large {kind} matrix product here.",
         f"performance: {memory / 2**20:,.0f} MiB at most in this process"
         + (", all that torch allocated on the GPU." if device.type == "cuda" else ", Python and libraries included."),
     ]
+
+
+def format_operations(count: float) -> str:
+    """A count of floating-point operations in the largest unit that it has one of, at least kFLOP."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), _UNITS[-1])
+    return f"{count / size:,.1f} {unit}"
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:

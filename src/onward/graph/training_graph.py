@@ -109,9 +109,25 @@ def make_training_graph(
     )
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
     lost = (*notes_on_export(model, chosen), *sparse, *_note_of_own_training(original))
+    reduced = _note_of_reduced_output(original, loss)
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
-    notes = (*untied, *tied, *revived, *lost, *passes.notes_on_fusions(fusions))
+    notes = (*untied, *tied, *revived, *lost, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
+
+
+def _note_of_reduced_output(source: ir.Model, loss: LossSpec | None) -> tuple[str, ...]:
+    """An output that is more than one number may be a loss of each sample, or not a loss at all."""
+    if loss is None or loss.type != "output":
+        return ()
+    shapes = {value.name: tuple(value.shape or ()) for value in source.graph.outputs}
+    shape = shapes.get(loss.prediction, ())
+    if all(size == 1 for size in shape):
+        return ()
+    return (
+        f"loss.type is 'output', and {loss.prediction!r} has shape [{', '.join(map(str, shape))}]: the "
+        f"{loss.reduction} of its numbers is minimized. If they are predictions, choose a type that compares them "
+        "with a label.",
+    )
 
 
 def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:

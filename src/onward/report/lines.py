@@ -107,12 +107,13 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
         rows.append(("loss", f"{format_value(summary.first_loss)} {arrow} {format_value(summary.last_loss)}"))
     for name in sorted(summary.metrics, key=lambda name: (name != "loss", name != "accuracy", name)):
         rows.append((f"evaluation {name}", format_metric(name, summary.metrics[name])))
+    stable = min(STABLE_STEPS, max(1, summary.steps - 1))
     rows += [
         ("throughput", format_rate(summary.samples_per_second, "samples")),
         (
             "stable throughput",
             f"{format_rate(summary.stable_samples_per_second, 'samples')} over the last "
-            f"{min(STABLE_STEPS, max(1, summary.steps - 1))} steps",
+            f"{'step' if stable == 1 else f'{stable} steps'}",
         ),
         ("time", f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"),
         ("checkpoint", "none" if summary.checkpoint is None else short_path(summary.checkpoint)),
