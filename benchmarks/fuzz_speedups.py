@@ -1,0 +1,65 @@
+"""Random networks, with all speed-ups and without: `python -m benchmarks.fuzz_speedups [--cases 1000] [--seed 0]`.
+
+In float64 both must agree to 1e-9. In float32 what is made again must have the same bits, and all speed-ups together may
+be no further from float64 than a bound. Whatever is not so is printed with its seed and makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+from tests.laws.random_networks import draw_images, image_data
+from tests.laws.random_training import ALL, NONE, distance, is_same, of_any_size, train
+
+OF_FLOAT64, OF_FLOAT32 = 1e-9, 1e-4
+"""Bounds of losses and weights after three updates; float32 may also be 20 times as far as without any speed-up."""
+
+
+def try_one(seed: int) -> list[str]:
+    """What is wrong with the training of one network; nothing, if all is well."""
+    shape = {"batch": 3 if seed % 7 == 0 else (4, 4, 4, 1)[seed % 4], "accumulation": 1 + (seed % 3 == 0)}
+    wide, narrow = draw_images(seed, np.float64), draw_images(seed)
+    wide_data, data = image_data(12, np.float64), image_data(12)
+    wrong = []
+    with of_any_size():
+        exact = train(wide, wide_data, NONE, **shape)
+        apart = distance(train(wide, wide_data, ALL, **shape), exact)
+        if not apart < OF_FLOAT64:
+            wrong.append(f"in float64 {apart:.1e} apart")
+        found = train(narrow, data, ALL, **shape)
+        if not is_same(found, train(narrow, data, replace(ALL, again=False), **shape)):
+            wrong.append("what is made again changes bits")
+        apart = distance(found, exact)
+        if not apart < OF_FLOAT32 and not apart < 20 * distance(train(narrow, data, NONE, **shape), exact):
+            wrong.append(f"in float32 {apart:.1e} from float64")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    failures, started = 0, time.perf_counter()
+    for seed in range(options.seed, options.seed + options.cases):
+        try:
+            wrong = try_one(seed)
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {str(error)[:200]}"]
+        failures += bool(wrong)
+        for text in wrong:
+            print(f"seed {seed}: {text}", flush=True)
+    print(f"{options.cases:,} networks in {time.perf_counter() - started:.0f} s, {failures} that do not train alike")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
