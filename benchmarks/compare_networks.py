@@ -261,26 +261,39 @@ SIZES: dict[str, dict[str, Size]] = {
     "gpt2": {
         "tiny": Size(2, 64, layers=2, width=64, heads=2, inner=256, words=512),
         "small": Size(4, 128, layers=4, width=256, heads=4, inner=1024, words=8192),
+        "cpu": Size(4, 512, layers=12, width=768, heads=12, inner=3072, words=50257),
         "124M": Size(16, 1024, layers=12, width=768, heads=12, inner=3072, words=50257),
-        "124M-512": Size(4, 512, layers=12, width=768, heads=12, inner=3072, words=50257),  # for memory on a CPU
         "355M": Size(8, 1024, layers=24, width=1024, heads=16, inner=4096, words=50257),
         "1.5B": Size(4, 1024, layers=48, width=1600, heads=25, inner=6400, words=50257),
     },
     "llama": {
         "tiny": Size(2, 64, layers=2, width=64, heads=2, groups=1, inner=176, words=512),
         "small": Size(4, 128, layers=4, width=256, heads=4, groups=2, inner=688, words=8192),
+        "cpu": Size(4, 512, layers=12, width=768, heads=12, groups=12, inner=2048, words=32000),
         "110M": Size(16, 1024, layers=12, width=768, heads=12, groups=12, inner=2048, words=32000),
         "1B": Size(4, 2048, layers=16, width=2048, heads=32, groups=8, inner=8192, words=32000),
     },
     "bert": {
         "tiny": Size(2, 64, layers=2, width=64, heads=2, inner=256, words=512),
         "small": Size(4, 128, layers=4, width=256, heads=4, inner=1024, words=8192),
+        "cpu": Size(4, 512, layers=12, width=768, heads=12, inner=3072, words=30522),
         "base": Size(32, 512, layers=12, width=768, heads=12, inner=3072, words=30522),
         "large": Size(16, 512, layers=24, width=1024, heads=16, inner=4096, words=30522),
     },
-    "resnet50": {"tiny": Size(2, 64, words=10), "small": Size(4, 96, words=100), "real": Size(128, 224)},
-    "squeezenet": {"tiny": Size(2, 64, words=10), "small": Size(8, 112, words=100), "real": Size(256, 224)},
+    "resnet50": {
+        "tiny": Size(2, 64, words=10),
+        "small": Size(4, 96, words=100),
+        "cpu": Size(16, 224),
+        "real": Size(128, 224),
+    },
+    "squeezenet": {
+        "tiny": Size(2, 64, words=10),
+        "small": Size(8, 112, words=100),
+        "cpu": Size(32, 224),
+        "real": Size(256, 224),
+    },
 }
+"""Of every network; `cpu` is the smallest real one, with batches that a CPU can take."""
 
 
 def make_network(name: str, size: Size) -> nn.Module:
