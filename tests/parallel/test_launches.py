@@ -324,8 +324,7 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     ready = [tmp_path / f"ready_{rank}" for rank in range(2)]
     wait_for(*ready)
     process.kill()
-    said = process.stderr.read().decode()  # type: ignore[union-attr]  # ends with the last worker
-    process.wait()
+    said = process.communicate()[1].decode()  # ends with the last worker
     assert "onward: rank 0 of 2" in said
     assert "onward train, which started the processes, is gone" in said
     for file in ready:
