@@ -9,6 +9,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
+import onward
 from onward.errors import NodeError
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, run_onnxruntime, to_array
 
@@ -168,6 +169,33 @@ def test_max_pool_counts_only_real_elements_of_an_empty_window() -> None:
     X = np.ones((1, 1, 3), np.float32)
     result = run(make_model("MaxPool", {"X": X}, {"kernel_shape": [2], "pads": [2, 0]}, 12), X)
     assert result[0, 0].tolist() == [-np.inf, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((1, 34), {"kernel_shape": [2, 4], "pads": [1, 2, 1, 2], "dilations": [2, 1], "ceil_mode": 1}),
+        ((1, 40), {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1], "dilations": [2, 2]}),
+        ((2,), {"kernel_shape": [2], "pads": [1, 1], "dilations": [3], "strides": [2]}),
+        ((2, 3, 1), {"kernel_shape": [2, 2, 2], "pads": [0, 1, 1, 0, 1, 1], "dilations": [1, 2, 2]}),
+    ],
+)
+def test_windows_that_step_over_the_image(shape: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    """Values against numpy, gradients against finite differences; torch's own kernel broke the process's memory."""
+    X = _draw(1, 2, *shape, dtype=float)
+    windows = _windows(X, attributes)
+    is_empty = np.isnan(windows).all(-1)
+    assert is_empty.any()
+    expected = np.nanmax(np.where(np.isnan(windows), -np.inf, windows), -1)
+    model = make_model("MaxPool", {"X": X}, attributes, 22)
+    np.testing.assert_array_equal(to_array(run(model, X)), expected)
+    x = torch.from_numpy(X).requires_grad_()
+    y = onward.to_torch(model)(x)
+    met = torch.from_numpy(~is_empty)
+    assert torch.autograd.gradcheck(lambda x: onward.to_torch(model)(x)[met], x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.sum() == met.sum()
 
 
 @pytest.mark.parametrize(
