@@ -58,9 +58,10 @@ def serve(step: Callable[[int], float], memory: Callable[[Callable[[], float]], 
         if verb == "end":
             return
         if verb == "memory":
+            grown = resident_bytes("VmHWM") - baseline  # before it is profiled, which takes memory itself
             tensors = memory(functools.partial(step, done))
             done += 1
-            say({"tensor_bytes": tensors, "resident_bytes": resident_bytes("VmHWM") - baseline})
+            say({"tensor_bytes": tensors, "resident_bytes": grown})
             continue
         losses, walls, computed = [], [], []
         for _ in range(int(count)):
