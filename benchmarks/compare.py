@@ -281,7 +281,7 @@ def main() -> None:
     command += "".join(f"{name} is missing here: {what}.\n" for name, what in missing.items())
     print(heading + command, flush=True)
     results, tables = [], []
-    stem = f"{date}-{options.device}-{'-'.join(dict.fromkeys(task.partition(':')[0] for task in tasks))}"
+    stem = f"{date}-{options.device}-{'-'.join(task.replace(':', '-') for task in tasks)}"
     options.out.mkdir(parents=True, exist_ok=True)
     for text in tasks:
         model, _, size = text.partition(":")
