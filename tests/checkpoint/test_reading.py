@@ -74,7 +74,9 @@ def test_a_path_without_a_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no complete checkpoint in .*: it is empty. Expected"):
         find_checkpoint(tmp_path)
     (tmp_path / "model.onnx").write_text("x")
-    with pytest.raises(CheckpointError, match=r"it holds model.onnx. Expected .* Name another path, or none to start"):
+    with pytest.raises(
+        CheckpointError, match=r"it holds model.onnx. Expected .* Name another path; without any, training begins"
+    ):
         find_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"model.onnx is not a directory"):
         find_checkpoint(tmp_path / "model.onnx")

@@ -102,7 +102,7 @@ def find_checkpoint(path: Path) -> Path:
     if latest is not None:
         return latest
     expected = f"Expected a directory with a {MANIFEST_NAME}, or a directory of such directories named like "
-    expected += f"{checkpoint_name(120)}. Name another path, or none to start from the model's own weights."
+    expected += f"{checkpoint_name(120)}. Name another path; without any, training begins with the model's weights."
     if not path.exists():
         raise CheckpointError(f"the checkpoint {path} does not exist. {expected}")
     if not path.is_dir():
