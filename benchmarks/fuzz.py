@@ -43,25 +43,31 @@ def try_one(seed: int, model: onnx.ModelProto, data: bytes, path: Path) -> str:
     return "whole still"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000)
+def seeds_asked_for(description: str | None, cases: int) -> range:
+    """What the command line asks for, `cases` by default; from here on nothing warns."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--cases", type=int, default=cases)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
+    return range(options.seed, options.seed + options.cases)
+
+
+def main() -> int:
+    seeds = seeds_asked_for(__doc__, 10_000)
     model = seed_model()
     data = model.SerializeToString()
     outcomes: Counter[str] = Counter()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        for case in range(options.seed, options.seed + options.cases):
+        for case in seeds:
             try:
                 outcomes[try_one(case, model, data, Path(folder) / "m.onnx")] += 1
             except Exception as error:
                 outcomes["BARE EXCEPTION"] += 1
                 print(f"case {case}: {type(error).__name__}: {str(error)[:200]}")
-    print(f"{options.cases:,} broken models in {time.perf_counter() - started:.0f} s")
+    print(f"{len(seeds):,} broken models in {time.perf_counter() - started:.0f} s")
     for outcome, count in outcomes.most_common():
         print(f"  {outcome:20} {count:7,}")
     return int(outcomes["BARE EXCEPTION"] > 0)

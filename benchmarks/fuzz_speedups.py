@@ -6,16 +6,15 @@ may be no further from float64 than a bound. Whatever is not so is printed with 
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
 import time
-import warnings
 from dataclasses import replace
 
 import numpy as np
 from tests.laws.random_networks import draw_images, image_data
 from tests.laws.random_training import ALL, NONE, distance, is_same, of_any_size, train
+
+from benchmarks.fuzz import seeds_asked_for
 
 OF_FLOAT64, OF_FLOAT32 = 1e-9, 1e-4
 """Bounds of losses and weights after three updates; float32 may also be 20 times as far as without any speed-up."""
@@ -42,14 +41,9 @@ def try_one(seed: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+    seeds = seeds_asked_for(__doc__, 1000)
     failures, started = 0, time.perf_counter()
-    for seed in range(options.seed, options.seed + options.cases):
+    for seed in seeds:
         try:
             wrong = try_one(seed)
         except Exception as error:
@@ -57,7 +51,7 @@ def main() -> int:
         failures += bool(wrong)
         for text in wrong:
             print(f"seed {seed}: {text}", flush=True)
-    print(f"{options.cases:,} networks in {time.perf_counter() - started:.0f} s, {failures} that do not train alike")
+    print(f"{len(seeds):,} networks in {time.perf_counter() - started:.0f} s, {failures} that do not train alike")
     return int(failures > 0)
 
 

@@ -55,8 +55,8 @@ def test_a_run_without_data_says_how_fast_it_is_and_leaves_nothing(
     printed = capsys.readouterr().out
     for words in (
         "samples/s on synthetic data",
-        "FLOP a sample",
-        "of a large float32 matrix product here",
+        " kFLOP a sample, ",
+        "GFLOP/s of a large float32 matrix product here",
         "MiB at most",
     ):
         assert words in printed

@@ -17,7 +17,6 @@ from tests.graph.fusion.pairs import parse
 
 IMAGE, CLASSES = 8, 5
 
-
 Shape = tuple[int, int]
 
 
@@ -43,9 +42,9 @@ class Drawing:
         self.source = random.Random(self.seed)
         self.numbers = np.random.default_rng(self.seed)
 
-    def weight(self, *shape: int, around: float = 0.0, prefix: str = "w") -> str:
+    def weight(self, *shape: int, around: float = 0.0) -> str:
         """A new weight; the same numbers whatever the type."""
-        name = f"{prefix}{len(self.stored)}"
+        name = f"w{len(self.stored)}"
         fan = max(1, int(np.prod(shape[1:])))
         drawn = around + self.numbers.normal(0, (1.0 if len(shape) > 1 else 0.3) / fan**0.5, shape)
         self.stored[name] = drawn.astype(np.float32).astype(self.dtype)
@@ -252,7 +251,7 @@ def draw_images(seed: int, dtype: Any = np.float32) -> onnx.ModelProto:
     return parse(f"{kind}[batch,3,{IMAGE},{IMAGE}] x", outputs, "\n".join(draw.lines), draw.stored, 18)
 
 
-def image_data(samples: int, dtype: Any = np.float32, seed: int = 0) -> Mapping[str, np.ndarray]:
-    numbers = np.random.default_rng(seed)
+def image_data(samples: int, dtype: Any = np.float32) -> Mapping[str, np.ndarray]:
+    numbers = np.random.default_rng(0)
     x = numbers.normal(size=(samples, 3, IMAGE, IMAGE)).astype(np.float32).astype(dtype)
     return {"x": x, "labels": numbers.integers(0, CLASSES, samples)}

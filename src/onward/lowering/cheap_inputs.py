@@ -20,14 +20,7 @@ from onward.lowering.ops.elementwise import add, sub
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.linear import gemm, matmul
-from onward.lowering.ops.movement import (
-    flatten,
-    identity,
-    reshape,
-    squeeze,
-    transpose,
-    unsqueeze,
-)
+from onward.lowering.ops.movement import flatten, identity, reshape, squeeze, transpose, unsqueeze
 from onward.lowering.ops.shapes import shape
 from onward.lowering.program import Program, pick
 

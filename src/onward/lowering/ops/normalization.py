@@ -71,8 +71,14 @@ def _normalize_by_running(X: Tensor, scale: Tensor, B: Tensor, mean: Tensor, var
     # torch's kernel has no gradient for statistics; inputs of the graph may want one.
     if mean.requires_grad or var.requires_grad:
         return _apply(x.to(wide), scale, B, mean, var, epsilon).to(X.dtype).reshape(X.shape)
-    Y = with_plain_gradient(F.batch_norm(told_plainly(x), mean, var, scale, B, False, 0.0, epsilon))
-    return Y if X.dim() > 1 else Y.reshape(X.shape)
+    return _shaped(
+        with_plain_gradient(F.batch_norm(told_plainly(x), mean, var, scale, B, False, 0.0, epsilon)), X.shape
+    )
+
+
+def _shaped(Y: Tensor, shape: Sequence[int]) -> Tensor:
+    """Y in a shape; as it is where it has it, since a view of one image no longer tells how it lies in memory."""
+    return Y if Y.shape == torch.Size(shape) else Y.reshape(shape)
 
 
 def _apply(x: Tensor, scale: Tensor, B: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Tensor:
@@ -106,7 +112,7 @@ def _normalize_by_batch(
             Y = normalized(x, with_plain_gradient(Y), scale, B, *statistics)
         else:
             Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon)
-            Y = with_plain_gradient(Y if X.dim() > 1 else Y.reshape(X.shape))
+            Y = _shaped(with_plain_gradient(Y), X.shape)
         return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)
@@ -155,8 +161,7 @@ def batch_normalization_7(
     X, (scale, B, mean, var) = _flatten_features(X, spatial, scale, B, mean, var)
     track = owned[3] and owned[4]
     if not (training if track else output_count > 1):
-        Y = _normalize_by_running(X, scale, B, mean, var, epsilon)
-        return Y if spatial else Y.reshape(shape), *given, *given
+        return _shaped(_normalize_by_running(X, scale, B, mean, var, epsilon), shape), *given, *given
     Y, batch_mean, batch_variance = _normalize_by_batch(X, scale, B, epsilon, output_count > 1 and not track)
     statistics = tuple(t.reshape(given[0].shape) for t in (batch_mean, batch_variance))
     updated = tuple(_blend(old, new, momentum) for old, new in zip(given, statistics, strict=True))
@@ -164,7 +169,7 @@ def batch_normalization_7(
         with torch.no_grad():
             for old, new in zip(given, updated, strict=True):
                 old.copy_(new)
-    return Y if spatial else Y.reshape(shape), *updated, *statistics
+    return _shaped(Y, shape), *updated, *statistics
 
 
 @lowers("BatchNormalization", since=1)
