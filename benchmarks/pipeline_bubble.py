@@ -28,7 +28,7 @@ from onward.models import create_model
 from onward.parallel.pipeline import Pipeline
 from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import start
-from onward.parameter_distribution import Distributed, PipelineSchedule
+from onward.parameters.distributed import Distributed, PipelineSchedule
 from onward.plan.schedules import StageCost, ideal_bubble_share, simulate, stages_of_rank
 from onward.plan.stages import plan_stages
 from onward.plan.stages_balance import balanced_stages

@@ -12,9 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
-    "errors", "parameter_types", "parameter_distribution", "parameter_sections", "parameter_checks", "parameter_file",
-    "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data", "engine", "checkpoint",
-    "report", "artifacts", "models", "runner", "planning_command", "training_command", "cli", "__main__",
+    "errors", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data", "engine",
+    "checkpoint", "report", "artifacts", "models", "runner", "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 

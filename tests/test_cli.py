@@ -20,7 +20,8 @@ import yaml
 from onnx import numpy_helper
 
 import onward
-from onward.cli import main, read_overrides
+from onward.cli import main
+from onward.commands.overrides import read_overrides
 from onward.errors import ParametersError
 from tests.mlp import cross_entropies, data, forward, save_mlp, write_shards
 

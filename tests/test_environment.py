@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from onward.commands.training import train
 from onward.data.in_memory import InMemoryDataLoader
 from onward.environment import ALLOCATOR_VARIABLES, Environment
 from onward.errors import ParametersError
 from onward.runner import TrainingRunner
-from onward.training_command import train
 from tests.mlp import assert_same_bits, data, parameters, save_mlp, weights_of
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -49,8 +49,8 @@ from onward.lowering.program import Program
 from onward.optim.building import unmatched_rules
 from onward.parallel.agreement import StopAgreement, check_same
 from onward.parallel.process import Mesh, start
-from onward.parameter_checks import fixed_fields_changed
 from onward.parameters import Parameters, check
+from onward.parameters.checks import fixed_fields_changed
 from onward.report.profiler import NodeProfiler, profiled
 from onward.report.watching import Watchers
 

@@ -31,8 +31,8 @@ from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
 from onward.optim.building import make_optimizer
-from onward.parameter_distribution import Distributed
 from onward.parameters import AttributeRule, Loss, MixedPrecision, Optimizer
+from onward.parameters.distributed import Distributed
 from tests.artifacts.plain_runtime import autograd_gradients, call, largest_error, open_session
 
 Features = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ import torch
 
 from onward.engine.exchange import GradientExchange
 from onward.parallel.process import in_world_of_one
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 
 class Weight:

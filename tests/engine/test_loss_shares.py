@@ -14,8 +14,8 @@ from onward.engine.micro_batches import shared_loss
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.parallel.process import in_world_of_one, start
-from onward.parameter_distribution import Distributed
 from onward.parameters import Loss
+from onward.parameters.distributed import Distributed
 from tests.mlp import CROSS_ENTROPY, build_mlp
 from tests.ranks import run_on_ranks
 

@@ -22,8 +22,8 @@ from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parallel.process import in_world_of_one
-from onward.parameter_distribution import Distributed
 from onward.parameters import Loss
+from onward.parameters.distributed import Distributed
 from tests.mlp import CROSS_ENTROPY, build_mlp, cross_entropies, data, forward, weights
 
 GRAPH = make_training_graph(build_mlp(), loss=LossSpec(**CROSS_ENTROPY))

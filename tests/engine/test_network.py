@@ -9,7 +9,7 @@ from onward.engine.forward import Forward
 from onward.engine.network import Network, Segment, whole_network
 from onward.engine.precision import Precision
 from onward.lowering.module import OnnxModule
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.segments import plan_segments
 from tests.plan.staged_models import batch_of, graph_of
 

@@ -11,7 +11,7 @@ import torch
 
 import onward
 from onward.errors import ModelError
-from onward.parameter_sections import DropoutRule
+from onward.parameters.training import DropoutRule
 from tests.one_node import make_model
 
 

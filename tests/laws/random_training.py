@@ -22,7 +22,7 @@ from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.layout import use_channels_last
 from onward.lowering.module import OnnxModule
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.segments import plan_segments
 
 

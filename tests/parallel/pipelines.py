@@ -15,7 +15,7 @@ from onward.lowering.module import OnnxModule
 from onward.parallel.pipeline import Pipeline, knows_gradients
 from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import Mesh, start
-from onward.parameter_distribution import Distributed, PipelineSchedule
+from onward.parameters.distributed import Distributed, PipelineSchedule
 from onward.plan.schedules import SPLITS_BACKWARD, stages_of_rank
 from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_balance import balanced_stages

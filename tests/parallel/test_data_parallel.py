@@ -21,7 +21,7 @@ from onward.parallel.data_parallel import (
     rows_of,
 )
 from onward.parallel.process import Mesh, in_world_of_one, start
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from tests.ranks import run_on_ranks
 
 BATCHES = torch.tensor([[[1.0, 2.0], [3.0, 5.0]], [[7.0, 11.0], [13.0, 17.0]]])

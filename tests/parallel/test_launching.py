@@ -8,7 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from onward.errors import ParametersError
 from onward.parallel.launching import _explain, check_room, worker_count
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 SIZES = Distributed(data_parallel_size=2, horizontal_parallel_size=3, pipeline_parallel_size=1)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from onward.errors import DataError, ModelError, NodeError
 from onward.graph.training_graph import TrainingGraph
 from onward.parallel.pipeline_stage import StageModule
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_choice import choose_stages
 from onward.plan.stages_values import find_roles

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onward.errors import ParametersError
 from onward.parallel.pipeline import check_torch, check_wrapping
 from onward.parallel.process import Mesh
-from onward.parameter_distribution import PipelineSchedule
+from onward.parameters.distributed import PipelineSchedule
 from onward.plan.schedules import SPLITS_BACKWARD
 from onward.plan.stages import StagePlan
 from tests.laws.rank_pool import end_ranks

@@ -16,7 +16,7 @@ from onward.parallel.agreement import StopAgreement, check_same
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import come, open_store, wait_for_all
 from onward.parallel.process import check_devices, choose_backend, in_world_of_one, start
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 from tests.parallel.starting import free_port
 from tests.ranks import run_on_ranks

@@ -17,7 +17,7 @@ from onward.parallel.agreement import StopAgreement, check_same
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
 from onward.parallel.process import Mesh, start, stop
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 
 def run(what: str, parameters: Distributed) -> None:

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from onward.commands.planning import plan
 from onward.errors import ModelError
 from onward.models import create_model
 from onward.parameters import Parameters
@@ -20,7 +21,6 @@ from onward.plan.annotations import METADATA_KEY, annotate, compare_splits, read
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.shards import WeightShard
 from onward.plan.topology import Topology
-from onward.planning_command import plan
 
 
 def write_run(folder: Path, model: str = "model.onnx", **distributed: Any) -> Path:

@@ -11,7 +11,7 @@ from onward.errors import ParametersError
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.models import create_model
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.costs import measure_costs
 from onward.plan.recompute import check_recompute, choose_for_budget, count_fused_attention, find_attention
 from onward.plan.segments import SegmentPlan, label_of, plan_segments

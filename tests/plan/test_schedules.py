@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.pipelining import schedules as of_torch
 
 from onward.errors import ParametersError
-from onward.parameter_distribution import PipelineSchedule
+from onward.parameters.distributed import PipelineSchedule
 from onward.plan.schedules import (
     Action,
     StageCost,

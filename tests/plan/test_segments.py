@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.segments import label_of, plan_segments
 from tests.plan.staged_models import graph_of
 

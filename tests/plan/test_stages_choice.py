@@ -8,7 +8,7 @@ import pytest
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from onward.plan.costs import measure_costs
 from onward.plan.schedules import simulate
 from onward.plan.stages import StagePlan, plan_stages

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from onward.errors import ParametersError
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.segments import SegmentPlan, plan_segments
 from onward.plan.zero_units import LEAST_BYTES, HeldWeight, choose_units
 from tests.plan.staged_models import graph_of

@@ -12,8 +12,8 @@ import torch
 
 from onward import __version__
 from onward.graph.training_graph import TrainingGraph
-from onward.parameter_file import to_plain
 from onward.parameters import Parameters
+from onward.parameters.yaml_file import to_plain
 
 _SHORT = 24
 """Characters of a value that is shown as it is."""

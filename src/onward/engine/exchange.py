@@ -18,7 +18,7 @@ from onward.engine.state import TrainState
 from onward.parallel import data_parallel, gradients
 from onward.parallel.pipeline import Pipeline
 from onward.parallel.process import Mesh
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 
 @dataclass(frozen=True)

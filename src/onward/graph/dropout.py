@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.node_writer import free_name, value_names
-from onward.parameter_sections import DropoutRule
+from onward.parameters.training import DropoutRule
 
 _RATIO_IS_INPUT_SINCE = 12
 

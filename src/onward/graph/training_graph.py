@@ -19,7 +19,7 @@ from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
 from onward.graph.ties import Tie, tie_copies
 from onward.graph.untying import untie_merged_weights
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
-from onward.parameter_sections import DropoutRule
+from onward.parameters.training import DropoutRule
 
 WeightPattern = str | Sequence[str]
 

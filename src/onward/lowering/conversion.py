@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from onward.graph.reading import ModelSource
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
-from onward.parameter_sections import DropoutRule
+from onward.parameters.training import DropoutRule
 
 
 def to_torch(

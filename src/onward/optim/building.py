@@ -14,8 +14,8 @@ from torch import nn
 
 from onward.errors import ParametersError
 from onward.optim.lamb import Lamb
-from onward.parameter_checks import ATTRIBUTES_OF
 from onward.parameters import AttributeRule, Optimizer
+from onward.parameters.checks import ATTRIBUTES_OF
 
 _DEFAULTS: dict[str, Any] = {
     "alpha": 0.9,

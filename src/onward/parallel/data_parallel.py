@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.parallel.process import Mesh
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 Units = Sequence[tuple[Sequence[nn.Module], bool]]
 REDUCTION_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

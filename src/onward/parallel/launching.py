@@ -24,7 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from onward.errors import ParametersError
 from onward.parallel.process import DeviceKind, choose_backend
 from onward.parallel.watch import LAUNCHED_BY_US
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 SAVING_SECONDS = 24 * 3600
 """How long workers may take to save after a signal; the person who sent it can send another one."""

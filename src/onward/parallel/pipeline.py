@@ -24,7 +24,7 @@ from onward.parallel.data_parallel import reshard
 from onward.parallel.pipeline_shared import sum_shared_gradients
 from onward.parallel.pipeline_stage import StageModule
 from onward.parallel.process import Mesh
-from onward.parameter_distribution import PipelineSchedule
+from onward.parameters.distributed import PipelineSchedule
 from onward.plan.schedules import SPLITS_BACKWARD, check_schedule, rank_of_stage
 from onward.plan.stages import StagePlan
 

@@ -20,7 +20,7 @@ from onward.errors import ParametersError
 from onward.parallel.failure import begin_watch, end_watch
 from onward.parallel.launcher import Launch, detect
 from onward.parallel.meeting import choose_interface, come, wait_for_all
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 
 DIMENSIONS = ("pipeline", "data", "horizontal")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from onward.graph.training_graph import TrainingGraph
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 from onward.plan.decision import Plan
 from onward.plan.memory import StageFootprint, Traffic
 from onward.plan.schedules import SPLITS_BACKWARD

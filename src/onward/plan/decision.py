@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
-from onward.parameter_distribution import PipelineSchedule, stages_of_a_rank
 from onward.parameters import Parameters
+from onward.parameters.distributed import PipelineSchedule, stages_of_a_rank
 from onward.plan.annotations import compare_splits, read_wish
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal

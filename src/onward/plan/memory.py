@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.graph.training_graph import TrainingGraph
-from onward.parameter_distribution import PipelineSchedule
+from onward.parameters.distributed import PipelineSchedule
 from onward.plan.costs import GraphCosts, NodeCost
 from onward.plan.schedules import SPLITS_BACKWARD, Span, Timeline
 from onward.plan.stages import Stage, StagePlan

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.cuts import reads
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.costs import NodeCost
 from onward.plan.stages_values import node_id
 

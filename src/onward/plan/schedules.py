@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onward.errors import ParametersError
-from onward.parameter_distribution import PipelineSchedule
+from onward.parameters.distributed import PipelineSchedule
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 Rows = tuple[tuple["Action", ...], ...]

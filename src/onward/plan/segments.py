@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.cuts import find_cut_points, reads
-from onward.parameter_distribution import Recompute
+from onward.parameters.distributed import Recompute
 from onward.plan.costs import NodeCost
 from onward.plan.recompute import choose_for_budget, find_attention, split_at_attention
 from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_blocks

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onward.graph.training_graph import TrainingGraph
-from onward.parameter_distribution import Distributed, stages_of_a_rank
+from onward.parameters.distributed import Distributed, stages_of_a_rank
 from onward.plan.annotations import Wish, wished_stages
 from onward.plan.costs import GraphCosts, measure_costs
 from onward.plan.schedules import StageCost, check_schedule, simulate

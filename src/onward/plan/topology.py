@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onward.errors import ParametersError
-from onward.parameter_distribution import Distributed
+from onward.parameters.distributed import Distributed
 
 
 @dataclass(frozen=True)

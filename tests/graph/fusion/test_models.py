@@ -21,8 +21,8 @@ from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
-from onward.parameter_sections import FusionName, Speed
 from onward.parameters import Parameters
+from onward.parameters.speed import FusionName, Speed
 from tests.graph.exported import Encoder, export
 from tests.graph.fusion.pairs import attention_calls, kinds, run, specialized
 

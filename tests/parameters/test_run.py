@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from onward.errors import ParametersError
-from onward.parameter_distribution import Distributed, Recompute
 from onward.parameters import (
     AttributeRule,
     Checkpoint,
@@ -31,6 +30,7 @@ from onward.parameters import (
     Training,
     check,
 )
+from onward.parameters.distributed import Distributed, Recompute
 from onward.runner import TrainingRunner
 
 DESIGN = """\

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from onward.errors import ParametersError
-from onward.parameter_checks import ATTRIBUTES_OF, fixed_fields_changed
 from onward.parameters import AttributeRule, Parameters, check
+from onward.parameters.checks import ATTRIBUTES_OF, fixed_fields_changed
 
 SMALL: dict[str, dict[str, Any]] = {
     "paths": {"model_path": "m.onnx"},

@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from onward.parameter_distribution import distribution_problems
+from onward.parameters.distributed import distribution_problems
 
 if TYPE_CHECKING:
-    from onward.parameter_sections import (
-        Checkpoint,
-        LearningRate,
-        Loss,
-        MixedPrecision,
-        Optimizer,
-        Training,
-    )
     from onward.parameters import Parameters
+    from onward.parameters.loss import Loss
+    from onward.parameters.optimizer import Optimizer
+    from onward.parameters.reporting import Checkpoint
+    from onward.parameters.speed import MixedPrecision
+    from onward.parameters.training import LearningRate, Training
 
 
 def find_problems(parameters: Parameters) -> list[str]:

@@ -15,45 +15,16 @@ from typing import Any
 import pydantic
 
 from onward.errors import ParametersError
-from onward.parameter_checks import find_problems
-from onward.parameter_distribution import Distributed, Recompute
-from onward.parameter_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
-from onward.parameter_sections import (
-    AttributeRule,
-    Checkpoint,
-    Data,
-    LearningRate,
-    Loss,
-    Machine,
-    MixedPrecision,
-    Optimizer,
-    Paths,
-    Profiler,
-    Speed,
-    TensorBoard,
-    Training,
-)
-from onward.parameter_types import STRICT
-
-__all__ = [
-    "AttributeRule",
-    "Checkpoint",
-    "Data",
-    "Distributed",
-    "LearningRate",
-    "Loss",
-    "Machine",
-    "MixedPrecision",
-    "Optimizer",
-    "Parameters",
-    "Paths",
-    "Profiler",
-    "Recompute",
-    "Speed",
-    "TensorBoard",
-    "Training",
-    "check",
-]
+from onward.parameters.checks import find_problems
+from onward.parameters.distributed import Distributed, Recompute
+from onward.parameters.field_types import STRICT
+from onward.parameters.loss import Loss
+from onward.parameters.optimizer import Optimizer
+from onward.parameters.paths import Data, Paths
+from onward.parameters.reporting import Checkpoint, Profiler, TensorBoard
+from onward.parameters.speed import Machine, MixedPrecision, Speed
+from onward.parameters.training import LearningRate, Training
+from onward.parameters.yaml_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from onward.parameter_types import STRICT, Count, CountFromZero, Flag, Positive, Share, ZeroStage
+from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, Positive, Share, ZeroStage
 
 PipelineSchedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 

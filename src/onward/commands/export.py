@@ -1,0 +1,89 @@
+"""`onward export`: a trained model from a checkpoint, and graphs to train with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from onward.errors import ParametersError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, what to write and how."""
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="+", help="the .onnx file that was trained, or those of its pipeline stages"
+    )
+    parser.add_argument("--checkpoint", metavar="DIR", help="a checkpoint, or a folder of them")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the trained model goes")
+    parser.add_argument("--optimize", action="store_true", help="fold constants and fuse what onnxscript can")
+    parser.add_argument("--quantize", choices=("fp16", "int8-dynamic", "int8-static"), help="in fewer bits")
+    parser.add_argument("--calibration-data", metavar="DIR", help="shards for int8-static")
+    parser.add_argument("--calibration-batch-size", type=int, default=8, metavar="N", help="samples a batch (8)")
+    parser.add_argument("--calibration-batches", type=int, default=16, metavar="N", help="batches at most (16)")
+    parser.add_argument("--training-graph", metavar="FILE", help="where loss and gradients go as an ONNX graph")
+    parser.add_argument("--optimizer-graph", metavar="FILE", help="where the weight update goes as an ONNX graph")
+    parser.add_argument("--train-step", metavar="FILE", help="where a whole training step goes as an ONNX graph")
+    parser.add_argument(
+        "--training-info", metavar="FILE", help="where the model goes with its training as ONNX says it"
+    )
+    parser.add_argument("--run", metavar="RUN.yaml", dest="run_file", help="loss and optimizer of these graphs")
+
+
+def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Writes what was asked for.
+
+    Raises:
+        UserError: options do not fit together, or a file cannot be read or written.
+    """
+    if options.training_graph or options.optimizer_graph or options.train_step or options.training_info:
+        _export_graphs(options)
+    elif options.run_file is not None:
+        raise ParametersError(
+            "--run goes with --training-graph, --optimizer-graph, --train-step or --training-info FILE; name one."
+        )
+    elif options.checkpoint is None or options.output is None:
+        raise ParametersError(
+            "give --checkpoint DIR and -o FILE for a trained model, or --run RUN.yaml with --training-graph, "
+            "--optimizer-graph, --train-step or --training-info FILE for a graph to train with."
+        )
+    if options.output is not None:
+        _export_trained(options)
+
+
+def _export_graphs(options: argparse.Namespace) -> None:
+    from onward.artifacts.run_graphs import export_graphs
+
+    if options.run_file is None:
+        raise ParametersError("training graphs need a loss and an optimizer; name them with --run RUN.yaml.")
+    if options.output is not None and options.checkpoint is None:
+        raise ParametersError("-o FILE, the trained model, needs --checkpoint DIR.")
+    if len(options.model) > 1:
+        raise ParametersError(f"training graphs are of one model; {len(options.model)} are given.")
+    written = export_graphs(
+        options.model[0],
+        options.run_file,
+        checkpoint=options.checkpoint,
+        training_graph=options.training_graph,
+        optimizer_graph=options.optimizer_graph,
+        train_step=options.train_step,
+        training_info=options.training_info,
+        tell=print,
+    )
+    for path in written:
+        print(f"wrote {path}")
+
+
+def _export_trained(options: argparse.Namespace) -> None:
+    from onward.artifacts.trained_model import export_checkpoint
+
+    path = export_checkpoint(
+        options.model,
+        options.checkpoint,
+        options.output,
+        optimize=options.optimize,
+        quantize=options.quantize,
+        calibration_dir=options.calibration_data,
+        calibration_batch_size=options.calibration_batch_size,
+        calibration_batches=options.calibration_batches,
+    )
+    print(f"wrote {path}")

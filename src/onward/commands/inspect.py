@@ -1,0 +1,23 @@
+"""`onward inspect`: what a model holds, and what of it is trainable."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the model and the length of its table."""
+    parser.add_argument("model", metavar="MODEL", help="an .onnx file")
+    parser.add_argument("--weights", type=int, default=20, metavar="N", help="rows of the table of weights (20)")
+
+
+def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Prints the description of a model.
+
+    Raises:
+        UserError: the model cannot be read.
+    """
+    from onward.lowering.inspection import describe
+
+    print(describe(options.model, weight_rows=options.weights))

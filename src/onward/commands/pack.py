@@ -1,0 +1,24 @@
+"""`onward pack`: text, arrays, tables or images into training shards."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds source, destination and the options of every kind of source."""
+    from onward.data.packing.command import add_arguments as add
+
+    add(parser)
+
+
+def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Packs and prints a summary.
+
+    Raises:
+        UserError: the source cannot be packed as asked.
+    """
+    from onward.data.packing import command
+
+    print(command.run(options).describe())

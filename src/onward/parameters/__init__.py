@@ -1,0 +1,21 @@
+"""What the user asked: a run as frozen dataclasses, a file for each section or two, checked in full before any work."""
+
+from __future__ import annotations
+
+from onward.parameters.distributed import Distributed as Distributed
+from onward.parameters.distributed import Recompute as Recompute
+from onward.parameters.loss import Loss as Loss
+from onward.parameters.optimizer import AttributeRule as AttributeRule
+from onward.parameters.optimizer import Optimizer as Optimizer
+from onward.parameters.paths import Data as Data
+from onward.parameters.paths import Paths as Paths
+from onward.parameters.reporting import Checkpoint as Checkpoint
+from onward.parameters.reporting import Profiler as Profiler
+from onward.parameters.reporting import TensorBoard as TensorBoard
+from onward.parameters.run import Parameters as Parameters
+from onward.parameters.run import check as check
+from onward.parameters.speed import Machine as Machine
+from onward.parameters.speed import MixedPrecision as MixedPrecision
+from onward.parameters.speed import Speed as Speed
+from onward.parameters.training import LearningRate as LearningRate
+from onward.parameters.training import Training as Training

@@ -1,0 +1,58 @@
+"""The section `loss` of RUN.yaml: what training minimizes, and which output and which features it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from onward.parameters.field_types import STRICT, FiniteNumber, Flag, WholeNumber
+
+LossType = Literal[
+    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What training minimizes.
+
+    Attributes:
+        type: `softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `bert`,
+            `graph` (a loss model of the user's own) or `output` (an output of the model is the loss already).
+        prediction: the output of the model that is compared; for `output`, the loss itself.
+        label: the feature of the data that it is compared with.
+        class_axis: axis of the classes in the prediction (softmax_cross_entropy).
+        ignore_index: label value that does not count (softmax_cross_entropy; bert, where it is 0 if absent).
+        class_weights: one weight a class (softmax_cross_entropy; bert, for the masked tokens).
+        reduction: `mean` or `sum`.
+        from_logits: the prediction is logits, not probabilities (binary_cross_entropy).
+        dense_labels: labels are float probabilities in the prediction's shape (softmax_cross_entropy).
+        label_type: element type of the label in ONNX's spelling ("int32"); absent: int64 for classes, else float.
+        graph: path of an ONNX loss model (type `graph`).
+        graph_inputs: input of the loss model -> output of the model or feature of the data.
+        graph_output: output of the loss model that is the loss; absent: its only or first one.
+        masked_lm_prediction, next_sentence_prediction: the two outputs of a BERT (type `bert`).
+        masked_lm_positions, masked_lm_ids, next_sentence_label: the three features they are compared with.
+    """
+
+    __pydantic_config__ = STRICT
+    type: LossType
+    prediction: str | None = None
+    label: str | None = None
+    class_axis: WholeNumber = -1
+    ignore_index: WholeNumber | None = None
+    class_weights: tuple[FiniteNumber, ...] | None = None
+    reduction: Literal["mean", "sum"] = "mean"
+    from_logits: Flag = False
+    dense_labels: Flag = False
+    label_type: str | None = None
+    graph: Path | None = None
+    graph_inputs: Mapping[str, str] = field(default_factory=dict)
+    graph_output: str | None = None
+    masked_lm_prediction: str = "output1"
+    next_sentence_prediction: str = "output2"
+    masked_lm_positions: str = "masked_lm_positions"
+    masked_lm_ids: str = "masked_lm_ids"
+    next_sentence_label: str = "next_sentence_labels"

@@ -1,0 +1,63 @@
+"""The sections `checkpoint`, `tensorboard` and `profiler` of RUN.yaml: what a run leaves behind while it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Saving and resuming.
+
+    Attributes:
+        checkpoints_dir: folder of checkpoints; absent: none are written.
+        checkpoint_period: weight updates between two checkpoints; 0: only at the end of a round.
+        max_num_checkpoints: how many are kept.
+        checkpoint_to_load_path: a checkpoint, or a folder of them, from which a run starts that has none of its own;
+            what `checkpoints_dir` holds comes first, so that the same command goes on after a stop.
+        blocking: stand still until a checkpoint is on disk.
+    """
+
+    __pydantic_config__ = STRICT
+    checkpoints_dir: Path | None = None
+    checkpoint_period: CountFromZero = 0
+    max_num_checkpoints: Count = 1
+    checkpoint_to_load_path: Path | None = None
+    blocking: Flag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoard:
+    """What goes to TensorBoard, beside the standard scalars.
+
+    Attributes:
+        log_dir: folder of event files and of `metrics.jsonl`; absent: neither is written.
+        scalar_names, histogram_names, norm_names: values of the graph, weights, or gradients (`<weight>_grad`);
+            `*`-patterns match weights and gradients.
+    """
+
+    __pydantic_config__ = STRICT
+    log_dir: Path | None = None
+    scalar_names: tuple[str, ...] = ()
+    histogram_names: tuple[str, ...] = ()
+    norm_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiler:
+    """Profiling a range of steps.
+
+    Attributes:
+        first_step, last_step: steps of the round to profile, the last included; absent: none.
+        trace_dir: folder of the trace and the per-node table; absent: `profile` in `output_dir`.
+        top_nodes: rows of the table that are printed.
+    """
+
+    __pydantic_config__ = STRICT
+    first_step: Count | None = None
+    last_step: Count | None = None
+    trace_dir: Path | None = None
+    top_nodes: Count = 20

@@ -1,0 +1,99 @@
+"""The sections `mixed_precision`, `speed` and `machine` of RUN.yaml: how and on what a run computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pydantic
+
+from onward.parameters.field_types import STRICT, Count, Flag, NonNegative, Positive
+
+FusionName = Literal[
+    "attention",
+    "normalization",
+    "gelu",
+    "swish",
+    "swiglu",
+    "rotary_embedding",
+    "cross_entropy",
+    "linear",
+    "joined_relu",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPrecision:
+    """Computing in 16 bits with fp32 masters.
+
+    Attributes:
+        use_mixed_precision: compute in fp16, or bf16 with `use_bfloat16`.
+        use_bfloat16: bf16 needs no loss scale.
+        loss_scale: of fp16; 0: dynamic, from 65536; else fixed.
+        float8: multiply activations and weights in 8-bit floats where both sizes of a weight divide by 16; everything
+            else computes as without it, and weights and moments stay in fp32. Needs an Ada, Hopper or newer GPU;
+            on a CPU it is for trying out.
+    """
+
+    __pydantic_config__ = STRICT
+    use_mixed_precision: Flag = False
+    use_bfloat16: Flag = False
+    loss_scale: NonNegative = 0.0
+    float8: Flag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What makes a step faster or smaller without changing what it computes.
+
+    Attributes:
+        fuse: compute attention, norms, activations, rotary embeddings and the last linear layer with its loss in one
+            call each where the model writes them out in many nodes; `onward inspect` lists them. What is exported
+            never contains them.
+        fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
+            `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`.
+        join_layers: where nothing is compiled, linear layers that read the same (queries, keys and values; gate and
+            value) are one function that adds up the gradient of what they read in place. Their weights stay their
+            own.
+        compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
+            on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
+            run uncompiled.
+        channels_last: convolve images with the channels of a pixel side by side in memory, which is faster on CPUs, and
+            on GPUs in 16 bits; compiled code lies as torch's compiler wants it.
+        cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches
+            have one shape, without accumulation and recompute. Not tried on a GPU yet.
+    """
+
+    __pydantic_config__ = STRICT
+    fuse: Flag = True
+    fusions_off: tuple[FusionName, ...] = ()
+    join_layers: Flag = True
+    compile: Literal["auto", True, False] = "auto"
+    channels_last: Flag = True
+    cuda_graphs: Flag = False
+
+    @pydantic.field_validator("compile", mode="before")
+    @classmethod
+    def _choice(cls, value: Any) -> Any:
+        if value == "auto" or isinstance(value, bool):
+            return value
+        raise ValueError("expected auto, true or false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The part of `Environment` that a RUN.yaml may set.
+
+    Attributes:
+        execution_provider: `CPU` or `CUDA`; absent: CUDA where there is a GPU.
+        threads: CPU threads of one process; absent: torch's choice.
+        deterministic: refuse operators whose result depends on timing.
+        memory_gb: memory for the tensors of one process in GB (10^9 bytes), for `training.find_batch_size` and the
+            verdict of `onward plan`; absent: nine tenths of what its GPU, or its share of the machine, has free.
+    """
+
+    __pydantic_config__ = STRICT
+    execution_provider: Literal["CPU", "CUDA"] | None = None
+    threads: Count | None = None
+    deterministic: Flag = False
+    memory_gb: Positive | None = None

@@ -1,0 +1,116 @@
+"""The sections `training` and `learning_rate` of RUN.yaml: how long, how much at a time, which weights, at which rate.
+
+*Steps* are forward/backward passes, *updates* are weight updates; one field has one meaning and one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pydantic
+
+from onward.parameters.field_types import (
+    STRICT,
+    Count,
+    CountFromZero,
+    Flag,
+    NonNegative,
+    Number,
+    Positive,
+    Ratio,
+    Seed,
+    Share,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutRule:
+    """Where dropout that an export left out belongs, and how much of it.
+
+    Attributes:
+        ratio: share of the elements that are set to zero in training.
+        after_operators: operator types; dropout follows every node of them (`Softmax`: attention dropout).
+        after_values: names or `*`-patterns of values that dropout follows.
+    """
+
+    __pydantic_config__ = STRICT
+    ratio: Ratio
+    after_operators: tuple[str, ...] = ()
+    after_values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How long, how much at a time, and which weights.
+
+    Attributes:
+        batch_size: samples in one micro-batch of one replica.
+        eval_batch_size: samples in one batch of evaluation; absent: `batch_size`.
+        num_train_steps: forward/backward passes of a round.
+        gradient_accumulation_steps: passes whose mean gradient makes one weight update.
+        display_loss_steps: weight updates between two displayed losses.
+        evaluation_period: steps between two evaluations; 0: only at the end.
+        skip_evaluation: never evaluate.
+        seed: of dropout, shuffling and everything else that is drawn.
+        weights_to_train: exact initializer names or `*`-patterns; empty: all that can.
+        weights_not_to_train: exact names or patterns taken out again.
+        tied_weights: patterns of all-equal initializers shared by several layers that stay shared.
+        immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.
+        revive_dropout: rules, each `{ratio, after_operators, after_values}`: dropout that an export left out.
+        mapped_dimensions: symbolic dimension of the model -> its size.
+        find_batch_size: find the largest micro-batch that fits the memory of a rank (`machine.memory_gb`), by forecast
+            and trial. An update stays `batch_size` times `gradient_accumulation_steps` samples of each replica, and
+            what is counted in steps is converted; the run says how. A resumed run keeps what it found.
+        is_perf_test: train on random batches made from the model's inputs, and say how fast and how large that is;
+            nothing is saved or evaluated, and no data are needed.
+    """
+
+    __pydantic_config__ = STRICT
+    batch_size: Count
+    num_train_steps: Count
+    eval_batch_size: Count | None = None
+    gradient_accumulation_steps: Count = 1
+    display_loss_steps: Count = 10
+    evaluation_period: CountFromZero = 0
+    skip_evaluation: Flag = False
+    seed: Seed = 0
+    weights_to_train: tuple[str, ...] = ()
+    weights_not_to_train: tuple[str, ...] = ()
+    tied_weights: tuple[str, ...] = ()
+    immutable_weights: Mapping[str, tuple[tuple[CountFromZero, Number], ...]] = field(default_factory=dict)
+    revive_dropout: tuple[DropoutRule, ...] = ()
+    mapped_dimensions: Mapping[str, Count] = field(default_factory=dict)
+    find_batch_size: Flag = False
+    is_perf_test: Flag = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """The learning rate over the steps of a round.
+
+    Attributes:
+        initial_lr: the rate at its highest.
+        warmup_mode: `none`, `constant`, `linear`, `polynomial` or `cosine`: what follows the warm-up; `none` has none.
+        warmup_ratio: share of the round's steps over which the rate rises from 0.
+        warmup_steps: the same in steps; give one of the two.
+        power: exponent of `polynomial`.
+    """
+
+    __pydantic_config__ = STRICT
+    initial_lr: NonNegative
+    warmup_mode: str = "none"
+    warmup_ratio: Share | None = None
+    warmup_steps: CountFromZero | None = None
+    power: Positive = 0.5
+
+    @pydantic.field_validator("warmup_mode", mode="before")
+    @classmethod
+    def _mode(cls, value: Any) -> str:
+        names = {"poly": "polynomial"}
+        mode = "none" if value is None else str(value).lower()
+        mode = names.get(mode, mode)
+        if mode not in ("none", "constant", "linear", "polynomial", "cosine"):
+            raise ValueError("expected none, constant, linear, polynomial or cosine")
+        return mode
