@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
-    "errors", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data", "engine",
-    "checkpoint", "report", "artifacts", "models", "runner", "commands", "cli", "__main__",
+    "errors", "operating_system", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data",
+    "engine", "checkpoint", "report", "artifacts", "models", "runner", "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 
@@ -102,6 +102,16 @@ def test_nothing_loads_pickle() -> None:
         for module, line, _ in imports(path):
             assert module.split(".")[0] not in ("pickle", "dill", "cloudpickle", "joblib"), f"{path}:{line}"
         assert "torch.load(" not in path.read_text(), f"{path} calls torch.load"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_one_file_asks_the_operating_system(path: Path) -> None:
+    if part_of(path) == "operating_system":
+        return
+    for module, line, _ in imports(path):
+        assert module not in ("fcntl", "resource", "psutil", "pwd"), f"{path}:{line} imports {module}"
+    for name in ("/proc/", "sched_getaffinity", "O_DIRECTORY", "getsid("):
+        assert name not in path.read_text(), f"{path} uses {name}, which only some systems have"
 
 
 def test_the_public_names() -> None:

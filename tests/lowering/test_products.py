@@ -117,10 +117,10 @@ def test_functions_of_torch_func_get_torchs_own(asked: list[tuple[int, ...]]) ->
 
 
 def test_other_processors_keep_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_is_of_amd", lambda: False)
+    monkeypatch.setattr(products, "is_amd", lambda: False)
     prefers_onednn.cache_clear()
     assert not prefers_onednn()
-    monkeypatch.setattr(products, "_is_of_amd", lambda: True)
+    monkeypatch.setattr(products, "is_amd", lambda: True)
     prefers_onednn.cache_clear()
     assert prefers_onednn() == torch.backends.mkl.is_available()
     prefers_onednn.cache_clear()

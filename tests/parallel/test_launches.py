@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from onward.operating_system import is_running
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import open_store
-from onward.parallel.watch import is_running
 from tests.parallel.starting import (
     LONGEST_SECONDS,
     WORKER,

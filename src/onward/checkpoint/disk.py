@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from onward.checkpoint.agreement import do_together, rank_and_size
 from onward.errors import StorageError
+from onward.operating_system import sync_directory
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names of what is being written or removed begin with this; the next writer clears them away."""
@@ -64,15 +65,6 @@ def make_directory(path: Path) -> None:
             make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable. OSError goes through."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def publish(temporary: Path, final: Path) -> None:

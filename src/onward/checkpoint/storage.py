@@ -25,9 +25,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from onward import __version__
-from onward.checkpoint.disk import not_shared, storage_error, sync_directory
+from onward.checkpoint.disk import not_shared, storage_error
 from onward.checkpoint.manifest import FileEntry, Json, Manifest, TensorEntry, dtype_name, write_manifest
 from onward.checkpoint.planning import numbered_keys
+from onward.operating_system import sync_directory
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes hashed and handed to the operating system at a time: large enough that the calls cost nothing, small enough

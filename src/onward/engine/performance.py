@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Mapping
 
@@ -17,6 +16,7 @@ from onward.engine.reports import RunSummary
 from onward.graph.cuts import reads
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
+from onward.operating_system import peak_memory_bytes
 from onward.parameters import Parameters
 from onward.plan.costs import measure_costs
 
@@ -131,4 +131,4 @@ def _wait(device: torch.device) -> None:
 def _peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory_bytes()

@@ -6,7 +6,6 @@ On AMD's processors MKL keeps to the narrower of their instructions; oneDNN does
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from onward.operating_system import is_amd
 
 WORTHWHILE_FLOPS = 2**23
 """Floating point operations of a product for which oneDNN, which takes some microseconds to begin, is asked."""
@@ -96,7 +97,7 @@ _SCHEMAS = {
 def prefers_onednn() -> bool:
     """Whether this machine's processor is one on which oneDNN is the faster, and torch has it."""
     has_both = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if not (has_both and _is_of_amd()):
+    if not (has_both and is_amd()):
         return False
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     # It is what torch's compiler calls, and no promise: another version may want other arguments.
@@ -104,13 +105,6 @@ def prefers_onednn() -> bool:
         str(getattr(getattr(operator, name, None), "_schema", "")).startswith(schema)
         for name, schema in _SCHEMAS.items()
     )
-
-
-def _is_of_amd() -> bool:
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 class _Linear(torch.autograd.Function):

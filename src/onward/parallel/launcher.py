@@ -10,10 +10,10 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from onward.errors import ParametersError
+from onward.operating_system import starter_of_session
 
 FIRST_PORT, PORTS = 20000, 10000
 """Ports derived from job ids lie here: below those that Linux hands out by itself (32768 and up)."""
@@ -224,16 +224,7 @@ def _job(variables: Mapping[str, str], launcher: LauncherName) -> str:
     }[launcher]
     slurm = [variables[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if variables.get(name)]
     given = next(([variables[name]] for name in names if variables.get(name)), slurm)
-    return ".".join(given) or f"process {_starter()}"
-
-
-def _starter() -> int:
-    """The process that started this session: the same for all ranks of a machine under MPICH, which names no job."""
-    try:
-        stat = Path(f"/proc/{os.getsid(0)}/stat").read_text()
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
+    return ".".join(given) or f"process {starter_of_session()}"
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

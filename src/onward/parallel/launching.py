@@ -13,7 +13,6 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import torch
@@ -21,7 +20,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from onward import operating_system
 from onward.errors import ParametersError
+from onward.operating_system import children_leading_sessions, usable_cores
 from onward.parallel.process import DeviceKind, choose_backend
 from onward.parallel.watch import LAUNCHED_BY_US
 from onward.parameters.distributed import Distributed
@@ -39,10 +40,15 @@ def check_room(parameters: Distributed, device_kind: DeviceKind) -> None:
     """Whether this machine can run all the processes.
 
     Raises:
-        ParametersError: there are not enough GPUs, or NCCL is demanded on CPUs.
+        ParametersError: this is not Linux, there are not enough GPUs, or NCCL is demanded on CPUs.
     """
     choose_backend(parameters.use_nccl, device_kind)
     count, gpus = worker_count(parameters), torch.cuda.device_count()
+    if count > 1 and not operating_system.is_linux():
+        raise ParametersError(
+            f"distributed asks for {count} processes, which onward starts on Linux only; this is {sys.platform}. "
+            "Set data_parallel_size, horizontal_parallel_size and pipeline_parallel_size to 1."
+        )
     if device_kind == "cuda" and count > gpus:
         raise ParametersError(
             f"distributed: data_parallel_size {parameters.data_parallel_size} * horizontal_parallel_size "
@@ -60,7 +66,7 @@ def launch_workers(count: int, arguments: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ[LAUNCHED_BY_US] = "1"
     # Every process would take all cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // count)))
     with tempfile.TemporaryDirectory(prefix="onward_") as folder, _forwarded_signals():
         config = LaunchConfig(
             min_nodes=1,
@@ -105,7 +111,7 @@ def _forwarded_signals() -> Iterator[None]:
     """SIGINT and SIGTERM go to the workers; where there are none yet, they end this process as usual."""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        workers = list(_children())
+        workers = list(children_leading_sessions())
         for pid in workers:
             os.kill(pid, number)
         if not workers:
@@ -117,14 +123,3 @@ def _forwarded_signals() -> Iterator[None]:
     finally:
         for one, handler in previous.items():
             signal.signal(one, handler)
-
-
-def _children() -> Iterator[int]:
-    """Living processes that this one started; each worker leads a session of its own."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state != "Z" and os.getsid(int(folder.name)) == int(folder.name):
-            yield int(folder.name)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +19,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from onward.errors import ParametersError
+from onward.operating_system import interface_with_address, process_namespace
 from onward.parallel.launcher import Launch
 
-SIOCGIFADDR = 0x8915
 POLL_SECONDS = 0.05
 
 
@@ -44,11 +42,7 @@ class Attendant:
 
     def is_near(self) -> bool:
         """Whether its process number means that process here, too."""
-        return self.host == socket.gethostname() and self.namespace == _own_namespace()
-
-
-def _own_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
+        return self.host == socket.gethostname() and self.namespace == process_namespace()
 
 
 def attendant(store: Store, rank: int) -> Attendant:
@@ -121,7 +115,7 @@ def wait_for_all(store: Store, launch: Launch, timeout_seconds: float) -> None:
 
 
 def _sign_in(store: Store, launch: Launch) -> None:
-    me = Attendant(socket.gethostname(), os.getpid(), _own_namespace())
+    me = Attendant(socket.gethostname(), os.getpid(), process_namespace())
     job = f"{launch.world_size} processes, {launch.launcher} job {launch.job!r}"
     # The owner of the store says whose it is; a stray that comes first must not. torchrun's store is its own start's.
     speaks = launch.rank == 0 or launch.agent_store
@@ -170,18 +164,7 @@ def choose_interface(launch: Launch) -> None:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((launch.master_address, launch.master_port))  # of a datagram: chooses a route, sends nothing
-        interface = _interface_with(probe.getsockname()[0])
+        interface = interface_with_address(probe.getsockname()[0])
         is_one_machine = launch.local_size == launch.world_size
         if interface is not None and (is_one_machine or not interface.startswith("lo")):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-def _interface_with(address: str) -> str | None:
-    """The network interface that has an IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None

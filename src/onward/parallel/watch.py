@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, UserError
+from onward.operating_system import is_running
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import Attendant, attendant, name_ranks
 
@@ -318,14 +318,6 @@ class _Neighbour:
         if silent < SILENT_SECONDS:
             return None
         return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process of this machine lives; one that only waits to be buried does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -33,6 +33,7 @@ from onward.data.packing.text import open_text
 from onward.data.shard import FeatureSpec
 from onward.data.shard_format import ShardWriter
 from onward.errors import DataError, ParametersError, StorageError
+from onward.operating_system import is_running
 
 _STAGING = ".packing-"
 
@@ -333,7 +334,7 @@ def _remove_abandoned(dest: Path) -> None:
     """Removes what a killed packing left; one that is still running is left alone."""
     for entry in dest.glob(f"{_STAGING}*"):
         pid = entry.name.removeprefix(_STAGING)
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if pid.isdigit() and not is_running(int(pid)):
             shutil.rmtree(entry, ignore_errors=True)
 
 

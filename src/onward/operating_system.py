@@ -1,0 +1,148 @@
+"""What each operating system tells in its own way: cores, memory, processes, network interfaces.
+
+Linux is read directly (/proc, control groups); elsewhere psutil answers, which is installed there and not needed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+"""Linux's ioctl for the IPv4 address of a network interface."""
+
+
+def is_linux() -> bool:
+    """Whether this is Linux, the system onward is tested on and the only one where it starts several processes."""
+    return sys.platform.startswith("linux")
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """The name of this machine's processor, as its maker writes it; "" where the system does not tell."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        import platform
+
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def is_amd(root: Path = Path("/")) -> bool:
+    """Whether the processor is one of AMD's."""
+    try:
+        return "AuthenticAMD" in (root / "proc/cpuinfo").read_text()
+    except OSError:
+        return "AuthenticAMD" in processor_name(root)
+
+
+def free_memory_bytes(root: Path = Path("/")) -> float:
+    """Bytes that this machine could still give out, or the container that this process is in."""
+    if not (root / "proc/meminfo").is_file():
+        import psutil
+
+        return float(psutil.virtual_memory().available)
+    found = []
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    group = root / "sys/fs/cgroup"
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        if (group / limit).is_file() and (group / used).is_file():
+            text = (group / limit).read_text().strip()
+            if text != "max":
+                found.append(max(0, int(text) - int((group / used).read_text())))
+    return float(min(found))
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held so far."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    unit_bytes = 1024 if is_linux() else 1  # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine is alive; a zombie process is not."""
+    if not is_linux():
+        import psutil
+
+        return bool(psutil.pid_exists(pid)) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def children_leading_sessions() -> Iterator[int]:
+    """Living processes that this one started and that each lead a session, as those of torch's launcher do."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state != "Z" and os.getsid(int(folder.name)) == int(folder.name):
+            yield int(folder.name)
+
+
+def starter_of_session() -> int:
+    """The process that started this session: the same for all ranks of a machine under MPICH; 0 where it is unknown."""
+    try:
+        stat = Path(f"/proc/{os.getsid(0)}/stat").read_text()
+    except (OSError, AttributeError):
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def process_namespace() -> int:
+    """The namespace (container) in which process numbers of this process count; 0 where there are none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def interface_with_address(address: str) -> str | None:
+    """The network interface that has an IPv4 address; None where there is none or the system is not asked."""
+    if not is_linux():
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable, where the system can. OSError goes through."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows opens no directories, and writes names with the files
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
