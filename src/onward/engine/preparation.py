@@ -84,21 +84,12 @@ def loss_spec(parameters: Parameters) -> LossSpec:
 
 def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
     """Features that are class labels, with their classes, where the model fixes how many there are."""
-    bert, ignored = parameters.type == "bert", parameters.ignore_index
-    pairs: dict[str, tuple[str, int, int | None]] = {}
-    if bert:
-        pairs[parameters.masked_lm_ids] = (parameters.masked_lm_prediction, -1, 0 if ignored is None else ignored)
-        pairs[parameters.next_sentence_label] = (parameters.next_sentence_prediction, -1, None)
-    elif parameters.type == "softmax_cross_entropy" and not parameters.dense_labels:
-        pairs[str(parameters.label)] = (str(parameters.prediction), parameters.class_axis, ignored)
-    shapes = {value.name: value.shape for value in graph.model.graph.outputs}
-    ranges = {}
-    for label, (prediction, axis, index) in pairs.items():
-        shape = shapes.get(prediction)
-        classes = None if shape is None else shape[axis]
-        if isinstance(classes, int):
-            ranges[label] = LabelRange(classes, index)
-    return ranges
+    classes = {} if graph.loss_names is None else graph.loss_names.classes
+    ignored: dict[str, int | None] = dict.fromkeys(classes, parameters.ignore_index)
+    if parameters.type == "bert":
+        ignored[parameters.masked_lm_ids] = 0 if parameters.ignore_index is None else parameters.ignore_index
+        ignored[parameters.next_sentence_label] = None
+    return {label: LabelRange(count, ignored[label]) for label, count in classes.items()}
 
 
 def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:

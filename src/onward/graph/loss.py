@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.graph import loss_terms as terms
 from onward.graph.loss_graph import merge_loss_graph
+from onward.graph.loss_logits import LossInput, for_binary_cross_entropy, for_cross_entropy
 from onward.graph.loss_values import add_label, describe_shape, find_prediction, publish
 from onward.graph.node_writer import NodeWriter
 
@@ -32,7 +33,7 @@ class LossSpec:
 
     Attributes:
         type: which loss; `graph`: an ONNX model of the user's own; `output`: an output of the model is the loss.
-        prediction: the output of the model that is compared; for `output`, the loss itself.
+        prediction: the output, or another value, of the model that is compared; for `output`, the loss itself.
         label: the input that it is compared with; added to the graph, unless the graph has an input of that name.
         class_axis: axis of the classes in the prediction (softmax_cross_entropy).
         ignore_index: label that does not count (softmax_cross_entropy; bert: 0, its padding id).
@@ -83,6 +84,8 @@ class LossNames:
         constants: initializers that belong to the loss and never train.
         correct: how many labels the prediction hits (class losses, if asked for): an int64 output of rank 0.
         counted: of how many.
+        classes: labels that are classes, each with how many there are, where the model fixes that.
+        notes: what the loss is computed from instead of the prediction, for the user.
     """
 
     loss: str
@@ -91,6 +94,8 @@ class LossNames:
     constants: tuple[str, ...] = ()
     correct: str | None = None
     counted: str | None = None
+    classes: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def add_loss(model: ir.Model, spec: LossSpec, *, count_correct: bool = False) -> LossNames:
@@ -133,7 +138,8 @@ def _add_cross_entropy(writer: NodeWriter, spec: LossSpec, count_correct: bool) 
     label_name = _required(spec.label, spec, "label")
     axis = _class_axis(logits, spec.class_axis)
     _check_class_weights(logits, axis, spec.class_weights)
-    dtype = terms.computing_type(logits)
+    source = for_cross_entropy(writer, logits, axis)
+    logits, dtype, classes = source.value, terms.computing_type(source.value), {}
     if spec.dense_labels:
         if spec.ignore_index is not None:
             raise ModelError("loss.ignore_index has no meaning for dense_labels, which are probabilities; remove it.")
@@ -146,7 +152,7 @@ def _add_cross_entropy(writer: NodeWriter, spec: LossSpec, count_correct: bool) 
         shape = None if logits.shape is None else [d for i, d in enumerate(logits.shape) if i != axis]
         labels = add_label(writer, label_name, _label_type(spec, ir.DataType.INT64, terms.INTEGER_TYPES), shape)
         rows = terms.class_rows(writer, terms.to_computing_type(writer, logits, dtype), axis)
-        flat = _as_rows(writer, labels, rows)
+        flat, classes = _as_rows(writer, labels, rows), _class_counts((labels, rows))
         loss = terms.cross_entropy(
             writer,
             rows,
@@ -157,7 +163,12 @@ def _add_cross_entropy(writer: NodeWriter, spec: LossSpec, count_correct: bool) 
             dtype=dtype,
         )
         counts = terms.count_correct(writer, rows, flat, spec.ignore_index) if count_correct else ()
-    return _finish(writer, loss, dtype, (str(labels.name),), counts=counts)
+    names = _finish(writer, loss, dtype, (str(labels.name),), counts=counts)
+    return replace(names, classes=classes, notes=source.notes)
+
+
+def _class_counts(*labels: tuple[ir.Value, terms.Rows]) -> dict[str, int]:
+    return {str(label.name): rows.classes for label, rows in labels if rows.classes is not None}
 
 
 def _as_rows(writer: NodeWriter, labels: ir.Value, rows: terms.Rows) -> ir.Value:
@@ -177,6 +188,10 @@ def _add_elementwise(writer: NodeWriter, spec: LossSpec) -> LossNames:
     prediction = find_prediction(writer, _required(spec.prediction, spec, "prediction"), "prediction")
     if spec.class_weights is not None or spec.ignore_index is not None:
         raise ModelError(f"loss.class_weights and loss.ignore_index do not belong to {spec.type}; remove them.")
+    source = LossInput(prediction, spec.from_logits)
+    if spec.type == "binary_cross_entropy":
+        source = for_binary_cross_entropy(writer, prediction, spec.from_logits)
+        prediction = source.value
     dtype = terms.computing_type(prediction)
     allowed = terms.FLOAT_TYPES | terms.INTEGER_TYPES | {ir.DataType.BOOL}
     label_type = _label_type(spec, dtype, allowed)
@@ -188,8 +203,8 @@ def _add_elementwise(writer: NodeWriter, spec: LossSpec) -> LossNames:
     elif spec.type == "l1":
         loss = terms.absolute_error(writer, values, targets, spec.reduction)
     else:
-        loss = terms.binary_cross_entropy(writer, values, targets, spec.from_logits, spec.reduction, dtype)
-    return _finish(writer, loss, dtype, (str(labels.name),))
+        loss = terms.binary_cross_entropy(writer, values, targets, source.from_logits, spec.reduction, dtype)
+    return replace(_finish(writer, loss, dtype, (str(labels.name),)), notes=source.notes)
 
 
 def _like(writer: NodeWriter, labels: ir.Value, prediction: ir.Value) -> ir.Value:
@@ -203,6 +218,8 @@ def _like(writer: NodeWriter, labels: ir.Value, prediction: ir.Value) -> ir.Valu
 def _add_bert(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNames:
     logits = find_prediction(writer, spec.masked_lm_prediction, "masked_lm_prediction", rank=3)
     pair = find_prediction(writer, spec.next_sentence_prediction, "next_sentence_prediction", rank=2)
+    sources = (for_cross_entropy(writer, logits, -1 if logits.shape is None else 2), for_cross_entropy(writer, pair, 1))
+    logits, pair = (source.value for source in sources)
     dtype = terms.computing_type(logits)
     batch = None if logits.shape is None else logits.shape[0]
     masked = [batch, ir.SymbolicDim("masked")]
@@ -239,13 +256,16 @@ def _add_bert(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNa
     counts = terms.count_correct(writer, rows, flat, ignore_index) if count_correct else ()
     labels = tuple(str(value.name) for value in (positions, ids, next_label))
     parts = {"mlm_loss": mlm, "nsp_loss": nsp}
-    return _finish(writer, total, dtype, labels, name="total_loss", parts=parts, counts=counts)
+    names = _finish(writer, total, dtype, labels, name="total_loss", parts=parts, counts=counts)
+    notes = tuple(note for source in sources for note in source.notes)
+    return replace(names, classes=_class_counts((ids, rows), (next_label, pair_rows)), notes=notes)
 
 
 def _use_output(writer: NodeWriter, spec: LossSpec) -> LossNames:
     loss = find_prediction(writer, _required(spec.prediction, spec, "prediction"), "prediction")
     if loss.dtype is ir.DataType.FLOAT and loss.shape is not None and len(loss.shape) == 0:
-        return LossNames(str(loss.name))
+        is_output = loss.is_graph_output()
+        return LossNames(str(loss.name) if is_output else publish(writer, loss, str(loss.name)))
     dtype = terms.computing_type(loss)
     value = terms.to_computing_type(writer, loss, dtype)
     return _finish(writer, writer.reduce_all(value, spec.reduction), dtype, ())

@@ -24,31 +24,41 @@ def describe_shape(value: ir.Value) -> str:
 
 
 def find_prediction(writer: NodeWriter, name: str, field: str, rank: int | None = None) -> ir.Value:
-    """The output of the model that a loss is made of, its type and shape inferred where the model leaves them out.
+    """The value of the model that a loss is made of, its type and shape inferred where the model leaves them out.
+
+    That is an output, or what a node of the main graph computes. Of a `ZipMap` it is the tensor that it makes a map of.
 
     Raises:
-        ModelError: there is no such output, it is no float tensor, or it has another rank.
+        ModelError: there is no such value, it is no float tensor, or it has another rank.
     """
     graph = writer.graph
     value = next((output for output in graph.outputs if output.name == name), None)
     if value is None:
+        value = next((one for node in graph for one in node.outputs if one.name == name), None)
+    if value is None:
         outputs = [str(output.name) for output in graph.outputs]
-        near = difflib.get_close_matches(name, outputs, n=1, cutoff=0.4)
+        names = [*outputs, *(str(one.name) for node in graph for one in node.outputs)]
+        near = difflib.get_close_matches(name, outputs, n=1, cutoff=0.4) or difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ModelError(
-            f"loss.{field} is {name!r}, which is no output of the model; its outputs are {', '.join(outputs)}{hint}"
+            f"loss.{field} is {name!r}, which is no output of the model, nor another value in it; its outputs "
+            f"are {', '.join(outputs)}{hint}"
         )
+    node = value.producer()
+    if node is not None and node.op_type == "ZipMap" and node.inputs[0] is not None:
+        value = node.inputs[0]
     if value.dtype is None or value.shape is None:
         _infer(writer.model, value)
     if value.dtype is not None and value.dtype not in FLOAT_TYPES:
-        raise ModelError(f"loss.{field}: output {name!r} is {value.dtype.name.lower()}; expected a float tensor.")
+        what = "output" if value.is_graph_output() else "value"
+        raise ModelError(f"loss.{field}: {what} {name!r} is {value.dtype.name.lower()}; expected a float tensor.")
     if rank is not None and value.shape is not None and len(value.shape) != rank:
         raise ModelError(f"loss.{field}: output {name!r} is {describe_shape(value)}; expected {rank} axes.")
     return value
 
 
 def _infer(model: ir.Model, value: ir.Value) -> None:
-    """Fills in type and shape of one output by ONNX's shape inference."""
+    """Fills in type and shape of one value by ONNX's shape inference."""
     inferred = inferred_values(model).get(str(value.name))
     if inferred is None:
         return

@@ -111,7 +111,8 @@ def make_training_graph(
     lost = (*notes_on_export(model, chosen), *sparse, *_note_of_own_training(original))
     reduced = _note_of_reduced_output(original, loss)
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
-    notes = (*untied, *tied, *revived, *lost, *reduced, *passes.notes_on_fusions(fusions))
+    of_loss = () if names is None else names.notes
+    notes = (*untied, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
 
 
