@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
     "errors", "operating_system", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data",
-    "engine", "checkpoint", "report", "artifacts", "models", "runner", "commands", "cli", "__main__",
+    "engine", "checkpoint", "report", "artifacts", "models", "runner", "diagnosis", "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
+LESSONS = sorted([*(ROOT / "docs" / "howto").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
 BIN = Path(sys.executable).parent
 
 
@@ -84,6 +85,23 @@ def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
     ]
     for command in commands:
         run(command, workplace)
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_everything_on_a_page_that_teaches_runs(page: Path, workplace: Path) -> None:
+    """In the order of the page: `console` lines after `$ `, `python` blocks, each a process of its own; a block whose
+    first line is `# NAME.yaml` or `# NAME.py` is written to that file first."""
+    steps = re.findall(r"^```(console|python|yaml)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for language, block in steps:
+        name = re.match(r"# (\S+\.(?:py|yaml))\n", block)
+        if name is not None:
+            (workplace / name[1]).write_text(block)
+        elif language == "console":
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    run(line[2:].split("  #")[0], workplace)
+        elif language == "python":
+            run(f"{shlex.quote(sys.executable)} -c {shlex.quote(block)}", workplace)
 
 
 def test_a_small_text_makes_a_shard_for_every_replica(tmp_path: Path) -> None:

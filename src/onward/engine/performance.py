@@ -102,8 +102,8 @@ def format_operations(count: float) -> str:
     return f"{count / size:,.1f} {unit}"
 
 
-def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a large matrix product: the best of those within half a second.
+def product_rate(device: torch.device, dtype: torch.dtype, seconds: float = PRODUCT_SECONDS) -> float:
+    """Floating-point operations a second of a large matrix product: the best of those within some seconds.
 
     The best, since whatever else the machine does can only make a product slower.
     """
@@ -113,7 +113,7 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
     a @ b
     _wait(device)
     count = 8 if device.type == "cuda" else 1  # at once, so that starting them costs nothing
-    best, ends = float("inf"), time.perf_counter() + PRODUCT_SECONDS
+    best, ends = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < ends:
         started = time.perf_counter()
         for _ in range(count):

@@ -1,0 +1,50 @@
+"""`onward doctor`: what this machine has, whether it works, and how fast it is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from onward.errors import ParametersError
+
+DESCRIPTION = (
+    "Checks versions, devices, disks, matrix products and an exchange between processes; ends with exit code 1 where "
+    "something that onward needs does not work. Takes about ten seconds."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what can be chosen of the checks."""
+    parser.add_argument("--folder", metavar="DIR", default=".", help="where runs are to be written (this folder)")
+    parser.add_argument("--processes", type=int, metavar="N", help="of the exchange (the number of GPUs, or 2)")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for products and exchange (5)")
+    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+
+
+def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Prints what was found.
+
+    Raises:
+        ParametersError: an option is impossible.
+        SystemExit: with 1 where there is a problem.
+    """
+    if options.seconds <= 0:
+        raise ParametersError(f"--seconds is {options.seconds:g}; give a time above 0.")
+    if options.processes is not None and options.processes < 1:
+        raise ParametersError(f"--processes is {options.processes}; give a number of at least 1.")
+    if not Path(options.folder).is_dir():
+        raise ParametersError(f"--folder {options.folder!r} is no folder; name the one that runs are to be written to.")
+    from onward.diagnosis.devices import check_devices, check_products
+    from onward.diagnosis.disks import check_disks
+    from onward.diagnosis.exchange import check_exchange
+    from onward.diagnosis.findings import render, to_json
+    from onward.diagnosis.packages import check_packages
+
+    half = options.seconds / 2
+    found = [*check_packages(), *check_devices(), *check_disks(Path(options.folder)), *check_products(half)]
+    found += check_exchange(options.processes, half)
+    print(to_json(found) if options.json else render(found))
+    if any(finding.status == "problem" for finding in found):
+        sys.exit(1)

@@ -1,0 +1,89 @@
+"""Processors, memory and GPUs of this machine, what keeps torch from using them, and how fast they multiply."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import torch
+import torch.version
+
+from onward.diagnosis.findings import Finding
+from onward.engine.performance import format_operations, product_rate
+from onward.errors import ParametersError
+from onward.operating_system import free_memory_bytes, processor_name, usable_cores
+from onward.parallel.launcher import detect
+
+SMALL_MEMORY_BYTES = 2e9
+
+
+def check_devices() -> Iterator[Finding]:
+    """Cores, threads, memory, GPUs, and what launchers left in the environment."""
+    cores, threads = usable_cores(), torch.get_num_threads()
+    name = processor_name() or "unknown processor"
+    usable = f"{cores} of {_plural(os.cpu_count() or cores, 'core')} usable"
+    yield Finding("cpu", f"{name}; {usable}, torch computes with {_plural(threads, 'thread')}")
+    if threads > cores:
+        yield Finding(
+            "cpu",
+            f"{threads} threads share {cores} cores",
+            "note",
+            f"Set machine.threads: {cores}, or OMP_NUM_THREADS={cores}.",
+        )
+    free = free_memory_bytes()
+    if free < SMALL_MEMORY_BYTES:
+        yield Finding("memory", f"{free / 1e9:.1f} GB free", "note", "End other programs, or train on less at a time.")
+    else:
+        yield Finding("memory", f"{free / 1e9:.1f} GB free")
+    yield from _check_gpus()
+    try:
+        launch = detect()
+    except ParametersError as error:
+        yield Finding("launcher", str(error), "problem", "Unset the variables that are left over from another start.")
+    else:
+        is_alone = launch.launcher == "none"
+        yield Finding(
+            "launcher", "none" if is_alone else f"{launch.launcher}: rank {launch.rank} of {launch.world_size}"
+        )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _check_gpus() -> Iterator[Finding]:
+    if not torch.cuda.is_available():
+        if shutil.which("nvidia-smi") is None:
+            yield Finding("gpu", "none")
+            return
+        build = "is a build for CPUs" if torch.version.cuda is None else f"is built for CUDA {torch.version.cuda}"
+        yield Finding(
+            "gpu",
+            f"nvidia-smi is there, but torch {torch.__version__} finds no GPU; it {build}",
+            "problem",
+            "Install a CUDA build of torch that the driver supports, and look at CUDA_VISIBLE_DEVICES.",
+        )
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        capability = f"{properties.major}.{properties.minor}"
+        yield Finding(
+            "gpu",
+            f"{index}: {properties.name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free, compute capability "
+            f"{capability}, CUDA {torch.version.cuda}, bf16 {'yes' if torch.cuda.is_bf16_supported() else 'no'}",
+        )
+
+
+def check_products(seconds: float) -> Iterator[Finding]:
+    """The rate of large matrix products of the element types that training uses, on each kind of device.
+
+    Args:
+        seconds: for all of them together.
+    """
+    kinds = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
+    cases = [(device, dtype) for device in kinds for dtype in (torch.float32, torch.bfloat16)]
+    for device, dtype in cases:
+        rate = product_rate(device, dtype, seconds / len(cases))
+        yield Finding("speed", f"{device.type}, {str(dtype).removeprefix('torch.')}: {format_operations(rate)}/s")

@@ -1,0 +1,52 @@
+"""Whether processes of this machine find each other and exchange tensors, and how fast."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from onward import operating_system
+from onward.diagnosis.findings import Finding
+from onward.operating_system import usable_cores
+from onward.parallel.launching import launch_workers
+
+
+def check_exchange(processes: int | None, seconds: float) -> Iterator[Finding]:
+    """An all-reduce over processes that are launched as `onward train` launches its own.
+
+    Args:
+        processes: how many; None: one for each GPU, or two on a machine without several of them.
+        seconds: of the exchange; starting the processes comes on top.
+    """
+    gpus = torch.cuda.device_count()
+    count = processes or (gpus if gpus > 1 else min(2, usable_cores()))
+    kind = "cuda" if gpus >= count else "cpu"
+    if kind == "cuda":
+        version = ".".join(str(number) for number in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+        yield Finding("exchange", f"NCCL {version}")
+    if count < 2 or not operating_system.is_linux():
+        yield Finding("exchange", "not tried: several processes need two cores or GPUs, and Linux", "note")
+        return
+    with tempfile.TemporaryDirectory(prefix="onward_doctor_") as folder:
+        result = Path(folder) / "speed.json"
+        trial = ["-m", "onward.parallel.exchange_trial", kind, str(seconds), str(result)]
+        code = launch_workers(count, trial)
+        if code != 0 or not result.is_file():
+            yield Finding(
+                "exchange",
+                f"{count} processes on this machine's {kind} cannot exchange tensors (exit code {code}; see above)",
+                "problem",
+                "Look at firewalls on the loopback interface, at GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; "
+                "NCCL_DEBUG=INFO tells more.",
+            )
+            return
+        speed = json.loads(result.read_text())
+    yield Finding(
+        "exchange",
+        f"all-reduce of 32 MiB over {speed['processes']} processes ({kind}, {speed['backend']}): "
+        f"{speed['bytes_per_second'] / 1e9:.2f} GB/s; of 4 bytes: {speed['latency_seconds'] * 1e6:.0f} us; sums right",
+    )
