@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering import large_means
 from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.normalization import layer_normalization, rms_normalization
 from onward.lowering.registry import lowers
@@ -81,7 +82,7 @@ def group_norm(
 ) -> Tensor:
     """Group normalization, by default with the channels last; `activation=1` is SiLU."""
     x = X.movedim(-1, 1) if channels_last else X
-    Y = torch.group_norm(x, groups, gamma.to(x.dtype), beta.to(x.dtype), epsilon)
+    Y = large_means.group_norm(x, groups, gamma.to(x.dtype), beta.to(x.dtype), epsilon)
     Y = F.silu(Y) if activation else Y
     return Y.movedim(1, -1) if channels_last else Y
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.dtypes import torch_dtype
+from onward.lowering.large_means import group_norm, may_lose_digits, without_mean
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, sum_over_replicas
 from onward.lowering.registry import lowers
@@ -105,19 +106,30 @@ def _normalize_by_batch(
         mean, variance = _statistics_of_replicas(x.to(wide), across)
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
-        mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
         x = told_plainly(x)
-        if X.dim() > 1 and is_worth_remaking(X):
-            Y, *statistics = torch.native_batch_norm(x, scale, B, mean, variance, True, 1.0, epsilon)
-            Y = normalized(x, with_plain_gradient(Y), scale, B, *statistics)
-        else:
-            Y = F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon)
-            Y = _shaped(with_plain_gradient(Y), X.shape)
+        Y, mean, variance = _normalize_by_kernel(x, scale, B, epsilon, X.dim() > 1 and is_worth_remaking(X))
+        Y = _shaped(with_plain_gradient(Y), X.shape)
         return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)
     Y = _apply(x, scale, B, mean, variance, epsilon)
     return Y.to(X.dtype).reshape(X.shape), mean, variance
+
+
+def _normalize_by_kernel(
+    x: Tensor, scale: Tensor, B: Tensor, epsilon: float, remake: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized x, and the batch's mean and unbiased variance (C), by torch's kernel."""
+    mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
+    if not remake and not may_lose_digits(x):
+        return F.batch_norm(x, mean, variance, scale, B, training=True, momentum=1.0, eps=epsilon), mean, variance
+    Y, *statistics = torch.native_batch_norm(x, scale, B, mean, variance, True, 1.0, epsilon)
+    shifted = without_mean(x, *statistics)
+    if shifted is not None:
+        x, shift = shifted, mean.clone()
+        Y, *statistics = torch.native_batch_norm(x, scale, B, mean, variance, True, 1.0, epsilon)
+        mean = mean + shift
+    return normalized(x, Y, scale, B, *statistics) if remake else Y, mean, variance
 
 
 def _statistics_of_replicas(x: Tensor, across: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -280,8 +292,7 @@ def group_normalization(
         raise ValueError(
             f"scale has shape {list(scale.shape)} and bias {list(bias.shape)}; expected [{channels}], one per channel."
         )
-    # torch.group_norm: F.group_norm would refuse a single value per group, which the standard allows.
-    return torch.group_norm(X, num_groups, scale.to(X.dtype), bias.to(X.dtype), epsilon)
+    return group_norm(X, num_groups, scale.to(X.dtype), bias.to(X.dtype), epsilon)
 
 
 @lowers("GroupNormalization", since=18)
