@@ -1,0 +1,152 @@
+"""The checks of one found file: against ONNX Runtime, against float64, before and after training, and after export."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import onward
+from benchmarks.found_models_init import init_and_train
+from benchmarks.found_models_inputs import Array, make_inputs, open_session
+from benchmarks.found_models_objective import Objective, choose_objective
+from benchmarks.found_models_reference import in_float64, node_by_node, rounds_to_8_bits
+from benchmarks.found_models_row import TOLERANCE
+from onward.lowering.inspection import describe
+from onward.lowering.module import OnnxModule
+
+ONE_STEP = 1 / 255
+"""Of a node that rounds to 8 bits: a value on the border between two of them may fall to either side."""
+UPDATES = 30
+RATES = (1e-3, 1e-4, 1e-5)
+"""Tried in turn: what suits a wake word of 10,000 parameters is too much for a ResNet-50 that is done training."""
+
+Verdict = tuple[bool | None, str]
+
+
+class Checks:
+    """One file; what a check finds out, the next ones use."""
+
+    def __init__(self, model: Path, file: str, scratch: Path) -> None:
+        self.model, self.file, self.scratch = model, file, scratch
+        self.inputs: dict[str, Array] = {}
+        self.outputs: list[Array] = []
+        self.net: OnnxModule
+
+    def inspect(self) -> Verdict:
+        """`onward inspect`, and how many parameters it says are trainable."""
+        text = describe(self.model)
+        found = re.search(r"^Weights.*$", text, re.MULTILINE)
+        return True, found[0] if found else text.splitlines()[0]
+
+    def run_in_onnxruntime(self) -> Verdict:
+        session = open_session(self.model)
+        self.inputs = make_inputs(session, self.file)
+        self.outputs = session.run(None, self.inputs)
+        return True, ", ".join(f"{name} {list(value.shape)}" for name, value in self.inputs.items())
+
+    def load(self) -> Verdict:
+        self.net = onward.to_torch(self.model)
+        count = sum(weight.numel() for weight in self.net.weights.values())
+        return True, f"{len(self.net.weights)} trainable weights, {count:,} parameters"
+
+    def compare_outputs(self) -> Verdict:
+        """The file in onward against the same file in ONNX Runtime."""
+        return self._compare(self.model, self._compute(self.net))
+
+    def _compare(self, path: Path, ours: list[Array]) -> Verdict:
+        """Against ONNX Runtime as it comes, without its optimizations, by node where 8 bits round, in float64."""
+        worst = largest_difference(open_session(path).run(None, self.inputs), ours)
+        if worst <= TOLERANCE:
+            return True, f"{worst:.0e}"
+        plain = open_session(path, optimize=False).run(None, self.inputs)
+        unoptimized = largest_difference(plain, ours)
+        if unoptimized <= TOLERANCE:
+            return True, f"{unoptimized:.0e} (ORT unoptimized; optimized, ORT is off by {worst:.0e})"
+        if rounds_to_8_bits(path):
+            again = largest_difference(self._compute(onward.to_torch(path)), ours)
+            difference, node = node_by_node(path, self.inputs)
+            text = f"{difference:.0e} by node ({node}); end to end {unoptimized:.0e}, 8-bit roundings flip"
+            return again <= TOLERANCE and difference <= ONE_STEP, text
+        exact = in_float64(path, self.inputs)
+        mine, theirs = largest_difference(exact, ours), largest_difference(exact, plain)
+        text = f"{mine:.0e} from float64 (ORT: {theirs:.0e}; between the two {unoptimized:.0e})"
+        return mine <= max(TOLERANCE, theirs), text
+
+    def _compute(self, net: OnnxModule) -> list[Array]:
+        with torch.no_grad():
+            values = net(*(torch.from_numpy(value) for value in self.inputs.values()))
+        return [value.numpy() for value in (values if isinstance(values, tuple) else (values,))]
+
+    def train(self) -> Verdict:
+        """Updates of Adam on a fixed batch lower the loss there."""
+        if not self.net.weights:
+            return None, "no trainable weights"
+        objective = choose_objective(self.outputs, [value.name for value in self.net.graph.model.graph.outputs])
+        if objective is None:
+            return None, "no floating-point output"
+        start = {name: weight.detach().clone() for name, weight in self.net.weights.items()}
+        tried = []
+        for rate in RATES:
+            before, after = self._update(objective, rate)
+            tried.append(f"{before:.4g} to {after:.4g} at {rate:g}")
+            if after < before and np.isfinite(after):
+                return True, f"{objective.kind} on {objective.output}: {tried[-1]}"
+            with torch.no_grad():
+                for name, weight in self.net.weights.items():
+                    weight.copy_(start[name])
+        return False, f"{objective.kind} on {objective.output}: {'; '.join(tried)}"
+
+    def _update(self, objective: Objective, rate: float) -> tuple[float, float]:
+        net, batch = self.net, [torch.from_numpy(value) for value in self.inputs.values()]
+        optimizer = torch.optim.Adam(net.weights.values(), lr=rate)
+
+        def loss() -> torch.Tensor:
+            values = net(*batch)
+            return objective.loss(values if isinstance(values, tuple) else (values,))
+
+        with torch.no_grad():
+            before = float(loss())
+        for _ in range(UPDATES):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+        with torch.no_grad():
+            return before, float(loss())
+
+    def compare_export(self) -> Verdict:
+        """The exported file in ONNX Runtime equals the trained net."""
+        path = self.scratch / "trained.onnx"
+        onward.export(self.net, path)
+        return self._compare(path, self._compute(self.net))
+
+    def init_and_train(self) -> Verdict:
+        return init_and_train(self.model, self.file, self.scratch)
+
+
+def largest_difference(expected: list[Array], actual: list[Array]) -> float:
+    """Of all outputs, the largest difference relative to the output's largest magnitude, at least 1; inf: not alike."""
+    worst = 0.0
+    for one, other in zip(expected, actual, strict=True):
+        if not isinstance(one, np.ndarray):
+            continue
+        if one.shape != np.shape(other):
+            return float("inf")
+        if one.dtype.kind != "f":
+            worst = max(worst, 0.0 if np.array_equal(one, other) else float("inf"))
+            continue
+        a, b = _wide(one), _wide(other)
+        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return float("inf")
+        finite = np.isfinite(a)
+        if finite.any():
+            scale = max(1.0, float(np.abs(a[finite]).max()))
+            worst = max(worst, float(np.abs(a[finite] - b[finite]).max()) / scale)
+    return worst
+
+
+def _wide(value: Any) -> Array:
+    return np.asarray(value).astype(np.float64)
