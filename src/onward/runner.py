@@ -21,6 +21,7 @@ from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
 from onward.engine.batch_size import BatchSizes
 from onward.engine.digests import digests_of
+from onward.engine.epochs import count_in_steps, count_in_steps_of
 from onward.engine.evaluation import Evaluator
 from onward.engine.interruption import StopRequest
 from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize, train_steps
@@ -116,6 +117,8 @@ class TrainingRunner:
         check_same(self.mesh, digests_of(self.parameters, graph))
         for note in graph.notes:
             self.watchers.on_message(note)
+        replicas, say = self.mesh.topology.data_size, self.watchers.on_message
+        self.parameters = count_in_steps(self.parameters, replicas, say)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         self._settle_batch_size(0, feature_specs or {})
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
@@ -230,6 +233,7 @@ class TrainingRunner:
             )
         self.parameters = parameters
         if self._assembly is not None:
+            self.parameters = count_in_steps(parameters, self.mesh.topology.data_size, self.watchers.on_message)
             self._settle_batch_size(self.round, feature_specs or {})
             self._check_names()
 
@@ -261,6 +265,8 @@ class TrainingRunner:
         if training_data_loader is None:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         started = time.perf_counter()
+        say = self.watchers.on_message
+        self.parameters = count_in_steps_of(self.parameters, training_data_loader, self.mesh, say)
         training, begin = self.parameters.training, dataclasses.replace(self.state.counters)
         clock, reports, metrics = Clock(), list[StepReport](), dict[str, float]()
         if self.parameters.checkpoint.checkpoints_dir is not None:
@@ -334,7 +340,7 @@ class TrainingRunner:
             assembly.exchange,
         )
         schedule = make_schedule(self.parameters)
-        return train_steps(steps, batches, schedule, training.num_train_steps, training.display_loss_steps, clock)
+        return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
 
     # ------------------------------------------------------------------ evaluate, save, stop
 
@@ -354,7 +360,7 @@ class TrainingRunner:
         """Step and round for a report; after a round has ended, its last step rather than step 0 of the next."""
         counters = self.state.counters
         if counters.step == 0 and counters.round > 0:
-            return self.parameters.training.num_train_steps, counters.round - 1
+            return self.parameters.training.steps, counters.round - 1
         return counters.step, counters.round
 
     def _is_evaluation_due(self, done: StepDone) -> bool:
@@ -362,7 +368,7 @@ class TrainingRunner:
         return is_due(done.step, training.evaluation_period) and not training.skip_evaluation
 
     def _is_checkpoint_due(self, done: StepDone) -> bool:
-        if not done.is_update or done.step == self.parameters.training.num_train_steps:
+        if not done.is_update or done.step == self.parameters.training.steps:
             return False  # the end of the round saves anyway
         return is_due(self.state.counters.update, self.parameters.checkpoint.checkpoint_period)
 

@@ -165,7 +165,6 @@ def test_a_field_that_is_wrong(changes: dict[str, Any], words: str) -> None:
     [
         ("loss", "type"),
         ("training", "batch_size"),
-        ("training", "num_train_steps"),
         ("learning_rate", "initial_lr"),
     ],
 )

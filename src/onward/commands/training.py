@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onward.data.loader import DataLoader
+from onward.engine.epochs import count_in_steps
 from onward.engine.performance import performance_lines, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
 from onward.engine.reports import Watcher
@@ -51,7 +52,6 @@ def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, st
 
 
 def _train_here(parameters: Parameters) -> None:
-    rounds = (parameters, *parameters.next_rounds)
     machine = parameters.machine
     environment = Environment(
         execution_provider=machine.execution_provider,
@@ -62,10 +62,15 @@ def _train_here(parameters: Parameters) -> None:
     if parameters.training.is_perf_test:
         _measure(parameters, environment, mesh)
         return
+    notes: list[str] = []
+    parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
+    rounds = (parameters, *parameters.next_rounds)
     data = [(_training_loader(one, mesh), _test_loader(one, mesh)) for one in rounds]
     opening = _OpeningMessages()
     watchers: list[Watcher] = [ConsoleWatcher(), opening] if mesh.rank == 0 else []
     runner = TrainingRunner(parameters, environment, watchers, mesh)
+    for note in notes:
+        runner.watchers.on_message(note)
     try:
         runner.initialize(data[0][0].feature_specs())
         if mesh.rank == 0:
@@ -92,7 +97,7 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> No
         parameters,
         paths=replace(parameters.paths, output_dir=None),
         checkpoint=Checkpoint(),
-        training=replace(parameters.training, skip_evaluation=True, evaluation_period=0),
+        training=replace(parameters.training, skip_evaluation=True, evaluation_period=0, evaluation_period_epochs=None),
         next_rounds=(),
     )
     runner = TrainingRunner(parameters, environment, [ConsoleWatcher()] if mesh.rank == 0 else [], mesh)

@@ -94,10 +94,8 @@ class BatchSizes:
 
     def is_over(self, rounds: Sequence[Parameters], counters: Counters) -> bool:
         """Whether all steps of the present round are done."""
-        return any(
-            counters.step >= self.known(one, counters.round).training.num_train_steps
-            for one in rounds[counters.round : counters.round + 1]
-        )
+        now = [self.known(one, counters.round).training for one in rounds[counters.round : counters.round + 1]]
+        return any(one.num_train_steps is not None and counters.step >= one.num_train_steps for one in now)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any] | None) -> BatchSizes:
@@ -208,9 +206,10 @@ def outcome(asked: Parameters, chosen: Parameters) -> str:
         return f"micro-batches of {one.batch_size} samples, {one.gradient_accumulation_steps} an update, as asked"
     text = (
         f"micro-batches of {other.batch_size} samples, {other.gradient_accumulation_steps} an update, in the place of "
-        f"{one.batch_size} and {one.gradient_accumulation_steps}; so num_train_steps is {other.num_train_steps} "
-        f"instead of {one.num_train_steps}"
+        f"{one.batch_size} and {one.gradient_accumulation_steps}"
     )
+    if one.num_train_steps is not None:
+        text += f"; so num_train_steps is {other.num_train_steps} instead of {one.num_train_steps}"
     if one.evaluation_period:
         text += f", evaluation_period {other.evaluation_period} instead of {one.evaluation_period}"
     return text

@@ -224,7 +224,7 @@ def make_schedule(parameters: Parameters) -> LearningRateSchedule:
         mode=rate.warmup_mode,
         warmup_ratio=rate.warmup_ratio,
         warmup_steps=rate.warmup_steps,
-        num_train_steps=parameters.training.num_train_steps,
+        num_train_steps=parameters.training.steps,
         power=rate.power,
     )
 

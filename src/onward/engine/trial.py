@@ -57,7 +57,9 @@ def trial_bytes(
         distributed=Distributed(),
         tensorboard=TensorBoard(),
         speed=parameters.speed if is_cuda else dataclasses.replace(parameters.speed, compile=False),
-        training=dataclasses.replace(training, gradient_accumulation_steps=passes, num_train_steps=passes),
+        training=dataclasses.replace(
+            training, gradient_accumulation_steps=passes, num_train_steps=passes, num_epochs=None
+        ),
         learning_rate=LearningRate(initial_lr=parameters.learning_rate.initial_lr),
     )
     devices = [mesh.device.index or 0] if is_cuda else []
@@ -115,5 +117,5 @@ def _update(
         assembly.exchange,
     )
     batches = synthetic_loader(parameters, graph, dimensions, ranges).batches(training.batch_size)
-    for _ in train_steps(steps, batches, make_schedule(parameters), training.num_train_steps, 1, Clock()):
+    for _ in train_steps(steps, batches, make_schedule(parameters), training.steps, 1, Clock()):
         pass

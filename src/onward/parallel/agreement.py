@@ -85,6 +85,16 @@ def agree_on_least(mesh: Mesh, number: float) -> float:
     return float(least.item())
 
 
+def gather_numbers(mesh: Mesh, number: float) -> list[float]:
+    """The number that every rank has, in the order of the ranks; all must call this."""
+    if mesh.control is None:
+        return [number]
+    note_progress()
+    found = [torch.zeros(1, dtype=torch.float64) for _ in range(mesh.world_size)]
+    dist.all_gather(found, torch.tensor([number], dtype=torch.float64), group=mesh.control)
+    return [float(one.item()) for one in found]
+
+
 def _short(value: str) -> str:
     """Digests are told apart by their beginning."""
     return value if len(value) <= 24 else f"{value[:16]}..."

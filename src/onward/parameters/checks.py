@@ -79,14 +79,26 @@ def fixed_fields_changed(first: Parameters, later: Parameters) -> list[str]:
 
 def _check_steps(parameters: Parameters) -> list[str]:
     training = parameters.training
+    problems = []
+    if training.evaluation_period and training.evaluation_period_epochs is not None:
+        problems.append(
+            f"training.evaluation_period is {training.evaluation_period} and training.evaluation_period_epochs is "
+            f"{training.evaluation_period_epochs:g}; give one of the two."
+        )
     steps, accumulation = training.num_train_steps, training.gradient_accumulation_steps
-    if steps % accumulation == 0:
-        return []
+    if (steps is None) == (training.num_epochs is None):
+        given = "missing" if steps is None else f"{steps}, and training.num_epochs is {training.num_epochs:g}"
+        found = f"training.num_train_steps is {given}"
+        found += ", and so is training.num_epochs" if steps is None else ""
+        return [*problems, f"{found}; give one of the two: how long to train, in steps or in passes over the data."]
+    if steps is None or steps % accumulation == 0:
+        return problems
     lower = steps - steps % accumulation
     fitting = f"{lower} or {lower + accumulation}" if lower else f"{accumulation}"
     return [
+        *problems,
         f"training.num_train_steps is {steps}, not a multiple of training.gradient_accumulation_steps, which is "
-        f"{accumulation}; use {fitting}."
+        f"{accumulation}; use {fitting}.",
     ]
 
 
@@ -97,10 +109,11 @@ def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
             f"learning_rate.warmup_ratio is {rate.warmup_ratio} and learning_rate.warmup_steps is {rate.warmup_steps}; "
             "give one of the two."
         )
-    if rate.warmup_steps is not None and rate.warmup_steps > training.num_train_steps:
+    steps = training.num_train_steps
+    if rate.warmup_steps is not None and steps is not None and rate.warmup_steps > steps:
         problems.append(
             f"learning_rate.warmup_steps is {rate.warmup_steps}, more than training.num_train_steps, which is "
-            f"{training.num_train_steps}; the rate would never reach initial_lr."
+            f"{steps}; the rate would never reach initial_lr."
         )
     if rate.warmup_mode == "none" and (rate.warmup_ratio or rate.warmup_steps):
         problems.append(
@@ -199,7 +212,7 @@ def _check_profiler(parameters: Parameters) -> list[str]:
         if profiler.last_step < profiler.first_step:
             return [f"profiler.last_step is {profiler.last_step}, before first_step, which is {profiler.first_step}."]
         steps = parameters.training.num_train_steps
-        if profiler.first_step > steps:
+        if steps is not None and profiler.first_step > steps:
             return [f"profiler.first_step is {profiler.first_step}, but the round has {steps} steps."]
         if profiler.trace_dir is None and parameters.paths.output_dir is None:
             return ["profiler.trace_dir is missing, and so is paths.output_dir; say where the trace goes."]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pydantic
 
+from onward.errors import ParametersError
 from onward.parameters.field_types import (
     STRICT,
     Count,
@@ -48,10 +49,14 @@ class Training:
     Attributes:
         batch_size: samples in one micro-batch of one replica.
         eval_batch_size: samples in one batch of evaluation; absent: `batch_size`.
-        num_train_steps: forward/backward passes of a round.
+        num_train_steps: forward/backward passes of a round; give this or `num_epochs`.
+        num_epochs: passes over the training data in a round, converted to `num_train_steps` by the number of samples,
+            `batch_size` and the replicas, and rounded up; the run reports how. Fractions such as 0.5 are allowed.
         gradient_accumulation_steps: passes whose mean gradient makes one weight update.
         display_loss_steps: weight updates between two displayed losses.
         evaluation_period: steps between two evaluations; 0: only at the end.
+        evaluation_period_epochs: the same in passes over the training data (1: after every epoch), converted to steps;
+            give one of the two.
         skip_evaluation: never evaluate.
         seed: of dropout, shuffling and everything else that is drawn.
         weights_to_train: exact initializer names or `*`-patterns; empty: all that can.
@@ -69,11 +74,13 @@ class Training:
 
     __pydantic_config__ = STRICT
     batch_size: Count
-    num_train_steps: Count
+    num_train_steps: Count | None = None
+    num_epochs: Positive | None = None
     eval_batch_size: Count | None = None
     gradient_accumulation_steps: Count = 1
     display_loss_steps: Count = 10
     evaluation_period: CountFromZero = 0
+    evaluation_period_epochs: Positive | None = None
     skip_evaluation: Flag = False
     seed: Seed = 0
     weights_to_train: tuple[str, ...] = ()
@@ -84,6 +91,20 @@ class Training:
     mapped_dimensions: Mapping[str, Count] = field(default_factory=dict)
     find_batch_size: Flag = False
     is_perf_test: Flag = False
+
+    @property
+    def steps(self) -> int:
+        """`num_train_steps`, known from the beginning or converted from `num_epochs`.
+
+        Raises:
+            ParametersError: the round is given in epochs, and how many samples an epoch has is not known yet.
+        """
+        if self.num_train_steps is None:
+            raise ParametersError(
+                f"training.num_epochs is {self.num_epochs}, and the number of samples is not known here; set "
+                "training.num_train_steps instead, or name the data in paths.train_data_dir."
+            )
+        return self.num_train_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,12 @@ def with_micro_batches(parameters: Parameters, size: int) -> Parameters:
     ratio = Fraction(training.batch_size, size)
     if ratio == 1:
         return parameters
-    steps = int(training.num_train_steps * ratio)
+    steps = None if training.num_train_steps is None else int(training.num_train_steps * ratio)
 
     def converted(count: int | None) -> int | None:
-        return min(max(1, round(count * ratio)), steps) if count else count
+        if not count:
+            return count
+        return max(1, round(count * ratio)) if steps is None else min(max(1, round(count * ratio)), steps)
 
     return check(
         dataclasses.replace(
