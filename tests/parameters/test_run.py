@@ -151,6 +151,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "next_sentence_label": "next_sentence_labels",
     },
     Training: {
+        "num_epochs": None,
+        "evaluation_period_epochs": None,
         "eval_batch_size": None,
         "gradient_accumulation_steps": 1,
         "display_loss_steps": 10,

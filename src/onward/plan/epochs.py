@@ -19,7 +19,7 @@ def is_in_epochs(parameters: Parameters) -> bool:
 def in_steps(parameters: Parameters, samples: Sequence[int]) -> tuple[Parameters, str]:
     """The same round in steps, and a note.
 
-    Every replica then reads all its samples as often as asked; those with fewer samples than others begin another epoch.
+    Every replica reads all its samples as often as asked; those with fewer samples than others begin another epoch.
 
     Args:
         parameters: of a round, given in epochs.
