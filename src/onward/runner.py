@@ -56,9 +56,7 @@ from onward.report.profiler import NodeProfiler, profiled
 from onward.report.watching import Watchers
 
 GO_ON = "The same command goes on from there."
-
 ANOTHER = "a signal to another process"
-
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
 
@@ -117,8 +115,6 @@ class TrainingRunner:
         check_same(self.mesh, digests_of(self.parameters, graph))
         for note in graph.notes:
             self.watchers.on_message(note)
-        replicas, say = self.mesh.topology.data_size, self.watchers.on_message
-        self.parameters = count_in_steps(self.parameters, replicas, say)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         self._settle_batch_size(0, feature_specs or {})
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
@@ -133,8 +129,9 @@ class TrainingRunner:
         self._write_graphs()
 
     def _settle_batch_size(self, number: int, specs: Mapping[str, FeatureSpec]) -> None:
-        """The micro-batch of a round, where it is to be found."""
+        """Steps of a round given in epochs, and its micro-batch, where it is to be found."""
         say = self.watchers.on_message
+        self.parameters = count_in_steps(self.parameters, self.mesh.topology.data_size, say)
         self.parameters = self._batch_sizes.settle(self.parameters, number, self.mesh, self._graph, specs, say)
 
     def _join(self) -> None:
@@ -233,7 +230,6 @@ class TrainingRunner:
             )
         self.parameters = parameters
         if self._assembly is not None:
-            self.parameters = count_in_steps(parameters, self.mesh.topology.data_size, self.watchers.on_message)
             self._settle_batch_size(self.round, feature_specs or {})
             self._check_names()
 
@@ -265,8 +261,7 @@ class TrainingRunner:
         if training_data_loader is None:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         started = time.perf_counter()
-        say = self.watchers.on_message
-        self.parameters = count_in_steps_of(self.parameters, training_data_loader, self.mesh, say)
+        self.parameters = count_in_steps_of(self.parameters, training_data_loader, self.mesh, self.watchers.on_message)
         training, begin = self.parameters.training, dataclasses.replace(self.state.counters)
         clock, reports, metrics = Clock(), list[StepReport](), dict[str, float]()
         if self.parameters.checkpoint.checkpoints_dir is not None:
@@ -339,8 +334,9 @@ class TrainingRunner:
             watched,
             assembly.exchange,
         )
-        schedule = make_schedule(self.parameters)
-        return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
+        return train_steps(
+            steps, batches, make_schedule(self.parameters), training.steps, training.display_loss_steps, clock
+        )
 
     # ------------------------------------------------------------------ evaluate, save, stop
 
