@@ -338,7 +338,7 @@ class TrainingRunner:
             steps, batches, make_schedule(self.parameters), training.steps, training.display_loss_steps, clock
         )
 
-    # ------------------------------------------------------------------ evaluate, save, stop
+    # ------------------------------------------------------------------ evaluate, save, stop, end
 
     def evaluate(self, test_data_loader: BatchSource) -> EvaluationReport:
         """Means over the whole test set, with the weights as they are now."""
@@ -416,8 +416,6 @@ class TrainingRunner:
         path = self.save_checkpoint()
         self._checkpoints.wait()
         raise Interrupted(f"stopped by {signal_name} after step {self.state.counters.step}; saved as {path}. {GO_ON}")
-
-    # ------------------------------------------------------------------ end
 
     def end_training(self, test_data_loader: BatchSource | None = None) -> EvaluationReport | None:
         """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""
