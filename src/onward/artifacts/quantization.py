@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onward.artifacts.inference_model import EXTERNAL_ABOVE_BYTES, save_model
 from onward.data.loader import DataLoader
+from onward.engine.sample_shapes import fit_sample_shape
 from onward.errors import DataError, ModelError, OnwardError, ParametersError
 
 
@@ -104,7 +105,8 @@ def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibra
             str(prepared), str(target), weight_type=quantization.QuantType.QInt8, use_external_data_format=large
         )
         return
-    reader = _reader(quantization, [str(value.name) for value in model.graph.inputs], calibration)
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    reader = _reader(quantization, inputs, calibration)
     quantization.quantize_static(
         str(prepared),
         str(target),
@@ -128,7 +130,7 @@ def _forget_shapes_of_weights(path: Path) -> None:
     onnx.save(model, path)
 
 
-def _reader(quantization: Any, inputs: list[str], calibration: Calibration) -> Any:
+def _reader(quantization: Any, inputs: Sequence[ir.Value], calibration: Calibration) -> Any:
     """onnxruntime's interface to calibration samples, over shards."""
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
@@ -141,17 +143,24 @@ def _reader(quantization: Any, inputs: list[str], calibration: Calibration) -> A
     return Reader()
 
 
-def _feeds(calibration: Calibration, inputs: list[str]) -> Iterator[dict[str, np.ndarray]]:
+def _feeds(calibration: Calibration, inputs: Sequence[ir.Value]) -> Iterator[dict[str, np.ndarray]]:
     loader = DataLoader(calibration.input_name_map, calibration.data_dir)
     try:
         for number, batch in enumerate(loader.one_pass(calibration.batch_size)):
             if number >= calibration.batches:
                 return
-            missing = [name for name in inputs if name not in batch.features]
+            missing = [str(value.name) for value in inputs if value.name not in batch.features]
             if missing:
                 raise DataError(
                     f"the calibration data lack {', '.join(missing)}; they hold {', '.join(batch.features)}."
                 )
-            yield {name: batch.features[name] for name in inputs}
+            yield {str(value.name): _fitted(batch.features[str(value.name)], value) for value in inputs}
     finally:
         loader.close()
+
+
+def _fitted(array: np.ndarray, value: ir.Value) -> np.ndarray:
+    """A feature as an input takes it; where that is not possible onnxruntime says why."""
+    sizes = [size if isinstance(size, int) else str(size.value) for size in value.shape or ()]
+    sample = fit_sample_shape(array.shape[1:], sizes[1:]) if sizes else None
+    return array if sample is None else array.reshape(array.shape[0], *sample)

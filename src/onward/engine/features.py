@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from onward.data.shard import FeatureSpec
+from onward.engine.sample_shapes import fit_sample_shape
 from onward.errors import DataError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.dtypes import tensor_from_array
@@ -40,7 +41,7 @@ class LabelRange:
             raise DataError(
                 f"feature {name!r} holds the label {labels[place]}; expected 0 to {self.classes - 1}{ignored}, since "
                 f"the model has {self.classes} classes. {int(outside.sum())} of the {labels.size} labels of this batch "
-                f"are out of range, the first at {list(place)} (sample first). Mend the data, or set loss.ignore_index."
+                f"are out of range, the first at {list(place)} (sample first). Fix the data, or set loss.ignore_index."
             )
 
 
@@ -86,7 +87,8 @@ class FeatureReader:
     def _to_tensor(self, name: str, array: Any) -> torch.Tensor:
         tensor = array if isinstance(array, torch.Tensor) else tensor_from_array(array)
         self._check_type(name, tensor.dtype)
-        self._check_shape(name, tuple(tensor.shape))
+        shape = self._fitted_shape(name, tuple(tensor.shape))
+        tensor = tensor if tensor.shape == shape else tensor.reshape(shape)
         tensor = tensor.to(self.dtypes.get(name, tensor.dtype))
         if name in self.label_ranges and tensor.device.type == "cpu":
             self.label_ranges[name].check(name, tensor.numpy())
@@ -105,7 +107,7 @@ class FeatureReader:
             self._check_type(name, tensor_from_array(np.empty(0, specs[name].dtype)).dtype)
             expected = self.shapes.get(name)
             batch = expected[0] if expected else 1
-            self._check_shape(name, (batch if isinstance(batch, int) else 1, *specs[name].shape))
+            self._fitted_shape(name, (batch if isinstance(batch, int) else 1, *specs[name].shape))
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         missing = [name for name in self.inputs if name not in given]
@@ -126,20 +128,19 @@ class FeatureReader:
                 "Pack the data again with that type."
             )
 
-    def _check_shape(self, name: str, found: tuple[int, ...]) -> None:
+    def _fitted_shape(self, name: str, found: tuple[int, ...]) -> tuple[int, ...]:
         expected = self.shapes.get(name)
-        if expected is not None and not _fits(found, expected):
-            raise DataError(
-                f"feature {name!r} has shape {list(found)} (batch axis first); the model expects "
-                f"[{', '.join(str(size) for size in expected)}]."
-            )
-
-
-def _fits(shape: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:
-    """Whether a shape has the rank and the fixed sizes that are expected."""
-    return len(shape) == len(expected) and all(
-        isinstance(want, str) or size == want for size, want in zip(shape, expected, strict=True)
-    )
+        if expected is None or (not found and not expected):
+            return found
+        if found and expected and (isinstance(expected[0], str) or found[0] == expected[0]):
+            sample = fit_sample_shape(found[1:], expected[1:])
+            if sample is not None:
+                return (found[0], *sample)
+        raise DataError(
+            f"feature {name!r} has shape {list(found)} (batch axis first); the model expects "
+            f"[{', '.join(str(size) for size in expected)}]. Only axes of size 1 are added or removed, where there is "
+            "one way to do it. Pack the data again with that shape, or name the right feature in data.input_name_map."
+        )
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
+from onward.engine.sample_shapes import fit_sample_shape
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossSpec
@@ -148,8 +149,9 @@ def known_dimensions(training: Training, graph: TrainingGraph, specs: Mapping[st
     _, shapes = input_types(graph)
     found = {shape[0]: training.batch_size for shape in shapes.values() if shape and isinstance(shape[0], str)}
     for name, shape in shapes.items():
-        if name in specs and len(shape) == len(specs[name].shape) + 1:
-            pairs = zip(shape[1:], specs[name].shape, strict=True)
+        sample = fit_sample_shape(specs[name].shape, shape[1:]) if name in specs and shape else None
+        if sample is not None:
+            pairs = zip(shape[1:], sample, strict=True)
             found |= {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol not in found}
     return found | dict(training.mapped_dimensions)
 
