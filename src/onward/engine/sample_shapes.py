@@ -1,6 +1,6 @@
-"""The shape that a sample of the data has, fitted to the one that the model's input has: only axes of size 1 may differ.
+"""The shape of a sample of the data fitted to that of the model's input: only axes of size 1 may differ.
 
-A number per sample is stored as [N], [N, 1] or [N, 1, 1], by packing always as [N]; a model has an input of one of them.
+A number per sample is stored as [N], [N, 1] or [N, 1, 1], by packing always as [N]; a model's input is one of them.
 """
 
 from __future__ import annotations
