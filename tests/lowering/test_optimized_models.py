@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 
@@ -71,6 +72,66 @@ def test_a_model_optimized_by_onnxruntime_trains(name: str, tmp_path: Path) -> N
     largest = max(parameters[n].grad.abs().max().item() for n in kept)
     for weight in kept:
         _close(net.weights[weight].grad, parameters[weight].grad, largest)
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer with normalization before each, in operators that opset 11 has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
+        self.projections = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.wide, self.narrow, self.head = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        normal = self.norms[0](x)
+        q, k, v = (f(normal).reshape(2, 5, 4, 4).transpose(1, 2) for f in self.projections[:3])
+        mixed = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
+        x = x + self.projections[3](mixed.transpose(1, 2).reshape(2, 5, 16))
+        return self.head(x + self.narrow(torch.nn.functional.gelu(self.wide(self.norms[1](x)))))
+
+
+@pytest.mark.parametrize("opset", [11, 13, 16])
+def test_layer_normalization_below_opset_17_trains(opset: int, tmp_path: Path) -> None:
+    """onnxruntime's optimizer writes it into the standard's domain, which has it from opset 17 on."""
+    torch.manual_seed(0)
+    module, file = randomize(Block()).eval(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (TOKENS,), file, dynamo=False, opset_version=opset)
+    model = _optimize(onnx.load_from_string(file.getvalue()), "ORT_ENABLE_EXTENDED", tmp_path)
+    assert sum(node.op_type == "LayerNormalization" and node.domain == "" for node in model.graph.node) == 2
+    net = onward.to_torch(model)
+    expected, actual = module(TOKENS), net(TOKENS)
+    _close(actual, expected, expected.abs().max().item())
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    parameters = dict(module.named_parameters())
+    largest = max(p.grad.abs().max().item() for p in parameters.values())
+    norms = [name for name in net.weights if "norms" in name]
+    assert len(norms) == 4
+    for name in norms:
+        _close(net.weights[name].grad, parameters[name].grad, largest)
+    onward.export(net, tmp_path / "trained.onnx")
+    trained = onnx.load(tmp_path / "trained.onnx")
+    np.testing.assert_array_equal(run_onnxruntime(trained, TOKENS)[0], run_onnxruntime(model, TOKENS)[0])
+
+
+def test_constants_of_written_out_operators_do_not_train(tmp_path: Path) -> None:
+    """onnxruntime computes no Relu in fp16 on a CPU: it saves the operator's body, with its zero."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    torch.manual_seed(0)
+    exported = _export(randomize(SmallResNet()).eval(), (IMAGE,), 18, optimize=True)
+    model = _optimize(convert_float_to_float16(exported, keep_io_types=True), "ORT_DISABLE_ALL", tmp_path)
+    bodies = [tensor.name for tensor in model.graph.initializer if tensor.name.startswith("_inlfunc_")]
+    assert bodies
+    net = onward.to_torch(model)
+    assert len(net.weights) == 16
+    assert all(net.graph.frozen[name] == "a rank-0 constant" for name in bodies if name in net.graph.frozen)
+    assert not set(bodies) & set(net.weights)
 
 
 def test_a_layout_of_one_processor_is_refused_with_the_way_out(tmp_path: Path) -> None:

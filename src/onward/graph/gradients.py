@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onward.graph.quantization import gives_real_numbers, is_only_dequantized
+
 TRAINABLE_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 """Element types that can carry a gradient."""
 
@@ -75,17 +77,28 @@ WITHOUT_GRADIENT: dict[str, frozenset[int] | None] = {
             "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "NonZero", "ConstantFill", "ConstantOfShape", "Range",
             "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "NonMaxSuppression",
             "Hardmax", "Sign", "Floor", "Ceil", "Round", "Unique", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseNot",
-            "BitwiseXor", "SequenceLength", "OptionalHasElement", "StringNormalizer",
+            "BitwiseXor", "SequenceLength", "OptionalHasElement", "StringNormalizer", "QLinearConv", "QLinearMatMul",
         )
     ),
 }  # fmt: skip
 """Operator -> inputs through which no gradient flows; None: through none of them."""
 
 
+_QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_MULTIPLIES_INTEGERS = frozenset({"MatMulInteger", "ConvInteger"})
+
+
 def is_without_gradient(node: ir.Node, index: int) -> bool:
     """Whether no gradient flows back through an input of a node."""
+    if node.domain == "com.microsoft":
+        # What ONNX Runtime's quantizer writes for numbers that stay quantized.
+        return node.op_type.startswith("QLinear") or (node.op_type == "QGemm" and not gives_real_numbers(node))
     if node.domain != "":
         return False
+    if node.op_type in _QUANTIZES and not is_only_dequantized(node.outputs[0]):
+        return True
+    if node.op_type in _MULTIPLIES_INTEGERS and not gives_real_numbers(node):
+        return True
     blocked = WITHOUT_GRADIENT.get(node.op_type, frozenset())
     if blocked is None or index in blocked:
         return True

@@ -28,12 +28,15 @@ REWRITTEN_BY = "pkg.onnxscript.rewriter.rule_name"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _CALL = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_AUTOMATIC_NAME = re.compile(r"^(onnx::|/|val_|_val|\d+$)")
+_AUTOMATIC_NAME = re.compile(r"^(onnx::|/|val_|_val|_inlfunc_|\d+$)")
 _DIGITS = re.compile(r"(\d+)")
 
 
 def is_automatic_name(name: str) -> bool:
-    """Whether torch's exporters make such a name up, for a value that is no attribute of a module."""
+    """Whether torch's exporters make such a name up, for a value that is no attribute of a module.
+
+    `_inlfunc_`: a constant of an operator's body, which ONNX Runtime wrote out when it saved the model.
+    """
     return _AUTOMATIC_NAME.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Where quantized values go: whether a quantized tensor is only ever dequantized again.
+"""Where quantized values go: whether a quantized tensor is only ever dequantized again, or multiplied to real numbers.
 
 Such a tensor need not be stored as integers while a model trains, so that a gradient can pass through it
 (quantization-aware training).
@@ -17,15 +17,29 @@ _MOVES_ELEMENTS = frozenset(
 """Operators whose outputs hold nothing but elements of their first input, or its bounds."""
 
 
-def is_only_dequantized(value: ir.Value) -> bool:
-    """Whether every element of a quantized value reaches only `DequantizeLinear`, as the tensor to dequantize.
+_MICROSOFT = "com.microsoft"
+_TENSORS_OF_PRODUCTS = {
+    ("", "MatMulInteger"): (0, 1),
+    ("", "ConvInteger"): (0, 1),
+    (_MICROSOFT, "MatMulIntegerToFloat"): (0, 1),
+    (_MICROSOFT, "QAttention"): (0,),
+    (_MICROSOFT, "QGemm"): (0, 3),
+}
+"""Operator -> inputs that hold quantized tensors and are multiplied."""
+_REAL = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
-    Operators that move elements may lie between; the value may be an output of no graph.
+
+def is_only_dequantized(value: ir.Value) -> bool:
+    """Whether every element of a quantized value reaches only `DequantizeLinear`, or products that give real numbers.
+
+    Operators that move elements may be between; the value may be an output of no graph.
     """
     uses = value.uses()
     if not uses or value.is_graph_output():
         return False
     for node, index in uses:
+        if index in _TENSORS_OF_PRODUCTS.get((node.domain, node.op_type), ()) and gives_real_numbers(node):
+            continue
         if node.domain != "" or index != 0:
             return False
         if node.op_type == "DequantizeLinear":
@@ -38,3 +52,18 @@ def is_only_dequantized(value: ir.Value) -> bool:
         if not used or not all(is_only_dequantized(output) for output in used):
             return False
     return True
+
+
+def gives_real_numbers(node: ir.Node) -> bool:
+    """Whether a product of quantized tensors gives real numbers, or int32 that is only cast to such."""
+    if node.op_type == "QGemm":
+        return len(node.inputs) < 8 or node.inputs[7] is None
+    if node.domain == _MICROSOFT:
+        return node.op_type in ("MatMulIntegerToFloat", "QAttention")
+    output = node.outputs[0]
+    return bool(output.uses()) and not output.is_graph_output() and all(_casts_to_real(use) for use, _ in output.uses())
+
+
+def _casts_to_real(node: ir.Node) -> bool:
+    to = node.attributes.get("to")
+    return node.op_type == "Cast" and to is not None and ir.DataType(to.as_int()) in _REAL

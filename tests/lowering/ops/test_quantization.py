@@ -254,3 +254,57 @@ def test_shapes_that_do_not_fit() -> None:
     blocks = _scales(3, 1, 6)
     with pytest.raises(ModelError, match=r"scale \[3, 1, 6\] with blocks of 2 along axis 1 does not cover \[3, 4, 6\]"):
         run(make_model("QuantizeLinear", {"x": X, "s": blocks}, {"block_size": 2}, 21), X, blocks)
+
+
+PRODUCTS = {
+    "matrices": ("MatMulInteger (q, w, qz, wz)", (4, 5), "MatMul"),
+    "images": ("ConvInteger (q, w, qz, wz)", (3, 4, 2, 2), "Conv"),
+}
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_gradients_pass_through_products_of_quantized_tensors(kind: str) -> None:
+    """What `quantize_dynamic` writes: outputs are onnxruntime's, gradients those of the product of real numbers."""
+    call, shape, real = PRODUCTS[kind]
+    generator = np.random.default_rng(5)
+    weight = generator.integers(0, 255, shape).astype(np.uint8)
+    x = generator.normal(size=(2, 4) if kind == "matrices" else (2, 4, 5, 5)).astype(np.float32)
+    gain = np.array(1.5, np.float32)
+    axes = ", ".join(f"d{axis}" for axis in range(x.ndim))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> net (float[{axes}] x) => (y) {{
+        scaled = Mul (x, gain)
+        q, qs, qz = DynamicQuantizeLinear (scaled)
+        sums = {call}
+        real = Cast <to = 1> (sums)
+        scale = Mul (qs, ws)
+        y = Mul (real, scale) }}"""
+    )
+    tensors = {"gain": gain[None], "w": weight, "wz": np.array(120, np.uint8), "ws": np.array(0.01, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    check_against_onnxruntime(model, x)
+    net = onward.to_torch(model)
+    given = torch.from_numpy(x).requires_grad_()
+    y = net(given)
+    direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad(y, given, direction)
+    plain = (torch.from_numpy(x) * 1.5).requires_grad_()
+    real_weight = (torch.from_numpy(weight).float() - 120) * 0.01
+    product = plain @ real_weight if real == "MatMul" else torch.nn.functional.conv2d(plain, real_weight)
+    (expected,) = torch.autograd.grad(product, plain, direction)
+    torch.testing.assert_close(gradient, expected * 1.5, rtol=1e-5, atol=1e-6)
+    assert net.graph.frozen["ws"]
+
+
+def test_no_gradient_reaches_what_only_integers_are_computed_from() -> None:
+    """A product whose integers go on as integers passes no gradient, and nothing before it is taken for a weight."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> net (float[2, 4] x) => (float[2, 4] y)
+        <float[4] b = {1, 2, 3, 4}, float s = {0.1}, uint8 z = {128}, 
+        int8[4, 4] w = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}, float ws = {0.01}, int8 wz = {0}> {
+        a = Add (x, b) q = QuantizeLinear (a, s, z) p = QLinearMatMul (q, s, z, w, ws, wz, s, z)
+        y = DequantizeLinear (p, s, z) }""".replace(") ", ")\n")
+    )
+    net = onward.to_torch(model)
+    assert not net.weights
+    assert net.graph.frozen["b"] == "no gradient reaches it"

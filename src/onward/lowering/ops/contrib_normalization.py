@@ -14,6 +14,9 @@ from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.normalization import layer_normalization, rms_normalization
 from onward.lowering.registry import lowers
 
+# onnxruntime's optimizer writes it in the standard's domain, whatever opset the model has.
+lowers("LayerNormalization")(layer_normalization)
+
 
 @lowers("SkipLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(

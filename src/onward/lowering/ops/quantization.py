@@ -1,6 +1,6 @@
 """Quantizing and dequantizing: per tensor, per axis, in blocks; integers of 2 to 16 bits, floats of 4 to 8.
 
-A quantized tensor that is only ever dequantized again keeps its quantized values in float32, and the rounding lets
+A quantized tensor that is only ever dequantized again, or multiplied to real numbers, keeps its quantized values in float32, and the rounding lets
 gradients pass unchanged inside the range that the type has and stops them outside: quantization-aware training by
 the straight-through rule (Bengio et al., arXiv:1308.3432); scales get the gradient of LSQ (Esser et al.,
 arXiv:1902.08153) when they train.
@@ -265,14 +265,15 @@ def dequantize_linear(
 def dynamic_quantize_linear(x: Tensor, *, only_dequantized: bool, output_count: int) -> tuple[Tensor, Tensor, Tensor]:
     """https://onnx.ai/onnx/operators/onnx__DynamicQuantizeLinear.html; to uint8, over the range of x and 0.
 
-    Of zeros alone the scale is 1, as in onnxruntime; the standard's own formula divides by zero there.
+    Of zeros alone the scale is 1, as in onnxruntime; the standard's own formula divides by zero there. The gradient
+    passes the rounding unchanged, and takes the range as given.
     """
-    least, greatest = torch.clamp(x.amin(), max=0), torch.clamp(x.amax(), min=0)
+    least, greatest = torch.clamp(x.detach().amin(), max=0), torch.clamp(x.detach().amax(), min=0)
     spacing = (greatest - least) / 255
     scale = torch.where(spacing == 0, 1.0, spacing)
     zero_point = torch.clamp(torch.round(-least / scale), 0, 255)
     if only_dequantized:
-        y = round_straight_through(x / scale, zero_point.detach(), ir.DataType.UINT8)
+        y = round_straight_through(x / scale, zero_point, ir.DataType.UINT8)
     else:
         y = _store(x / scale, zero_point, ir.DataType.UINT8, True)
     return y, scale, zero_point.to(torch.uint8)

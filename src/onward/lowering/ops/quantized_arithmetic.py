@@ -1,7 +1,8 @@
 """Matrix products and convolutions of quantized tensors.
 
 The products of 8-bit numbers are summed in float64, which holds such sums exactly and, unlike int32, has a fast
-matrix product on every device.
+matrix product on every device. Where the result only becomes real numbers, the quantized tensors arrive as floats and
+the gradient passes (see `ops/quantization.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ def mat_mul_integer(
 ) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__MatMulInteger.html; zero points per tensor, row of A, or column of B."""
     product = torch.matmul(_centred(A, a_zero_point, rows=True), _centred(B, b_zero_point, rows=False))
+    return _as_integers(product, A, B)
+
+
+def _as_integers(product: Tensor, *operands: Tensor) -> Tensor:
+    """A product in int32, or as it is where an operand was quantized to floats for a gradient to pass."""
+    if any(one.is_floating_point() for one in operands):
+        return product
     return product.to(torch.int64).to(torch.int32)
 
 
@@ -89,7 +97,7 @@ def conv_integer(
         pads=pads,
         strides=strides,
     )
-    return result.to(torch.int64).to(torch.int32)
+    return _as_integers(result, x, w)
 
 
 def _per_channel(parameter: Tensor | None, w: Tensor) -> Tensor:
