@@ -300,7 +300,7 @@ def test_no_gradient_reaches_what_only_integers_are_computed_from() -> None:
     """A product whose integers go on as integers passes no gradient, and nothing before it is taken for a weight."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> net (float[2, 4] x) => (float[2, 4] y)
-        <float[4] b = {1, 2, 3, 4}, float s = {0.1}, uint8 z = {128}, 
+        <float[4] b = {1, 2, 3, 4}, float s = {0.1}, uint8 z = {128},
         int8[4, 4] w = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}, float ws = {0.01}, int8 wz = {0}> {
         a = Add (x, b) q = QuantizeLinear (a, s, z) p = QLinearMatMul (q, s, z, w, ws, wz, s, z)
         y = DequantizeLinear (p, s, z) }""".replace(") ", ")\n")

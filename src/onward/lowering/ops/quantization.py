@@ -1,9 +1,9 @@
 """Quantizing and dequantizing: per tensor, per axis, in blocks; integers of 2 to 16 bits, floats of 4 to 8.
 
-A quantized tensor that is only ever dequantized again, or multiplied to real numbers, keeps its quantized values in float32, and the rounding lets
-gradients pass unchanged inside the range that the type has and stops them outside: quantization-aware training by
-the straight-through rule (Bengio et al., arXiv:1308.3432); scales get the gradient of LSQ (Esser et al.,
-arXiv:1902.08153) when they train.
+A quantized tensor that is only ever dequantized again, or multiplied to real numbers, keeps its quantized values in
+float32, and the rounding lets gradients pass unchanged inside the range that the type has and stops them outside:
+quantization-aware training by the straight-through rule (Bengio et al., arXiv:1308.3432); scales get the gradient of
+LSQ (Esser et al., arXiv:1902.08153) when they train.
 """
 
 from __future__ import annotations
