@@ -118,7 +118,7 @@ def test_the_public_names() -> None:
     import onward
 
     assert set(onward.__all__) == {
-        "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch",
+        "Callback", "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch",
     }  # fmt: skip
     for name in onward.__all__:
         assert getattr(onward, name) is not None

@@ -186,7 +186,8 @@ def test_what_resuming_says(hard: Path) -> None:
 def test_counters_and_parameters_are_in_the_checkpoint(hard: Path) -> None:
     hard_run(hard, "cut", stop_at=10, checkpoint_period=4)
     record = read_record(hard / "cut" / "checkpoint-00000004")
-    assert record["counters"] == {"step": 8, "round": 0, "update": 4, "skipped_updates": 1, "samples": 32}
+    counters = {"step": 8, "round": 0, "update": 4, "skipped_updates": 1, "samples": 32, "ended_early_of": 0}
+    assert record["counters"] == counters
     assert record["cursor"]["epoch"] == 1
     assert record["cursor"]["sample"] == 2
     assert (record["loss_scale"]["scale"], record["loss_scale"]["finite_updates"]) == (32768.0, 2)

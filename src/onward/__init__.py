@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onward.artifacts.inference_model import export as export
     from onward.data.loader import DataLoader as DataLoader
+    from onward.engine.callbacks import Callback as Callback
     from onward.environment import Environment as Environment
     from onward.lowering.conversion import to_torch as to_torch
     from onward.parameters import Parameters as Parameters
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Callback": "onward.engine.callbacks",
     "DataLoader": "onward.data.loader",
     "Environment": "onward.environment",
     "Parameters": "onward.parameters",
@@ -25,7 +27,7 @@ _HOMES = {
 }
 """Public name -> the module it lives in; imported at first use, so that `onward --help` does not load torch."""
 
-__all__ = ["DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch"]
+__all__ = ["Callback", "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch"]
 
 
 def __getattr__(name: str) -> Any:

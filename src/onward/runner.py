@@ -6,57 +6,58 @@ write the trained model.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from onward.artifacts.trained_model import export_state
-from onward.checkpoint.run_checkpoints import RunCheckpoints
+from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
 from onward.engine.batch_size import BatchSizes
+from onward.engine.callbacks import Control
 from onward.engine.digests import digests_of
 from onward.engine.epochs import count_in_steps, count_in_steps_of
 from onward.engine.evaluation import Evaluator
 from onward.engine.interruption import StopRequest
-from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize, train_steps
-from onward.engine.loss_shares import LossShares
+from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize
 from onward.engine.preparation import (
     check_dimensions,
     check_step,
     label_ranges,
     make_folder,
     make_loss_scale,
-    make_schedule,
     plan_run,
     read_training_graph,
+    run_start,
     watched_names,
     write_loss_model,
 )
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
+from onward.engine.rounds import round_steps
 from onward.engine.state import TrainState
-from onward.engine.steps import Steps
+from onward.engine.steering import Steering
 from onward.environment import Environment
-from onward.errors import DataError, Interrupted, OnwardError, ParametersError, StorageError
+from onward.errors import DataError, Interrupted, OnwardError, ParametersError
 from onward.graph.collection import settled_objects
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
-from onward.lowering.program import Program
 from onward.optim.building import unmatched_rules
-from onward.parallel.agreement import StopAgreement, check_same
+from onward.optim.schedules import RateAdjustment
+from onward.parallel.agreement import check_same
 from onward.parallel.process import Mesh, start
 from onward.parameters import Parameters, check
 from onward.parameters.checks import fixed_fields_changed
-from onward.report.profiler import NodeProfiler, profiled
+from onward.report.profiler import profiled
 from onward.report.watching import Watchers
 
-GO_ON = "The same command goes on from there."
 ANOTHER = "a signal to another process"
+_NOT_EVALUATED: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
 
@@ -87,7 +88,8 @@ class TrainingRunner:
         self._mesh = mesh
         self._assembly: Assembly | None = None
         self.resumed_update: int | None = None
-        self._evaluated: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
+        self._ended_step = 0
+        self._evaluated = _NOT_EVALUATED
 
     # ------------------------------------------------------------------ initialize
 
@@ -147,21 +149,12 @@ class TrainingRunner:
     def _write_graphs(self) -> None:
         """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""
         paths = self.parameters.paths
-        if paths.model_with_training_graph_path is None and paths.optimizer_graph_path is None:
-            return
-        from onward.artifacts.run_graphs import write_graphs  # torch's tracer and exporter take seconds to import
+        is_asked = paths.model_with_training_graph_path is not None or paths.optimizer_graph_path is not None
+        if is_asked and self.mesh.rank == 0:
+            from onward.artifacts.run_graphs import write_graphs_of_run  # torch's tracer takes seconds to import
 
-        if self.mesh.rank:
-            return
-        whole = self.mesh.world_size == 1
-        written = write_graphs(
-            self.net if whole else OnnxModule(self._graph, (self._loss.loss,)),
-            self.parameters,
-            training_graph=paths.model_with_training_graph_path,
-            optimizer_graph=paths.optimizer_graph_path,
-        )
-        for path in written:
-            self.watchers.on_message(f"wrote {path}.")
+            is_entire = self.mesh.world_size == 1
+            write_graphs_of_run(self.parameters, self._graph, self.net, is_entire, self.watchers.on_message)
 
     def _check_names(self) -> None:
         """What parameters name of the graph must be in it."""
@@ -174,6 +167,8 @@ class TrainingRunner:
             return
         for note in notes:
             self.watchers.on_message(note)
+        record = self._checkpoints.record(self.parameters.checkpoint) or {}
+        self.watchers.restore(record.get("callbacks", {}))
         counters = self.state.counters
         self.resumed_update = counters.update
         # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
@@ -260,83 +255,87 @@ class TrainingRunner:
         """
         if training_data_loader is None:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
+        try:
+            return self._run_round(training_data_loader, test_data_loader, mapped_dimensions or {})
+        except BaseException as error:
+            self.watchers.on_exception(error)
+            raise
+
+    def _run_round(self, data: BatchSource, test_data: BatchSource | None, dimensions: Mapping[str, int]) -> RunSummary:
         started = time.perf_counter()
-        self.parameters = count_in_steps_of(self.parameters, training_data_loader, self.mesh, self.watchers.on_message)
+        self.parameters = count_in_steps_of(self.parameters, data, self.mesh, self.watchers.on_message)
         training, begin = self.parameters.training, dataclasses.replace(self.state.counters)
-        clock, reports, metrics = Clock(), list[StepReport](), dict[str, float]()
+        clock, reports = Clock(), list[StepReport]()
+        self._evaluated = _NOT_EVALUATED
         if self.parameters.checkpoint.checkpoints_dir is not None:
             self._checkpoints.open(self.parameters.checkpoint)  # where nothing can be saved, nothing is worth training
-        if test_data_loader is not None and not training.skip_evaluation:
-            self._evaluator.check_specs(test_data_loader.feature_specs())
+        test_data = None if training.skip_evaluation else test_data
+        if test_data is not None:
+            self._evaluator.check_specs(test_data.feature_specs())
         check_step(training, begin.step)
-        check_dimensions(mapped_dimensions or {}, self._graph)
-        self._dimensions = {**training.mapped_dimensions, **(mapped_dimensions or {})}
-        stopping = StopAgreement(self.mesh)
-        with StopRequest() as stop, settled_objects(), self._saving_after_failure():
-            begin_batches = training_data_loader.batches(training.batch_size, self.state.cursor)
+        check_dimensions(dimensions, self._graph)
+        self._dimensions = {**training.mapped_dimensions, **dimensions}
+        control = Control(self.parameters, self.net, self.state.rate, test_data is not None)
+        self.watchers.on_run_start(run_start(training, self.state), control)
+        between = Steering(self.state, control)
+        saving = self._checkpoints.saving_after_failure(self.parameters.checkpoint, self.state, self.save_checkpoint)
+        with StopRequest() as stop, settled_objects(), saving:
+            begin_batches = data.batches(training.batch_size, self.state.cursor)
             with closing_batches(begin_batches) as batches:
-                for done in self._profiled_steps(batches, clock):
-                    if done.report is not None:
-                        reports = [*reports[:1], done.report]
-                        self.watchers.on_step(done.report)
-                    if test_data_loader is not None and self._is_evaluation_due(done):
-                        metrics = dict(self.evaluate(test_data_loader).metrics)
-                    if self._is_checkpoint_due(done):
-                        self.save_checkpoint()
-                    if done.is_update and stopping.after_update(stop.signal_name is not None):
-                        self._stop(stop.signal_name or ANOTHER)
+                for done in self._steps(between.not_skipped(batches, self.watchers), clock):
+                    self.watchers.on_step_done(done, self.state)
+                    reports = reports if done.report is None else [*reports[:1], done.report]
+                    if self._is_stopped(done, between, stop, test_data):
+                        self.state.counters.ended_early_of = training.steps
+                        break
             checkpoint = self._save_last_of_round()
+        stopped = between.stop_reason
+        evaluated = self._evaluated[1]
+        metrics = {} if evaluated is None else dict(evaluated.metrics)
         self._finish_round()
         seconds = time.perf_counter() - started
-        summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint)
+        summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint, stopped)
         self.watchers.on_end(summary)
-        if stopping.at_end(stop.signal_name is not None) and checkpoint is not None:
+        if between.is_interrupted_at_end(stop.signal_name is not None) and checkpoint is not None:
             name = stop.signal_name or ANOTHER
             raise Interrupted(f"stopped by {name} at the end of the round; saved as {checkpoint}. {GO_ON}")
         return summary
 
+    def _is_stopped(self, done: StepDone, between: Steering, stop: StopRequest, test_data: BatchSource | None) -> bool:
+        """Evaluates and saves after a step, as parameters, callbacks and signals ask; whether a callback stops."""
+        is_evaluated = test_data is not None and is_due(done.step, self.parameters.training.evaluation_period)
+        if is_evaluated and test_data is not None:
+            self.evaluate(test_data)
+        if not done.is_update:
+            return False
+        decision = between.after_update(stop.signal_name is not None)
+        if decision.evaluates and not is_evaluated and test_data is not None:
+            self.evaluate(test_data)
+        is_due_to_save = self._is_checkpoint_due(done)
+        if is_due_to_save or decision.saves or decision.evaluates:
+            decision |= between.now()
+        if is_due_to_save or decision.saves:
+            self.save_checkpoint()
+        if decision.is_interrupted:
+            self._stop(stop.signal_name or ANOTHER)
+        return decision.is_stopped
+
     def _finish_round(self) -> None:
         """The next round starts with step 0, at the beginning of its data."""
-        self.state.counters.round += 1
-        self.state.counters.step = 0
-        self.state.counters.samples = 0
-        self.state.cursor = DataCursor()
+        counters = self.state.counters
+        self._ended_step = counters.step
+        counters.round += 1
+        counters.step = counters.samples = counters.ended_early_of = 0
+        self.state.cursor, self.state.rate = DataCursor(), RateAdjustment()
 
-    def _profiled_steps(self, batches: Iterator[Batch], clock: Clock) -> Iterator[StepDone]:
+    def _steps(self, batches: Iterator[Batch], clock: Clock) -> Iterator[StepDone]:
         """The steps of the round; those that the user asked for under the profiler."""
-        settings = self.parameters.profiler
-        if settings.first_step is None or settings.last_step is None:
-            yield from self._steps(batches, clock)
-            return
-        folder = settings.trace_dir or self.trained_model_path.parent / "profile"
-        profiler = NodeProfiler(settings.first_step, settings.last_step, folder, self.mesh.rank)
-        steps = self._steps(batches, clock, profiler.instrument)
-        report = self.watchers.on_message
-        yield from profiled(profiler, steps, self.state.counters.step, settings.top_nodes, report)
-
-    def _steps(
-        self,
-        batches: Iterator[Batch],
-        clock: Clock,
-        instrument: Callable[[Program], Program] | None = None,
-    ) -> Iterator[StepDone]:
-        training = self.parameters.training
-        watched = watched_names(self.parameters.tensorboard, self._graph)
         assert self._assembly is not None
-        assembly = self._assembly
-        may_differ = self.parameters.data.last_batch == "short"
-        shares = LossShares(self.mesh, self.parameters.loss, self._loss, may_differ)
-        steps = Steps(
-            self.state,
-            assembly.micro_batches(shares, watched.values, self._dimensions, self._label_ranges, instrument),
-            training.gradient_accumulation_steps,
-            self.parameters.optimizer.max_norm_clip,
-            watched,
-            assembly.exchange,
+        make = functools.partial(
+            round_steps, self.parameters, self._assembly, self._dimensions, self._label_ranges, batches, clock
         )
-        return train_steps(
-            steps, batches, make_schedule(self.parameters), training.steps, training.display_loss_steps, clock
-        )
+        folder = (self.parameters.paths.output_dir or Path()) / "profile"
+        return profiled(self.parameters.profiler, folder, self.state, make, self.watchers.on_message)
 
     # ------------------------------------------------------------------ evaluate, save, stop, end
 
@@ -356,12 +355,8 @@ class TrainingRunner:
         """Step and round for a report; after a round has ended, its last step rather than step 0 of the next."""
         counters = self.state.counters
         if counters.step == 0 and counters.round > 0:
-            return self.parameters.training.steps, counters.round - 1
+            return self._ended_step, counters.round - 1
         return counters.step, counters.round
-
-    def _is_evaluation_due(self, done: StepDone) -> bool:
-        training = self.parameters.training
-        return is_due(done.step, training.evaluation_period) and not training.skip_evaluation
 
     def _is_checkpoint_due(self, done: StepDone) -> bool:
         if not done.is_update or done.step == self.parameters.training.steps:
@@ -371,7 +366,7 @@ class TrainingRunner:
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
-        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found)
+        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found, self.watchers.states())
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, str(path), stall))
@@ -383,29 +378,6 @@ class TrainingRunner:
         path = self.save_checkpoint()
         self._checkpoints.wait()
         return str(path)
-
-    @contextlib.contextmanager
-    def _saving_after_failure(self) -> Iterator[None]:
-        """Whatever fails between two updates, a broken file or a full memory, costs no more than those steps."""
-        self.state.mark()
-        begin = self.state.counters.update
-        try:
-            yield
-        except Exception as error:
-            if self.mesh.world_size > 1:
-                raise  # the others are in another place; what is saved is saved
-            self.state.return_to_mark()
-            is_new = self.state.counters.update > max(begin, self._checkpoints.saved_update)
-            if self.parameters.checkpoint.checkpoints_dir is None or not is_new or isinstance(error, StorageError):
-                raise
-            try:
-                path = self.save_checkpoint()
-                self._checkpoints.wait()
-            except OnwardError as second:
-                error.add_note(f"The steps before could not be saved: {second}")
-            else:
-                error.add_note(f"The steps before, to step {self.state.counters.step}, are saved as {path}. {GO_ON}")
-            raise
 
     def _stop(self, signal_name: str) -> None:
         if self.parameters.checkpoint.checkpoints_dir is None:

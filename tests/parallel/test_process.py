@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from onward.errors import ParametersError
-from onward.parallel.agreement import StopAgreement, check_same
+from onward.parallel.agreement import UpdateAgreement, agree_on_any, check_same
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import come, open_store, wait_for_all
 from onward.parallel.process import check_devices, choose_backend, in_world_of_one, start
@@ -58,15 +58,39 @@ def test_dimension_of_size_one_has_no_group_and_the_others_have_the_runs_timeout
 
 def stop_wishes() -> tuple[list[bool], list[bool]]:
     mesh = start(Distributed(pipeline_parallel_size=3), "cpu")
-    stopping, ending = StopAgreement(mesh), StopAgreement(mesh)
-    after = [stopping.after_update(mesh.rank == 1 and update == 2) for update in range(4)]
-    at_end = [ending.after_update(mesh.rank == 2), ending.at_end(False)]
-    return after, [*at_end, ending.at_end(mesh.rank == 0), ending.at_end(False)]
+    stopping, ending = UpdateAgreement(mesh), UpdateAgreement(mesh)
+    after = [stopping.after_update(mesh.rank == 1 and update == 2).stops for update in range(4)]
+    at_end = [ending.after_update(mesh.rank == 2).stops, ending.stops_at_end(False)]
+    return after, [*at_end, ending.stops_at_end(mesh.rank == 0), ending.stops_at_end(False)]
 
 
 def test_wish_of_one_rank_stops_all_after_the_same_update_the_next_or_at_the_end() -> None:
     expected = ([False, False, False, True], [False, True, True, False])
     assert run_on_ranks(3, stop_wishes) == [expected] * 3
+
+
+def given_numbers() -> list[object]:
+    """Rank 0 alone gives the first number, every rank the second; after the third update nothing follows."""
+    mesh = start(Distributed(data_parallel_size=3), "cpu")
+    agreement = UpdateAgreement(mesh, 2)
+    heard = [agreement.after_update(False, [0.25 if mesh.rank == 0 and update == 1 else None, float(mesh.rank)])
+             for update in range(3)]  # fmt: skip
+    return [*(one.numbers for one in heard), agreement.settle().numbers, agreement.settle().numbers]
+
+
+def test_the_largest_of_each_number_is_heard_by_all_one_update_later() -> None:
+    expected = [(None, None), (None, 2.0), (0.25, 2.0), (None, 2.0), (None, None)]
+    assert run_on_ranks(3, given_numbers) == [expected] * 3
+
+
+def wishes_of_any() -> list[bool]:
+    mesh = start(Distributed(data_parallel_size=2), "cpu")
+    return [agree_on_any(mesh, wanted) for wanted in (False, mesh.rank == 1, True)]
+
+
+def test_what_any_rank_wants_all_hear() -> None:
+    assert run_on_ranks(2, wishes_of_any) == [[False, True, True]] * 2
+    assert [agree_on_any(in_world_of_one(), wanted) for wanted in (False, True)] == [False, True]
 
 
 def compare() -> str:
@@ -99,9 +123,9 @@ def test_world_of_one_has_no_groups_and_agrees_with_itself() -> None:
     assert (mesh.place, mesh.world_size, mesh.device_mesh) == (Place(0, 0, 0), 1, None)
     assert not dist.is_initialized()
     check_same(mesh, {"model": "a"})
-    stopping = StopAgreement(mesh)
-    assert [stopping.after_update(wanted) for wanted in (False, True)] == [False, True]
-    assert [stopping.at_end(wanted) for wanted in (False, True)] == [False, True]
+    stopping = UpdateAgreement(mesh)
+    assert [stopping.after_update(wanted).stops for wanted in (False, True)] == [False, True]
+    assert [stopping.stops_at_end(wanted) for wanted in (False, True)] == [False, True]
 
 
 def test_sizes_must_be_the_number_of_processes() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from onward.engine.interruption import StopRequest
 from onward.errors import DataError, Interrupted
-from onward.parallel.agreement import StopAgreement, check_same
+from onward.parallel.agreement import UpdateAgreement, check_same
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
 from onward.parallel.process import Mesh, start, stop
@@ -36,7 +36,7 @@ def run(what: str, parameters: Distributed) -> None:
 
 def train(mesh: Mesh, what: str, stop_request: StopRequest) -> float:
     """Updates without a model; the sum that all ranks of the last one made."""
-    stopping = StopAgreement(mesh)
+    stopping = UpdateAgreement(mesh)
     for update in range(5 if what in ("sum", "kill-once") else 10_000):
         total = torch.tensor([mesh.rank + 1.0])
         if mesh.rank == 1 and update == 3:
@@ -44,7 +44,7 @@ def train(mesh: Mesh, what: str, stop_request: StopRequest) -> float:
         for group in (mesh.pipeline, mesh.data, mesh.horizontal):
             if group is not None:
                 dist.all_reduce(total, group=group)
-        if stopping.after_update(stop_request.signal_name is not None):
+        if stopping.after_update(stop_request.signal_name is not None).stops:
             time.sleep(0.2 * mesh.rank)
             Path(f"saved_{mesh.rank}").write_text(str(update))
             raise Interrupted(f"stopped after update {update}.")

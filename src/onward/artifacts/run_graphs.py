@@ -14,6 +14,7 @@ from onward.artifacts.training_info import write_training_info
 from onward.checkpoint.reading import find_checkpoint, read_new_tensors
 from onward.engine.preparation import read_training_graph
 from onward.errors import CheckpointError, ParametersError
+from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.parameters import Parameters
 
@@ -50,6 +51,33 @@ def write_graphs(
     if train_step is not None:
         write_train_step(net, parameters.optimizer, train_step, sizes)
     return [path for path in (training_graph, optimizer_graph, train_step) if path is not None]
+
+
+def write_graphs_of_run(
+    parameters: Parameters, graph: TrainingGraph, net: OnnxModule, is_entire: bool, tell: Callable[[str], None]
+) -> None:
+    """Writes the graphs that a run asks for under `paths`, on the one rank that writes.
+
+    Args:
+        parameters: of the run.
+        graph: the unsharded one, with its loss.
+        net: what this rank trains of it.
+        is_entire: whether that is all of it.
+        tell: is told of each file.
+
+    Raises:
+        ModelError, ParametersError, StorageError: as `write_graphs` does.
+    """
+    assert graph.loss is not None
+    paths = parameters.paths
+    written = write_graphs(
+        net if is_entire else OnnxModule(graph, (graph.loss,)),
+        parameters,
+        training_graph=paths.model_with_training_graph_path,
+        optimizer_graph=paths.optimizer_graph_path,
+    )
+    for path in written:
+        tell(f"wrote {path}.")
 
 
 def export_graphs(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
 from onward.checkpoint.writing import CheckpointWriter
 from onward.engine.state import TrainState
-from onward.errors import ParametersError
+from onward.errors import OnwardError, ParametersError, StorageError
 from onward.parallel.process import Mesh
 from onward.parameters import Checkpoint, Parameters
+
+GO_ON = "The same command goes on from there."
 
 
 class RunCheckpoints:
@@ -72,19 +75,60 @@ class RunCheckpoints:
             )
         return self._writer
 
-    def save(self, parameters: Parameters, state: TrainState, batch_sizes: Mapping[str, Any] | None = None) -> Path:
+    def save(
+        self,
+        parameters: Parameters,
+        state: TrainState,
+        batch_sizes: Mapping[str, Any] | None = None,
+        callbacks: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Starts a checkpoint of the present state; training may go on at once.
 
         Args:
             parameters: of the round.
             state: what is saved.
             batch_sizes: what was found for rounds that ask for it (`onward.engine.batch_size`).
+            callbacks: what callbacks keep, by name.
         """
-        record = {**state.record(), "parameters": parameters.to_mapping(), "batch_sizes": dict(batch_sizes or {})}
+        record = {
+            **state.record(),
+            "parameters": parameters.to_mapping(),
+            "batch_sizes": dict(batch_sizes or {}),
+            "callbacks": dict(callbacks or {}),
+        }
         writer = self.open(parameters.checkpoint)
         path = writer.save(state.counters.update, state.pieces(), record, state.rank_record())
         self.saved_update = state.counters.update
         return path
+
+    @contextlib.contextmanager
+    def saving_after_failure(self, settings: Checkpoint, state: TrainState, save: Callable[[], Path]) -> Iterator[None]:
+        """Whatever fails between two updates, a broken file or a full memory, costs no more than those steps.
+
+        Args:
+            settings: where checkpoints go, if anywhere.
+            state: what is returned to the last update.
+            save: starts a checkpoint.
+        """
+        state.mark()
+        begin = state.counters.update
+        try:
+            yield
+        except Exception as error:
+            if self.mesh.world_size > 1:
+                raise  # the others are in another place; what is saved is saved
+            state.return_to_mark()
+            is_new = state.counters.update > max(begin, self.saved_update)
+            if settings.checkpoints_dir is None or not is_new or isinstance(error, StorageError):
+                raise
+            try:
+                path = save()
+                self.wait()
+            except OnwardError as second:
+                error.add_note(f"The steps before could not be saved: {second}")
+            else:
+                error.add_note(f"The steps before, to step {state.counters.step}, are saved as {path}. {GO_ON}")
+            raise
 
     def wait(self) -> None:
         """Waits until the checkpoint that was started last is complete.

@@ -93,9 +93,10 @@ class BatchSizes:
         return with_micro_batches(parameters, size)
 
     def is_over(self, rounds: Sequence[Parameters], counters: Counters) -> bool:
-        """Whether all steps of the present round are done."""
+        """Whether all steps of the present round are done, or a callback ended it when it had no more than now."""
         now = [self.known(one, counters.round).training for one in rounds[counters.round : counters.round + 1]]
-        return any(one.num_train_steps is not None and counters.step >= one.num_train_steps for one in now)
+        done = max(counters.step, counters.ended_early_of)
+        return any(one.num_train_steps is not None and done >= one.num_train_steps for one in now)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any] | None) -> BatchSizes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onward.data.batches import Batch
-from onward.engine.reports import RunSummary, StepReport
+from onward.engine.reports import RunSummary, StepReport, UpdateReport
 from onward.engine.state import Counters
 from onward.engine.steps import Steps, UpdateResult
 from onward.optim.schedules import LearningRateSchedule
@@ -30,13 +30,20 @@ class StepDone:
 
     Attributes:
         step: steps done in this round.
-        is_update: whether it ended in a weight update.
+        update: the weight update in which it ended, if it did.
         report: what to display, on updates that are displayed.
+        epochs: passes over the data that it finished.
     """
 
     step: int
-    is_update: bool
+    update: UpdateReport | None
     report: StepReport | None
+    epochs: int = 0
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it ended in a weight update."""
+        return self.update is not None
 
 
 @dataclass
@@ -120,7 +127,7 @@ def train_steps(
         update = step // steps.accumulation
         shown = is_update and (update == 1 or update % display_loss_steps == 0 or step == num_train_steps)
         result: UpdateResult | None = None
-        learning_rate = schedule.at(step)
+        learning_rate = state.rate.of(schedule.at(step))
         if is_update:
             result = steps.update(batch, learning_rate, watch=shown)
         else:
@@ -128,18 +135,36 @@ def train_steps(
         state.counters.step = step
         samples = batch.sample_count * replicas
         state.counters.samples += samples
-        state.cursor = batch.cursor
+        epochs, state.cursor = batch.cursor.epoch - state.cursor.epoch, batch.cursor
         if is_update:
             state.mark()
         seconds = time.perf_counter() - started
         clock.add(seconds, waited, samples)
         window.add(seconds, waited, samples, _count_tokens(batch) * replicas)
-        report = None
+        report = done = None
+        if result is not None:
+            done = _report_update(state.counters, batch.epoch, learning_rate, num_train_steps, result)
         if shown and result is not None:
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
             window = _Window()
-        yield StepDone(step, is_update, report)
+        yield StepDone(step, done, report, epochs)
     state.count_skipped()
+
+
+def _report_update(
+    counters: Counters, epoch: int, learning_rate: float, num_train_steps: int, result: UpdateResult
+) -> UpdateReport:
+    return UpdateReport(
+        step=counters.step,
+        num_train_steps=num_train_steps,
+        update=counters.update,
+        round=counters.round,
+        epoch=epoch,
+        learning_rate=learning_rate,
+        samples=counters.samples,
+        device_loss=result.loss,
+        device_gradient_norm=result.norm,
+    )
 
 
 def _make_report(
@@ -204,6 +229,7 @@ def summarize(
     metrics: Mapping[str, float],
     seconds: float,
     checkpoint: str | None,
+    stopped: str | None = None,
 ) -> RunSummary:
     """The summary of one call of `TrainingRunner.run`, from what the loop counted and its first and last report."""
     return RunSummary(
@@ -222,6 +248,7 @@ def summarize(
         stable_samples_per_second=clock.stable_samples_per_second,
         metrics=metrics,
         checkpoint=checkpoint,
+        stopped=stopped,
     )
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
+from onward.engine.reports import RunStart
 from onward.engine.sample_shapes import fit_sample_shape
+from onward.engine.state import TrainState
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossSpec
@@ -216,6 +218,20 @@ def plan_run(
     if topology.horizontal_size > 1:
         facts = find_value_facts(graph, input_sizes(graph, sizes))
     return make_plan(parameters, topology, graph, facts.shapes, facts.numbers, sizes)
+
+
+def run_start(training: Training, state: TrainState) -> RunStart:
+    """What watchers are notified of when a round begins."""
+    counters = state.counters
+    return RunStart(
+        round=counters.round,
+        step=counters.step,
+        num_train_steps=training.steps,
+        update=counters.update,
+        batch_size=training.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        replicas=state.mesh.topology.data_size,
+    )
 
 
 def make_schedule(parameters: Parameters) -> LearningRateSchedule:

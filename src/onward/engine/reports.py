@@ -51,6 +51,74 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class UpdateReport:
+    """Any weight update, displayed or not. Nothing is read from the device until it is asked for.
+
+    Attributes:
+        step, num_train_steps, update, round, epoch, learning_rate, samples: as in `StepReport`.
+        device_loss: mean over this rank's micro-batches of the update, unscaled, on the device.
+        device_gradient_norm: as `StepReport.gradient_norm`, on the device.
+    """
+
+    step: int
+    num_train_steps: int
+    update: int
+    round: int
+    epoch: int
+    learning_rate: float
+    samples: int
+    device_loss: torch.Tensor
+    device_gradient_norm: torch.Tensor
+
+    @property
+    def loss(self) -> float:
+        """`device_loss` as a number; waits for the device."""
+        return float(self.device_loss)
+
+    @property
+    def gradient_norm(self) -> float:
+        """`device_gradient_norm` as a number; waits for the device."""
+        return float(self.device_gradient_norm)
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """A pass over the training data that is finished.
+
+    Attributes:
+        epoch: which, counted from 0.
+        step, update, round: done by then, as in `StepReport`.
+    """
+
+    epoch: int
+    step: int
+    update: int
+    round: int
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What a round begins with, or resumes with.
+
+    Attributes:
+        round: rounds finished before this one.
+        step: steps of this round that are done already: 0, or those of the checkpoint.
+        num_train_steps: steps of this round.
+        update: weight updates done over all rounds.
+        batch_size, gradient_accumulation_steps: of this round.
+        replicas: processes that train on other samples at the same time.
+    """
+
+    round: int
+    step: int
+    num_train_steps: int
+    update: int
+    batch_size: int
+    gradient_accumulation_steps: int
+    replicas: int
+
+
+@dataclass(frozen=True)
 class EvaluationReport:
     """One pass over the whole test set: means over its samples.
 
@@ -93,6 +161,7 @@ class RunSummary:
             most, without the first.
         metrics: of the last evaluation; empty where none was made.
         checkpoint: the last checkpoint's directory, or None.
+        stopped: why a callback ended the round before its last step; None: none did.
     """
 
     round: int
@@ -110,10 +179,14 @@ class RunSummary:
     stable_samples_per_second: float
     metrics: Mapping[str, float]
     checkpoint: str | None
+    stopped: str | None = None
 
 
 class Watcher(Protocol):
-    """Someone who watches a run: the console, TensorBoard, a file of metrics."""
+    """Someone who watches a run: the console, TensorBoard, a file of metrics.
+
+    A `Callback` (`onward.engine.callbacks`) is a watcher that is notified of more, and steers.
+    """
 
     def on_step(self, report: StepReport) -> None:
         """Called for every displayed update."""

@@ -15,6 +15,7 @@ from onward.engine.local_weights import LocalWeight, local_weights
 from onward.engine.network import Network
 from onward.optim.building import slots_by_name
 from onward.optim.loss_scale import LossScale
+from onward.optim.schedules import RateAdjustment
 from onward.parallel.pieces import Piece
 from onward.parallel.process import Mesh, in_world_of_one
 from onward.plan.shards import WeightShard
@@ -30,6 +31,7 @@ class Counters:
         update: weight updates over all rounds, skipped ones included.
         skipped_updates: updates left out because a gradient was not finite, over all rounds.
         samples: training samples consumed in this round.
+        ended_early_of: the steps of this round, which a callback ended before all of them were done; 0: none did.
     """
 
     step: int = 0
@@ -37,6 +39,7 @@ class Counters:
     update: int = 0
     skipped_updates: int = 0
     samples: int = 0
+    ended_early_of: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class TrainState:
         optimizer: over the weights' parameters.
         loss_scale: of fp16.
         mesh: the ranks.
+        rate: how callbacks changed the learning rate of this round.
         state_shards: running statistics that are cut horizontally -> how, and their whole shapes.
     """
 
@@ -70,6 +74,7 @@ class TrainState:
     state_shards: Mapping[str, tuple[WeightShard, tuple[int, ...]]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     cursor: DataCursor = field(default_factory=DataCursor)
+    rate: RateAdjustment = field(default_factory=RateAdjustment)
     _mark: _Mark | None = None
     _skipped: torch.Tensor | None = None
 
@@ -187,6 +192,7 @@ class TrainState:
             "counters": dataclasses.asdict(self.counters),
             "cursor": self.cursor.to_dict(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
+            "learning_rate": dataclasses.asdict(self.rate),
         }
 
     def rank_record(self) -> dict[str, Any]:
@@ -196,6 +202,7 @@ class TrainState:
     def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> list[str]:
         """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to tell."""
         self.counters = Counters(**record["counters"])
+        self.rate = RateAdjustment(**record.get("learning_rate", {}))
         self.cursor, notes = resumed_cursor(record, self.mesh.place.data, self.mesh.topology.data_size)
         if self.loss_scale is not None and record["loss_scale"] is not None:
             stored = LossScale.from_json(record["loss_scale"])

@@ -26,10 +26,12 @@ class UpdateResult:
     Attributes:
         norm: global L2 norm of the mean gradient before clipping, loss scale taken out; on the device. Where it is not
             finite, weights, moments and running statistics are as before.
+        loss: mean over this replica's micro-batches of the update, on the device.
         tensors: copies of the weights and gradients that were asked for by name, and graph values.
     """
 
     norm: torch.Tensor
+    loss: torch.Tensor
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -97,6 +99,8 @@ class Steps:
         self.exchange = exchange
         self._loss_sum: torch.Tensor | None = None
         self._losses = 0
+        self._update_sum: torch.Tensor | None = None
+        self._update_losses = 0
 
     def accumulate(self, batch: Batch, is_last: bool = False) -> Mapping[str, Any]:
         """GradientAccumulateStep: forward and backward; returns what outputs there are by name."""
@@ -105,8 +109,8 @@ class Steps:
             return {}
         # Summed on the device: reading it is left to the report, so that no step waits for the device.
         loss = computed.loss_sum
-        self._loss_sum = loss.double() if self._loss_sum is None else self._loss_sum + loss
-        self._losses += computed.losses
+        self._update_sum = loss.double() if self._update_sum is None else self._update_sum + loss
+        self._update_losses += computed.losses
         return computed.outputs
 
     def update(self, batch: Batch, learning_rate: float, watch: bool) -> UpdateResult:
@@ -125,7 +129,15 @@ class Steps:
         gradients.clear()
         self.state.drop_gradients()
         self.state.counters.update += 1
-        return UpdateResult(norm, tensors)
+        return UpdateResult(norm, self._take_loss_of_update(), tensors)
+
+    def _take_loss_of_update(self) -> torch.Tensor:
+        assert self._update_sum is not None
+        total, losses = self._update_sum, self._update_losses
+        self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
+        self._losses += losses
+        self._update_sum, self._update_losses = None, 0
+        return total / losses
 
     def _update_if_finite(self, norm: torch.Tensor) -> None:
         """Reads the norm, and changes the weights or does not."""

@@ -114,3 +114,20 @@ class LearningRateSchedule:
         else:
             warmup_steps = (self.warmup_ratio or 0.0) * self.num_train_steps
         return self.initial_lr * factor(step, self.num_train_steps, parse_mode(self.mode), warmup_steps, self.power)
+
+
+@dataclass(frozen=True)
+class RateAdjustment:
+    """How callbacks changed the learning rate of a round.
+
+    Attributes:
+        scale: what the rate is multiplied by.
+        fixed: the rate that replaces the schedule's; None: none does.
+    """
+
+    scale: float = 1.0
+    fixed: float | None = None
+
+    def of(self, scheduled: float) -> float:
+        """The rate to train at where the schedule says `scheduled`."""
+        return self.scale * (scheduled if self.fixed is None else self.fixed)

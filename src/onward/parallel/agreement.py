@@ -1,8 +1,10 @@
-"""What all ranks must agree on: at the start what they train and how much fits, after each update whether to stop."""
+"""What all ranks must agree on: at the start what they train and how much fits, after each update how to go on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,39 +42,65 @@ def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:
         )
 
 
-class StopAgreement:
-    """Whether to stop: if any rank wants to, all do, after the same update.
+class Heard(NamedTuple):
+    """What all ranks agreed upon.
 
-    Between hosts four bytes travel for each update, apart from the tensors' groups. They do so while the next update is
-    computed, so that nobody waits for them, and a rank's wish is heard one update later.
+    Attributes:
+        stops: whether any rank wants to stop.
+        numbers: the largest that any rank gave of each; None where none gave any.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    stops: bool
+    numbers: tuple[float | None, ...]
+
+
+class UpdateAgreement:
+    """What happens after an update, the same on every rank: whether to stop, and further numbers.
+
+    If any rank wants to stop, all do. Of each number the largest counts, so that a rank that alone gives one decides.
+    Between hosts eight bytes for each travel after each update, apart from the tensors' groups. They do so while the
+    next update is computed, so that nobody waits for them, and what a rank gives is heard one update later.
+    """
+
+    def __init__(self, mesh: Mesh, count: int = 0) -> None:
         self.mesh = mesh
-        self._wish = torch.zeros(1, dtype=torch.int32)
+        self._nothing = Heard(False, (None,) * count)
+        self._message = torch.zeros(1 + count, dtype=torch.float64)
         self._travels: dist.Work | None = None
 
-    def after_update(self, wanted: bool) -> bool:
-        """Whether to stop now, the same answer on every rank; all must ask after the same update."""
+    def after_update(self, wants_to_stop: bool, numbers: Sequence[float | None] = ()) -> Heard:
+        """What to do now, the same answer on every rank; all must ask after the same update."""
         if self.mesh.control is None:
-            return wanted
+            return Heard(wants_to_stop, tuple(numbers))
         note_progress()
-        heard = self._hear()
-        if not heard:
-            self._wish.fill_(int(wanted))
-            self._travels = dist.all_reduce(self._wish, op=dist.ReduceOp.MAX, group=self.mesh.control, async_op=True)
+        heard = self.settle()
+        if not heard.stops:
+            values = [float(wants_to_stop), *(_NOTHING if number is None else number for number in numbers)]
+            self._message.copy_(torch.tensor(values, dtype=torch.float64))
+            self._travels = dist.all_reduce(self._message, op=dist.ReduceOp.MAX, group=self.mesh.control, async_op=True)
         return heard
 
-    def at_end(self, wanted: bool) -> bool:
-        """Whether any rank wanted to stop until now; no update follows that the wish could travel beside."""
-        return self.after_update(wanted) or self._hear()
-
-    def _hear(self) -> bool:
+    def settle(self) -> Heard:
+        """What the ranks gave after the last update, unless it was heard already; all must ask."""
         if self._travels is None:
-            return False
+            return self._nothing
         self._travels.wait()
         self._travels = None
-        return bool(self._wish.item())
+        stops, *numbers = self._message.tolist()
+        return Heard(bool(stops), tuple(None if number == _NOTHING else number for number in numbers))
+
+    def stops_at_end(self, wants_to_stop: bool) -> bool:
+        """Whether any rank wanted to stop until now; no update follows that the wish could travel beside."""
+        return self.after_update(wants_to_stop, self._nothing.numbers).stops or self.settle().stops
+
+
+_NOTHING = -math.inf
+"""What travels in the place of a number that a rank does not give."""
+
+
+def agree_on_any(mesh: Mesh, wanted: bool) -> bool:
+    """Whether any rank wants something; all must ask, and all get the same answer."""
+    return agree_on_least(mesh, -float(wanted)) < 0
 
 
 def agree_on_least(mesh: Mesh, number: float) -> float:

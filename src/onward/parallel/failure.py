@@ -72,7 +72,7 @@ def ending_together(title: str = "onward") -> Iterator[None]:
 
     The rank that failed first shows its exception (a traceback only where it is none of onward's); the others end
     without a word and with the same exit code: 2 for `UserError`, 3 for `Interrupted`, else 1. `Interrupted` must come
-    on all ranks, as it does after `StopAgreement`; rank 0 shows it.
+    on all ranks, as it does after `UpdateAgreement`; rank 0 shows it.
 
     Args:
         title: what the message begins with.

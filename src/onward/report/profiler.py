@@ -21,9 +21,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
 from onward.engine.loop import StepDone
+from onward.engine.state import TrainState
 from onward.errors import StorageError
 from onward.lowering.host import to_host, to_tensor
 from onward.lowering.program import NodeLabel, Program
+from onward.parameters import Profiler
 from onward.report.node_times import FORWARD, STEP, NodeCall, ProfileReport, attribute_times, write_table
 
 _BETWEEN_HOST_AND_DEVICE: dict[Callable[..., Any], str] = {to_tensor: "(to tensor)", to_host: "(to host)"}
@@ -238,17 +240,27 @@ __all__ = ["NodeProfiler", "ProfileReport"]
 
 
 def profiled(
-    profiler: NodeProfiler, steps: Iterator[StepDone], step: int, top_nodes: int, on_table: Callable[[str], None]
+    settings: Profiler,
+    folder: Path,
+    state: TrainState,
+    make_steps: Callable[[Callable[[Program], Program] | None], Iterator[StepDone]],
+    on_table: Callable[[str], None],
 ) -> Iterator[StepDone]:
-    """The steps of a round, those of the profiler's range under it; the table of the slowest nodes when it is over.
+    """The steps of a round, those of the range that the user asked for under a profiler.
 
     Args:
-        profiler: of the range.
-        steps: of the round.
-        step: done before the first of them.
-        top_nodes: rows of the table.
-        on_table: gets it.
+        settings: the range, and how many rows the table of the slowest nodes has.
+        folder: where trace and table go, unless `settings` say where.
+        state: of the run.
+        make_steps: makes the steps, with what instruments their programs.
+        on_table: gets the table when the range is over.
     """
+    if settings.first_step is None or settings.last_step is None:
+        yield from make_steps(None)
+        return
+    folder = settings.trace_dir or folder
+    profiler = NodeProfiler(settings.first_step, settings.last_step, folder, state.mesh.rank)
+    steps, step, top_nodes = make_steps(profiler.instrument), state.counters.step, settings.top_nodes
     try:
         profiler.before_step(step + 1)
         for done in steps:

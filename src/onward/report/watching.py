@@ -1,17 +1,34 @@
 """Several watchers as one: every event goes to each of them, and the failure of one costs the others nothing.
 
+Callbacks, which are watchers that steer, are notified of more; unless they say otherwise, their failure ends the run.
 The first loss that is not finite is told in a message beside it, with what to do.
 `make_watchers` builds the usual set of a run: console, TensorBoard and the file of metrics.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
-from onward.errors import OnwardError
+from onward.data.batches import Batch
+from onward.engine.callbacks import Callback, Control
+from onward.engine.loop import StepDone
+from onward.engine.reports import (
+    CheckpointReport,
+    EpochReport,
+    EvaluationReport,
+    RunStart,
+    RunSummary,
+    StepReport,
+    UpdateReport,
+    Watcher,
+)
+from onward.engine.state import TrainState
+from onward.errors import OnwardError, ParametersError
 
 
 class Watchers:
@@ -19,12 +36,14 @@ class Watchers:
 
     A watcher that raises is closed and left out from then on: training is worth more than its record. The others
     are told with `on_message`, and the exception stays in `failures`, for the runner to raise once all is saved.
+    A `Callback` that raises ends the run instead, unless its `stop_on_error` is false.
     """
 
     def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
         self._watchers: list[Watcher] = list(watchers)
         self.failures: list[Exception] = []
         self._said_not_finite = False
+        self._states: dict[str, Any] = {}
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
@@ -34,6 +53,96 @@ class Watchers:
     def add(self, watchers: Iterable[Watcher]) -> None:
         """Lets further watchers watch from now on."""
         self._watchers.extend(watchers)
+        self._hand_out_states()
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """Those that steer."""
+        return tuple(watcher for watcher in self._watchers if isinstance(watcher, Callback))
+
+    # ------------------------------------------------------------------ what callbacks are notified of
+
+    def on_run_start(self, start: RunStart, control: Control) -> None:
+        """Gives callbacks what they ask with, and forwards."""
+        for callback in self.callbacks:
+            callback.control = control
+        self._forward(lambda watcher: watcher.on_run_start(start) if isinstance(watcher, Callback) else None)
+
+    @property
+    def inspects_batches(self) -> bool:
+        """Whether a callback has an `on_batch`."""
+        return any(type(callback).on_batch is not Callback.on_batch for callback in self.callbacks)
+
+    def on_batch(self, batch: Batch) -> None:
+        """Forwards."""
+        self._forward(lambda watcher: watcher.on_batch(batch) if isinstance(watcher, Callback) else None)
+
+    def on_update(self, report: UpdateReport) -> None:
+        """Forwards."""
+        self._forward(lambda watcher: watcher.on_update(report) if isinstance(watcher, Callback) else None)
+
+    def on_epoch_end(self, report: EpochReport) -> None:
+        """Forwards."""
+        self._forward(lambda watcher: watcher.on_epoch_end(report) if isinstance(watcher, Callback) else None)
+
+    def on_step_done(self, done: StepDone, state: TrainState) -> None:
+        """Forwards what a step of the loop was: a weight update, one that is displayed, the end of an epoch."""
+        if done.update is not None:
+            self.on_update(done.update)
+        if done.report is not None:
+            self.on_step(done.report)
+        counters, epoch = state.counters, state.cursor.epoch
+        for finished in range(epoch - done.epochs, epoch):
+            self.on_epoch_end(EpochReport(finished, counters.step, counters.update, counters.round))
+
+    def on_exception(self, error: BaseException) -> None:
+        """Forwards; what goes wrong there is noted at the error and hides nothing."""
+        for callback in self.callbacks:
+            try:
+                callback.on_exception(error)
+            except Exception as second:
+                error.add_note(f"{type(callback).__name__}.on_exception failed too: {_describe(second)}")
+
+    def states(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the callbacks, by their classes' names.
+
+        Raises:
+            ParametersError: a callback's `state_dict` cannot be written as JSON.
+        """
+        found = {}
+        for name, callback in self._named_callbacks():
+            state = dict(callback.state_dict())
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise ParametersError(
+                    f"{type(callback).__name__}.state_dict() returned what JSON cannot hold: {error}. Return numbers, "
+                    "strings, lists and dictionaries; convert tensors with .item() or .tolist()."
+                ) from error
+            if state:
+                found[name] = state
+        return {**self._states, **found}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Gives callbacks what a checkpoint kept of them; those that are added later get theirs then."""
+        self._states = dict(states)
+        self._hand_out_states()
+
+    def _hand_out_states(self) -> None:
+        for name, callback in self._named_callbacks() if self._states else ():
+            if name in self._states:
+                callback.load_state_dict(self._states.pop(name))
+
+    def _named_callbacks(self) -> list[tuple[str, Callback]]:
+        seen: Counter[str] = Counter()
+        named = []
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] += 1
+            named.append((name if seen[name] == 1 else f"{name} {seen[name]}", callback))
+        return named
+
+    # ------------------------------------------------------------------ what every watcher is notified of
 
     def on_step(self, report: StepReport) -> None:
         """Forwards, and says what to do where the loss is not finite any more, once."""
@@ -87,9 +196,11 @@ class Watchers:
                 event(watcher)
             except Exception as error:
                 failed[watcher] = error
+        _raise_of_callbacks(failed)
         for watcher, failure in failed.items():
             self._watchers.remove(watcher)
-            self.failures.append(failure)
+            if not isinstance(watcher, Callback):
+                self.failures.append(failure)
             try:
                 watcher.close()
             except Exception as error:
@@ -97,6 +208,21 @@ class Watchers:
         # Told after the removal of all that failed; a message may make a further one fail, which is then told too.
         for watcher, failure in failed.items():
             self.on_message(f"{type(watcher).__name__} stops, training goes on: {_describe(failure)}")
+
+
+def _raise_of_callbacks(failed: Mapping[Watcher, Exception]) -> None:
+    """Raises the first failure that is to end the run, the others as notes."""
+    ending = {watcher: error for watcher, error in failed.items() if isinstance(watcher, Callback)}
+    ending = {callback: error for callback, error in ending.items() if callback.stop_on_error}
+    for callback, error in ending.items():
+        error.add_note(
+            f"Raised in the callback {type(callback).__name__}; it ends the run. Set stop_on_error = False in its "
+            "class to report such an error and continue without the callback."
+        )
+        for other in failed.values():
+            if other is not error:
+                error.add_note(f"also: {_describe(other)}")
+        raise error
 
 
 def make_watchers(

@@ -1,0 +1,52 @@
+"""The steps of one round, made from the parameters of the round and from what a rank trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from onward.data.batches import Batch
+from onward.engine.assembly import Assembly
+from onward.engine.features import LabelRange
+from onward.engine.loop import Clock, StepDone, train_steps
+from onward.engine.loss_shares import LossShares
+from onward.engine.preparation import make_schedule, watched_names
+from onward.engine.steps import Steps
+from onward.lowering.program import Program
+from onward.parameters import Parameters
+
+
+def round_steps(
+    parameters: Parameters,
+    assembly: Assembly,
+    dimensions: Mapping[str, int],
+    label_ranges: Mapping[str, LabelRange],
+    batches: Iterator[Batch],
+    clock: Clock,
+    instrument: Callable[[Program], Program] | None = None,
+) -> Iterator[StepDone]:
+    """Trains the steps of a round that are left, one for each item.
+
+    Args:
+        parameters: of the round.
+        assembly: what is trained.
+        dimensions: sizes that symbolic dimensions of the inputs must have.
+        label_ranges: features that are class labels -> which there are.
+        batches: of this replica, from where the round is.
+        clock: counts times and samples.
+        instrument: gives the program to call instead of one (a profiler's twin).
+    """
+    training, state, graph = parameters.training, assembly.state, assembly.graph
+    assert graph.loss_names is not None
+    watched = watched_names(parameters.tensorboard, graph)
+    may_differ = parameters.data.last_batch == "short"
+    shares = LossShares(state.mesh, parameters.loss, graph.loss_names, may_differ)
+    steps = Steps(
+        state,
+        assembly.micro_batches(shares, watched.values, dimensions, label_ranges, instrument),
+        training.gradient_accumulation_steps,
+        parameters.optimizer.max_norm_clip,
+        watched,
+        assembly.exchange,
+    )
+    schedule = make_schedule(parameters)
+    return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
