@@ -24,6 +24,7 @@ import onward
 from onward.artifacts import inference_model
 from onward.errors import StorageError
 from onward.graph.loss import LossSpec
+from onward.graph.rearrangement import Rearrangement
 from onward.graph.ties import Tie
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
@@ -326,12 +327,12 @@ def test_copies_that_an_exporter_folded_follow_their_weight(tmp_path: Path) -> N
 
     _, model = exported("gpt2", 18, optimize=True)
     net = onward.to_torch(model)
-    assert list(net.graph.ties.values()) == [Tie("inner.lm_head.weight", (1, 0))]
+    assert list(net.graph.ties.values()) == [Tie("inner.lm_head.weight", Rearrangement((1, 0)))]
     train(net, tokens(50))
     onward.export(net, tmp_path / "trained.onnx")
     stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "trained.onnx").graph.initializer}
     for name, tie in net.graph.ties.items():
-        assert np.array_equal(stored[name], stored[tie.weight].transpose(tie.permutation))
+        assert np.array_equal(stored[name], stored[tie.weight].transpose(tie.how.permutation))
     assert_file_computes_like(net, tmp_path / "trained.onnx", tokens(50, seed=3))
 
 

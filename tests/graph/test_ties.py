@@ -14,6 +14,7 @@ from torch import nn
 import onward
 from onward.graph.inspection import inspect
 from onward.graph.inspection_text import render
+from onward.graph.rearrangement import Rearrangement
 from onward.graph.ties import Tie
 from onward.graph.training_graph import make_training_graph
 from tests.graph.exported import export
@@ -43,7 +44,7 @@ def test_a_folded_first_step_trains_like_the_module_and_is_exported(tmp_path: Pa
     assert set(net.weights) == {name for name, _ in module.named_parameters()}
     ((copy, tie),) = net.graph.ties.items()
     size = module.cell.bias_hh.shape[0]
-    assert tie == Tie("cell.bias_hh", (0,), (2, size))
+    assert tie == Tie("cell.bias_hh", Rearrangement((0,), (2, size)))
     assert f"{copy!r} is 'cell.bias_hh' repeated to the shape [2, {size}]" in net.graph.notes[0]
     assert "= cell.bias_hh repeated" in render(inspect(path))
 
@@ -77,7 +78,7 @@ def test_a_parameter_that_is_left_only_as_its_repetitions_trains_as_one_row(tmp_
     module, x = Prompted(), torch.randn(2, 3, 4)
     path = export(module, (x,), tmp_path / "m.onnx", 18, True)
     net = onward.to_torch(path)
-    assert net.graph.ties == {"expand": Tie("expand", (0, 1, 2), (2, 1, 4))}
+    assert net.graph.ties == {"expand": Tie("expand", Rearrangement((0, 1, 2), (2, 1, 4)))}
     assert any(note.startswith("'expand' is 'token' repeated for each of 2 samples") for note in net.graph.notes)
     assert "expand  = its first row repeated" in render(inspect(path))
     token = net.weights["expand"]
@@ -139,4 +140,4 @@ def test_equal_numbers_alone_tie_nothing() -> None:
         value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 3])
         value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=sources)
         model.graph.value_info.append(value)
-    assert make_training_graph(model).ties == {"r": Tie("b", (0,), (2, 3))}
+    assert make_training_graph(model).ties == {"r": Tie("b", Rearrangement((0,), (2, 3)))}

@@ -13,6 +13,7 @@ import torch
 from onnx import numpy_helper, parser
 from torch import nn
 
+from onward.graph.rearrangement import Rearrangement
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from tests.graph.exported import Encoder, Residual, Tied, export
 
@@ -65,7 +66,7 @@ def test_tied_embedding(dynamo: bool, opset: int, tmp_path: Path):
     graph = make_training_graph(path)
     assert len(graph.weights) == 3
     ((copy, tie),) = graph.ties.items()
-    assert tie.permutation == (1, 0)
+    assert tie.how == Rearrangement((1, 0))
     assert _values(graph)[tie.weight].shape == (20, 8)
     assert copy in graph.source.graph.initializers
     assert copy not in graph.model.graph.initializers

@@ -20,6 +20,7 @@ import torch
 from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
 from onward.graph.reading import TRAINING_INFO
+from onward.graph.rearrangement import Rearrangement
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
@@ -173,11 +174,12 @@ def _lazy_tensor(
 ) -> ir.LazyTensor:
     """A tensor that is fetched when it is written, in the type the user's graph has for it."""
     dtype = _stored_dtype(value) or ir.tensor_adapters.from_torch_dtype(example.dtype)
-    permutation = range(example.dim()) if tie is None else tie.permutation
-    shape = tuple(int(example.shape[i]) for i in permutation) if tie is None or tie.shape is None else tie.shape
+    shape = tuple(int(size) for size in example.shape) if tie is None else tie.how.shape_of(tuple(example.shape))
 
     def load() -> ir.TensorProtocol:
-        tensor = read().detach().permute(*permutation).expand(shape)
+        tensor = read().detach()
+        if tie is not None:
+            tensor = _rearranged(tensor, tie.how)
         return ir.Tensor(_to_numpy(tensor, dtype), dtype=dtype, name=name)
 
     stored = value.const_value
@@ -189,6 +191,12 @@ def _lazy_tensor(
         doc_string=None if stored is None else stored.doc_string,
         metadata_props={} if stored is None else dict(stored.metadata_props),
     )
+
+
+def _rearranged(tensor: torch.Tensor, how: Rearrangement) -> torch.Tensor:
+    if how.elements is not None and how.shape is not None:
+        return tensor.reshape(-1)[torch.from_numpy(how.elements).to(tensor.device)].reshape(how.shape)
+    return tensor.permute(how.permutation).expand(how.shape_of(tuple(tensor.shape)))
 
 
 def _stored_dtype(value: ir.Value) -> ir.DataType | None:

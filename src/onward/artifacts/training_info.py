@@ -31,7 +31,7 @@ from onward.errors import ModelError
 from onward.graph.differentiated import TRAINING_DOMAIN
 from onward.graph.node_writer import NodeWriter, free_name, value_names
 from onward.graph.reading import TRAINING_INFO
-from onward.graph.ties import Tie
+from onward.graph.ties import rearranging_nodes
 from onward.graph.training_graph import TrainingGraph
 from onward.optim.building import attributes_of_weight
 from onward.parameters import Optimizer
@@ -165,16 +165,9 @@ def _append_algorithm(
     news = {str(value.name): value for value in model.graph.outputs}
     for copy, tie in graph.ties.items():
         if tie.weight in weights:
-            _give_out(
-                model, _copy_node(model, tie, news[new_name(tie.weight)], copy), new_name(copy), weights[tie.weight]
-            )
-
-
-def _copy_node(model: ir.Model, tie: Tie, weight: ir.Value, copy: str) -> ir.Node:
-    """The node that computes a copy of a weight."""
-    if tie.shape is None:
-        return ir.node("Transpose", [weight], {"perm": list(tie.permutation)})
-    return ir.node("Expand", [weight, NodeWriter(model, PREFIX).constant(tie.shape, f"{copy}_shape")])
+            *before, last = rearranging_nodes(model, tie.how, news[new_name(tie.weight)], f"{PREFIX}{copy}")
+            model.graph.extend(before)
+            _give_out(model, last, new_name(copy), weights[tie.weight])
 
 
 def _append_gradient(model: ir.Model, weights: Mapping[str, ir.Value], loss: ir.Value) -> dict[str, ir.Value]:

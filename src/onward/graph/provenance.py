@@ -74,6 +74,12 @@ def call(node: ir.Node) -> str:
     return node.metadata_props.get(_CALL, "")
 
 
+def call_target(node: ir.Node) -> str:
+    """The function of the traced call behind a node, as `torch.ops.aten.linear.default`, or ""."""
+    found = re.search(r"target=([\w.]+)", call(node))
+    return "" if found is None else found[1]
+
+
 def called_parameters(node: ir.Node) -> tuple[str, ...]:
     """The placeholders of the parameters that the traced call behind a node reads."""
     return tuple(re.findall(r"%(p_\w+)", call(node)))

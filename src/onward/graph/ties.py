@@ -1,213 +1,203 @@
-"""Weights that an exporter split: copies of one weight, transposed or repeated for every sample, tied again.
+"""Weights that an exporter split: copies of one weight, each rearranged for the call that reads it, tied again.
 
-Exporters fold `Transpose(embedding)` into a second tensor, and the first step of a recurrent net that starts from zeros
-into its bias, once for each sample; either would then be a weight of its own.
+Exporters fold what a call does with a parameter into a tensor of its own: the transpose for each call of a linear
+layer, slices, the first step of a recurrent net repeated for each sample. Each would then be a weight of its own.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.graph import provenance
+from onward.graph.copy_evidence import CopyEvidence, is_same_call
 from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.node_writer import NodeWriter
-from onward.graph.weight_evidence import folded_parameters
+from onward.graph.rearrangement import Rearrangement, find_rearrangement, is_equal
+from onward.graph.repeated_rows import tie_repeated_rows
+
+_SHOWN = 6
+"""So many names a note lists; the rest is counted."""
 
 
 @dataclass(frozen=True)
 class Tie:
-    """An initializer that repeats a weight: `weight.transpose(permutation)`, broadcast to `shape` if given.
+    """An initializer that repeats the numbers of a weight, rearranged.
 
     One that repeats its own first row has the weight's name: what trains is the row.
     """
 
     weight: str
-    permutation: tuple[int, ...]
-    shape: tuple[int, ...] | None = None
+    how: Rearrangement
 
     @property
     def relation(self) -> str:
         """What the copy is to the weight, in a word."""
-        return "transposed" if self.shape is None else "repeated"
+        if self.how.elements is not None:
+            return "rearranged"
+        if self.how.shape is not None:
+            return "repeated"
+        return "copied" if self.how.is_identity else "transposed"
 
 
-def tie_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
+def tie_copies(model: ir.Model) -> tuple[dict[str, Tie], dict[str, str]]:
     """Replaces initializers that are copies of others by nodes that compute them, in place.
 
-    Returns the ties by the copy's name, and a sentence for each.
+    Returns the ties by the copy's name, and a sentence for each row that is repeated.
     """
-    transposed, first = tie_transposed_copies(model)
-    repeated, second = tie_repeated_biases(model)
-    rows, third = tie_repeated_rows(model)
-    return {**transposed, **repeated, **rows}, (*first, *second, *third)
+    ties = {copy: Tie(weight, how) for copy, weight, how in _tied(model)}
+    rows, notes = tie_repeated_rows(model)
+    return {**ties, **{name: Tie(name, how) for name, how in rows.items()}}, notes
 
 
-def tie_transposed_copies(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
-    """Replaces an initializer that is the transpose of another by a `Transpose` node, in place.
-
-    Looks at 2-D float initializers of more than one row and column that are equal element by element.
-    Returns the ties by the copy's name, and a sentence for each.
-    """
-    graph = model.graph
-    by_shape: dict[tuple[int, int], list[ir.Value]] = {}
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.dtype in TRAINABLE_TYPES and len(tensor.shape) == 2 and value.uses():
-            rows, columns = (int(size) for size in tensor.shape.numpy())
-            if min(rows, columns) > 1:
-                by_shape.setdefault((rows, columns), []).append(value)
-    ties: dict[str, Tie] = {}
-    notes = []
-    for (rows, columns), originals in by_shape.items():
-        for copy in by_shape.get((columns, rows), []):
-            original = next((o for o in originals if _comes_from(copy, o) and _is_transpose(copy, o)), None)
-            if original is None or original is copy or original.name in ties or copy.name in ties:
-                continue
-            ties[str(copy.name)] = Tie(str(original.name), (1, 0))
-            notes.append(
-                f"{copy.name!r} is the transpose of {original.name!r}, folded by the exporter; they are tied again "
-                "and train as one weight."
-            )
-            _replace(graph, copy, "Transpose", [original], [ir.AttrInt64s("perm", [1, 0])])
-    return ties, tuple(notes)
-
-
-def tie_repeated_biases(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
-    """Replaces an initializer that repeats another along some axes by an `Expand` node, in place.
-
-    Looks at floats that the exporter noted to be computed from the other, and that are equal to it element by element:
-    `W 0 + b`, the first step of a recurrent net whose initial state is zeros for a fixed number of samples.
-    """
-    graph = model.graph
-    ties: dict[str, Tie] = {}
-    notes = []
-    for copy in list(graph.initializers.values()):
-        sources = [graph.initializers.get(name) for name in provenance.folded_sources(copy)]
-        original = next((one for one in sources if one is not None and _is_repetition(copy, one)), None)
-        if original is None:
+def _tied(model: ir.Model) -> list[tuple[str, str, Rearrangement]]:
+    """(copy, weight, how), for every initializer that was replaced."""
+    evidence = CopyEvidence.of(model.graph)
+    noted: dict[str, list[ir.Value]] = {}
+    unnoted: list[ir.Value] = []
+    tied = []
+    for copy in _candidates(model.graph):
+        origins = evidence.origins.get(str(copy.name), frozenset())
+        known = dict.fromkeys(one for origin in sorted(origins) for one in noted.get(origin, ()))
+        relations = ((one, _noted_relation(copy, one)) for one in known if evidence.may_be_copy(copy, one))
+        found = next(((one, how) for one, how in relations if how is not None), None)
+        if found is None and not origins:
+            others = (one for one in unnoted if evidence.may_be_unnoted_copy(copy, one))
+            relations = ((one, _relation(copy, one)) for one in others)
+            found = next(((one, how) for one, how in relations if how is not None), None)
+        if found is not None:
+            original, how = found
+            tied.append((str(copy.name), str(original.name), how))
+            _replace(model, copy, original, how)
             continue
-        assert copy.const_value is not None
-        assert original.const_value is not None
-        shape = tuple(int(size) for size in copy.const_value.shape.numpy())
-        ties[str(copy.name)] = Tie(str(original.name), tuple(range(len(original.const_value.shape))), shape)
-        notes.append(
-            f"{copy.name!r} is {original.name!r} repeated to the shape {list(shape)}, computed by the exporter for a "
-            "batch of fixed size (as it does with the first step of a recurrent net that starts from zeros); they are "
-            "tied again and train as one weight."
-        )
-        sizes = NodeWriter(model, "").constant(shape, f"{copy.name}_shape")
-        _replace(graph, copy, "Expand", [original, sizes], [])
-    return ties, tuple(notes)
+        unnoted.append(copy)
+        for origin in origins:
+            noted.setdefault(origin, []).append(copy)
+    return tied
 
 
-def tie_repeated_rows(model: ir.Model) -> tuple[dict[str, Tie], tuple[str, ...]]:
-    """Makes the first row of an initializer a weight that an `Expand` node repeats, in place.
+def _candidates(graph: ir.Graph) -> list[ir.Value]:
+    """Float initializers of several numbers that nodes read, in the order in which they are taken for originals:
+    parameters under their own names first, of the others the larger first."""
 
-    Looks at what is left of a parameter that the module expanded for each sample, such as the class token of a vision
-    transformer, where the batch had a fixed size at export: torch's exporter names it after the call, `expand`, and
-    notes the parameter. Its rows are equal and as many as an input has, and nothing repeats along another axis.
-    """
-    graph = model.graph
-    ties: dict[str, Tie] = {}
-    notes = []
-    batches = {value.shape[0] for value in graph.inputs if value.shape is not None and len(value.shape)}
-    for copy in list(graph.initializers.values()):
-        if _EXPANDED.fullmatch(str(copy.name)) is None or not _has_equal_rows(copy, batches):
-            continue
-        parameters = folded_parameters(copy)
-        if len(parameters) != 1:
-            continue
-        stored = copy.const_value
-        assert stored is not None
-        shape = tuple(int(size) for size in stored.shape.numpy())
-        row = ir.Tensor(np.array(stored.numpy()[:1]), dtype=stored.dtype, name=copy.name)
-        weight = ir.Value(name=f"{copy.name}", shape=row.shape, type=copy.type, const_value=row)
-        weight.metadata_props.update(copy.metadata_props)
-        sizes = NodeWriter(model, "").constant(shape, f"{copy.name}_shape")
-        _replace(graph, copy, "Expand", [weight, sizes], [])
-        graph.register_initializer(weight)
-        ties[str(copy.name)] = Tie(str(copy.name), tuple(range(len(shape))), shape)
-        notes.append(
-            f"{copy.name!r} is {parameters[0]!r} repeated for each of {shape[0]} samples, computed by the exporter for "
-            "a batch of fixed size; it trains as one row, and is written for as many samples again."
-        )
-    return ties, tuple(notes)
+    def rank(value: ir.Value) -> tuple[bool, bool, int]:
+        assert value.const_value is not None
+        folded = bool(provenance.folded_sources(value))
+        made_up = provenance.is_automatic_name(str(value.name))
+        return folded, made_up, -value.const_value.size if folded or made_up else 0
+
+    found = [
+        value
+        for value in graph.initializers.values()
+        if value.const_value is not None
+        and value.const_value.dtype in TRAINABLE_TYPES
+        and value.const_value.size > 1
+        and value.uses()
+    ]
+    return sorted(found, key=rank)
 
 
-_EXPANDED = re.compile(r"expand(_\d+)?")
+def _noted_relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
+    """How a tensor was made of another that holds the same parameter."""
+    how = _relation(copy, original)
+    if how is None and is_same_call(copy, original):
+        left, right = _array(copy), _array(original)
+        if is_equal(left, right):
+            return Rearrangement(tuple(range(left.ndim)))
+    return how
 
 
-def _has_equal_rows(value: ir.Value, sizes: Container[object]) -> bool:
-    """Whether a float tensor of several rows, as many as one of `sizes`, repeats one row, and no other axis."""
-    tensor = value.const_value
-    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or not value.uses():
-        return False
-    shape = tuple(int(size) for size in tensor.shape.numpy())
-    if len(shape) < 2 or shape[0] < 2 or shape[0] not in sizes:
-        return False
-    array = tensor.numpy()
-    repeats = [axis for axis, size in enumerate(shape) if size > 1 and bool((array == array.take([0], axis)).all())]
-    return repeats == [0]
-
-
-def _is_repetition(copy: ir.Value, original: ir.Value) -> bool:
-    left, right = copy.const_value, original.const_value
-    if left is None or right is None or left is right or left.dtype != right.dtype or left.dtype not in TRAINABLE_TYPES:
-        return False
-    shape, smaller = left.shape.numpy(), right.shape.numpy()
-    axes = zip(reversed(shape), reversed(smaller), strict=False)
-    if not copy.uses() or shape == smaller or len(smaller) > len(shape) or any(m not in (1, n) for n, m in axes):
-        return False
-    a, b = left.numpy(), right.numpy()
-    # Equal numbers prove nothing of a tensor that holds one number only.
-    return bool((b != b.flat[0]).any()) and bool((a == b).all())
-
-
-def _comes_from(copy: ir.Value, original: ir.Value) -> bool:
-    """The copy carries no claim of being a parameter of its own, or names the original as its origin."""
-    sources = provenance.folded_sources(copy)
-    if sources:
-        return original.name in sources
-    if provenance.KIND in copy.metadata_props:
-        return False
-    return _feeds(original, "Gather") or _folded_by_older_exporter(copy, original)
-
-
-def _folded_by_older_exporter(copy: ir.Value, original: ir.Value) -> bool:
-    """torch's older exporter makes up a name for the transpose and keeps the parameter, with its own, where it is used
-    as it is, too."""
-    if not str(copy.name).startswith("onnx::") or provenance.is_automatic_name(str(original.name)):
-        return False
+def _relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
+    assert copy.const_value is not None
     assert original.const_value is not None
-    array = original.const_value.numpy()
-    return array.shape[0] != array.shape[1] or not np.array_equal(array, array.T)
+    if copy.const_value.dtype != original.const_value.dtype:
+        return None
+    return find_rearrangement(_array(copy), _array(original))
 
 
-def _feeds(value: ir.Value, op_type: str) -> bool:
-    return any(use.node.op_type == op_type for use in value.uses())
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
 
 
-def _is_transpose(copy: ir.Value, original: ir.Value) -> bool:
-    left, right = copy.const_value, original.const_value
-    assert left is not None
-    assert right is not None
-    if left.dtype != right.dtype:
-        return False
-    a, b = left.numpy(), right.numpy().T
-    # The first row decides nearly always, without reading the rest.
-    return bool(np.array_equal(a[0], b[0]) and np.array_equal(a, b) and (a != a.flat[0]).any())
-
-
-def _replace(
-    graph: ir.Graph, copy: ir.Value, op_type: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr]
-) -> None:
-    output = ir.Value(name=f"{copy.name}_tied", shape=copy.shape, type=copy.type)
-    node = ir.Node("", op_type, inputs, attributes, outputs=[output], name=f"tie_{copy.name}")
-    graph.insert_before(next(iter(graph)), node)
-    copy.replace_all_uses_with(output, replace_graph_outputs=True)
+def _replace(model: ir.Model, copy: ir.Value, original: ir.Value, how: Rearrangement) -> None:
+    """Lets the readers of a copy read the original, by nodes at the begin of the graph where it is rearranged."""
+    graph, source = model.graph, original
+    if not how.is_identity:
+        output = ir.Value(name=f"{copy.name}_tied", shape=copy.shape, type=copy.type)
+        nodes = rearranging_nodes(model, how, original, str(copy.name), output)
+        graph.insert_before(next(iter(graph)), nodes)
+        source = output
+    copy.replace_all_uses_with(source, replace_graph_outputs=True)
     graph.initializers.pop(str(copy.name))
+
+
+def rearranging_nodes(
+    model: ir.Model, how: Rearrangement, weight: ir.Value, name: str, output: ir.Value | None = None
+) -> list[ir.Node]:
+    """The nodes that compute a copy of a weight, the last of them giving `output`; their constants are added."""
+    outputs = None if output is None else [output]
+    writer = NodeWriter(model, "")
+    node = f"tie_{name}"
+    if how.elements is not None:
+        flat = ir.node("Reshape", [weight, writer.constant([-1], f"{name}_flat")], name=f"{node}_flat")
+        taken = ir.node(
+            "Gather", [flat.outputs[0], writer.constant(how.elements, f"{name}_elements")], name=f"{node}_take"
+        )
+        flat.outputs[0].name, taken.outputs[0].name = writer.unique(f"{name}_as_row"), writer.unique(f"{name}_taken")
+        sizes = writer.constant(how.shape or (), f"{name}_shape")
+        return [flat, taken, ir.node("Reshape", [taken.outputs[0], sizes], outputs=outputs, name=node)]
+    if how.shape is not None:
+        sizes = writer.constant(how.shape, f"{name}_shape")
+        return [ir.node("Expand", [weight, sizes], outputs=outputs, name=node)]
+    if how.is_identity:
+        return [ir.node("Identity", [weight], outputs=outputs, name=node)]
+    return [ir.node("Transpose", [weight], {"perm": list(how.permutation)}, outputs=outputs, name=node)]
+
+
+def notes_on_ties(ties: Mapping[str, Tie], weights: Collection[str]) -> tuple[str, ...]:
+    """A sentence for each weight that trains and of which the file holds copies."""
+    return (*_notes_on_equal(ties, weights), *_notes_on_others(ties, weights))
+
+
+def _notes_on_equal(ties: Mapping[str, Tie], weights: Collection[str]) -> list[str]:
+    copies: dict[str, list[str]] = {}
+    for copy, tie in ties.items():
+        if tie.how.is_identity and tie.weight in weights:
+            copies.setdefault(tie.weight, []).append(copy)
+    return [
+        f"{weight!r} is stored {len(names) + 1} times, once for each call of its layer ({_listed(names)}); the copies "
+        "are tied again and train as one weight."
+        for weight, names in copies.items()
+    ]
+
+
+def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str]) -> list[str]:
+    notes = []
+    for copy, tie in ties.items():
+        if tie.how.is_identity or tie.weight not in weights or tie.weight == copy:
+            continue
+        if tie.how.elements is not None:
+            what = (
+                f"{copy!r} holds elements of {tie.weight!r} in the shape {list(tie.how.shape or ())}, folded by the "
+                "exporter"
+            )
+        elif tie.how.shape is not None:
+            what = (
+                f"{copy!r} is {tie.weight!r} repeated to the shape {list(tie.how.shape)}, computed by the exporter for "
+                "a batch of fixed size (as it does with the first step of a recurrent net that starts from zeros)"
+            )
+        elif tie.how.permutation == (1, 0):
+            what = f"{copy!r} is the transpose of {tie.weight!r}, folded by the exporter"
+        else:
+            what = f"{copy!r} is {tie.weight!r} with its axes permuted, folded by the exporter"
+        notes.append(f"{what}; they are tied again and train as one weight.")
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

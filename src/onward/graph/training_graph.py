@@ -16,7 +16,7 @@ from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
 from onward.graph.sequences import unpack_sequences
 from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
-from onward.graph.ties import Tie, tie_copies
+from onward.graph.ties import Tie, notes_on_ties, tie_copies
 from onward.graph.untying import untie_merged_weights
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
 from onward.parameters.training import DropoutRule
@@ -93,7 +93,7 @@ def make_training_graph(
     untied = untie_merged_weights(original, keep=tied_weights)
     model = prepare_for_lowering(original)
     unpack_sequences(model, passes.names_in(model.graph, keep))
-    ties, tied = tie_copies(model)
+    ties, rows = tie_copies(model)
     revived = add_dropout(model, revive_dropout)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
     states = find_running_statistics(model.graph)
@@ -112,6 +112,7 @@ def make_training_graph(
     reduced = _note_of_reduced_output(original, loss)
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     of_loss = () if names is None else names.notes
+    tied = (*notes_on_ties(ties, chosen), *(note for name, note in rows.items() if name in chosen))
     notes = (*untied, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
 

@@ -50,11 +50,15 @@ _CONSTANT_PLACES = frozenset(
 
 @dataclass(frozen=True)
 class _Owner:
-    """Who reads a merged tensor: the weight's rebuilt name where it is known, and what tells owners apart."""
+    """Who reads a merged tensor: the weight's rebuilt name where it is known, and what tells owners apart.
+
+    `source` is the parameter that a folded tensor was computed from for this owner, where that is known.
+    """
 
     key: str
     name: str
     is_weight: bool
+    source: str = ""
 
 
 def untie_merged_weights(model: ir.Model, keep: Sequence[str] = ()) -> tuple[str, ...]:
@@ -142,7 +146,7 @@ def _split_uses(graph: ir.Graph, value: ir.Value, paths: frozenset[str], constan
             count += 1
             name = f"{stem}.{count}"
         taken.add(name)
-        _give_copy(graph, value, name, uses, is_weight=owner.is_weight)
+        _give_copy(graph, value, name, uses, is_weight=owner.is_weight, source=owner.source)
         made.append(name)
     return made
 
@@ -155,6 +159,9 @@ def _owner(value: ir.Value, node: ir.Node, index: int, paths: frozenset[str], po
         found = _owner_by_call(value, node, index, called)
         if found is not None:
             return found
+    if not called and not provenance.module_scope(node) and provenance.KIND in value.metadata_props:
+        # A part of a call (the halves of a split parameter) of which the exporter wrote nothing down.
+        return _Owner(provenance.placeholder(str(value.name)), str(value.name), True)
     if position is None:
         return None
     if (node.op_type, index) in _CONSTANT_PLACES or is_without_gradient(node, index):
@@ -185,7 +192,7 @@ def _owner_by_call(value: ir.Value, node: ir.Node, index: int, called: Sequence[
     parallel = [name for name in called if provenance.differ_in_digits_only(name, mark)]
     if len(parallel) == 1:
         rebuilt = provenance.like(own, parallel[0])
-        return _Owner(parallel[0], f"{rebuilt}_{value.name}" if folded else rebuilt, True)
+        return _Owner(parallel[0], f"{rebuilt}_{value.name}" if folded else rebuilt, True, rebuilt)
     role, scope = _role(node, index), provenance.module_scope(node)
     fitting = [name for name in called if name.endswith(role)]
     if len(fitting) != 1 or not scope:
@@ -193,7 +200,7 @@ def _owner_by_call(value: ir.Value, node: ir.Node, index: int, called: Sequence[
     prefix = provenance.placeholder(scope) + "_"
     attribute = fitting[0].removeprefix(prefix) if fitting[0].startswith(prefix) else role
     rebuilt = f"{scope}.{attribute}"
-    return _Owner(fitting[0], f"{rebuilt}_{value.name}" if folded else rebuilt, True)
+    return _Owner(fitting[0], f"{rebuilt}_{value.name}" if folded else rebuilt, True, rebuilt)
 
 
 def _role(node: ir.Node, index: int) -> str:
@@ -202,8 +209,11 @@ def _role(node: ir.Node, index: int) -> str:
     return roles[index] if index < len(roles) and roles[index] else "weight"
 
 
-def _give_copy(graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[Use], is_weight: bool = True) -> None:
-    """Registers a copy of an initializer under a name and points nodes to it."""
+def _give_copy(
+    graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[Use], is_weight: bool = True, source: str = ""
+) -> None:
+    """Registers a copy of an initializer under a name and points nodes to it; what is noted of its origin is that of
+    the owner's parameter `source`."""
     tensor = value.const_value
     assert tensor is not None
     copy = ir.Value(
@@ -215,6 +225,8 @@ def _give_copy(graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[Use],
     )
     if not is_weight and provenance.KIND in copy.metadata_props:
         copy.metadata_props[provenance.KIND] = "CONSTANT_TENSOR"
+    if source and provenance.FOLDED_FROM in copy.metadata_props:
+        copy.metadata_props[provenance.FOLDED_FROM] = repr([source])
     graph.register_initializer(copy)
     for node, index in uses:
         node.replace_input_with(index, copy)
