@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from onward.artifacts.trained_model import export_state
+from onward.artifacts.trained_model import export_state, rehearse_export_of_state
 from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
@@ -110,6 +110,8 @@ class TrainingRunner:
         paths = self.parameters.paths
         if paths.output_dir is not None:
             make_folder(paths.output_dir, "paths.output_dir")
+        if self.parameters.profiler.trace_dir is not None:
+            make_folder(self.parameters.profiler.trace_dir, "profiler.trace_dir")
         graph = read_training_graph(self.parameters)
         write_loss_model(self.parameters, self.mesh.rank)
         assert graph.loss_names is not None
@@ -128,6 +130,7 @@ class TrainingRunner:
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
         self._load_checkpoint()
+        self._rehearse_export()
         self._write_graphs()
 
     def _settle_batch_size(self, number: int, specs: Mapping[str, FeatureSpec]) -> None:
@@ -145,6 +148,13 @@ class TrainingRunner:
         place, topology = self.mesh.place, self.mesh.topology
         stream = place.pipeline * topology.data_size + place.data
         torch.manual_seed(self.parameters.training.seed + stream * SEED_STRIDE)
+
+    def _rehearse_export(self) -> None:
+        """What training ends with must be possible before it begins."""
+        output_dir = self.parameters.paths.output_dir
+        if output_dir is not None or self.parameters.checkpoint.checkpoints_dir is not None:
+            path = None if output_dir is None else self.trained_model_path
+            rehearse_export_of_state(self.state, self._graph, path)
 
     def _write_graphs(self) -> None:
         """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""

@@ -175,14 +175,18 @@ def _lazy_tensor(
     """A tensor that is fetched when it is written, in the type the user's graph has for it."""
     dtype = _stored_dtype(value) or ir.tensor_adapters.from_torch_dtype(example.dtype)
     shape = tuple(int(size) for size in example.shape) if tie is None else tie.how.shape_of(tuple(example.shape))
+    stored = value.const_value
+    if stored is not None and tuple(stored.shape.numpy()) != shape:
+        raise ModelError(f"the weight {name!r} has the shape {list(shape)}; the model has {list(stored.shape)} for it.")
+
+    def arrange(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach() if tie is None else _rearranged(tensor.detach(), tie.how)
 
     def load() -> ir.TensorProtocol:
-        tensor = read().detach()
-        if tie is not None:
-            tensor = _rearranged(tensor, tie.how)
-        return ir.Tensor(_to_numpy(tensor, dtype), dtype=dtype, name=name)
+        return ir.Tensor(_to_numpy(arrange(read()), dtype), dtype=dtype, name=name)
 
-    stored = value.const_value
+    arrange(example)  # what cannot be arranged or converted is found before anything is written
+    _to_numpy(torch.zeros((), dtype=example.dtype), dtype)
     return ir.LazyTensor(
         load,
         dtype=dtype,
@@ -321,7 +325,7 @@ def save_model(model: ir.Model, path: Path, external: bool = False, readers: Ite
             else:
                 os.replace(written, path)
     except OSError as error:
-        raise _storage_error(path, total, error) from error
+        raise storage_error(path, total, error) from error
 
 
 def _load_attributes(model: ir.Model) -> None:
@@ -370,7 +374,8 @@ def _read_from_new_file(reader: ir.Model, path: Path, data: Path) -> None:
                     value.const_value = found.const_value
 
 
-def _storage_error(path: Path, needed_bytes: int, error: OSError) -> StorageError:
+def storage_error(path: Path, needed_bytes: int, error: OSError) -> StorageError:
+    """Why a model cannot be written, with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         folder = next(folder for folder in path.absolute().parents if folder.is_dir())
         free = shutil.disk_usage(folder).free

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from onward.artifacts.export_rehearsal import rehearse_export
 from onward.artifacts.inference_model import export, export_weights, save_model
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
@@ -21,7 +22,8 @@ from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.graph.lazy_file import read_model_lazily
 from onward.graph.training_graph import TrainingGraph, make_training_graph
-from onward.parallel.gathering import gather_whole
+from onward.parallel.gathering import describe_whole, gather_whole
+from onward.parallel.pieces import Piece
 from onward.plan.stages_joined import join_stage_models
 
 
@@ -30,10 +32,31 @@ def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
     if state.mesh.world_size == 1:
         export(state.networks[0].net, path)
         return
-    pieces = {key: piece for key, piece in state.pieces().items() if key.startswith(("weights/", "states/"))}
-    whole = {key.partition("/")[2]: tensor for key, tensor in gather_whole(state.mesh, pieces).items()}
+    whole = gather_whole(state.mesh, _exported_pieces(state))
     if state.mesh.rank == 0:
         export_weights(graph, lambda name: whole[name], path)
+
+
+def rehearse_export_of_state(state: TrainState, graph: TrainingGraph, path: Path | None) -> None:
+    """What `export_state` will do, but for reading and writing values; each process calls this.
+
+    Args:
+        state: before training.
+        graph: what is trained.
+        path: where the model will go; None: that is not known.
+
+    Raises:
+        StorageError: the model cannot be written there.
+        ModelError: it cannot be assembled.
+    """
+    outlines = describe_whole(state.mesh, _exported_pieces(state))
+    if state.mesh.rank == 0:
+        rehearse_export(graph, lambda name: outlines[name], path)
+
+
+def _exported_pieces(state: TrainState) -> dict[str, Piece]:
+    pieces = {key.partition("/"): piece for key, piece in state.pieces().items()}
+    return {name: piece for (kind, _, name), piece in pieces.items() if kind in ("weights", "states")}
 
 
 def export_checkpoint(

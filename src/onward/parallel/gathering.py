@@ -11,6 +11,9 @@ from onward.parallel.pieces import Piece
 from onward.parallel.process import Mesh
 from onward.plan.shards import Box
 
+_Outline = tuple[tuple[int, ...], tuple[Box, ...], torch.dtype]
+"""Shape of a whole tensor, the boxes of it that a rank holds, and its type."""
+
 
 def gather_whole(mesh: Mesh, pieces: Mapping[str, Piece]) -> dict[str, torch.Tensor]:
     """Collects every tensor that any rank holds a piece of.
@@ -25,11 +28,8 @@ def gather_whole(mesh: Mesh, pieces: Mapping[str, Piece]) -> dict[str, torch.Ten
     written = {name: piece for name, piece in pieces.items() if piece.is_written}
     if mesh.control is None:
         return {name: _whole_of_one(piece) for name, piece in written.items()}
-    outline = {name: (p.whole_shape, p.boxes, p.tensor.dtype) for name, p in written.items()}
-    outlines: list[dict[str, tuple[tuple[int, ...], tuple[Box, ...], torch.dtype]]] = [{}] * mesh.world_size
-    dist.all_gather_object(outlines, outline, group=mesh.control)
     found: dict[str, torch.Tensor] = {}
-    for rank, theirs in enumerate(outlines):
+    for rank, theirs in enumerate(_outlines(mesh, written)):
         for name, (shape, boxes, dtype) in theirs.items():
             for box in boxes:
                 if mesh.rank == rank:
@@ -42,6 +42,26 @@ def gather_whole(mesh: Mesh, pieces: Mapping[str, Piece]) -> dict[str, torch.Ten
                 if mesh.rank == 0:
                     found.setdefault(name, torch.empty(shape, dtype=dtype))[box.whole_slices] = part
     return found
+
+
+def describe_whole(mesh: Mesh, pieces: Mapping[str, Piece]) -> dict[str, torch.Tensor]:
+    """On every rank what `gather_whole` would collect, without the values: tensors of the device "meta"."""
+    outlines = _outlines(mesh, {name: piece for name, piece in pieces.items() if piece.is_written})
+    return {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for theirs in outlines
+        for name, (shape, _, dtype) in theirs.items()
+    }
+
+
+def _outlines(mesh: Mesh, written: Mapping[str, Piece]) -> list[dict[str, _Outline]]:
+    """Of every rank: what it would write of which tensor."""
+    own = {name: (p.whole_shape, p.boxes, p.tensor.dtype) for name, p in written.items()}
+    if mesh.control is None:
+        return [own]
+    outlines: list[dict[str, _Outline]] = [{}] * mesh.world_size
+    dist.all_gather_object(outlines, own, group=mesh.control)
+    return outlines
 
 
 def _whole_of_one(piece: Piece) -> torch.Tensor:
