@@ -185,7 +185,9 @@ def _lazy_tensor(
     def load() -> ir.TensorProtocol:
         return ir.Tensor(_to_numpy(arrange(read()), dtype), dtype=dtype, name=name)
 
-    arrange(example)  # what cannot be arranged or converted is found before anything is written
+    arrange(
+        torch.empty_like(example, device="meta")
+    )  # what cannot be arranged or converted is found before anything is written
     _to_numpy(torch.zeros((), dtype=example.dtype), dtype)
     return ir.LazyTensor(
         load,
