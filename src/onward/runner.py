@@ -16,6 +16,7 @@ import torch
 
 from onward.artifacts.trained_model import export_state, rehearse_export_of_state
 from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
+from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
@@ -82,7 +83,7 @@ class TrainingRunner:
         watchers: Sequence[Watcher] = (),
         mesh: Mesh | None = None,
     ) -> None:
-        self.parameters = check(parameters)
+        self.parameters, self.files = localize(check(parameters))
         self.environment = Environment() if environment is None else environment
         self.watchers = Watchers(watchers)
         self._mesh = mesh
@@ -143,7 +144,7 @@ class TrainingRunner:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
             self._mesh = start(self.parameters.distributed, self.environment.device_kind)
-        self._checkpoints = RunCheckpoints(self.mesh)
+        self._checkpoints = RunCheckpoints(self.mesh, self.files)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
         place, topology = self.mesh.place, self.mesh.topology
         stream = place.pipeline * topology.data_size + place.data
@@ -227,9 +228,8 @@ class TrainingRunner:
             ParametersError: they are wrong in themselves, or change what is built already: model, loss, weights to
                 train, optimizer or precision.
         """
-        parameters = check(parameters)
-        changed = fixed_fields_changed(self.parameters, parameters)
-        if changed:
+        parameters = self.files.localized(check(parameters))
+        if changed := fixed_fields_changed(self.parameters, parameters):
             raise ParametersError(
                 f"{', '.join(changed)} cannot change between rounds of one run; start another TrainingRunner."
             )
@@ -379,7 +379,7 @@ class TrainingRunner:
         path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found, self.watchers.states())
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
-        self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, str(path), stall))
+        self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, self.files.shown(path), stall))
         return path
 
     def _save_last_of_round(self) -> str | None:
@@ -387,7 +387,7 @@ class TrainingRunner:
             return None
         path = self.save_checkpoint()
         self._checkpoints.wait()
-        return str(path)
+        return self.files.shown(path)
 
     def _stop(self, signal_name: str) -> None:
         if self.parameters.checkpoint.checkpoints_dir is None:
@@ -397,7 +397,8 @@ class TrainingRunner:
             )
         path = self.save_checkpoint()
         self._checkpoints.wait()
-        raise Interrupted(f"stopped by {signal_name} after step {self.state.counters.step}; saved as {path}. {GO_ON}")
+        step, place = self.state.counters.step, self.files.shown(path)
+        raise Interrupted(f"stopped by {signal_name} after step {step}; saved as {place}. {GO_ON}")
 
     def end_training(self, test_data_loader: BatchSource | None = None) -> EvaluationReport | None:
         """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""
@@ -409,7 +410,8 @@ class TrainingRunner:
         self._checkpoints.close()
         if self.parameters.paths.output_dir is not None:
             export_state(self.state, self._graph, self.trained_model_path)
-            self.watchers.on_message(f"trained model written to {self.trained_model_path}.")
+            self.files.publish()
+            self.watchers.on_message(f"trained model written to {self.files.shown(self.trained_model_path)}.")
         return report
 
     @property

@@ -125,7 +125,6 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     Data: {
         "input_name_map": {},
-        "fixed_inputs": {},
         "shuffle_data": False,
         "max_num_files_preload": 2,
         "test_data": "replicated",
@@ -153,7 +152,6 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     Training: {
         "num_epochs": None,
-        "metrics": (),
         "evaluation_period_epochs": None,
         "eval_batch_size": None,
         "gradient_accumulation_steps": 1,

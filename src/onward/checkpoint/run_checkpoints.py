@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
+from onward.checkpoint.run_files import RunFiles
 from onward.checkpoint.writing import CheckpointWriter
 from onward.engine.state import TrainState
 from onward.errors import OnwardError, ParametersError, StorageError
@@ -20,12 +21,16 @@ GO_ON = "The same command goes on from there."
 class RunCheckpoints:
     """Loads and saves the train state of a run.
 
+    Making it fetches what of the run is remote, on all ranks together.
+
     Attributes:
         saved_update: the update that was saved last in this process; -1: none.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, files: RunFiles | None = None) -> None:
         self.mesh = mesh
+        self._files = RunFiles() if files is None else files
+        self._files.fetch_together(mesh)
         self.saved_update = -1
         self._writer: CheckpointWriter | None = None
 
@@ -53,7 +58,7 @@ class RunCheckpoints:
         notes = state.restore(random, read_record(path))
         counters = state.counters
         where = f"round {counters.round}, step {counters.step}, {counters.update} updates done"
-        return [*notes, f"resumed from {path}: {where}."]
+        return [*notes, f"resumed from {self._files.shown(path)}: {where}."]
 
     def _find(self, settings: Checkpoint) -> Path | None:
         asked = settings.checkpoint_to_load_path
@@ -71,7 +76,11 @@ class RunCheckpoints:
             if settings.checkpoints_dir is None:
                 raise ParametersError("checkpoint.checkpoints_dir is not set; say where checkpoints go.")
             self._writer = CheckpointWriter(
-                settings.checkpoints_dir, settings.max_num_checkpoints, settings.blocking, self.mesh.control
+                settings.checkpoints_dir,
+                settings.max_num_checkpoints,
+                settings.blocking,
+                self.mesh.control,
+                self._files.publish_checkpoints if self._files.is_remote else None,
             )
         return self._writer
 
@@ -127,7 +136,8 @@ class RunCheckpoints:
             except OnwardError as second:
                 error.add_note(f"The steps before could not be saved: {second}")
             else:
-                error.add_note(f"The steps before, to step {state.counters.step}, are saved as {path}. {GO_ON}")
+                place = self._files.shown(path)
+                error.add_note(f"The steps before, to step {state.counters.step}, are saved as {place}. {GO_ON}")
             raise
 
     def wait(self) -> None:

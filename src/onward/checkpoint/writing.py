@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +53,7 @@ class CheckpointWriter:
         max_num_checkpoints: int,
         blocking: bool = False,
         group: dist.ProcessGroup | None = None,
+        published: Callable[[], None] | None = None,
     ) -> None:
         """Makes the directory and clears away what a killed run left in it.
 
@@ -60,6 +61,7 @@ class CheckpointWriter:
             directory, max_num_checkpoints, blocking: see the class.
             group: the ranks that save together; None: this process alone. The writer makes a Gloo group of the same
                 ranks for itself, so that what it sends in the background never mixes with what training sends.
+            published: called on rank 0 after a checkpoint is complete and older ones are removed.
 
         Raises:
             ParametersError: `max_num_checkpoints` is below 1.
@@ -77,6 +79,7 @@ class CheckpointWriter:
         self._copies = HostCopies()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
+        self._published = published
         self._group = None if group is None else _own_group(group)
         prepare_directory(directory, self._group)
 
@@ -175,6 +178,8 @@ class CheckpointWriter:
         def complete() -> None:
             publish(temporary, final)
             self._remove_oldest()
+            if self._published is not None:
+                self._published()
 
         publication = Publication(temporary, final, begin, complete)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def _train_here(parameters: Parameters) -> None:
     try:
         runner.initialize(data[0][0].feature_specs())
         if mesh.rank == 0:
-            _watch_files(runner, parameters, opening.texts)
+            _watch_files(runner, opening.texts)
         if runner.round >= len(rounds):
             runner.watchers.on_message("all rounds of this run are trained already; evaluating and writing the model.")
         first = min(runner.round, len(rounds) - 1)
@@ -87,6 +88,7 @@ def _train_here(parameters: Parameters) -> None:
         for loader in (loader for pair in data for loader in pair if loader is not None):
             loader.close()
         runner.watchers.close()
+        runner.files.publish_last(failed=sys.exc_info()[0] is not None)
     stop(mesh)
     runner.watchers.raise_failures()
 
@@ -128,9 +130,9 @@ class _OpeningMessages(Watchers):
         self.texts.append(text)
 
 
-def _watch_files(runner: TrainingRunner, parameters: Parameters, opening: Sequence[str]) -> None:
+def _watch_files(runner: TrainingRunner, opening: Sequence[str]) -> None:
     """TensorBoard and metrics.jsonl, cut back to the update that the run goes on from."""
-    board = parameters.tensorboard
+    board = runner.parameters.tensorboard
     if board.log_dir is None:
         return
     files = make_watchers(

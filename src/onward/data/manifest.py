@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import DataError
+from onward.remote.files import read_text, shown
 
 MANIFEST_NAME = "pack.json"
 _FORMAT = "onward-pack"
@@ -59,18 +60,18 @@ def read_manifest(data_dir: Path) -> Manifest | None:
     """
     path = data_dir / MANIFEST_NAME
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error}. Pack the data again, or delete the file.") from error
+        raise DataError(f"{shown(path)!r} cannot be read: {error}. Pack the data again, or delete the file.") from error
     try:
         if values.pop("format") != _FORMAT:
-            raise DataError(f"{str(path)!r} is not onward's list of packed shards; move it elsewhere.")
+            raise DataError(f"{shown(path)!r} is not onward's list of packed shards; move it elsewhere.")
         version = values.pop("version")
         if version != _VERSION:
-            raise DataError(f"{str(path)!r} has version {version}, this onward reads {_VERSION}: update onward.")
+            raise DataError(f"{shown(path)!r} has version {version}, this onward reads {_VERSION}: update onward.")
         shards = tuple(ShardEntry(**entry) for entry in values.pop("shards"))
         return Manifest(shards=shards, **values)
     except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{str(path)!r} is damaged: {error!r}. Pack the data again, or delete the file.") from error
+        raise DataError(f"{shown(path)!r} is damaged: {error!r}. Pack the data again, or delete the file.") from error

@@ -32,6 +32,7 @@ from onward.data.shard_format import (
     unreadable,
 )
 from onward.errors import DataError
+from onward.remote.files import open_binary
 
 _CHUNK_BYTES = 4 << 20
 """How much of a file is read at a time: about what stays in a processor's cache while columns are copied out."""
@@ -98,7 +99,7 @@ def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str]) 
     """
     path = Path(path)
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_binary(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             sample_bytes = 0
             if file_bytes >= LENGTH.size:
@@ -122,7 +123,7 @@ def read_feature_specs(path: str | os.PathLike[str], input_name_map: Mapping[str
     """
     path = Path(path)
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_binary(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             head = bytearray(LENGTH.size)
             if file_bytes < LENGTH.size:

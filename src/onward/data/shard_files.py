@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onward.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from onward.errors import DataError, ParametersError
+from onward.remote.files import Entry, list_folder, shown
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,26 @@ class ShardFiles:
     fingerprint: str = ""
 
 
-def list_shards(data_dir: Path) -> list[Path]:
-    """The `.pb` files of a directory, sorted by name, without hidden ones and without its folders'.
+def list_shards(data_dir: Path) -> dict[Path, int]:
+    """The `.pb` files of a directory, sorted by name, without hidden ones and without its folders', and their bytes.
 
     Raises:
         DataError: the directory is missing, is none, or cannot be listed.
     """
     try:
-        names = sorted(entry.name for entry in data_dir.iterdir() if _is_shard(entry))
+        return {data_dir / entry.name: entry.size_bytes for entry in list_folder(data_dir) if _is_shard(entry)}
     except FileNotFoundError:
-        raise DataError(f"data directory {str(data_dir)!r} does not exist; give a directory with .pb shards.") from None
+        raise DataError(
+            f"data directory {shown(data_dir)!r} does not exist; give a directory with .pb shards."
+        ) from None
     except NotADirectoryError:
-        raise DataError(f"data directory {str(data_dir)!r} is a file; give the directory that holds it.") from None
+        raise DataError(f"data directory {shown(data_dir)!r} is a file; give the directory that holds it.") from None
     except OSError as error:
-        raise DataError(f"data directory {str(data_dir)!r} cannot be listed: {error.strerror or error}.") from error
-    return [data_dir / name for name in names]
+        raise DataError(f"data directory {shown(data_dir)!r} cannot be listed: {error.strerror or error}.") from error
 
 
-def _is_shard(entry: Path) -> bool:
-    return entry.suffix == ".pb" and not entry.name.startswith(".") and entry.is_file()
+def _is_shard(entry: Entry) -> bool:
+    return entry.name.endswith(".pb") and not entry.name.startswith(".") and entry.is_file
 
 
 def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
@@ -64,18 +66,18 @@ def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
     """
     if not (type(rank) is int and type(size) is int and 0 <= rank < size):
         raise ParametersError(f"rank {rank!r} of {size!r}: expected integers with 0 <= rank < size.")
-    paths = list_shards(data_dir)
+    sizes = list_shards(data_dir)
+    paths = list(sizes)
     manifest = read_manifest(data_dir)
     if not paths:
-        raise DataError(f"data directory {str(data_dir)!r} holds no .pb files{_where_else(data_dir)}")
+        raise DataError(f"data directory {shown(data_dir)!r} holds no .pb files{_where_else(data_dir)}")
     if len(paths) < size:
         raise DataError(
-            f"data directory {str(data_dir)!r} holds {len(paths)} .pb files for {size} data-parallel ranks; every rank "
-            "needs a file of its own. Pack the data again with fewer samples per file (onward pack "
+            f"data directory {shown(data_dir)!r} holds {len(paths)} .pb files for {size} data-parallel ranks; every "
+            "rank needs a file of its own. Pack the data again with fewer samples per file (onward pack "
             "--samples-per-file), lower distributed.data_parallel_size, or, for test data, replicate them."
         )
     listed = {entry.file: entry for entry in manifest.shards} if manifest else {}
-    sizes = {path: path.stat().st_size for path in paths}
     numbers = tuple(range(rank, len(paths), size))
     mine = tuple(paths[number] for number in numbers)
     description = repr(([(path.name, sizes[path]) for path in paths], rank, size))
@@ -91,8 +93,8 @@ def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
 
 
 def _where_else(data_dir: Path) -> str:
-    folders = sorted(entry for entry in data_dir.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    inside = [folder.name for folder in folders if any(_is_shard(entry) for entry in folder.iterdir())]
+    folders = [one.name for one in list_folder(data_dir) if not one.is_file and not one.name.startswith(".")]
+    inside = [name for name in folders if any(map(_is_shard, list_folder(data_dir / name)))]
     if inside:
         return f", but its folders {', '.join(map(repr, inside))} do: give one of those."
     return "; write shards there with onward pack, or give another directory."

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 
 from onward.errors import DataError, StorageError
+from onward.remote.files import open_binary, shown
 
 LEAVE_OUT = '`data.input_name_map: {NAME: ""}` leaves a feature out.'
 LENGTH = struct.Struct("<I")
@@ -234,7 +235,7 @@ def index_shard(path: str | os.PathLike[str]) -> ShardIndex:
     path = Path(path)
     offsets = [0]
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_binary(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             window, start = b"", 0
             while (offset := offsets[-1]) < file_bytes:
@@ -258,7 +259,7 @@ def index_shard(path: str | os.PathLike[str]) -> ShardIndex:
 
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error for a shard that the operating system does not hand over."""
-    return DataError(f"shard {str(path)!r} cannot be read: {error.strerror or error}.")
+    return DataError(f"shard {shown(path)!r} cannot be read: {error.strerror or error}.")
 
 
 def _cut_off(path: Path, sample: int, offset: int, expected: str, found: int) -> DataError:
@@ -383,7 +384,7 @@ def read_samples(path: str | os.PathLike[str]) -> Iterator[dict[str, np.ndarray]
     """
     index = index_shard(path)
     try:
-        with open(index.path, "rb", buffering=0) as file:
+        with open_binary(index.path) as file:
             for number in range(index.sample_count):
                 offset, end = int(index.offsets[number]), int(index.offsets[number + 1])
                 buffer = memoryview(bytearray(end - offset - 4))

@@ -14,6 +14,7 @@ from onward import __version__
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.parameters.yaml_file import to_plain
+from onward.remote.files import is_folder, list_folder
 
 _SHORT = 24
 """Characters of a value that is shown as it is."""
@@ -82,7 +83,7 @@ def _of_file(path: Path | None) -> str:
 
 
 def _of_listing(folder: Path | None) -> str:
-    if folder is None or not folder.is_dir():
+    if folder is None or not is_folder(folder):
         return "none"
-    files: Iterable[Path] = sorted(folder.glob("*.pb"))
-    return _of_text(";".join(f"{file.name} {file.stat().st_size}" for file in files))
+    files = [entry for entry in list_folder(folder) if entry.name.endswith(".pb")]
+    return _of_text(";".join(f"{file.name} {file.size_bytes}" for file in files))

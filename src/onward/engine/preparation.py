@@ -26,6 +26,7 @@ from onward.parameters import Loss, Parameters, TensorBoard, Training
 from onward.plan.decision import Plan, make_plan
 from onward.plan.stages_joined import join_stage_models
 from onward.plan.topology import Topology
+from onward.remote.files import is_folder
 
 
 def model_to_train(parameters: Parameters) -> ModelSource:
@@ -66,7 +67,6 @@ def read_training_graph(
         count_correct=True,
         fuse=speed.fuse,
         fusions_off=off,
-        fixed_inputs=parameters.data.fixed_inputs,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
     )
 
@@ -187,7 +187,7 @@ def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str
 def present_feature_specs(parameters: Parameters) -> Mapping[str, FeatureSpec]:
     """What the samples of the training data have, where the data are there already."""
     folder, data = parameters.paths.train_data_dir, parameters.data
-    if folder is None or not folder.is_dir():
+    if folder is None or not is_folder(folder):
         return {}
     loader = DataLoader(data.input_name_map, folder, 1, 0, 1, last_batch=data.last_batch)
     try:

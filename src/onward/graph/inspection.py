@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from onward.graph.cuts import CutPoint, find_cut_points, shape_of
 from onward.graph.dimensions import symbolic_dimensions
-from onward.graph.fixed_inputs import note_on_inputs
 from onward.graph.fusion.passes import Fusion, fuse
 from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.reading import ModelSource
@@ -138,7 +137,7 @@ def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -
         weights=_weights(training),
         states=training.states,
         ties=training.ties,
-        notes=(*training.notes, *note_on_inputs(original)),
+        notes=training.notes,
         operators=operators,
         cut_points=_cut_points(training),
         fusions=fuse(training.model.clone(), training.weights),

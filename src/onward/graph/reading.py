@@ -19,6 +19,8 @@ from onward.graph.node_writer import value_names
 from onward.graph.sparse_tensors import SPARSE, with_dense_tensors
 from onward.graph.structure import check_proto, check_structure
 from onward.graph.tensor_storage import check_tensors
+from onward.remote.copies import local_model
+from onward.remote.files import shown
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -50,8 +52,8 @@ def read_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
     """
     if isinstance(source, onnx.ModelProto):
         return source, "the given ModelProto", None
-    path = Path(source).absolute()
-    where = f"model {str(source)!r}"
+    path = local_model(Path(source)).absolute()
+    where = f"model {shown(source)!r}"
     return _parse(path, where), where, path.parent
 
 

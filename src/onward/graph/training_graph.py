@@ -11,7 +11,6 @@ import onnx_ir as ir
 from onward.graph.collection import without_collection
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
-from onward.graph.fixed_inputs import FIXED_INPUT, fix_inputs
 from onward.graph.fusion import passes
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
@@ -71,7 +70,6 @@ def make_training_graph(
     fuse: bool = False,
     fusions_off: Collection[str] = (),
     keep: Collection[str] = (),
-    fixed_inputs: Mapping[str, float] | None = None,
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
 
@@ -87,7 +85,6 @@ def make_training_graph(
         fuse: put one node in the place of several where `onward.graph.fusion` knows how.
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
-        fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
@@ -95,7 +92,6 @@ def make_training_graph(
     original = read_model(source)
     untied = untie_merged_weights(original, keep=tied_weights)
     model = prepare_for_lowering(original)
-    fills, fixed = fix_inputs(model, fixed_inputs or {})
     unpack_sequences(model, passes.names_in(model.graph, keep))
     ties, rows = tie_copies(model)
     revived = add_dropout(model, revive_dropout)
@@ -109,7 +105,7 @@ def make_training_graph(
         weights_to_train,
         weights_not_to_train,
         immutable_weights,
-        _known_constants(original, model, names) | dict.fromkeys(fills, FIXED_INPUT),
+        _known_constants(original, model, names),
     )
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
     lost = (*notes_on_export(model, chosen), *sparse, *_note_of_own_training(original))
@@ -117,7 +113,7 @@ def make_training_graph(
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     of_loss = () if names is None else names.notes
     tied = (*notes_on_ties(ties, chosen), *(note for name, note in rows.items() if name in chosen))
-    notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
+    notes = (*untied, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
 
 

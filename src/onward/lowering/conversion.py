@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from onward.graph.reading import ModelSource
 from onward.graph.training_graph import make_training_graph
@@ -19,7 +19,6 @@ def to_torch(
     revive_dropout: Sequence[DropoutRule] = (),
     fuse: bool = True,
     fusions_off: Collection[str] = (),
-    fixed_inputs: Mapping[str, float] | None = None,
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
 
@@ -32,8 +31,6 @@ def to_torch(
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
             them out; without it, gradients of gradients can be taken wherever its operators have them.
         fusions_off: fusions to leave out, as `speed.fusions_off` of a RUN.yaml names them.
-        fixed_inputs: input -> the number that fills it, as a sampling rate or an initial state of zeros; the module
-            has no such input, the exported model keeps it.
 
     Returns:
         A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
@@ -51,6 +48,5 @@ def to_torch(
         revive_dropout=revive_dropout,
         fuse=fuse,
         fusions_off=fusions_off,
-        fixed_inputs=fixed_inputs,
     )
     return OnnxModule(graph)

@@ -25,6 +25,7 @@ from onward.parameters.reporting import Checkpoint, Profiler, TensorBoard
 from onward.parameters.speed import Machine, MixedPrecision, Speed
 from onward.parameters.training import LearningRate, Training
 from onward.parameters.yaml_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
+from onward.remote.files import url_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,11 @@ class Parameters:
         raw = read_yaml(path)
         for dotted, text in (overrides or {}).items():
             override(raw, dotted, text)
-        return cls.from_mapping(raw, base=path.resolve().parent, overridden=frozenset(overrides or {}))
+        return cls.from_mapping(
+            raw,
+            base=(path if url_of(path) is not None else path.resolve()).parent,
+            overridden=frozenset(overrides or {}),
+        )
 
     @classmethod
     def from_mapping(

@@ -16,6 +16,7 @@ import pydantic
 import yaml
 
 from onward.errors import ParametersError
+from onward.remote.files import is_file, read_text, shown, url_of
 
 
 class _Loader(yaml.SafeLoader):
@@ -48,10 +49,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The sections of a file, as YAML gives them."""
     if path.is_dir():
         raise ParametersError(f"{str(path)!r} is a folder; give the path of a RUN.yaml.")
-    if not path.is_file():
-        raise ParametersError(f"{str(path)!r} does not exist; give the path of a RUN.yaml.")
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        if not is_file(path):
+            raise ParametersError(f"{shown(path)!r} does not exist; give the path of a RUN.yaml.")
+        raw = yaml.load(read_text(path), Loader=_Loader)
+    except OSError as error:
+        raise ParametersError(f"{shown(path)!r} cannot be read: {error.strerror or error}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -183,11 +186,15 @@ def resolve_paths(parameters: Any, base: Path, overridden: frozenset[str]) -> An
             path = getattr(value, one.name)
             start = Path.cwd() if f"{section.name}.{one.name}" in overridden else base
             if isinstance(path, Path):
-                changes[one.name] = start / path.expanduser()
+                changes[one.name] = _absolute(path, start)
             elif isinstance(path, tuple) and path and all(isinstance(item, Path) for item in path):
-                changes[one.name] = tuple(start / item.expanduser() for item in path)
+                changes[one.name] = tuple(_absolute(item, start) for item in path)
         sections[section.name] = dataclasses.replace(value, **changes)
     return dataclasses.replace(parameters, **sections)
+
+
+def _absolute(path: Path, start: Path) -> Path:
+    return path if url_of(path) is not None else start / path.expanduser()
 
 
 def to_plain(value: Any) -> Any:
@@ -199,7 +206,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     if isinstance(value, Path):
-        return str(value)
+        return shown(value)
     if callable(value):
         return f"function {getattr(value, '__qualname__', repr(value))}"
     if isinstance(value, float) and not math.isfinite(value):

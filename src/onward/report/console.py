@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.remote.files import url_of
 from onward.report.formatting import format_duration
 from onward.report.lines import SPARKLINE_SAMPLE, Field, LossHistory, evaluation_fields, step_fields, summary_rows
 
@@ -248,6 +249,8 @@ def _is_terminal(stream: TextIO) -> bool:
 
 def _short_path(path: str) -> str:
     """Relative to the current directory where it lies inside."""
+    if url_of(path) is not None:
+        return path
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
