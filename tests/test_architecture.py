@@ -13,8 +13,8 @@ SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
     "errors", "operating_system", "remote", "parameters", "environment", "graph", "plan", "lowering", "parallel",
-    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "runner", "diagnosis", "commands", "cli",
-    "__main__",
+    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "runner", "diagnosis",
+    "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 

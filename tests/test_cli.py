@@ -69,7 +69,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: onward ")
-    for command in ("create", "pack", "inspect", "train", "export"):
+    for command in ("create", "pack", "inspect", "init", "lr-find", "train", "export"):
         assert f"    {command} " in text
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
@@ -82,7 +82,7 @@ def test_help_does_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["create", "pack", "inspect", "train", "export"])
+@pytest.mark.parametrize("command", ["create", "pack", "inspect", "init", "lr-find", "train", "export"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -90,7 +90,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith(f"usage: onward {command} ")
 
 
-@pytest.mark.parametrize("arguments", [[], ["trian"], ["train"], ["inspect", "a", "b"], ["inspect", "a", "--c.d", "e"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["trian"], ["train"], ["inspect", "a", "b", "c"], ["inspect", "a", "--c.d", "e"]]
+)
 def test_a_command_line_that_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)

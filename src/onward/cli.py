@@ -25,6 +25,8 @@ COMMANDS = {
     "create": _Command("write a reference model as ONNX"),
     "pack": _Command("turn text, arrays, tables or images into training shards"),
     "inspect": _Command("report what a model holds and what of it is trainable"),
+    "init": _Command("write a RUN.yaml that trains a model on data, every choice with its reason"),
+    "lr-find": _Command("try learning rates on a RUN.yaml and suggest one", True),
     "plan": _Command("report who does what in a run, what it takes, and whether it fits; no GPU needed", True),
     "train": _Command("train as a RUN.yaml says", True),
     "export": _Command("write a trained model from a checkpoint"),

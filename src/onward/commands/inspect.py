@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the model and the length of its table."""
+    """Adds model and data, and the length of the table of weights."""
     parser.add_argument("model", metavar="MODEL", help="an .onnx file")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="data as onward init takes them")
     parser.add_argument("--weights", type=int, default=20, metavar="N", help="rows of the table of weights (20)")
 
 
@@ -21,3 +22,6 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from onward.lowering.inspection import describe
 
     print(describe(options.model, weight_rows=options.weights))
+    from onward.proposal.summary import describe_proposal
+
+    print(describe_proposal(options.model, options.data))

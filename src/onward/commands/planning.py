@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from onward.commands.pictures import checked_image, write_image
 from onward.data.shard import FeatureSpec
 from onward.engine.batch_size import find_by_forecast, outcome
 from onward.engine.forecast import forecast
@@ -17,13 +18,11 @@ from onward.errors import ParametersError, StorageError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
-from onward.plan.drawing import WIDTH, Shape, picture, text_corner, to_svg
+from onward.plan.drawing import picture
 from onward.plan.recompute import check_recompute
 from onward.plan.report_text import recompute_note, render, zero_note
 from onward.plan.schedules import rank_of_stage
 from onward.plan.topology import Topology
-
-IMAGE_TYPES = (".svg", ".png")
 
 
 def plan(
@@ -46,7 +45,7 @@ def plan(
     Raises:
         UserError: of any kind, each with what to do.
     """
-    target = None if image is None else _checked_image(Path(image))
+    target = None if image is None else checked_image(Path(image))
     if memory_gb is not None and memory_gb <= 0:
         raise ParametersError(f"--memory-gb is {memory_gb:g}; give the memory of one rank, in GB, above 0.")
     parameters = Parameters.load(file, overrides)
@@ -74,7 +73,7 @@ def plan(
     text = render(parameters, graph, decided, found, limit, notes)
     if target is not None:
         shapes, height = picture(text.splitlines()[0], decided, found, limit)
-        _write_image(target, shapes, height)
+        write_image(target, shapes, height)
         text += f"\nwrote {target}\n"
     if write is not None:
         text += f"\n{_write_annotated(parameters, topology, specs, Path(write))}\n"
@@ -143,40 +142,3 @@ def _with_found_batch(
         chosen,
         f"training.find_batch_size: {outcome(parameters, chosen)}; `onward train` tries more, and may differ.",
     )
-
-
-def _checked_image(path: Path) -> Path:
-    if path.suffix.lower() not in IMAGE_TYPES:
-        raise ParametersError(f"--image {str(path)!r}: pictures are written as {' or '.join(IMAGE_TYPES)}.")
-    return path
-
-
-def _write_image(path: Path, shapes: list[Shape], height: int) -> None:
-    try:
-        if path.suffix.lower() == ".svg":
-            path.write_text(to_svg(shapes, height), encoding="utf-8")
-        else:
-            _write_png(path, shapes, height)
-    except OSError as error:
-        raise StorageError(f"--image {str(path)!r} cannot be written: {error.strerror}. Name another file.") from error
-
-
-def _write_png(path: Path, shapes: list[Shape], height: int) -> None:
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError as error:
-        raise ParametersError(
-            f"--image {str(path)!r}: a PNG needs the package pillow (pip install pillow); or write an .svg."
-        ) from error
-    scale = 2
-    canvas = Image.new("RGB", (WIDTH * scale, height * scale), "#ffffff")
-    pen = ImageDraw.Draw(canvas)
-    for shape in shapes:
-        if shape.width:
-            x, y = shape.x * scale, shape.y * scale
-            pen.rectangle((x, y, x + max(shape.width * scale - 1, 0), y + shape.height * scale - 1), fill=shape.color)
-        if shape.text:
-            x, y = text_corner(shape)
-            font = ImageFont.load_default(shape.size * scale)
-            pen.text((x * scale, y * scale), shape.text, fill="#222222" if shape.width else shape.color, font=font)
-    canvas.save(path)

@@ -162,8 +162,7 @@ def find_by_forecast(
     def fits(size: int) -> bool:
         smaller = with_micro_batches(parameters, size)
         try:
-            plan = plan_run(smaller, topology, graph, specs)
-            needs[size] = max(rank.memory.total for rank in forecast(smaller, graph, plan, specs).ranks)
+            needs[size] = peak_bytes(smaller, graph, specs, topology)
         except ParametersError as error:  # no stages of this size can be cut (distributed.stage_memory_gb)
             refusals[size] = error
         is_below = size in needs and needs[size] <= share * limit
@@ -178,6 +177,24 @@ def find_by_forecast(
         least = f"no micro-batch fits {_gb(limit)}: by the forecast, one of {sizes[0]} samples needs"
         raise ParametersError(_too_small(f"{least} {_gb(needs[sizes[0]])}"))
     return with_micro_batches(parameters, found), needs[found]
+
+
+def peak_bytes(
+    parameters: Parameters,
+    graph: TrainingGraph,
+    specs: Mapping[str, FeatureSpec],
+    topology: Topology | None = None,
+) -> float:
+    """The forecast peak memory of the rank that needs most; of one process without a topology."""
+    plan = plan_run(parameters, topology or Topology(1, 1, 1), graph, specs)
+    return max(rank.memory.total for rank in forecast(parameters, graph, plan, specs).ranks)
+
+
+def has_fixed_batch(parameters: Parameters, graph: TrainingGraph) -> bool:
+    """Whether the model, or `training.mapped_dimensions`, fixes the batch."""
+    mapped = parameters.training.mapped_dimensions
+    _, shapes = input_types(graph)
+    return any(shape and not (isinstance(shape[0], str) and shape[0] not in mapped) for shape in shapes.values())
 
 
 def _is_replicated(parameters: Parameters) -> bool:

@@ -66,7 +66,7 @@ def test_words_that_cannot_be_read_are_named(tmp_path, capsys):
         (("--image-size", "axb"), "argument --image-size: invalid literal for int"),
         (("--columns", "x"), "argument --columns: 'x' is not NAME=VALUE"),
         (("--samples-per-file", "many"), "argument --samples-per-file: invalid literal"),
-        (("--objective", "masked"), "argument --objective: invalid choice: 'masked'"),
+        (("--objective", "next"), "argument --objective: invalid choice: 'next'"),
     ):
         with pytest.raises(SystemExit):
             parse(tmp_path, tmp_path / "out", *words)

@@ -51,13 +51,16 @@ class TextOptions:
 
     The objective `causal` gives the features `tokens` and `labels`, int64 [sequence_length], labels being the tokens
     one position on; documents are joined by an end-of-text token and cut without overlap, so that every token is a
-    label once. `bert` gives the original runner's features: `input_ids`, `segment_ids`, `input_mask`, int64
-    [sequence_length]; `masked_lm_positions`, `masked_lm_ids`, int64 [max_predictions_per_seq]; `next_sentence_label`,
-    int64 [1]; padding is 0 everywhere.
+    label once. `masked` gives the same features, a share of the tokens being masked as BERT does, and `labels` holding
+    the token that belongs there, -100 elsewhere. `bert` gives the original runner's features: `input_ids`,
+    `segment_ids`, `input_mask`, int64 [sequence_length]; `masked_lm_positions`, `masked_lm_ids`, int64
+    [max_predictions_per_seq]; `next_sentence_label`, int64 [1]; padding is 0 everywhere.
     """
 
-    objective: Literal["causal", "bert"] = option(
-        "causal", "what is learnt: the next token, or masked tokens and the next sentence", choices=("causal", "bert")
+    objective: Literal["causal", "masked", "bert"] = option(
+        "causal",
+        "what is learned: the next token, masked tokens, or masked tokens and the next sentence",
+        choices=("causal", "masked", "bert"),
     )
     sequence_length: int = option(256, "tokens of a sample", parse=int)
     tokenizer: str = option("bytes", "'bytes' (one token per byte), 'bpe' (trained on this text), or a tokenizer.json")
@@ -185,6 +188,14 @@ class PackOptions:
     )
     shuffle_buffer: int = option(0, "mix the samples within a buffer of this many before they are written", parse=int)
     seed: int = option(0, "of splitting, mixing and masking", parse=int)
+    transform: tuple[tuple[str, str], ...] = option(
+        (),
+        "an operation on a feature, in the order given: NAME=transpose:2,0,1, reshape:1x28x28, resize:224x224, "
+        "repeat:3, scale:0.0039, shift:-1, normalize:MEANS/DEVIATIONS, one-hot:10; or a feature made from it: "
+        "NAME=next-token:LABELS, ones:NEW, zeros:NEW, positions:NEW",
+        parse=parse_pair,
+        repeated=True,
+    )
     cast: tuple[tuple[str, str], ...] = option((), "a feature's dtype: NAME=DTYPE", parse=parse_pair, repeated=True)
     overwrite: bool = option(False, "replace the shards that DEST already holds")
     progress: bool = option(True, "show a progress bar")

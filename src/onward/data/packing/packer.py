@@ -30,6 +30,7 @@ from onward.data.packing.options import (
 from onward.data.packing.source import Advance, Sample, Source, find_source_files, make_split_chooser
 from onward.data.packing.tables import open_table
 from onward.data.packing.text import open_text
+from onward.data.packing.transforms import make_transforms
 from onward.data.shard import FeatureSpec
 from onward.data.shard_format import ShardWriter
 from onward.errors import DataError, ParametersError, StorageError
@@ -200,7 +201,7 @@ class _ShardSequence:
 
 
 def _write_all(source: Source, sequences: Mapping[str, _ShardSequence], options: PackOptions) -> None:
-    cast = _make_cast(options)
+    transform, cast = make_transforms(options.transform), _make_cast(options)
     only = next(iter(sequences.values())) if len(sequences) == 1 else None
     with _progress(source, options.progress) as advance, ExitStack() as stack:
         for sequence in sequences.values():
@@ -209,7 +210,7 @@ def _write_all(source: Source, sequences: Mapping[str, _ShardSequence], options:
         if options.shuffle_buffer > 1:
             samples = _mix(samples, options.shuffle_buffer, options.seed)
         for split, sample in samples:
-            (only or sequences[split]).write(cast(sample))
+            (only or sequences[split]).write(cast(transform(sample)))
         for sequence in sequences.values():
             sequence.end_shard()
 

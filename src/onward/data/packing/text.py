@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from onward.data.packing.documents import Piece, count_bytes, is_split_by_docume
 from onward.data.packing.options import TextOptions
 from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
 from onward.data.packing.tokenizing import TextTokenizer, make_tokenizer
+from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError
 
 
@@ -26,13 +27,15 @@ def open_text(paths: list[Path], options: TextOptions, seed: int) -> Source:
         "special_tokens": tokenizer.specials,
         "split_by": "document" if by_document else "sample",
     }
-    read = partial(_read_causal if options.objective == "causal" else _read_bert, paths, options, tokenizer, details)
+    read = partial(_read_bert if options.objective == "bert" else _read_sequences, paths, options, tokenizer, details)
     if options.objective == "bert":
         read = partial(read, seed)
+    elif options.objective == "masked":
+        read = partial(_masked, partial(_read_sequences, paths, options, tokenizer, details), options, tokenizer, seed)
     return Source("bytes", count_bytes(paths), partial(read, by_document), details, {"tokenizer.json": tokenizer.json})
 
 
-def _read_causal(
+def _read_sequences(
     paths: list[Path],
     options: TextOptions,
     tokenizer: TextTokenizer,
@@ -43,7 +46,8 @@ def _read_causal(
 ) -> Iterator[tuple[str, Sample]]:
     """Documents one after the other, cut every `sequence_length` tokens; the label of a token is the one after it."""
     streams: dict[str, np.ndarray] = {}
-    end = np.array([tokenizer.specials[next(iter(tokenizer.specials))]], np.int64)
+    separator = "[SEP]" if options.objective == "masked" else next(iter(tokenizer.specials))
+    end = np.array([tokenizer.specials[separator]], np.int64)
     length, number, total = options.sequence_length, 0, 0
     for piece in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
         advance(piece.read_bytes)
@@ -72,6 +76,32 @@ def _read_causal(
             f"the text has {total} tokens, fewer than one sample of sequence_length {length} and its last label needs "
             f"({length + 1}): give more text, or a smaller --sequence-length."
         )
+
+
+def _masked(
+    read: Callable[[bool, ChooseSplit, Advance], Iterator[tuple[str, Sample]]],
+    options: TextOptions,
+    tokenizer: TextTokenizer,
+    seed: int,
+    by_document: bool,
+    choose_split: ChooseSplit,
+    advance: Advance,
+) -> Iterator[tuple[str, Sample]]:
+    """Sequences with a share of their tokens masked, once, as `BertSampler` does; other positions have no label."""
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 4])))
+    specials = tokenizer.specials
+    ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary_size), list(specials.values()))
+    for split, sample in read(by_document, choose_split, advance):
+        tokens = sample["tokens"].copy()
+        candidates = np.flatnonzero(~np.isin(tokens, list(specials.values())))
+        count = min(len(candidates), max(1, round(len(candidates) * options.masked_lm_probability)))
+        positions, fate = np.sort(random.choice(candidates, count, replace=False)), random.random(count)
+        labels = np.full(len(tokens), IGNORED_LABEL, np.int64)
+        labels[positions] = tokens[positions]
+        tokens[positions[fate < 0.8]] = specials["[MASK]"]
+        replaced = positions[fate >= 0.9]
+        tokens[replaced] = random.choice(ordinary, len(replaced))
+        yield split, {**sample, "tokens": tokens, "labels": labels}
 
 
 def _read_bert(

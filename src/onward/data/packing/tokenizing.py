@@ -15,7 +15,8 @@ from onward.data.packing.options import TextOptions
 from onward.data.packing.source import require
 from onward.errors import DataError, ParametersError
 
-SPECIALS = {"causal": ("<|endoftext|>",), "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
+_OF_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIALS = {"causal": ("<|endoftext|>",), "bert": _OF_BERT, "masked": _OF_BERT}
 """Special tokens of an objective; for BERT [PAD] is 0, which its loss ignores."""
 
 
@@ -57,7 +58,7 @@ def make_tokenizer(paths: list[Path], options: TextOptions) -> TextTokenizer:
 
 
 def _make_byte_tokenizer(objective: str) -> TextTokenizer:
-    """causal: a byte's id is the byte, 256 ends a text. bert: special tokens 0 to 4, bytes from 5 on."""
+    """causal: a byte's id is the byte, 256 ends a text. bert, masked: special tokens 0 to 4, bytes from 5 on."""
     names = SPECIALS[objective]
     first = 0 if objective == "causal" else len(names)
     specials = {name: (256 if objective == "causal" else 0) + k for k, name in enumerate(names)}
@@ -146,20 +147,37 @@ def _load_tokenizer(path: Path, options: TextOptions) -> TextTokenizer:
         raise DataError(f"tokenizer {str(path)!r} cannot be read: {error}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    names = ("[PAD]", "[CLS]", "[SEP]", "[MASK]") if options.objective == "bert" else (options.end_of_text,)
-    specials = {name: tokenizer.token_to_id(name) for name in names}
-    missing = [name for name, number in specials.items() if number is None]
+    if options.objective == "masked":
+        found = {name: _first_id(tokenizer, others) for name, others in _MASKED_SPECIALS.items()}
+    else:
+        names = ("[PAD]", "[CLS]", "[SEP]", "[MASK]") if options.objective == "bert" else (options.end_of_text,)
+        found = {name: tokenizer.token_to_id(name) for name in names}
+    missing = [name for name, number in found.items() if number is None]
+    specials = {name: number for name, number in found.items() if number is not None}
     if missing:
         raise DataError(
             f"tokenizer {str(path)!r} lacks the token {', '.join(missing)}, which {options.objective} needs"
             + ("; name its own with --end-of-text." if options.objective == "causal" else ".")
         )
-    if specials.get("[PAD]", 0) != 0:
+    if options.objective == "bert" and specials.get("[PAD]", 0) != 0:
         raise DataError(
             f"tokenizer {str(path)!r} has [PAD] at {specials['[PAD]']}; BERT samples are padded with 0, which the loss "
             "ignores, so that [PAD] must be token 0."
         )
     return _wrap(tokenizer, specials)
+
+
+_MASKED_SPECIALS = {
+    "[CLS]": ("[CLS]", "<s>", "<cls>"),
+    "[SEP]": ("[SEP]", "</s>", "<eos>"),
+    "[MASK]": ("[MASK]", "<mask>"),
+}
+"""Special token of the objective `masked` -> what tokenizers call it."""
+
+
+def _first_id(tokenizer: Any, names: Sequence[str]) -> int | None:
+    found = (tokenizer.token_to_id(name) for name in names)
+    return next((number for number in found if number is not None), None)
 
 
 def _wrap(tokenizer: Any, specials: dict[str, int]) -> TextTokenizer:

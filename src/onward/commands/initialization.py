@@ -1,0 +1,234 @@
+"""What `onward init` does: look, ask, pack, fit the batch into memory, try one step, write RUN.yaml."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from onward.commands.rehearsal import training_loader, without_traces
+from onward.commands.wizard import ask
+from onward.data.manifest import Manifest, read_manifest
+from onward.data.packing.packer import pack
+from onward.engine.batch_size import UNTRIED_SHARE, find_by_forecast, has_fixed_batch, peak_bytes
+from onward.engine.preparation import present_feature_specs, read_training_graph
+from onward.environment import Environment
+from onward.errors import DataError, ParametersError, StorageError
+from onward.parallel.memory import memory_of_rank
+from onward.parameters import Parameters
+from onward.plan.topology import Topology
+from onward.proposal.data_facts import read_data_facts
+from onward.proposal.model_facts import read_model_facts
+from onward.proposal.pack_command import pack_command
+from onward.proposal.proposal import Answers, Choice, Counts, Packing, Proposal
+from onward.proposal.propose import propose
+from onward.proposal.summary import summary_lines
+from onward.proposal.yaml_text import to_yaml
+from onward.runner import TrainingRunner
+
+
+def initialize(options: argparse.Namespace) -> None:
+    """Writes a RUN.yaml as the command line asks.
+
+    Raises:
+        UserError: what cannot train and why, with what to do.
+    """
+    target = Path(options.output)
+    _check_target(target, options.force)
+    folder, answers = target.parent, _answers(options)
+    model = read_model_facts(Path(options.model))
+    data = None if options.data is None else read_data_facts(Path(options.data))
+    if options.wizard:
+        answers = ask(model, data, answers, folder)
+    proposal = propose(model, data, answers, folder=folder)
+    if data is not None:
+        counts = _pack(proposal, options.force) if proposal.packing is not None else None
+        proposal = propose(model, data, answers, folder=folder, counts=counts)
+        parameters = Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
+        parameters, note = _fitted(parameters)
+        proposal = _with_batch(proposal, parameters, note)
+        tried = "" if options.no_trial else _try_a_step(parameters)
+    else:
+        Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
+        tried = ""
+    _write(target, to_yaml(proposal, _command()))
+    _report(proposal, target, tried)
+
+
+def _check_target(target: Path, is_forced: bool) -> None:
+    if target.is_dir():
+        raise ParametersError(f"--output {str(target)!r} is a folder; name a file, like {str(target / 'run.yaml')!r}.")
+    if target.exists() and not is_forced:
+        raise ParametersError(
+            f"{str(target)!r} already exists. Pass --force to replace it, or name another file with -o."
+        )
+
+
+def _answers(options: argparse.Namespace) -> Answers:
+    for name in ("epochs", "batch_size", "sequence_length"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ParametersError(f"--{name.replace('_', '-')} is {value}; expected at least 1.")
+    if options.learning_rate is not None and not 0 < options.learning_rate < math.inf:
+        raise ParametersError(f"--learning-rate is {options.learning_rate:g}; expected a number above 0.")
+    if options.test_fraction is not None and not 0 <= options.test_fraction < 1:
+        raise ParametersError(f"--test-fraction is {options.test_fraction:g}; expected a share from 0 to below 1.")
+    return Answers(
+        label=options.label,
+        inputs=None if options.inputs is None else tuple(options.inputs.split(",")),
+        prediction=options.prediction,
+        loss=options.loss,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        weights=None if options.weights is None else tuple(options.weights.split(",")),
+        tokenizer=options.tokenizer,
+        sequence_length=options.sequence_length,
+        output_dir=options.output_dir,
+        test_fraction=options.test_fraction,
+    )
+
+
+def _command() -> str:
+    return shlex.join(["onward", *sys.argv[1:]])
+
+
+# ------------------------------------------------------------------------------------------------------------ packing
+
+
+def _pack(proposal: Proposal, is_forced: bool) -> Counts:
+    """Packs the data, unless they are there already, packed in the same way; returns how many samples there are."""
+    packing = proposal.packing
+    assert packing is not None
+    found = _packed_before(packing)
+    if found is not None:
+        print(f"{packing.folder} holds these data already, packed in the same way.")
+        return found
+    if not is_forced and packing.folder.is_dir() and any(packing.folder.rglob("*.pb")):
+        raise DataError(
+            f"{str(packing.folder)!r} holds shards of other data, or packed in another way. Pass --force to replace "
+            "them, or write RUN.yaml into another folder with -o."
+        )
+    command = pack_command(packing.source, packing.folder, packing.options)
+    print(f"packing: {command}", flush=True)
+    is_terminal = sys.stderr.isatty()
+    summary = pack(packing.source, packing.folder, replace(packing.options, overwrite=is_forced, progress=is_terminal))
+    print(summary.describe())
+    return _counts(list(summary.folders.values()))
+
+
+def _packed_before(packing: Packing) -> Counts | None:
+    folders = [packing.folder / part for part in (("train", "test") if packing.options.test_fraction else ("",))]
+    found = [read_manifest(folder) for folder in folders if folder.is_dir()]
+    manifests = [one for one in found if one is not None]
+    source = packing.options.source
+    assert source is not None
+    wanted = packing.options.to_dict(source)
+    if len(manifests) != len(folders) or any(one.source != str(packing.source) for one in manifests):
+        return None
+    if any(_plain(dict(one.options)) != _plain(wanted) for one in manifests):
+        return None
+    newest = _newest(packing.source)
+    written = min((folder / "pack.json").stat().st_mtime for folder in folders)
+    return _counts(manifests) if newest <= written else None
+
+
+def _plain(value: object) -> object:
+    """With lists for tuples, as JSON reads them."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _newest(source: Path) -> float:
+    files = [source] if source.is_file() else [one for one in source.rglob("*") if one.is_file()]
+    return max(one.stat().st_mtime for one in files)
+
+
+def _counts(manifests: list[Manifest]) -> Counts:
+    return Counts(manifests[0].sample_count, manifests[1].sample_count if len(manifests) > 1 else 0)
+
+
+# ------------------------------------------------------------------------------------------------- memory, one step
+
+
+def _fitted(parameters: Parameters) -> tuple[Parameters, str]:
+    """The run in micro-batches that fit this machine's memory, by forecast, and what to say of it."""
+    limit = memory_of_rank(parameters.machine.memory_gb, Environment().device)
+    graph, specs = read_training_graph(parameters), present_feature_specs(parameters)
+    counted = without_traces(parameters, parameters.training.gradient_accumulation_steps)
+    needs = peak_bytes(counted, graph, specs)
+    if needs <= UNTRIED_SHARE * limit or has_fixed_batch(parameters, graph):
+        return parameters, ""
+    chosen, _ = find_by_forecast(counted, Topology(1, 1, 1), graph, specs, limit)
+    training = replace(
+        parameters.training,
+        batch_size=chosen.training.batch_size,
+        gradient_accumulation_steps=chosen.training.gradient_accumulation_steps,
+    )
+    return replace(parameters, training=training), (
+        f"{parameters.training.batch_size} samples at once need {needs / 1e9:.2g} GB by the forecast, and "
+        f"{limit / 1e9:.2g} GB are free: smaller micro-batches make one update together."
+    )
+
+
+def _with_batch(proposal: Proposal, parameters: Parameters, reason: str) -> Proposal:
+    """The proposal with the micro-batches that fit."""
+    if not reason:
+        return proposal
+    choices: list[Choice] = []
+    for choice in proposal.choices:
+        if choice.field == "training.batch_size":
+            choices.append(Choice(choice.field, parameters.training.batch_size, reason))
+            count = parameters.training.gradient_accumulation_steps
+            choices.append(Choice("training.gradient_accumulation_steps", count))
+        else:
+            choices.append(choice)
+    return replace(proposal, choices=tuple(choices))
+
+
+def _try_a_step(parameters: Parameters) -> str:
+    """Trains one update and forgets it; returns what to say of the loss.
+
+    Raises:
+        DataError: the loss is not finite.
+    """
+    tried = without_traces(parameters, parameters.training.gradient_accumulation_steps)
+    runner, loader = TrainingRunner(tried, Environment()), training_loader(tried)
+    try:
+        runner.initialize(loader.feature_specs())
+        summary = runner.run(loader)
+    finally:
+        loader.close()
+    if summary.first_loss is None or not math.isfinite(summary.first_loss):
+        raise DataError(
+            f"one step was tried, and the loss is {summary.first_loss}. Look for numbers that are not finite, or very "
+            "large, in the data; pass --no-trial to write the file all the same."
+        )
+    return f"one step was tried: the loss is {summary.first_loss:.4g} at the beginning."
+
+
+# ------------------------------------------------------------------------------------------------------------- result
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.unfinished")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(target)
+    except OSError as error:
+        raise StorageError(
+            f"{str(target)!r} cannot be written: {error.strerror}. Name another file with -o."
+        ) from error
+
+
+def _report(proposal: Proposal, target: Path, tried: str) -> None:
+    for line in summary_lines(proposal):
+        print(line)
+    if tried:
+        print(tried)
+    print(f"wrote {target}. Read it, then run: onward train {shlex.quote(str(target))}")

@@ -1,0 +1,46 @@
+"""`onward lr-find`: its arguments; `rate_search` does the work."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+USAGE = "onward lr-find RUN.yaml [--from RATE] [--to RATE] [--steps N] [--image FILE] [--section.field value ...]"
+DESCRIPTION = (
+    "Trains a few steps while the learning rate rises, and suggests one (the range test of Smith, 2017). "
+    "Nothing of the run changes: no checkpoint is read or written, no model, no logs."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run and the range."""
+    parser.add_argument("file", metavar="RUN.yaml", help="the run")
+    parser.add_argument("--from", dest="lowest", type=float, default=1e-7, metavar="RATE", help="first rate (1e-7)")
+    parser.add_argument("--to", dest="highest", type=float, default=1.0, metavar="RATE", help="last rate (1)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="weight updates (100)")
+    parser.add_argument("--image", metavar="FILE", help="where a picture of the curve goes, .svg or .png")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="begin with the weights of a checkpoint, as late in a run (the model's own)"
+    )
+
+
+def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Prints the table and the suggestion.
+
+    Raises:
+        UserError: of any kind, each with what to do.
+    """
+    from onward.commands.overrides import read_overrides
+    from onward.commands.rate_search import find_rate
+
+    print(
+        find_rate(
+            options.file,
+            read_overrides(rest),
+            lowest=options.lowest,
+            highest=options.highest,
+            updates=options.steps,
+            image=options.image,
+            checkpoint=options.checkpoint,
+        )
+    )

@@ -1,0 +1,325 @@
+"""What data hold, looked at without packing them: features with types, shapes and a sample of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.data.manifest import MANIFEST_NAME, read_manifest
+from onward.data.packing.arrays import open_arrays
+from onward.data.packing.documents import count_bytes
+from onward.data.packing.options import ArrayOptions, TableOptions, TextOptions
+from onward.data.packing.rows import read_blocks
+from onward.data.packing.source import Sample, find_source_files, require
+from onward.data.shard_format import index_shard, read_samples
+from onward.errors import DataError
+
+_MOST_ROWS = 20_000
+_MOST_SAMPLES = 512
+_MOST_SAMPLED_BYTES = 64 << 20
+_MOST_WORDS = 100_000
+
+WORDS = "words"
+"""The dtype of a column of words."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature, or one column of a table.
+
+    Attributes:
+        name: in the data.
+        dtype: numpy's name; "words" for text.
+        shape: of one sample.
+        values: of some samples, along axis 0; None for words.
+        words: the different words, sorted, as far as they were seen.
+        missing: rows without a value, as far as they were seen.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: np.ndarray | None = None
+    words: tuple[str, ...] = ()
+    missing: int = 0
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether every value seen is a whole number."""
+        return self.values is not None and self.values.dtype.kind in "iub"
+
+    def holds_whole_numbers(self) -> bool:
+        """Whether all values seen are whole numbers, whatever their type."""
+        return self.values is not None and bool((self.values == np.round(self.values.astype(np.float64))).all())
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Data as far as a proposal needs them.
+
+    Attributes:
+        path: as the user named it.
+        kind: `packed`, or the kind of source as `onward pack` calls it.
+        features: of one sample; for tables its columns; for text none but what packing makes.
+        sample_count: of all, or of the training part of packed data that have a test part.
+        test_count: of the test part of packed data.
+        is_counted: false where the count is an estimate.
+        train_dir, test_dir: of packed data.
+        classes: names of the classes, where the data name them.
+        bytes: of text.
+        missing_rows: rows of a table that lack a value.
+    """
+
+    path: Path
+    kind: str
+    features: tuple[Feature, ...]
+    sample_count: int
+    test_count: int = 0
+    is_counted: bool = True
+    train_dir: Path | None = None
+    test_dir: Path | None = None
+    classes: tuple[str, ...] = ()
+    bytes: int = 0
+    missing_rows: int = 0
+    delimiter: str = ","
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def feature(self, name: str) -> Feature | None:
+        """The feature of this name."""
+        return next((feature for feature in self.features if feature.name == name), None)
+
+
+def read_data_facts(path: Path) -> DataFacts:
+    """Looks at data: a folder of shards, or whatever `onward pack` takes.
+
+    Raises:
+        DataError: there is nothing, nothing of a known kind, or it is broken.
+    """
+    packed = _packed_folders(path)
+    if packed is not None:
+        return _read_packed(path, *packed)
+    if path.is_dir() and path.name in ("train", "test") and not any(path.iterdir()):
+        raise DataError(f"data folder {str(path)!r} is empty; name a folder or file with data.")
+    kind, paths = find_source_files(path, None)
+    readers = {"arrays": _read_arrays, "table": _read_table, "images": _read_images, "text": _read_text}
+    return readers[kind](path, paths)
+
+
+# ------------------------------------------------------------------------------------------------------------- packed
+
+
+def _packed_folders(path: Path) -> tuple[Path, Path | None] | None:
+    """The folders of training and test shards."""
+    if not path.is_dir():
+        return None
+    if _holds_shards(path):
+        beside = path.parent / "test"
+        return path, beside if path.name == "train" and _holds_shards(beside) else None
+    if _holds_shards(path / "train"):
+        return path / "train", path / "test" if _holds_shards(path / "test") else None
+    return None
+
+
+def _holds_shards(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or any(folder.glob("*.pb")))
+
+
+def _read_packed(path: Path, train: Path, test: Path | None) -> DataFacts:
+    manifest = read_manifest(train)
+    shards = sorted(train.glob("*.pb"))
+    if not shards:
+        raise DataError(f"data folder {str(train)!r} holds no .pb files; write shards there with onward pack.")
+    samples = [one for shard in _spread(shards, 4) for one in islice(read_samples(shard), _MOST_SAMPLES // 4)]
+    details: Mapping[str, Any] = {} if manifest is None else manifest.details
+    named = {name: tuple(words) for name, words in details.get("categories", {}).items()}
+    return DataFacts(
+        path=path,
+        kind="packed",
+        features=_features_of(samples),
+        sample_count=_count(train),
+        test_count=0 if test is None else _count(test),
+        train_dir=train,
+        test_dir=test,
+        classes=tuple(details.get("classes", ())),
+        categories=named,
+    )
+
+
+def _count(folder: Path) -> int:
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return manifest.sample_count
+    return sum(index_shard(shard).sample_count for shard in sorted(folder.glob("*.pb")))
+
+
+def _spread(items: list[Path], count: int) -> list[Path]:
+    """Some of them, evenly spaced, the first included."""
+    return items[:: max(1, len(items) // count)][:count]
+
+
+def _features_of(samples: list[Sample]) -> tuple[Feature, ...]:
+    features = []
+    for name, first in samples[0].items():
+        values = np.stack([np.asarray(sample[name]) for sample in samples if sample[name].shape == first.shape])
+        features.append(Feature(name, str(first.dtype), tuple(first.shape), values))
+    return tuple(features)
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+
+
+def _read_arrays(path: Path, paths: list[Path]) -> DataFacts:
+    source = open_arrays(paths, ArrayOptions())
+    features = []
+    if paths[0].suffix.lower() == ".npy":
+        for one in paths:
+            array = np.load(one, mmap_mode="r", allow_pickle=False)
+            features.append(_feature_of_array(one.stem, array))
+    elif all(one.stat().st_size <= _MOST_SAMPLED_BYTES for one in paths[:1]):
+        with np.load(paths[0], allow_pickle=False) as archive:
+            features = [_feature_of_array(name, archive[name]) for name in archive.files]
+    else:
+        first = list(islice(source.read(lambda _: "train", lambda _: None), _MOST_SAMPLES))
+        features = list(_features_of([sample for _, sample in first]))
+    return DataFacts(path, "arrays", tuple(features), source.total)
+
+
+def _feature_of_array(name: str, array: np.ndarray) -> Feature:
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    most = max(_MOST_SAMPLES, min(len(array), (4 << 20) // row_bytes))
+    values = np.array(array[:: max(1, -(-len(array) // most))])
+    return Feature(name, str(array.dtype), tuple(array.shape[1:]), values)
+
+
+# -------------------------------------------------------------------------------------------------------------- table
+
+
+def _read_table(path: Path, paths: list[Path]) -> DataFacts:
+    options = TableOptions(delimiter=_find_delimiter(paths[0]))
+    columns: dict[str, list[Any]] = {}
+    rows = read_bytes = missing_rows = 0
+    total_bytes = sum(one.stat().st_size for one in paths)
+    is_counted = True
+    for one in paths:
+        for block in read_blocks(one, options):
+            rows += block.count
+            read_bytes += block.read_bytes
+            if rows <= _MOST_ROWS + block.count:
+                for name, values in block.columns.items():
+                    columns.setdefault(name, []).extend(values)
+                lacking = [name for name, values in block.columns.items() if any(v is None for v in values)]
+                missing_rows += sum(any(block.columns[name][k] is None for name in lacking) for k in range(block.count))
+            if rows > _MOST_ROWS and total_bytes > _MOST_SAMPLED_BYTES:
+                is_counted = False
+                break
+    if not columns:
+        raise DataError(f"table {str(path)!r} has no rows.")
+    count = rows if is_counted else int(rows * total_bytes / max(1, read_bytes))
+    features = tuple(_feature_of_column(name, values) for name, values in columns.items())
+    return DataFacts(
+        path,
+        "table",
+        features,
+        count,
+        is_counted=is_counted,
+        missing_rows=missing_rows,
+        delimiter=options.delimiter,
+    )
+
+
+def _find_delimiter(path: Path) -> str:
+    """The character that stands between the columns of a CSV file: the one that is in its first line most often."""
+    if path.suffix.lower() != ".csv":
+        return ","
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline()
+    return max(",;\t|", key=lambda delimiter: (line.count(delimiter), delimiter == ","))
+
+
+def _feature_of_column(name: str, values: list[Any]) -> Feature:
+    present = [value for value in values if value is not None]
+    missing = len(values) - len(present)
+    array = _as_numbers(present)
+    if array is None:
+        words = {value if isinstance(value, str) else repr(value) for value in islice(present, _MOST_WORDS)}
+        return Feature(name, WORDS, (), None, tuple(sorted(words)), missing)
+    return Feature(name, str(array.dtype), tuple(array.shape[1:]), array, (), missing)
+
+
+def _as_numbers(values: list[Any]) -> np.ndarray | None:
+    """int64 or float32, as packing makes them; None for words, or for lists of unequal lengths."""
+    for dtype in (np.int64, np.float32):
+        try:
+            if dtype is np.int64 and any(isinstance(value, float) for value in values):
+                continue
+            array = np.array(values)
+            if array.dtype.kind in "US":
+                array = np.array([dtype(value) for value in values])
+            if array.dtype.kind not in "iubf":
+                return None
+            if array.dtype.kind == "f" and dtype is np.int64:
+                continue
+            return array.astype(dtype)
+        except (ValueError, TypeError, OverflowError):
+            continue
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------- images, text
+
+
+def _read_images(path: Path, paths: list[Path]) -> DataFacts:
+    pil = require("PIL.Image", "reading images")
+    classes = sorted({one.relative_to(path).parts[0] for one in paths if len(one.relative_to(path).parts) > 1})
+    flat = [one for one in paths if len(one.relative_to(path).parts) < 2]
+    if flat or len(classes) < 2:
+        found = f"{len(flat)} images in no folder" if flat else f"one folder, {classes[0]!r}"
+        raise DataError(
+            f"{str(path)!r} holds {found}; the class of an image is the name of the folder it is in. Sort the images "
+            f"into one folder for each class: {str(path / 'CLASS' / (flat or paths)[0].name)!r}."
+        )
+    sizes, modes = [], []
+    for one in _spread(paths, 16):
+        try:
+            with pil.open(one) as image:
+                sizes.append((image.height, image.width))
+                modes.append(image.mode)
+        except (OSError, ValueError, SyntaxError):
+            continue
+    if not sizes:
+        raise DataError(f"none of the images of {str(path)!r} that were tried can be decoded; replace them.")
+    height, width = sorted(sizes)[len(sizes) // 2]
+    channels = 1 if all(mode in ("L", "1", "I;16", "I") for mode in modes) else 3
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers[one.relative_to(path).parts[0]] for one in paths], np.int64)
+    features = (Feature("image", "float32", (channels, height, width)), Feature("label", "int64", (), labels))
+    return DataFacts(path, "images", features, len(paths), classes=tuple(classes))
+
+
+def _read_text(path: Path, paths: list[Path]) -> DataFacts:
+    size = count_bytes(paths)
+    if size == 0:
+        raise DataError(f"text {str(path)!r} is empty.")
+    return DataFacts(path, "text", (), 0, is_counted=False, bytes=size)
+
+
+def sampled_text(data: DataFacts, characters: int = 4096) -> Iterator[str]:
+    """The beginning of the first file of text."""
+    _, paths = find_source_files(data.path, "text")
+    for one in paths[:1]:
+        with open(one, encoding="utf-8", errors="replace") as file:
+            yield file.read(characters)
+
+
+def text_options_length(data: DataFacts, options: TextOptions) -> int:
+    """About how many samples text gives with these options, at four bytes a token (one for a byte tokenizer)."""
+    bytes_a_token = 1 if options.tokenizer == "bytes" else 4
+    return max(1, data.bytes // bytes_a_token // options.sequence_length)

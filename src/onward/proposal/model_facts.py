@@ -1,0 +1,333 @@
+"""What matters of a model for a proposal: its inputs and outputs, what it ends in, what of it is trainable.
+
+Read once from the file; nothing is computed with it here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.errors import ModelError
+from onward.graph.shape_inference import inferred_values
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.inspection import why_not_lowered
+from onward.proposal.initialization import Origin, find_origin
+
+Size = int | str
+
+_MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that only move elements; what a model ends in is looked for before them."""
+
+_FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output.
+
+    Attributes:
+        name: in the graph.
+        dtype: numpy's name of its element type, "string", or "?".
+        shape: with the batch axis first; open sizes by their names, "?" for those without; None: unknown.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...] | None
+
+    @property
+    def sample(self) -> tuple[Size, ...] | None:
+        """The shape of one sample."""
+        return None if self.shape is None else self.shape[1:]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self.dtype in _FLOATS
+
+    def __str__(self) -> str:
+        shape = "of unknown rank" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
+        return f"{self.name!r} {self.dtype} {shape}"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as far as a proposal needs it.
+
+    Attributes:
+        path: of the file.
+        inputs, outputs: tensors only, in the model's order; weights listed as inputs are left out.
+        ends_in: output -> operator that computes its elements, what only moves them left out.
+        before_selection: output of class numbers (ArgMax) -> the float value that they are picked from.
+        needed: output -> inputs that it depends on.
+        operators: how often each occurs.
+        weights: trainable weights -> shapes.
+        frozen: float initializers that are not trainable -> why.
+        origin: whether the weights look trained, and the evidence.
+        tables: input of whole numbers -> rows of the table that it indexes, the vocabulary of token ids.
+        positions: rows of a learned table of positions: the longest sequence; None: no such table was found.
+        scaled_inputs: inputs that the model itself scales first, as `x / 255`.
+        value_names: names of all values that are no inputs; none of them can name a label.
+    """
+
+    path: Path
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    ends_in: Mapping[str, str]
+    before_selection: Mapping[str, Port]
+    needed: Mapping[str, tuple[str, ...]]
+    operators: Mapping[str, int]
+    weights: Mapping[str, tuple[int, ...]]
+    frozen: Mapping[str, str]
+    origin: Origin
+    tables: Mapping[str, int]
+    positions: int | None
+    scaled_inputs: frozenset[str]
+    value_names: frozenset[str]
+
+    @property
+    def element_count(self) -> int:
+        """Elements of all trainable weights."""
+        return sum(int(np.prod(shape, dtype=np.int64)) for shape in self.weights.values())
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The batch size that the file fixes, if it does."""
+        sizes = {port.shape[0] for port in self.inputs if port.shape}
+        fixed = [size for size in sizes if isinstance(size, int)]
+        return fixed[0] if fixed else None
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether it looks like one: attention, or softmax between matmuls with layer normalization."""
+        has = self.operators.get
+        return bool(has("Attention") or has("MultiHeadAttention") or has("GroupQueryAttention")) or (
+            bool(has("Softmax")) and self._norms > 0 and has("MatMul", 0) >= 4
+        )
+
+    @property
+    def _norms(self) -> int:
+        names = ("LayerNormalization", "RMSNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization")
+        written_out = min(self.operators.get("ReduceMean", 0), self.operators.get("Sqrt", 0))
+        return sum(self.operators.get(name, 0) for name in names) + written_out
+
+    @property
+    def is_convolutional(self) -> bool:
+        """Whether it is made of convolutions."""
+        return self.operators.get("Conv", 0) > 0 and not self.is_transformer
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has recurrent layers."""
+        return any(self.operators.get(name) for name in ("LSTM", "GRU", "RNN"))
+
+    @property
+    def has_batch_normalization(self) -> bool:
+        """Whether running statistics change in training."""
+        return bool(self.operators.get("BatchNormalization"))
+
+    def port(self, name: str) -> Port | None:
+        """An input or output of this name."""
+        return next((port for port in (*self.inputs, *self.outputs) if port.name == name), None)
+
+
+def read_model_facts(path: Path) -> ModelFacts:
+    """Reads a model.
+
+    Raises:
+        ModelError: it cannot be read, holds operators that cannot be computed, or nothing in it is trainable.
+    """
+    training = make_training_graph(path)
+    graph, inferred = training.source.graph, inferred_values(training.source)
+    operators = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(training.model.graph))
+    _refuse_obstacles(training, path)
+    outputs = tuple(_port(value, inferred) for value in graph.outputs if _is_tensor(value))
+    weights = _shapes_of_weights(training)
+    ends = {str(value.name): _origin_node(value) for value in training.model.graph.outputs}
+    facts = ModelFacts(
+        path=path,
+        inputs=tuple(_port(v, {}) for v in graph.inputs if not v.is_initializer() and _is_tensor(v)),
+        outputs=outputs,
+        ends_in={name: "" if node is None else node.op_type for name, node in ends.items()},
+        before_selection=_before_selection(ends, inferred),
+        needed={port.name: _needed_inputs(training.model, port.name) for port in outputs},
+        operators=operators,
+        weights=weights,
+        frozen=training.frozen,
+        origin=find_origin(training),
+        tables=_tables(training.model),
+        positions=_position_rows(training),
+        scaled_inputs=_scaled_inputs(training.model),
+        value_names=_value_names(training.source) | _value_names(training.model),
+    )
+    _refuse_untrainable(facts)
+    return facts
+
+
+def _refuse_obstacles(training: TrainingGraph, path: Path) -> None:
+    found: dict[str, str] = {}
+    for node in ir.traversal.RecursiveGraphIterator(training.model.graph):
+        version = training.model.opset_imports.get(node.domain)
+        if version is None or f"{node.domain}:{node.op_type}" in found:
+            continue
+        reason = why_not_lowered(node.domain, node.op_type, version)
+        if reason:
+            found[f"{node.domain or 'ai.onnx'}:{node.op_type}"] = reason
+    if found:
+        listed = "; ".join(f"{name} ({reason})" for name, reason in list(found.items())[:5])
+        raise ModelError(
+            f"{str(path)!r} cannot be trained: it holds {len(found)} kinds of operators that cannot be computed here: "
+            f"{listed}. Export the model without them, or cut the model before them with onnx.utils.extract_model."
+        )
+
+
+def _refuse_untrainable(facts: ModelFacts) -> None:
+    if not facts.inputs:
+        raise ModelError(f"{str(facts.path)!r} has no input tensor, so that nothing can be learned from data.")
+    if facts.weights:
+        return
+    reasons = Counter(facts.frozen.values())
+    said = "; ".join(f"{count} because: {reason}" for reason, count in reasons.most_common(4))
+    quantized = [name for name in facts.operators if name.startswith(("QLinear", "MatMulInteger", "ConvInteger"))]
+    if quantized:
+        raise ModelError(
+            f"{str(facts.path)!r} has no trainable weights: it computes in integers ({', '.join(quantized)}), which "
+            "have no gradient. Train the float model that it was quantized from, and quantize the result with "
+            "onward export --quantize."
+        )
+    if any("Tree" in name for name in facts.operators):
+        raise ModelError(
+            f"{str(facts.path)!r} has no trainable weights: it is made of decision trees, which have no gradient. Fit "
+            "them again with the library that made them."
+        )
+    raise ModelError(
+        f"{str(facts.path)!r} has no trainable weights. Its {len(facts.frozen)} float initializers do not train"
+        + (f": {said}" if said else "")
+        + ". Run onward inspect to see each; name those that should train in training.weights_to_train."
+    )
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def _port(value: ir.Value, inferred: Mapping[str, ir.Value]) -> Port:
+    known = inferred.get(str(value.name))
+    dtype = value.dtype if value.dtype is not None or known is None else known.dtype
+    shape = value.shape if value.shape is not None or known is None else known.shape
+    return Port(str(value.name), _dtype_name(dtype), None if shape is None else _sizes(shape))
+
+
+def _sizes(shape: ir.Shape) -> tuple[Size, ...]:
+    return tuple(size if isinstance(size, int) else str(size.value or "?") for size in shape)
+
+
+def _dtype_name(dtype: ir.DataType | None) -> str:
+    if dtype is None:
+        return "?"
+    return {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}.get(dtype, dtype.name.lower())
+
+
+def _shapes_of_weights(training: TrainingGraph) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name in training.weights:
+        tensor = training.model.graph.initializers[name].const_value
+        assert tensor is not None
+        shapes[name] = tuple(int(size) for size in tensor.shape.numpy())
+    return shapes
+
+
+def _origin_node(value: ir.Value) -> ir.Node | None:
+    """The node that computes the elements of a value, what only moves them left out."""
+    node = value.producer()
+    while node is not None and node.domain == "" and node.op_type in _MOVES and node.inputs[0] is not None:
+        before = node.inputs[0].producer()
+        if before is None:
+            return node
+        node = before
+    return node
+
+
+def _before_selection(ends: Mapping[str, ir.Node | None], inferred: Mapping[str, ir.Value]) -> dict[str, Port]:
+    """Outputs that only pick the best class, with the value that they pick from."""
+    found = {}
+    for name, node in ends.items():
+        if node is not None and node.op_type in ("ArgMax", "TopK") and node.inputs[0] is not None:
+            found[name] = _port(node.inputs[0], inferred)
+    return found
+
+
+def _needed_inputs(model: ir.Model, output: str) -> tuple[str, ...]:
+    value = next((one for one in model.graph.outputs if one.name == output), None)
+    inputs = {str(one.name) for one in model.graph.inputs if not one.is_initializer()}
+    seen: set[str] = set()
+    waiting = [] if value is None else [value]
+    visited: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in visited:
+            continue
+        visited.add(id(one))
+        if one.name in inputs:
+            seen.add(str(one.name))
+        node = one.producer()
+        if node is not None:
+            waiting += [read for read in node.inputs if read is not None]
+            for attribute in node.attributes.values():
+                if attribute.type is ir.AttributeType.GRAPH:
+                    waiting += [read for inner in attribute.as_graph() for read in inner.inputs if read is not None]
+    return tuple(name for name in (str(one.name) for one in model.graph.inputs) if name in seen)
+
+
+def _tables(model: ir.Model) -> dict[str, int]:
+    """Inputs that index the rows of tables, through casts and reshapes -> rows of the largest of them."""
+    found: dict[str, int] = {}
+    origin = {value: str(value.name) for value in model.graph.inputs if not value.is_initializer()}
+    for node in model.graph:
+        read = list(node.inputs)
+        if node.op_type in _MOVES and read and read[0] in origin:
+            origin[node.outputs[0]] = origin[read[0]]
+        if node.op_type == "Gather" and read[1] in origin and read[0] is not None and read[0].shape is not None:
+            size = read[0].shape[node.attributes.get_int("axis", 0)]
+            if isinstance(size, int) and len(read[0].shape) == 2:
+                name = origin[read[1]]
+                found[name] = max(size, found.get(name, 0))
+    return found
+
+
+def _position_rows(training: TrainingGraph) -> int | None:
+    """How many positions a learned table of positions has, told by its name."""
+    for name, value in training.model.graph.initializers.items():
+        shape = value.shape
+        is_named = any(part in name.lower() for part in ("position_emb", "pos_emb", "wpe", "embed_positions"))
+        if is_named and shape is not None and len(shape) >= 2 and isinstance(shape[-2], int) and shape[-2] > 1:
+            return int(shape[-2])
+    return None
+
+
+def _scaled_inputs(model: ir.Model) -> frozenset[str]:
+    found = set()
+    for value in model.graph.inputs:
+        reader = value
+        while len(uses := list(reader.uses())) == 1:
+            node = uses[0].node
+            if node.op_type in ("Mul", "Div", "Sub"):
+                others = [one for one in node.inputs if one is not None and one is not reader]
+                if others and all(one.const_value is not None and one.const_value.size <= 4 for one in others):
+                    found.add(str(value.name))
+            if node.op_type not in ("Cast", "Transpose", "Identity"):
+                break
+            reader = node.outputs[0]
+    return frozenset(found)
+
+
+def _value_names(model: ir.Model) -> frozenset[str]:
+    graph = model.graph
+    computed = {str(value.name) for node in graph for value in node.outputs}
+    return frozenset(computed | {str(value.name) for value in graph.outputs} | set(graph.initializers))

@@ -1,0 +1,220 @@
+"""From a model file, and data, to a `Proposal`: every choice in the order of RUN.yaml."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from onward.data.packing.source import make_split_chooser
+from onward.errors import DataError
+from onward.proposal.data_facts import DataFacts, read_data_facts, text_options_length
+from onward.proposal.match_features import match_features
+from onward.proposal.match_images import match_images
+from onward.proposal.match_tables import match_table
+from onward.proposal.match_text import match_text
+from onward.proposal.matching import Match
+from onward.proposal.model_facts import ModelFacts, read_model_facts
+from onward.proposal.proposal import Answers, Choice, Counts, Proposal
+from onward.proposal.schedule import batch_size, optimizer_choices, training_choices, updates_an_epoch
+from onward.proposal.without_data import match_nothing, needed_data
+
+DATA_FOLDER = "data"
+
+_MATCHERS: Mapping[str, Callable[[ModelFacts, DataFacts, Answers, Path], Match]] = {
+    "packed": match_features,
+    "arrays": match_features,
+    "table": match_table,
+    "images": match_images,
+    "text": match_text,
+}
+"""Kind of data -> how they are matched with a model."""
+
+
+def propose(
+    model: Path | ModelFacts,
+    data: Path | DataFacts | None = None,
+    answers: Answers | None = None,
+    *,
+    folder: Path | None = None,
+    counts: Counts | None = None,
+) -> Proposal:
+    """Looks at a model and data and chooses a run; writes nothing.
+
+    Args:
+        model: an .onnx file, or what was read of one.
+        data: a file or folder, or what was read of it; None: there are none yet.
+        answers: what the user said beforehand.
+        folder: where RUN.yaml will be, and the packed data below it; None: the working folder.
+        counts: samples, where they are known; None: as far as they can be seen.
+
+    Raises:
+        UserError: what cannot train and why, with what to do.
+    """
+    answers, folder = answers or Answers(), folder or Path()
+    facts = read_model_facts(model) if isinstance(model, Path) else model
+    seen = read_data_facts(data) if isinstance(data, Path) else data
+    if seen is None:
+        match = match_nothing(facts, answers)
+        counts = counts or Counts(0, 1)
+    else:
+        match = _MATCHERS[seen.kind](facts, seen, answers, folder / DATA_FOLDER)
+        match = _with_split(match, seen, answers)
+        counts = counts or _expected_counts(match, seen)
+    size = batch_size(facts, match.task, counts, answers)
+    training, rate = training_choices(facts, match.task, counts, answers, int(size.value))
+    choices = [
+        *_paths(facts, seen, match, counts, answers, folder),
+        *_data(match),
+        *_loss(match),
+        Choice("training.batch_size", size.value, size.reason),
+        *training,
+        Choice("training.seed", 0),
+        *_weights(facts, answers),
+        *rate,
+        *optimizer_choices(facts),
+        *_record(counts, int(size.value)),
+    ]
+    return Proposal(
+        model=facts.path,
+        data=None if seen is None else seen.path,
+        task=match.task.text,
+        choices=tuple(choices),
+        packing=match.packing,
+        questions=match.questions,
+        notes=(*match.task.notes, *match.notes, *_notes(facts, int(size.value))),
+        needed_data=needed_data(facts, match) if seen is None else {},
+    )
+
+
+def relative(path: Path, folder: Path) -> str:
+    """A path as a RUN.yaml in `folder` names it."""
+    return os.path.relpath(path, folder)
+
+
+def _with_split(match: Match, data: DataFacts, answers: Answers) -> Match:
+    """A test split for data that are packed here."""
+    if match.packing is None:
+        return match
+    if data.kind == "text":
+        share, seed = 0.1, 0
+    else:
+        share, seed = _split(data.sample_count)
+    if answers.test_fraction is not None:
+        share = answers.test_fraction
+    options = replace(match.packing.options, test_fraction=share, seed=seed)
+    reasons = match.packing.reasons
+    if share:
+        reasons = (*reasons, f"{share:.0%} of the samples are kept for testing")
+    else:
+        reasons = (*reasons, f"{data.sample_count} samples are too few to keep some for testing")
+    return replace(match, packing=replace(match.packing, options=options, reasons=reasons))
+
+
+def _split(count: int) -> tuple[float, int]:
+    """The share of test samples, and a seed with which both parts get some."""
+    if count < 10:
+        return 0.0, 0
+    share = 0.2 if count < 2000 else 0.1 if count < 50_000 else 0.02
+    if count >= 1000:
+        return share, 0
+    for seed in range(100):
+        choose = make_split_chooser(share, seed)
+        test = sum(choose(number) == "test" for number in range(count))
+        if 0.7 * share * count <= test <= 1.4 * share * count and test:
+            return share, seed
+    return share, 0
+
+
+def _expected_counts(match: Match, data: DataFacts) -> Counts:
+    if match.packing is None:
+        return Counts(data.sample_count, data.test_count)
+    options = match.packing.options
+    count = data.sample_count
+    if data.kind == "text":
+        count = text_options_length(data, options.source)  # type: ignore[arg-type]
+    test = round(count * options.test_fraction)
+    return Counts(count - test, test, False)
+
+
+def _paths(
+    facts: ModelFacts, data: DataFacts | None, match: Match, counts: Counts, answers: Answers, folder: Path
+) -> list[Choice]:
+    train, test = _folders(data, match, folder)
+    choices = [Choice("paths.model_path", relative(facts.path, folder)), Choice("paths.train_data_dir", train)]
+    if test is not None and counts.test:
+        choices.append(Choice("paths.test_data_dir", test))
+    said = f"the trained model is written here as {facts.path.stem}_trained.onnx."
+    choices.append(Choice("paths.output_dir", answers.output_dir or "trained", said))
+    return choices
+
+
+def _folders(data: DataFacts | None, match: Match, folder: Path) -> tuple[str, str | None]:
+    if match.packing is not None:
+        name = relative(match.packing.folder, folder)
+        return (f"{name}/train", f"{name}/test") if match.packing.options.test_fraction else (name, None)
+    if data is None or data.train_dir is None:
+        return f"{DATA_FOLDER}/train", f"{DATA_FOLDER}/test"
+    test = None if data.test_dir is None else relative(data.test_dir, folder)
+    return relative(data.train_dir, folder), test
+
+
+def _data(match: Match) -> list[Choice]:
+    choices = []
+    if match.name_map:
+        choices.append(
+            Choice("data.input_name_map", dict(match.name_map), "names in the data: names in the model and the loss.")
+        )
+    choices.append(Choice("data.shuffle_data", True, "every epoch reads the samples in another order."))
+    return choices
+
+
+def _loss(match: Match) -> list[Choice]:
+    head, rest = list(match.task.loss[:2]), list(match.task.loss[2:])
+    if match.label is not None:
+        head.append(Choice("loss.label", match.label))
+    return head + rest
+
+
+def _weights(facts: ModelFacts, answers: Answers) -> list[Choice]:
+    if answers.weights:
+        return [Choice("training.weights_to_train", list(answers.weights), "as asked for.")]
+    return []
+
+
+def _record(counts: Counts, size: int) -> list[Choice]:
+    return [
+        Choice(
+            "checkpoint.checkpoints_dir",
+            "checkpoints",
+            "a run that is stopped resumes from here; delete the folder to begin again.",
+        ),
+        Choice("checkpoint.checkpoint_period", updates_an_epoch(counts, size), "in weight updates: one epoch."),
+        Choice("tensorboard.log_dir", "logs", "tensorboard --logdir logs shows the run."),
+    ]
+
+
+def _notes(facts: ModelFacts, size: int) -> tuple[str, ...]:
+    notes = []
+    if facts.has_batch_normalization and size < 8:
+        notes.append(
+            f"batch normalization in training takes mean and deviation from batches of {size} samples, which are noisy."
+        )
+    frozen = [name for name, why in facts.frozen.items() if "running statistic" not in why and "rank-0" not in why]
+    if frozen:
+        notes.append(
+            f"{len(frozen)} stored float tensors are not trainable weights, as {frozen[0]!r} "
+            f"({facts.frozen[frozen[0]]}); onward inspect lists them."
+        )
+    return tuple(notes)
+
+
+def refuse_empty(counts: Counts, data: Path) -> None:
+    """Data without samples cannot train anything.
+
+    Raises:
+        DataError: there are none.
+    """
+    if counts.train == 0:
+        raise DataError(f"{str(data)!r} gave no training samples; nothing can be learned from it.")

@@ -1,0 +1,48 @@
+"""A proposal in a few lines, for the terminal and for the end of `onward inspect`."""
+
+from __future__ import annotations
+
+from onward.errors import UserError
+from onward.proposal.model_facts import read_model_facts
+from onward.proposal.pack_command import pack_command
+from onward.proposal.proposal import Proposal
+from onward.proposal.propose import propose
+
+_SHOWN = (
+    ("loss.type", "loss"),
+    ("training.batch_size", "batch size"),
+    ("training.num_epochs", "epochs"),
+    ("learning_rate.initial_lr", "learning rate"),
+)
+
+
+def summary_lines(proposal: Proposal) -> list[str]:
+    """What was chosen and why, one line each."""
+    reasons = {choice.field: choice.reason for choice in proposal.choices}
+    lines = [f"task: {proposal.task}, from output {proposal.value('loss.prediction') or '(several)'!r}"]
+    for name, title in _SHOWN:
+        reason = reasons.get(name, "").rstrip(".")
+        lines.append(f"{title}: {proposal.value(name)}" + (f" ({reason})" if reason else ""))
+    lines += [f"to be checked: {question.text} Taken: {question.found}." for question in proposal.questions]
+    lines += [f"note: {note}" for note in proposal.notes]
+    return lines
+
+
+def describe_proposal(model: str, data: str | None) -> str:
+    """The end of `onward inspect`: what `onward init` would do with the same model and data."""
+    from pathlib import Path
+
+    command = f"onward init {model}" + (f" {data}" if data else " [DATA]")
+    try:
+        facts = read_model_facts(Path(model))
+        proposal = propose(facts, None if data is None else Path(data))
+    except UserError as error:
+        return f"`{command}` would refuse: {error}"
+    lines = [f"`{command}` would propose:", *(f"  {line}" for line in summary_lines(proposal))]
+    if proposal.packing is not None:
+        packing = proposal.packing
+        lines.append(f"  packing: {pack_command(packing.source, packing.folder, packing.options)}")
+    if proposal.needed_data:
+        lines.append("  data that it needs, shapes of one sample:")
+        lines += [f"    {name}: {what}" for name, what in proposal.needed_data.items()]
+    return "\n".join(lines)

@@ -1,0 +1,352 @@
+"""What is learned: the loss that an output of the model and a label of the data ask for, or why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onward.data.packing.transforms import IGNORED_LABEL
+from onward.errors import DataError, ParametersError
+from onward.proposal.data_facts import WORDS, Feature
+from onward.proposal.fitting import fits
+from onward.proposal.model_facts import ModelFacts, Port, Size
+from onward.proposal.proposal import Choice
+
+_PROBABILITIES = ("Softmax", "LogSoftmax")
+_UNIT_INTERVAL = ("Sigmoid", "HardSigmoid", "Softmax", "Clip")
+
+
+@dataclass(frozen=True)
+class Label:
+    """The feature that the prediction is compared with, as it will be packed.
+
+    Attributes:
+        feature: of the data; of words, once they are numbers.
+        classes: names of the classes, where the data have names.
+    """
+
+    feature: Feature
+    classes: tuple[str, ...] = ()
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether they may be classes: whole numbers, or words."""
+        return self.feature.dtype == WORDS or self.feature.holds_whole_numbers()
+
+    @property
+    def lowest(self) -> int:
+        """The smallest class number but for the one that marks what does not count."""
+        values = self._counted()
+        return int(values.min()) if values.size else 0
+
+    @property
+    def class_count(self) -> int:
+        """How many classes there are at least: names, or the largest number seen and one."""
+        if self.classes:
+            return len(self.classes)
+        values = self._counted()
+        return int(values.max()) + 1 if values.size else 0
+
+    def _counted(self) -> np.ndarray:
+        if self.feature.values is None:
+            return np.arange(max(1, len(self.classes)))
+        values = self.feature.values
+        counted: np.ndarray = values[values != IGNORED_LABEL]
+        return counted
+
+    @property
+    def has_ignored(self) -> bool:
+        """Whether some labels are marked as not counting."""
+        return self.feature.values is not None and bool((self.feature.values == IGNORED_LABEL).any())
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether all values are 0 or 1."""
+        if self.feature.values is None:
+            return len(self.classes) == 2
+        return bool(np.isin(self.feature.values, (0, 1)).all())
+
+    def is_one_hot(self) -> bool:
+        """Whether every sample has exactly one 1 among zeros."""
+        values = self.feature.values
+        if values is None or values.ndim != 2 or values.shape[1] < 2 or not self.is_binary:
+            return False
+        return bool((values.sum(axis=1) == 1).all())
+
+    def describe(self) -> str:
+        """The label in a message."""
+        what = f"label {self.feature.name!r} has shape {list(self.feature.shape)} a sample"
+        if self.classes:
+            shown = ", ".join(self.classes[:6]) + (", ..." if len(self.classes) > 6 else "")
+            return f"{what} and {len(self.classes)} classes ({shown})"
+        values = self.feature.values
+        if values is None or not values.size:
+            return what
+        kind = "whole numbers" if self.are_whole else "numbers"
+        return f"{what} and {kind} from {values.min():g} to {values.max():g}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        kind: classification, binary, multi_label, regression, language_model, masked_language_model, ctc or output.
+        text: the same in a few words.
+        prediction: the output that is compared; the loss itself for `output`.
+        loss: fields of the section but for `label`.
+        operations: on the label, of `onward pack --transform`.
+        cast: dtype that the label is cast to.
+        reasons: why something is done to the label.
+        notes: what the user should know.
+        classes: how many there are.
+    """
+
+    kind: str
+    text: str
+    prediction: str
+    loss: tuple[Choice, ...]
+    operations: tuple[str, ...] = ()
+    cast: str = ""
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    classes: int | None = None
+
+
+def candidates(model: ModelFacts, asked: str | None) -> list[Port]:
+    """The outputs that a loss could compare, the likeliest first.
+
+    Raises:
+        ParametersError: `asked` is no output of the model.
+    """
+    ports = [*model.outputs, *model.before_selection.values()]
+    if asked is not None:
+        chosen = [port for port in ports if port.name == asked]
+        if not chosen:
+            raise ParametersError(
+                f"--prediction is {asked!r}; the outputs of the model are {', '.join(repr(p.name) for p in ports)}."
+            )
+        return chosen
+    floats = [port for port in ports if port.is_float or port.dtype == "?"]
+    floats = [port for port in floats if not _is_side_output(port.name)] or floats
+    return sorted(floats, key=lambda port: _rank(port.name))
+
+
+def _rank(name: str) -> int:
+    lower = name.lower()
+    return 0 if "logits" in lower else 1 if any(word in lower for word in ("pred", "prob", "score", "out")) else 2
+
+
+def _is_side_output(name: str) -> bool:
+    lower = name.lower()
+    return any(word in lower for word in ("past_key", "present", "hidden_state", "attentions", "cache"))
+
+
+def find_task(model: ModelFacts, label: Label, asked_output: str | None, asked_loss: str | None) -> Task:
+    """The loss of the first output that fits the label.
+
+    Raises:
+        DataError: none does; with the reason for each.
+    """
+    reasons = []
+    for port in candidates(model, asked_output):
+        found = _compare(port, model.ends_in.get(port.name, ""), label)
+        if isinstance(found, Task):
+            return _as_asked(found, asked_loss, port)
+        reasons.append(f"output {port}: {found}")
+    if not reasons:
+        listed = ", ".join(str(port) for port in model.outputs) or "none"
+        raise DataError(
+            f"{str(model.path)!r} has no output of floating-point numbers that a loss could compare with a label; its "
+            f"outputs are {listed}. Export the model with its scores as an output."
+        )
+    raise DataError(f"{label.describe()}, which fits no output of the model. " + " ".join(reasons))
+
+
+def _as_asked(task: Task, loss: str | None, port: Port) -> Task:
+    if loss is None or any(choice.field == "loss.type" and choice.value == loss for choice in task.loss):
+        return task
+    kept = [Choice("loss.type", loss, "as asked for"), Choice("loss.prediction", port.name)]
+    if loss == "binary_cross_entropy":
+        kept += [choice for choice in task.loss if choice.field == "loss.from_logits"]
+    kinds = {"mean_squared_error": "regression", "l1": "regression", "binary_cross_entropy": "binary"}
+    kind = kinds.get(loss, task.kind)
+    return replace(task, kind=kind, text=kind.replace("_", " "), loss=tuple(kept), operations=(), cast="", reasons=())
+
+
+def _compare(port: Port, ends_in: str, label: Label) -> Task | str:
+    """The task of one output, or why there is none."""
+    output, found = port.sample, label.feature.shape
+    if output is None:
+        return _unknown_shape(port, label)
+    if label.are_whole:
+        axis = _class_axis(output, found)
+        if axis is not None:
+            return _classification(port, ends_in, label, axis)
+    if _same_but_ones(found, output):
+        return _elementwise(port, ends_in, label)
+    if label.are_whole and len(output) == 2 and len(found) == 1:
+        return _ctc(port, ends_in, label)
+    if not found and output and not label.are_whole:
+        sizes = f"{output[-1]} numbers a sample"
+        return f"it gives {sizes}, the label is one. A regression needs an output of shape [batch, 1] or [batch]."
+    return "the shapes do not fit together."
+
+
+def _same_but_ones(found: Sequence[int], output: Sequence[Size]) -> bool:
+    return fits([size for size in found if size != 1], [size for size in output if size != 1]) or fits(found, output)
+
+
+def _class_axis(output: tuple[Size, ...], found: tuple[int, ...]) -> int | None:
+    """The axis (batch first) that the label lacks: the classes; None where no axis fits."""
+    if not output or (output == (1,) and found in ((), (1,))):
+        return None
+    squeezed = found[:-1] if len(found) == len(output) and found[-1:] == (1,) else found
+    if len(squeezed) != len(output) - 1:
+        return None
+    # Images and signals have their classes first, sequences last.
+    order = [0, len(output) - 1] if len(output) == 3 else [len(output) - 1, 0]
+    for axis in dict.fromkeys(order):
+        rest = [size for index, size in enumerate(output) if index != axis]
+        if output[axis] != 1 and fits(squeezed, rest):
+            return axis + 1
+    return None
+
+
+def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task | str:
+    assert port.shape is not None
+    size, count, notes, operations, reasons = port.shape[axis], label.class_count, [], [], []
+    classes = size if isinstance(size, int) else None
+    if label.feature.values is not None and label.lowest == 1 and count - 1 == classes:
+        operations, count = ["shift:-1"], count - 1
+        reasons.append(f"the labels run from 1 to {classes}, the model's classes from 0")
+    elif label.feature.values is not None and label.lowest < 0:
+        return f"the smallest label is {label.lowest}; classes are numbered from 0. Use {IGNORED_LABEL} to ignore one."
+    if classes is not None and count > classes:
+        return (
+            f"it has {classes} classes, the labels have {count}. Use a model with {count} outputs, or leave the "
+            f"samples of {count - classes} classes out."
+        )
+    if classes is not None and count < classes:
+        notes.append(
+            f"the labels seen have {count} classes, the model's output {port.name!r} has {classes}; the others will "
+            "only learn that they do not occur."
+        )
+    where = {2: "samples", 3: "every position of a sequence", 4: "every pixel"}.get(len(port.shape), "every element")
+    loss = [
+        Choice("loss.type", "softmax_cross_entropy", f"the labels are class numbers, and {port} has a score a class."),
+        Choice("loss.prediction", port.name, _reason_of_activation(port, ends_in)),
+    ]
+    if axis != len(port.shape) - 1:
+        loss.append(Choice("loss.class_axis", axis, f"axis {axis} of the prediction is the axis of the classes."))
+    if label.has_ignored:
+        loss.append(Choice("loss.ignore_index", IGNORED_LABEL, f"labels of {IGNORED_LABEL} mark what does not count."))
+    cast = "" if label.feature.dtype in (WORDS, "int64", "int32") else "int64"
+    text = f"classification of {where} into {classes or count} classes"
+    return Task(
+        "classification", text, port.name, tuple(loss), tuple(operations), cast, tuple(reasons), tuple(notes), classes
+    )
+
+
+def _reason_of_activation(port: Port, ends_in: str) -> str:
+    if ends_in in _PROBABILITIES:
+        return f"it is the result of {ends_in}; the loss is computed from the value before it."
+    return ""
+
+
+def _elementwise(port: Port, ends_in: str, label: Label) -> Task | str:
+    """Losses that compare number with number."""
+    many = label.feature.shape not in ((), (1,)) and port.sample not in ((), (1,))
+    prediction = Choice("loss.prediction", port.name)
+    if label.feature.dtype == WORDS and len(label.classes) > 2:
+        return (
+            f"it is one number a sample, the label has {len(label.classes)} classes. Use a model with as many outputs."
+        )
+    if many and label.is_one_hot():
+        one_hot = (
+            Choice("loss.type", "softmax_cross_entropy", "each label has one 1 among zeros: one class of several."),
+            replace(prediction, reason=_reason_of_activation(port, ends_in)),
+            Choice("loss.dense_labels", True, "the labels are one-hot."),
+        )
+        cast = "" if label.feature.dtype.startswith("float") else "float32"
+        classes = label.feature.shape[-1]
+        text = f"classification of samples into {classes} classes"
+        return Task("classification", text, port.name, one_hot, (), cast, classes=classes)
+    if label.is_binary:
+        return _binary(port, ends_in, label, prediction, many)
+    if ends_in in _PROBABILITIES and many:
+        text = "each prediction is a distribution, and so is each label."
+        dense = (Choice("loss.type", "softmax_cross_entropy", text), prediction, Choice("loss.dense_labels", True))
+        return Task("classification", "learning distributions", port.name, dense)
+    if ends_in == "Sigmoid" and label.feature.values is not None:
+        low, high = float(label.feature.values.min()), float(label.feature.values.max())
+        if low < 0 or high > 1:
+            return f"it ends in Sigmoid and cannot leave 0 to 1, the labels run from {low:g} to {high:g}. Scale them."
+    loss = (Choice("loss.type", "mean_squared_error", "the labels are numbers, no classes."), prediction)
+    note: tuple[str, ...] = ()
+    if label.are_whole and not many:
+        note = ("the labels are whole numbers, and the model gives one number a sample: taken as a quantity.",)
+    return Task("regression", "regression", port.name, loss, notes=note)
+
+
+def _binary(port: Port, ends_in: str, label: Label, prediction: Choice, many: bool) -> Task:
+    is_probability = ends_in in _UNIT_INTERVAL
+    end = (
+        f"it ends in {ends_in}: probabilities."
+        if is_probability
+        else "the output is no probability: no Sigmoid ends it."
+    )
+    what = "several of the classes may be true at a time" if many else "the labels are 0 and 1"
+    names = f" ({label.classes[0]}: 0, {label.classes[1]}: 1)" if len(label.classes) == 2 else ""
+    loss = (
+        Choice("loss.type", "binary_cross_entropy", f"{what}{names}."),
+        prediction,
+        Choice("loss.from_logits", not is_probability, end),
+    )
+    kind = "multi_label" if many else "binary"
+    return Task(kind, "multi-label classification" if many else "classification into two classes", port.name, loss)
+
+
+def _ctc(port: Port, ends_in: str, label: Label) -> str:
+    return (
+        f"it has a score for each of {port.sample[0] if port.sample else '?'} steps, the label is a sequence of "
+        f"{label.feature.shape[0]}: that is CTC. Write the loss as an ONNX model and name it in loss.graph "
+        "(loss.type: graph)."
+    )
+
+
+def _unknown_shape(port: Port, label: Label) -> Task | str:
+    note = (f"the shape of output {port.name!r} is not in the file; what is proposed follows from the labels.",)
+    if label.are_whole and not label.feature.shape:
+        loss = (
+            Choice("loss.type", "softmax_cross_entropy", "the labels are class numbers."),
+            Choice("loss.prediction", port.name),
+        )
+        return Task("classification", "classification", port.name, loss, notes=note)
+    loss = (
+        Choice("loss.type", "mean_squared_error", "the labels are numbers, no classes."),
+        Choice("loss.prediction", port.name),
+    )
+    return Task("regression", "regression", port.name, loss, notes=note)
+
+
+def loss_of_output(port: Port) -> Task:
+    """A model that computes its own loss."""
+    loss = (
+        Choice("loss.type", "output", f"the model computes its own loss, {port}."),
+        Choice("loss.prediction", port.name),
+    )
+    return Task("output", "minimizing the model's own loss", port.name, loss)
+
+
+def own_loss(model: ModelFacts) -> Port | None:
+    """An output of one number that is named as a loss."""
+    return next((p for p in model.outputs if p.shape in ((), (1,)) and p.is_float and "loss" in p.name.lower()), None)
+
+
+def as_choice_value(value: Any) -> Any:
+    """A value as YAML has it: tuples as lists."""
+    return list(value) if isinstance(value, tuple) else value
