@@ -177,6 +177,29 @@ def test_a_store_that_refuses_ends_the_run(
     assert "cannot be written: Access Denied. Check the address and your right to write there" in text
 
 
+def test_packing_and_exporting_by_url(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = data(24)
+    with bucket.open("/bucket/samples.npz", "wb") as file:
+        np.savez(file, **samples)
+    pack = ["pack", "memory://bucket/samples.npz", "memory://bucket/packed", "--test-fraction", "0.25"]
+    assert main(pack) == 0
+    assert "memory://bucket/packed/train: 19 samples" in capsys.readouterr().out
+    assert main(pack) == 2
+    assert capsys.readouterr().err == (
+        "onward pack: destination 'memory://bucket/packed/train' already holds shards: give another one, or remove "
+        "them there; --overwrite replaces local ones only.\n"
+    )
+    packed = ["--paths.train_data_dir", "memory://bucket/packed/train", "--paths.test_data_dir"]
+    assert main(["train", "memory://bucket/run.yaml", *packed, "memory://bucket/packed/test"]) == 0
+    capsys.readouterr()
+    export = ["export", "memory://bucket/mlp.onnx", "--checkpoint", "memory://bucket/out/checkpoints"]
+    assert main([*export, "-o", "memory://bucket/exported.onnx"]) == 0
+    assert capsys.readouterr().out == "wrote memory://bucket/exported.onnx\n"
+    trained = bucket.cat_file("/bucket/out/mlp_trained.onnx")
+    assert same(weights(bucket.cat_file("/bucket/exported.onnx")), weights(trained))
+    assert main(["inspect", "memory://bucket/exported.onnx"]) == 0
+
+
 @pytest.mark.slow
 def test_two_processes_train_by_url(bucket: Any, tmp_path: Path) -> None:
     """`file://` is a store that several processes see; rank 0 fetches and uploads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from onward.errors import ParametersError
 
@@ -75,15 +76,19 @@ def _export_graphs(options: argparse.Namespace) -> None:
 
 def _export_trained(options: argparse.Namespace) -> None:
     from onward.artifacts.trained_model import export_checkpoint
+    from onward.remote.copies import local_folder, uploaded
+    from onward.remote.files import shown
 
-    path = export_checkpoint(
-        options.model,
-        options.checkpoint,
-        options.output,
-        optimize=options.optimize,
-        quantize=options.quantize,
-        calibration_dir=options.calibration_data,
-        calibration_batch_size=options.calibration_batch_size,
-        calibration_batches=options.calibration_batches,
-    )
-    print(f"wrote {path}")
+    target = Path(options.output)
+    with uploaded(target) as written:
+        export_checkpoint(
+            options.model,
+            local_folder(Path(options.checkpoint)),
+            written,
+            optimize=options.optimize,
+            quantize=options.quantize,
+            calibration_dir=options.calibration_data,
+            calibration_batch_size=options.calibration_batch_size,
+            calibration_batches=options.calibration_batches,
+        )
+    print(f"wrote {shown(target)}")

@@ -11,7 +11,9 @@ from typing import Any
 from onward.data.packing.options import KINDS, PackOptions
 from onward.data.packing.packer import PackSummary, pack
 from onward.data.packing.source import find_source_files
-from onward.errors import ParametersError
+from onward.errors import DataError, ParametersError
+from onward.remote.copies import local_folder, uploaded
+from onward.remote.files import is_folder, list_folder, shown, url_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +34,8 @@ def run(arguments: argparse.Namespace) -> PackSummary:
         ParametersError: an option of another kind of source was given.
         UserError: as `pack`.
     """
-    given = vars(arguments)
-    kind, _ = find_source_files(
-        Path(arguments.source), arguments.kind, given.get("pattern", ""), given.get("exclude", ())
-    )
+    given, source = vars(arguments), local_folder(Path(arguments.source))
+    kind, _ = find_source_files(source, arguments.kind, given.get("pattern", ""), given.get("exclude", ()))
     for other, options_type in KINDS.items():
         wrong = [field.name for field in _fields(options_type) if field.name in given and other != kind]
         if wrong:
@@ -43,7 +43,25 @@ def run(arguments: argparse.Namespace) -> PackSummary:
                 f"--{wrong[0].replace('_', '-')} is an option for {other}, but {arguments.source!r} is packed as "
                 f"{kind}: leave it out, or say --kind {other}."
             )
-    return pack(arguments.source, arguments.dest, _make(PackOptions, given, source=_make(KINDS[kind], given)))
+    options = _make(PackOptions, given, source=_make(KINDS[kind], given))
+    dest = Path(arguments.dest)
+    if url_of(dest) is None:
+        return pack(source, dest, options)
+    _check_remote_dest(dest)
+    with uploaded(dest) as staged:
+        summary = pack(source, staged, options)
+    folders = {dest / folder.relative_to(staged): manifest for folder, manifest in summary.folders.items()}
+    return dataclasses.replace(summary, dest=dest, folders=folders)
+
+
+def _check_remote_dest(dest: Path) -> None:
+    """Refuses a URL that holds shards already: what is there is not replaced, since readers may be reading it."""
+    for folder in (dest, dest / "train", dest / "test"):
+        if is_folder(folder) and any(entry.name.endswith(".pb") for entry in list_folder(folder)):
+            raise DataError(
+                f"destination {shown(folder)!r} already holds shards: give another one, or remove them there; "
+                "--overwrite replaces local ones only."
+            )
 
 
 def _fields(options_type: type[Any]) -> list[dataclasses.Field[Any]]:

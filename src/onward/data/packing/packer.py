@@ -35,6 +35,7 @@ from onward.data.shard import FeatureSpec
 from onward.data.shard_format import ShardWriter
 from onward.errors import DataError, ParametersError, StorageError
 from onward.operating_system import is_running
+from onward.remote.files import shown
 
 _STAGING = ".packing-"
 
@@ -66,7 +67,7 @@ class PackSummary:
         for folder, manifest in self.folders.items():
             size = sum(shard.bytes for shard in manifest.shards)
             shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
-            lines.append(f"{folder}: {manifest.sample_count} samples in {shards}, {size / 1e6:.1f} MB")
+            lines.append(f"{shown(folder)}: {manifest.sample_count} samples in {shards}, {size / 1e6:.1f} MB")
         manifest = next(iter(self.folders.values()))
         lines += [f"  {name}: {spec['dtype']} {list(spec['shape'])}" for name, spec in manifest.features.items()]
         lines += [f"  {key.replace('_', ' ')}: {_shorten(value)}" for key, value in manifest.details.items()]
