@@ -80,18 +80,20 @@ def test_text():
         "Symbolic dimensions",
         "  batch  image[0]",
         "",
-        "Weights that train: 6 (650 numbers, 2.6 kB)",
-        "  name       type     shape          numbers    size",
-        "  kernel     float32  [16, 3, 3, 3]      432  1.7 kB",
-        "  head       float32  [16, 10]           160   640 B",
-        "  shift      float32  [16]                16    64 B",
-        "  one        float32  [16]                16    64 B",
-        "  zero       float32  [16]                16    64 B",
-        "  head_bias  float32  [10]                10    40 B",
+        "Trainable weights: 6 (650 parameters, 2.6 kB)",
+        "  name       type     shape          parameters    size",
+        "  kernel     float32  [16, 3, 3, 3]         432  1.7 kB",
+        "  head       float32  [16, 10]              160   640 B",
+        "  shift      float32  [16]                   16    64 B",
+        "  one        float32  [16]                   16    64 B",
+        "  zero       float32  [16]                   16    64 B",
+        "  head_bias  float32  [10]                   10    40 B",
         "",
-        "Float tensors that do not train: 3",
-        "  2  running statistic of batch normalization  128 B  mean, variance",
-        "  1  a rank-0 constant                           4 B  factor",
+        "Tensors that do not train: 3",
+        "     why                                       parameters   size  names",
+        "  2  running statistic of batch normalization          32  128 B  mean, variance",
+        "  1  a rank-0 constant                                  1    4 B  factor",
+        "  training.weights_to_train overrides this by exact name",
         "",
         "Operators: 7 kinds, 7 nodes",
         "  BatchNormalization 1, Conv 1, Flatten 1, Gemm 1, GlobalAveragePool 1, Mul 1, com.acme.Squash 1",
@@ -124,5 +126,5 @@ def test_a_model_without_weights():
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Relu(x) }'
     )
     text = render(inspect(model))
-    assert "Weights that train: 0 (0 numbers, 0 B)\n  none" in text
+    assert "Trainable weights: 0 (0 parameters, 0 B)\n  none" in text
     assert "Cut points: none" in text

@@ -211,7 +211,7 @@ def plan_run(
         ParametersError: no weight trains, nothing can be cut as asked, or a size that a plan needs is not known.
     """
     if not graph.weights:
-        raise ParametersError("no weight of the model trains; look at `onward inspect` and at weights_to_train.")
+        raise ParametersError(graph.why_nothing_trains())
     facts, sizes = ValueFacts({}, {}), dict[str, int]()
     by_budget = parameters.recompute.memory_budget is not None
     if topology.horizontal_size * topology.pipeline_size > 1 or by_budget:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph import provenance
+from onward.graph.lifted_tensors import is_lifted
 from onward.graph.weight_evidence import is_buffer_name, is_noted_constant
 
 _REARRANGING_CALL = re.compile(
@@ -56,8 +57,11 @@ class CopyEvidence:
 
     def may_be_unnoted_copy(self, copy: ir.Value, original: ir.Value) -> bool:
         """Whether names and readers say so, where no notes do; the numbers are still to be compared."""
-        if provenance.KIND in copy.metadata_props or provenance.folded_sources(copy):
+        if provenance.folded_sources(copy):
             return False
+        if provenance.KIND in copy.metadata_props:
+            both_lifted = is_lifted(str(copy.name)) and is_lifted(str(original.name))
+            return both_lifted and not self._modules(copy).isdisjoint(self._modules(original))
         left, right = copy.const_value, original.const_value
         assert left is not None
         assert right is not None
@@ -81,7 +85,10 @@ class CopyEvidence:
     def _modules(self, value: ir.Value) -> set[str]:
         """The modules whose nodes read a tensor, and the one that its name says it belongs to."""
         found = {
-            provenance.module_scope(use.node) or provenance.path_scope(use.node, self.paths) for use in value.uses()
+            provenance.module_scope(use.node)
+            or provenance.path_scope(use.node, self.paths)
+            or ("(root)" if provenance.has_scope(use.node) else "")
+            for use in value.uses()
         }
         if found != {""} and not provenance.is_automatic_name(str(value.name)):
             found.add(str(value.name).rpartition(".")[0])

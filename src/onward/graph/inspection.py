@@ -34,7 +34,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weight:
-    """A float initializer; `frozen_because` is empty for one that trains."""
+    """A float initializer, or a quantized weight; `frozen_because` is empty for one that trains."""
 
     name: str
     type: str
@@ -79,7 +79,7 @@ class Inspection:
         opsets: domain -> version; the standard domain is `ai.onnx`.
         inputs, outputs: in the model's order; weights listed as inputs are left out.
         dimensions: symbolic dimension -> where it stands (`input_ids[0]`).
-        weights: every float initializer, in the model's order.
+        weights: every float initializer and quantized weight, in the model's order.
         states: running statistics.
         ties: copies of weights, transposed or repeated for every sample.
         notes: what was changed on the way to training, and what the export lost.
@@ -178,7 +178,7 @@ def _weights(training: TrainingGraph) -> tuple[Weight, ...]:
     weights = []
     for name, value in training.model.graph.initializers.items():
         tensor = value.const_value
-        if tensor is None or tensor.dtype not in TRAINABLE_TYPES:
+        if tensor is None or (tensor.dtype not in TRAINABLE_TYPES and name not in training.frozen):
             continue
         shape = tuple(int(size) for size in tensor.shape.numpy())
         reason = training.frozen.get(name, "")

@@ -79,12 +79,12 @@ def _weights(weights: Sequence[Weight], most: int) -> str:
     trained = [weight for weight in weights if weight.trains]
     shown = sorted(trained, key=lambda weight: -weight.bytes)[:most]
     rows = [(w.name, w.type, _shape(w.shape), f"{w.count:,}", _bytes(w.bytes)) for w in shown]
-    lines = _table(rows, right=(3, 4), head=("name", "type", "shape", "numbers", "size"))
+    lines = _table(rows, right=(3, 4), head=("name", "type", "shape", "parameters", "size"))
     if len(trained) > len(shown):
         rest = sum(weight.bytes for weight in trained) - sum(weight.bytes for weight in shown)
         lines.append(f"... and {len(trained) - len(shown)} smaller ones ({_bytes(rest)})")
-    total = f"{sum(w.count for w in trained):,} numbers, {_bytes(sum(w.bytes for w in trained))}"
-    return _section(f"Weights that train: {len(trained)} ({total})", lines or ["none"])
+    total = f"{sum(w.count for w in trained):,} parameters, {_bytes(sum(w.bytes for w in trained))}"
+    return _section(f"Trainable weights: {len(trained)} ({total})", lines or ["none"])
 
 
 def _frozen(inspection: Inspection) -> str:
@@ -93,11 +93,19 @@ def _frozen(inspection: Inspection) -> str:
         if not weight.trains:
             by_reason.setdefault(weight.frozen_because, []).append(weight)
     rows = [
-        (str(len(group)), reason, _bytes(sum(weight.bytes for weight in group)), _names([w.name for w in group]))
-        for reason, group in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+        (
+            str(len(group)),
+            reason,
+            f"{sum(weight.count for weight in group):,}",
+            _bytes(sum(weight.bytes for weight in group)),
+            _names([weight.name for weight in group]),
+        )
+        for reason, group in sorted(by_reason.items(), key=lambda item: -sum(weight.count for weight in item[1]))
     ]
     count = sum(len(group) for group in by_reason.values())
-    return _section(f"Float tensors that do not train: {count}", _table(rows, right=(0, 2))) if count else ""
+    head = ("", "why", "parameters", "size", "names")
+    hint = ["training.weights_to_train overrides this by exact name"] if count else []
+    return _section(f"Tensors that do not train: {count}", [*_table(rows, right=(0, 2, 3), head=head), *hint])
 
 
 def _operators(inspection: Inspection) -> str:

@@ -64,6 +64,11 @@ def module_scope(node: ir.Node) -> str:
     return re.sub(r"@\d+", "", str(scopes[-2])) if len(scopes) >= 2 else ""
 
 
+def has_scope(node: ir.Node) -> bool:
+    """Whether the exporter wrote down which module a node belongs to; that of the root is ""."""
+    return _SCOPES in node.metadata_props
+
+
 def placeholder(parameter: str) -> str:
     """What torch's exporter calls a parameter in the text of its calls."""
     return "p_" + re.sub(r"\W", "_", parameter).lower()

@@ -11,7 +11,9 @@ import onnx_ir as ir
 from onward.graph.collection import without_collection
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
+from onward.graph.frozen_tensors import note_on_frozen, why_nothing_trains
 from onward.graph.fusion import passes
+from onward.graph.lifted_tensors import note_on_lifted
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
 from onward.graph.sequences import unpack_sequences
@@ -34,7 +36,7 @@ class TrainingGraph:
         weights: initializers that train, in the order of the graph.
         states: running statistics of batch normalization, updated by forward passes in training mode.
         ties: initializers of `source` that repeat a weight, transposed or broadcast; export writes them from it.
-        frozen: float initializers that do not train, each with the reason.
+        frozen: float initializers and quantized weights that do not train, each with the reason.
         notes: what was changed on the way, one sentence each, for the user.
         loss_names: what training minimizes and the labels it reads, once a loss was added.
         fusions: nodes of `model` that stand for several of the user's.
@@ -54,6 +56,10 @@ class TrainingGraph:
     def loss(self) -> str | None:
         """The value that training minimizes, where a loss was added."""
         return None if self.loss_names is None else self.loss_names.loss
+
+    def why_nothing_trains(self) -> str:
+        """What to tell a user of a graph without weights: what its tensors are, and what to do."""
+        return why_nothing_trains(self.model.graph, self.frozen)
 
 
 @without_collection
@@ -113,6 +119,8 @@ def make_training_graph(
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     of_loss = () if names is None else names.notes
     tied = (*notes_on_ties(ties, chosen), *(note for name, note in rows.items() if name in chosen))
+    still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, frozen)
+    lost = (*lost, *note_on_lifted(chosen), *still)
     notes = (*untied, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
 

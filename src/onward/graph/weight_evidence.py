@@ -9,6 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph import provenance
+from onward.graph.lifted_tensors import is_lifted, lifted_parameters
+from onward.graph.quantized_weights import is_scale
+from onward.graph.signal_tables import why_signal_table
 
 _PARAMETER_NAME = re.compile(r"(^|[._])(weight|bias|gamma|beta|scale|token|embed|embedding|embeddings)[^.]*$")
 """How torch's modules name parameters; the last part of a dotted name."""
@@ -18,6 +21,9 @@ _BUFFER_NAME = re.compile(
     r"num_batches_tracked|relative_position_index|embed_positions|freqs(_cis)?|(cos|sin)(_cached|_cache)?|pe|anchors)$"
 )
 """How torch's modules name buffers."""
+
+_FOLDED_BY_TF2ONNX = re.compile(r"(^|/)const_fold_opt__\d+(:0)?$")
+"""How tf2onnx names what it computed from constants."""
 
 _SELECTOR_NAME = re.compile(r"(^|[._])\w*(ids|index|indices|idx)$")
 """How torch's modules name buffers of whole numbers that select from a parameter."""
@@ -52,11 +58,13 @@ class Exporter:
         torch: torch's, of either kind.
         notes_kinds: it noted which initializers were parameters.
         notes_folding: it noted what initializers were folded from.
+        lifted: parameters that it took for constants.
     """
 
     torch: bool
     notes_kinds: bool
     notes_folding: bool
+    lifted: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: ir.Model) -> Exporter:
@@ -66,6 +74,7 @@ class Exporter:
             torch=model.producer_name == "pytorch",
             notes_kinds=any(provenance.KIND in value.metadata_props for value in values),
             notes_folding=any(provenance.FOLDED_FROM in value.metadata_props for value in values),
+            lifted=lifted_parameters(model.graph),
         )
 
 
@@ -90,13 +99,18 @@ def folded_parameters(value: ir.Value) -> list[str]:
 
 def why_constant(value: ir.Value, exporter: Exporter) -> str:
     """Why an initializer is a constant and not a weight, or "" for a weight."""
+    table = "a quantization scale" if is_scale(value) else why_signal_table(value)
     kind = value.metadata_props.get(provenance.KIND)
-    if kind == "PARAMETER":
-        return ""
-    if kind is not None:
-        return "a buffer of the torch module"
+    if table or kind == "PARAMETER":
+        return table
     tensor, name = value.const_value, str(value.name)
     assert tensor is not None
+    if kind is not None:
+        if name not in exporter.lifted:
+            return "a constant of the torch module" if is_lifted(name) else "a buffer of the torch module"
+        return "a mask" if _is_mask(tensor, True) or _is_selection(tensor) else ""
+    if _FOLDED_BY_TF2ONNX.search(name) and (tensor.size == 1 or _is_filled(tensor)):
+        return "a constant folded by tf2onnx"
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     # torch's older exporter keeps the names of parameters and buffers and makes up those of constants.
     named = exporter.torch and not exporter.notes_kinds and not provenance.is_automatic_name(name)
@@ -114,6 +128,8 @@ def why_constant(value: ir.Value, exporter: Exporter) -> str:
     if tensor.size == 1 and not named and arithmetic and "Add" not in {operator for operator, _ in uses}:
         return "a one-element constant of the arithmetic"
     if provenance.FOLDED_FROM in value.metadata_props:
+        if exporter.lifted.intersection(provenance.folded_sources(value)) and tensor.size > 1:
+            return "computed at export for a batch of fixed size" if _has_equal_rows(tensor) else ""
         if not _is_folded_weight(value):
             return _why_folded(value)
     elif exporter.notes_folding and provenance.is_automatic_name(name):
@@ -184,6 +200,22 @@ def _is_zero(tensor: ir.TensorProtocol) -> bool:
     flat = np.asarray(tensor.numpy()).reshape(-1)
     # The first element decides nearly always, without reading the rest.
     return not flat[:1].any() and not flat.any()
+
+
+def _is_filled(tensor: ir.TensorProtocol) -> bool:
+    flat = np.asarray(tensor.numpy()).reshape(-1)
+    return bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all())
+
+
+def _has_equal_rows(tensor: ir.TensorProtocol) -> bool:
+    array = np.asarray(tensor.numpy())
+    return array.ndim > 1 and len(array) > 1 and bool((array[0] == array[1]).all()) and bool((array == array[:1]).all())
+
+
+def _is_selection(tensor: ir.TensorProtocol) -> bool:
+    """A matrix of zeros and ones, both of them."""
+    array = np.asarray(tensor.numpy())
+    return array.ndim > 1 and bool(((array == 0) | (array == 1)).all()) and bool((array != array.flat[0]).any())
 
 
 def _is_mask(tensor: ir.TensorProtocol, arithmetic: bool) -> bool:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.gradients import TRAINABLE_TYPES, reached_by_gradient
+from onward.graph.quantized_weights import quantized_weights
 from onward.graph.weight_evidence import Exporter, why_constant
 
 ImmutableWeights = Mapping[str, Sequence[tuple[int, float]]]
@@ -37,11 +38,12 @@ def choose_weights(
     immutable_weights: ImmutableWeights | None = None,
     constants: Mapping[str, str] | None = None,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Chooses what trains, and says of every other float initializer why it does not.
+    """Chooses what trains, and says of every other float initializer and every quantized weight why it does not.
 
     Without patterns, an initializer trains if a gradient from `roots` reaches it and nothing speaks for a constant:
     rank 0 (unless torch's exporter says it was a parameter), a buffer, a mask, a one-element tensor in elementwise
-    arithmetic, a table folded at export. An exact name in `weights_to_train` overrules that.
+    arithmetic, a table folded at export or of signal processing, a quantization scale. An exact name in
+    `weights_to_train` overrules that.
 
     Args:
         model: prepared for lowering.
@@ -63,6 +65,8 @@ def choose_weights(
         if value.const_value is not None and value.const_value.dtype in TRAINABLE_TYPES
     }
     names = [name for name in initializers if name not in constants]
+    integers = quantized_weights(model.graph)
+    _require_floats(weights_to_train, integers)
     _require_matches("weights_to_train", weights_to_train, names)
     _require_matches("weights_not_to_train", weights_not_to_train, names)
     exporter = Exporter.of(model)
@@ -80,7 +84,16 @@ def choose_weights(
             frozen[name] = reason
         else:
             chosen.append(name)
-    return tuple(chosen), frozen
+    return tuple(chosen), frozen | integers
+
+
+def _require_floats(asked: Sequence[str], integers: Mapping[str, str]) -> None:
+    for name in asked:
+        if name in integers:
+            raise ModelError(
+                f"weights_to_train names {name!r}, {integers[name]}, which get no gradient. Train the model before "
+                "quantization and quantize it afterwards (onward export --quantize)."
+            )
 
 
 def _why_frozen(

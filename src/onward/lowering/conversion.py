@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 
 from onward.graph.reading import ModelSource
@@ -49,4 +50,6 @@ def to_torch(
         fuse=fuse,
         fusions_off=fusions_off,
     )
+    if not graph.weights and graph.frozen and not weights_not_to_train:
+        warnings.warn(graph.why_nothing_trains(), stacklevel=2)
     return OnnxModule(graph)

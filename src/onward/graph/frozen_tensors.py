@@ -1,0 +1,95 @@
+"""What does not train, in words: stored tensors grouped by the reason, with parameters and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+_SHOWN = 3
+_UNREMARKABLE = (
+    "a rank-0 constant", "a one-element constant", "a constant", "a Constant node", "a mask", "a table of angles",
+    "an initial state", "its name stands", "listed in", "no gradient", "no node", "not listed in", "running statistic",
+)  # fmt: skip
+"""How the reasons begin that are not reported at the start of a run."""
+
+
+@dataclass(frozen=True)
+class FrozenGroup:
+    """Tensors that do not train for one reason."""
+
+    reason: str
+    names: tuple[str, ...]
+    elements: int
+    bytes: int
+
+
+def frozen_groups(graph: ir.Graph, frozen: Mapping[str, str]) -> tuple[FrozenGroup, ...]:
+    """The tensors of `frozen` by their reason, those with most parameters first."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in frozen.items():
+        by_reason.setdefault(reason, []).append(name)
+    groups = []
+    for reason, names in by_reason.items():
+        stored = [graph.initializers[name].const_value for name in names if name in graph.initializers]
+        sizes = [(tensor.size, tensor.nbytes) for tensor in stored if tensor is not None]
+        groups.append(FrozenGroup(reason, tuple(names), sum(n for n, _ in sizes), sum(b for _, b in sizes)))
+    return tuple(sorted(groups, key=lambda group: -group.elements))
+
+
+def note_on_frozen(graph: ir.Graph, weights: Collection[str], frozen: Mapping[str, str]) -> tuple[str, ...]:
+    """One sentence on what does not train and might be expected to; none where nothing is worth a word."""
+    groups = [group for group in frozen_groups(graph, frozen) if not group.reason.startswith(_UNREMARKABLE)]
+    if not groups:
+        return ()
+    stored = [graph.initializers[name].const_value for name in weights]
+    trained = sum(tensor.size for tensor in stored if tensor is not None)
+    still = sum(group.elements for group in groups)
+    advice = (
+        " Integers get no gradient: train the model before quantization and quantize it afterwards "
+        "(onward export --quantize)."
+        if any("stored as" in group.reason for group in groups)
+        else ""
+    )
+    return (
+        f"{still:,} parameters do not train (of {trained + still:,}): {_listed(groups)}. `onward inspect` lists them; "
+        f"training.weights_to_train overrides this by exact name.{advice}",
+    )
+
+
+def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str]) -> str:
+    """What to tell a user whose model has no weight that trains."""
+    groups = frozen_groups(graph, frozen)
+    if not groups:
+        return (
+            "The model stores no float tensor that a node reads, so there is nothing to train. Export it again with "
+            "its parameters (torch.onnx.export(..., export_params=True))."
+        )
+    advice = (
+        "Its weights are stored as integers, which get no gradient: train the model before quantization and quantize "
+        "it afterwards (onward export --quantize)."
+        if any("stored as" in group.reason for group in groups)
+        else "Name those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
+    )
+    return f"No weight of the model trains. Its tensors are: {_listed(groups)}. {advice}"
+
+
+def _listed(groups: Sequence[FrozenGroup]) -> str:
+    return "; ".join(
+        f"{len(group.names)} x {group.reason} ({_names(group.names)}; {group.elements:,} parameters, "
+        f"{_bytes(group.bytes)})"
+        for group in groups
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + more
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
