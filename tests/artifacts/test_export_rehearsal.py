@@ -172,7 +172,7 @@ def test_a_full_disk_is_found_before_the_first_step(tmp_path: Path, monkeypatch:
 
 def test_whatever_the_export_raises_is_raised_by_the_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each function between a weight and the file fails once."""
-    for name in ("_set", "_lazy_tensor", "_to_numpy", "_stored_dtype", "switch_to_inference", "_places"):
+    for name in ("_set", "_lazy_tensor", "to_numpy", "_stored_dtype", "switch_to_inference", "_places"):
 
         def fail(*_: Any, name: str = name, **__: Any) -> None:
             raise ModelError(f"{name} failed")

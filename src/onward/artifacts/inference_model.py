@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onward.artifacts.stored_values import to_numpy
 from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
 from onward.graph.reading import TRAINING_INFO
@@ -27,14 +28,6 @@ from onward.lowering.module import OnnxModule
 
 EXTERNAL_ABOVE_BYTES = 1_500_000_000
 """Protobuf ends at 2 GiB; above this, weights go to a file beside the model."""
-
-_NOT_NUMPY = {
-    torch.bfloat16: torch.int16,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e4m3fnuz: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-    torch.float8_e5m2fnuz: torch.uint8,
-}
 
 
 def export(net: OnnxModule, path: str | os.PathLike[str]) -> None:
@@ -183,12 +176,12 @@ def _lazy_tensor(
         return tensor.detach() if tie is None else _rearranged(tensor.detach(), tie.how)
 
     def load() -> ir.TensorProtocol:
-        return ir.Tensor(_to_numpy(arrange(read()), dtype), dtype=dtype, name=name)
+        return ir.Tensor(to_numpy(arrange(read()), dtype, name), dtype=dtype, name=name)
 
     arrange(
         torch.empty_like(example, device="meta")
     )  # what cannot be arranged or converted is found before anything is written
-    _to_numpy(torch.zeros((), dtype=example.dtype), dtype)
+    to_numpy(torch.zeros((), dtype=example.dtype), dtype, name)
     return ir.LazyTensor(
         load,
         dtype=dtype,
@@ -212,13 +205,6 @@ def _stored_dtype(value: ir.Value) -> ir.DataType | None:
     if attribute is not None:
         return attribute.as_tensor().dtype
     return value.dtype
-
-
-def _to_numpy(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
-    target = ir.tensor_adapters.to_torch_dtype(dtype)
-    tensor = tensor.to(device="cpu", dtype=target).contiguous()
-    view = _NOT_NUMPY.get(target)
-    return tensor.view(view).numpy().view(dtype.numpy()) if view is not None else tensor.numpy()
 
 
 def switch_to_inference(model: ir.Model) -> None:

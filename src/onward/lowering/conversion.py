@@ -5,8 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 
+import torch
+
+from onward.errors import ParametersError
 from onward.graph.reading import ModelSource
 from onward.graph.training_graph import make_training_graph
+from onward.graph.widening import widen_to_float32
 from onward.lowering.module import OnnxModule
 from onward.parameters.training import DropoutRule
 
@@ -20,6 +24,7 @@ def to_torch(
     revive_dropout: Sequence[DropoutRule] = (),
     fuse: bool = True,
     fusions_off: Collection[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
 
@@ -32,6 +37,9 @@ def to_torch(
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
             them out; without it, gradients of gradients can be taken wherever its operators have them.
         fusions_off: fusions to leave out, as `speed.fusions_off` of a RUN.yaml names them.
+        dtype: `torch.float32` turns the fp16 and bf16 of a file into fp32 throughout: weights, computation, outputs.
+            Inputs may have the file's types or fp32; under `torch.autocast` the same fp32 weights compute in lower
+            precision. `onward.export` writes the file's own types back. None: as the file has it.
 
     Returns:
         A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
@@ -40,7 +48,13 @@ def to_torch(
     Raises:
         ModelError: the model is missing, broken, or of an unknown opset.
         OperatorError: operators without a lowering, all of them, with node names.
+        ParametersError: another `dtype`.
+
+    Warns:
+        UserWarning: trainable weights are fp16, in which most optimizers fail.
     """
+    if dtype not in (None, torch.float32):
+        raise ParametersError(f"dtype is {dtype!r}; pass torch.float32, or leave it out for the file's own types.")
     graph = make_training_graph(
         model,
         weights_to_train=weights_to_train,
@@ -52,4 +66,20 @@ def to_torch(
     )
     if not graph.weights and graph.frozen and not weights_not_to_train:
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)
-    return OnnxModule(graph)
+    if dtype is not None:
+        widen_to_float32(graph.model)
+    net = OnnxModule(graph)
+    _warn_of_float16(net)
+    return net
+
+
+def _warn_of_float16(net: OnnxModule) -> None:
+    narrow = [name for name, weight in net.weights.items() if weight.dtype is torch.float16]
+    if narrow:
+        warnings.warn(
+            f"{len(narrow)} of the {len(net.weights)} trainable weights are fp16, the first {narrow[0]!r}. In a loop "
+            "of your own small updates are rounded away, and Adam gives NaN within a few steps, since its eps is 0 in "
+            "fp16. Pass dtype=torch.float32 to onward.to_torch to train in fp32; onward.export writes fp16 back. To "
+            'compute without training, pass weights_not_to_train=["*"].',
+            stacklevel=3,
+        )

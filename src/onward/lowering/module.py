@@ -14,6 +14,7 @@ from onward.errors import ModelError
 from onward.graph.collection import without_collection
 from onward.graph.expansion import expand_function_operators
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.widening import NARROW
 from onward.lowering.builder import build_program
 from onward.lowering.dtypes import is_trainable, tensor_from_ir, torch_dtype
 from onward.lowering.host import LARGEST_HOST_ELEMENTS
@@ -171,6 +172,7 @@ class OnnxModule(TensorTree):
                 self.place(name, tensor, persistent=name in graph.states)
         self.weights = WeightMapping(self, tuple(graph.weights))
         self.input_dtypes, self.input_shapes = input_types(graph)
+        self._file_dtypes = _widened_inputs(graph)
         self.graph_dtypes: dict[str, torch.dtype] = {}
         self.eval()
 
@@ -245,6 +247,8 @@ class OnnxModule(TensorTree):
         if expected is None or value is None:
             return value
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device=self.device)
+        if tensor.dtype != expected and tensor.dtype == self._file_dtypes.get(name):
+            return tensor.to(expected)
         if tensor.dtype != expected and not self._was_moved_to(tensor.dtype, expected):
             raise ModelError(
                 f"input {name!r} is {str(tensor.dtype).removeprefix('torch.')}; the model expects "
@@ -270,6 +274,16 @@ def input_types(graph: TrainingGraph) -> tuple[dict[str, torch.dtype], dict[str,
         if v.shape is not None
     }
     return dtypes, shapes
+
+
+def _widened_inputs(graph: TrainingGraph) -> dict[str, torch.dtype]:
+    """Inputs that are 16-bit floats in the user's file and fp32 in what is computed -> their type in the file."""
+    wide = {value.name for value in graph.model.graph.inputs if value.dtype is ir.DataType.FLOAT}
+    return {
+        str(value.name): torch_dtype(value.dtype, f"input {value.name!r}")
+        for value in graph.source.graph.inputs
+        if value.dtype in NARROW and value.name in wide
+    }
 
 
 def _may_be_shape_arithmetic(value: ir.Value) -> bool:
