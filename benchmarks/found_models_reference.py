@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import onward
 from benchmarks.found_models_inputs import Array, open_session
 
+STEPS_OF_A_RECURRENCE = 2
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 
@@ -81,11 +82,18 @@ def node_by_node(path: Path, inputs: Mapping[str, Array]) -> tuple[float, str]:
         if not made or any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute):
             continue
         given = [name for name in dict.fromkeys(node.input) if name in known and name not in stored]
-        alone = _node_alone(model, node, given, made, stored, known)
+        values = known
+        if node.op_type == "DynamicQuantizeLSTM":
+            # A recurrence amplifies the first rounding that flips; its first steps show whether it is right.
+            values = {**known, node.input[0]: known[node.input[0]][:STEPS_OF_A_RECURRENCE]}
+            alone = _node_alone(model, node, given, made, stored, {**values, **dict.fromkeys(made)})
+            results = open_session(alone.SerializeToString()).run(None, {name: values[name] for name in given})
+            values = {**values, **dict(zip(made, results, strict=True))}
+        alone = _node_alone(model, node, given, made, stored, values)
         with torch.no_grad():
-            values = onward.to_torch(alone, fuse=False)(*(torch.from_numpy(known[name]) for name in given))
-        ours = [value.numpy() for value in (values if isinstance(values, tuple) else (values,))]
-        difference = max(_difference(known[name], value) for name, value in zip(made, ours, strict=True))
+            computed = onward.to_torch(alone, fuse=False)(*(torch.from_numpy(values[name]) for name in given))
+        ours = [value.numpy() for value in (computed if isinstance(computed, tuple) else (computed,))]
+        difference = max(_difference(values[name], value) for name, value in zip(made, ours, strict=True))
         if difference > worst:
             worst, where = difference, f"{node.op_type} {node.name or node.output[0]}"
     return worst, where
@@ -113,12 +121,14 @@ def _node_alone(
     given: Sequence[str],
     made: Sequence[str],
     stored: Mapping[str, onnx.TensorProto],
-    known: Mapping[str, Array],
+    known: Mapping[str, Array | None],
 ) -> onnx.ModelProto:
-    """A model of one node with its initializers."""
+    """A model of one node with its initializers; outputs that are not known yet get no type."""
 
     def value_info(name: str) -> onnx.ValueInfoProto:
         value = known[name]
+        if value is None:
+            return onnx.ValueInfoProto(name=name)
         return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
     inner = [stored[name] for name in dict.fromkeys(node.input) if name in stored]

@@ -115,7 +115,8 @@ class FeatureReader:
             raise DataError(
                 f"the data lack {', '.join(map(repr, missing))}, which the model reads; they hold "
                 f"{', '.join(map(repr, given))}. Name them in data.input_name_map (name in the file: name in the "
-                "model)."
+                "model), or fill inputs that are the same for every sample, as a sampling rate or an initial state, "
+                "with a number in data.fixed_inputs."
             )
 
     def _check_type(self, name: str, found: torch.dtype) -> None:

@@ -67,6 +67,7 @@ def read_training_graph(
         count_correct=True,
         fuse=speed.fuse,
         fusions_off=off,
+        fixed_inputs=parameters.data.fixed_inputs,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
     )
 

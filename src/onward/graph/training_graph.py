@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onward.graph.collection import without_collection
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
+from onward.graph.fixed_inputs import FIXED_INPUT, fix_inputs
 from onward.graph.frozen_tensors import note_on_frozen, why_nothing_trains
 from onward.graph.fusion import passes
 from onward.graph.lifted_tensors import note_on_lifted
@@ -76,6 +77,7 @@ def make_training_graph(
     fuse: bool = False,
     fusions_off: Collection[str] = (),
     keep: Collection[str] = (),
+    fixed_inputs: Mapping[str, float] | None = None,
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
 
@@ -91,6 +93,7 @@ def make_training_graph(
         fuse: put one node in the place of several where `onward.graph.fusion` knows how.
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
+        fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
@@ -98,6 +101,7 @@ def make_training_graph(
     original = read_model(source)
     untied = untie_merged_weights(original, keep=tied_weights)
     model = prepare_for_lowering(original)
+    fills, fixed = fix_inputs(model, fixed_inputs or {})
     unpack_sequences(model, passes.names_in(model.graph, keep))
     ties, rows = tie_copies(model)
     revived = add_dropout(model, revive_dropout)
@@ -111,7 +115,7 @@ def make_training_graph(
         weights_to_train,
         weights_not_to_train,
         immutable_weights,
-        _known_constants(original, model, names),
+        _known_constants(original, model, names) | dict.fromkeys(fills, FIXED_INPUT),
     )
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
     lost = (*notes_on_export(model, chosen), *sparse, *_note_of_own_training(original))
@@ -121,7 +125,7 @@ def make_training_graph(
     tied = (*notes_on_ties(ties, chosen), *(note for name, note in rows.items() if name in chosen))
     still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, frozen)
     lost = (*lost, *note_on_lifted(chosen), *still)
-    notes = (*untied, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
+    notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
 
 

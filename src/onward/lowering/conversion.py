@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,7 @@ def to_torch(
     revive_dropout: Sequence[DropoutRule] = (),
     fuse: bool = True,
     fusions_off: Collection[str] = (),
+    fixed_inputs: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
@@ -37,6 +38,8 @@ def to_torch(
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
             them out; without it, gradients of gradients can be taken wherever its operators have them.
         fusions_off: fusions to leave out, as `speed.fusions_off` of a RUN.yaml names them.
+        fixed_inputs: input -> the number that fills it, as a sampling rate or an initial state of zeros; the module
+            has no such input, the exported model keeps it.
         dtype: `torch.float32` turns the fp16 and bf16 of a file into fp32 throughout: weights, computation, outputs.
             Inputs may have the file's types or fp32; under `torch.autocast` the same fp32 weights compute in lower
             precision. `onward.export` writes the file's own types back. None: as the file has it.
@@ -63,6 +66,7 @@ def to_torch(
         revive_dropout=revive_dropout,
         fuse=fuse,
         fusions_off=fusions_off,
+        fixed_inputs=fixed_inputs,
     )
     if not graph.weights and graph.frozen and not weights_not_to_train:
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from onward.parameters.field_types import STRICT, Count, Flag
+from onward.parameters.field_types import STRICT, Count, FiniteNumber, Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,8 @@ class Data:
     Attributes:
         input_name_map: feature name in the files -> input of the model (or label); "" leaves a feature out; those not
             listed have the same name in both.
+        fixed_inputs: input of the model -> the number that fills it in every batch, for inputs that are no feature of
+            a sample: a sampling rate, an initial state of zeros. The exported model keeps them as inputs.
         shuffle_data: draw a new order of files, and of samples within a file, for every epoch from the seed.
         max_num_files_preload: files held in memory at most, the current one included.
         test_data: `replicated`: every rank evaluates all test data; `partitioned`: each rank a part.
@@ -53,6 +55,7 @@ class Data:
 
     __pydantic_config__ = STRICT
     input_name_map: Mapping[str, str] = field(default_factory=dict)
+    fixed_inputs: Mapping[str, FiniteNumber] = field(default_factory=dict)
     shuffle_data: Flag = False
     max_num_files_preload: Count = 2
     test_data: Literal["replicated", "partitioned"] = "replicated"

@@ -1,0 +1,112 @@
+"""Inputs that hold one number for every batch, as a sampling rate or an initial state: computed in the training graph.
+
+The user's own graph keeps them as inputs, and so does the exported model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.errors import ModelError
+from onward.graph.node_writer import NodeWriter
+
+FIXED_INPUT = "a fixed input (data.fixed_inputs)"
+
+
+def fix_inputs(model: ir.Model, values: Mapping[str, float]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Replaces inputs by tensors of their type and shape that hold one number, in place.
+
+    A dimension that is open has the size that it has at another input of the same name, or else that of the first
+    axis of the first input that is left.
+
+    Args:
+        model: prepared for lowering.
+        values: input -> the number.
+
+    Returns:
+        the initializers that now stand for inputs, and a note for the user on every size that was assumed.
+
+    Raises:
+        ModelError: no such input, a number that its type cannot hold, or no input is left.
+    """
+    if not values:
+        return (), ()
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name, number in values.items():
+        _check(name, number, inputs)
+    rest = [value for name, value in inputs.items() if name not in values]
+    if not rest:
+        raise ModelError(f"data.fixed_inputs names every input of the model ({', '.join(inputs)}); leave one out.")
+    writer, notes = NodeWriter(model, "onward_fixed_"), []
+    for name, number in values.items():
+        fixed = _filled(writer, inputs[name], number, rest, notes)
+        inputs[name].replace_all_uses_with(fixed, replace_graph_outputs=True)
+        model.graph.inputs.remove(inputs[name])
+    model.graph.sort()
+    return tuple(writer.constants), tuple(notes)
+
+
+def _check(name: str, number: float, inputs: Mapping[str, ir.Value]) -> None:
+    if name not in inputs:
+        near = difflib.get_close_matches(name, inputs, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ModelError(
+            f"data.fixed_inputs names {name!r}; the inputs of the model are {', '.join(map(repr, inputs))}.{hint}"
+        )
+    value = inputs[name]
+    if value.dtype is None or value.shape is None or value.dtype == ir.DataType.STRING:
+        raise ModelError(
+            f"data.fixed_inputs names {name!r}, which is {value.type}; only tensors of numbers whose number of axes "
+            "the model states can be fixed. Remove the entry."
+        )
+    held = np.asarray(number).astype(value.dtype.numpy())
+    if value.dtype.is_floating_point():
+        fits = bool(np.isfinite(held.astype(np.float64)))
+    else:
+        fits = float(held.astype(np.float64)) == float(number)
+    if not fits:
+        raise ModelError(
+            f"data.fixed_inputs gives {name!r} the value {number:g}, which its type {value.dtype.name.lower()} cannot "
+            "hold."
+        )
+
+
+def _filled(
+    writer: NodeWriter, value: ir.Value, number: float, rest: list[ir.Value], notes: list[str]
+) -> ir.Value:
+    assert value.dtype is not None and value.shape is not None  # noqa: S101
+    kind = value.dtype.numpy()
+    sizes = [size if isinstance(size, int) else None for size in value.shape]
+    stem = str(value.name)
+    if all(size is not None for size in sizes):
+        return writer.constant(np.full([size or 0 for size in sizes], number), stem, kind)
+    parts = []
+    for axis, size in enumerate(value.shape):
+        if isinstance(size, int):
+            parts.append(writer.constant([size], f"{stem}_size"))
+            continue
+        place = _find(size.value, rest)
+        if place is None:
+            place = rest[0], 0
+            notes.append(
+                f"input {stem!r} is fixed to {number:g}; its open axis {axis} has the size of axis 0 of input "
+                f"{str(rest[0].name)!r}."
+            )
+        parts.append(writer.size_of(*place))
+    shape = writer.apply("Concat", *parts, axis=0, name=f"{stem}_shape")
+    filled = writer.apply("Expand", writer.constant(number, f"{stem}_value", kind), shape, name=stem)
+    filled.type, filled.shape = value.type, value.shape
+    return filled
+
+
+def _find(symbol: str | None, rest: list[ir.Value]) -> tuple[ir.Value, int] | None:
+    """The input and its axis that has this size, too."""
+    for value in rest:
+        for axis, size in enumerate(value.shape or ()):
+            if symbol is not None and not isinstance(size, int) and size.value == symbol:
+                return value, axis
+    return None
