@@ -41,7 +41,8 @@ def fix_inputs(model: ir.Model, values: Mapping[str, float]) -> tuple[tuple[str,
     rest = [value for name, value in inputs.items() if name not in values]
     if not rest:
         raise ModelError(f"data.fixed_inputs names every input of the model ({', '.join(inputs)}); leave one out.")
-    writer, notes = NodeWriter(model, "onward_fixed_"), []
+    writer = NodeWriter(model, "onward_fixed_")
+    notes: list[str] = []
     for name, number in values.items():
         fixed = _filled(writer, inputs[name], number, rest, notes)
         inputs[name].replace_all_uses_with(fixed, replace_graph_outputs=True)
@@ -75,10 +76,8 @@ def _check(name: str, number: float, inputs: Mapping[str, ir.Value]) -> None:
         )
 
 
-def _filled(
-    writer: NodeWriter, value: ir.Value, number: float, rest: list[ir.Value], notes: list[str]
-) -> ir.Value:
-    assert value.dtype is not None and value.shape is not None  # noqa: S101
+def _filled(writer: NodeWriter, value: ir.Value, number: float, rest: list[ir.Value], notes: list[str]) -> ir.Value:
+    assert value.dtype is not None and value.shape is not None
     kind = value.dtype.numpy()
     sizes = [size if isinstance(size, int) else None for size in value.shape]
     stem = str(value.name)
