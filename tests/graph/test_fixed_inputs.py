@@ -1,4 +1,4 @@
-"""Inputs that hold one number for every batch: equal to ONNX Runtime fed with them, trained from a RUN.yaml, exported."""
+"""Inputs that hold one number for every batch: equal to ONNX Runtime fed with them, trained by a run, exported."""
 
 from __future__ import annotations
 

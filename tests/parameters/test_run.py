@@ -125,6 +125,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     Data: {
         "input_name_map": {},
+        "fixed_inputs": {},
         "shuffle_data": False,
         "max_num_files_preload": 2,
         "test_data": "replicated",

@@ -77,7 +77,8 @@ def _check(name: str, number: float, inputs: Mapping[str, ir.Value]) -> None:
 
 
 def _filled(writer: NodeWriter, value: ir.Value, number: float, rest: list[ir.Value], notes: list[str]) -> ir.Value:
-    assert value.dtype is not None and value.shape is not None
+    assert value.dtype is not None
+    assert value.shape is not None
     kind = value.dtype.numpy()
     sizes = [size if isinstance(size, int) else None for size in value.shape]
     stem = str(value.name)
