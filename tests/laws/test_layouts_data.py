@@ -93,6 +93,37 @@ def test_evaluation(name: str, layout: Layout, test_data: str) -> None:
     assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=1e-6)
 
 
+OF_CLASSES = ["auroc", {"name": "f1", "average": "macro"}]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "layout", "test_data"),
+    [
+        (OF_CLASSES, Layout(2, 1, 1), "replicated"),
+        (OF_CLASSES, Layout(2, 1, 1, {"zero_stage": 3}), "partitioned"),
+        (["perplexity"], Layout(2, 1, 1), "partitioned"),
+        (["perplexity"], Layout(1, 2, 1), "replicated"),
+        (["perplexity"], Layout(1, 1, 2), "replicated"),
+        pytest.param(OF_CLASSES, Layout(2, 1, 2), "partitioned", marks=pytest.mark.slow),
+        pytest.param(["perplexity"], Layout(2, 2, 1), "partitioned", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_metrics_by_name(metrics: list[Any], layout: Layout, test_data: str) -> None:
+    """Metrics that are no means of batches: every rank has those of the entire test set."""
+    pytest.importorskip("torchmetrics", reason="torchmetrics (onward[metrics]) computes metrics by name")
+    case = CASES["gpt2"] if metrics == ["perplexity"] else Case(mlp, CROSS_ENTROPY, points)
+    options: dict[str, Any] = {"updates": 2, "accumulation": 2, "test_samples": 11}
+    training = {"evaluation_period": 4, "metrics": metrics}
+    options["sections"] = {"training": training, "data": {"test_data": test_data}}
+    actual, expected = train(case, layout, **options), train(case, Layout(), **options)
+    names = [one if isinstance(one, str) else one["name"] for one in metrics]
+    assert set(actual.metrics[0]) == {"loss", "accuracy", *names}
+    assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=2e-6)
+    if metrics == ["perplexity"]:
+        assert actual.metrics[0]["perplexity"] == pytest.approx(np.exp(actual.metrics[0]["loss"]), rel=1e-5)
+
+
 def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Maleki et al. 2021, equation 3, of two gradients of a tensor."""
     product = float((a * b).sum())

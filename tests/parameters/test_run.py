@@ -153,6 +153,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     Training: {
         "num_epochs": None,
+        "metrics": (),
         "evaluation_period_epochs": None,
         "eval_batch_size": None,
         "gradient_accumulation_steps": 1,

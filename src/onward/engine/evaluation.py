@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from onward.engine.assembly import Assembly
 from onward.engine.exchange import GradientExchange
 from onward.engine.features import LabelRange
 from onward.engine.forward import Forward
+from onward.engine.metrics import Metric, MetricSums, make_metrics
 from onward.engine.pipelined import PipelinedForward
 from onward.engine.preparation import read_training_graph
 from onward.engine.state import TrainState
@@ -26,6 +27,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.parallel.data_parallel import reshard
 from onward.parameters import Loss, Parameters
+from onward.parameters.evaluation import read_metrics
 
 
 class Evaluator:
@@ -42,18 +44,17 @@ class Evaluator:
     """
 
     def __init__(self, parameters: Parameters, assembly: Assembly, label_ranges: Mapping[str, LabelRange]) -> None:
-        loss, path = assembly.graph.loss_names, parameters.paths.eval_model_path
-        assert loss is not None
-        separate = None
+        path = parameters.paths.eval_model_path
+        evaluated = assembly.graph if path is None else _read_evaluation_graph(parameters, path, assembly)
+        assert evaluated.loss_names is not None
         self._assembly = assembly
         self._is_shared_out = parameters.data.test_data == "partitioned"
-        self._outputs = _evaluation_outputs(loss, parameters.loss)
-        if path is not None:
-            graph = _read_evaluation_graph(parameters, path, assembly)
-            assert graph.loss_names is not None
-            self._outputs = _evaluation_outputs(graph.loss_names, parameters.loss)
-            separate = OnnxModule(graph, self._outputs.names).to(assembly.state.device)
-        self._make_forward = functools.partial(assembly.evaluation, self._outputs.names, label_ranges, separate)
+        self._outputs = _evaluation_outputs(evaluated.loss_names, parameters.loss)
+        requests = () if parameters.training.skip_evaluation else read_metrics(parameters.training.metrics)
+        self._metrics = make_metrics(requests, parameters.loss, evaluated)
+        needed = tuple(dict.fromkeys((*self._outputs.names, *(metric.prediction for metric in self._metrics))))
+        separate = None if path is None else OnnxModule(evaluated, needed).to(assembly.state.device)
+        self._make_forward = functools.partial(assembly.evaluation, needed, label_ranges, separate)
         self._forward: Forward | PipelinedForward | None = None
 
     @property
@@ -79,7 +80,7 @@ class Evaluator:
         """
         exchange = self._assembly.exchange if self._is_shared_out else None
         try:
-            return _evaluate(state, self.forward, self._outputs, batches, exchange)
+            return _evaluate(state, self.forward, self._outputs, self._metrics, batches, exchange)
         finally:
             for module in self._assembly.modules:
                 reshard(module)
@@ -189,6 +190,7 @@ def _evaluate(
     state: TrainState,
     forward: Forward | PipelinedForward,
     outputs: EvaluationOutputs,
+    further: Sequence[Metric],
     batches: Iterable[Batch],
     exchange: GradientExchange | None,
 ) -> tuple[dict[str, float], int]:
@@ -199,16 +201,19 @@ def _evaluate(
     """
     was_training = state.networks[0].net.training
     state.train(False)
-    sums = _Sums(outputs, state.device)
+    sums, gathered = _Sums(outputs, state.device), MetricSums(further, state.device)
     try:
         for batch, counts in _in_step(batches, exchange):
             features = forward.reader.to_tensors(batch.features)
             values = forward(features)
             if counts:
                 sums.add(features, values, batch.sample_count)
+                gathered.add(features, values)
     finally:
         state.train(was_training)
-    return sums.metrics(exchange)
+    metrics, samples = sums.metrics(exchange)
+    group = None if exchange is None else exchange.mesh.data
+    return (metrics | gathered.compute(group) if samples else metrics), samples
 
 
 def _in_step(batches: Iterable[Batch], exchange: GradientExchange | None) -> Iterator[tuple[Batch, bool]]:

@@ -86,6 +86,7 @@ class LossNames:
         counted: of how many.
         classes: labels that are classes, each with how many there are, where the model fixes that.
         notes: what the loss is computed from instead of the prediction, for the user.
+        holds_probabilities: whether the prediction, as the model computes it, holds probabilities and not logits.
     """
 
     loss: str
@@ -96,6 +97,7 @@ class LossNames:
     counted: str | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    holds_probabilities: bool = False
 
 
 def add_loss(model: ir.Model, spec: LossSpec, *, count_correct: bool = False) -> LossNames:
@@ -164,7 +166,7 @@ def _add_cross_entropy(writer: NodeWriter, spec: LossSpec, count_correct: bool) 
         )
         counts = terms.count_correct(writer, rows, flat, spec.ignore_index) if count_correct else ()
     names = _finish(writer, loss, dtype, (str(labels.name),), counts=counts)
-    return replace(names, classes=classes, notes=source.notes)
+    return replace(names, classes=classes, notes=source.notes, holds_probabilities=source.holds_probabilities)
 
 
 def _class_counts(*labels: tuple[ir.Value, terms.Rows]) -> dict[str, int]:
@@ -204,7 +206,8 @@ def _add_elementwise(writer: NodeWriter, spec: LossSpec) -> LossNames:
         loss = terms.absolute_error(writer, values, targets, spec.reduction)
     else:
         loss = terms.binary_cross_entropy(writer, values, targets, source.from_logits, spec.reduction, dtype)
-    return replace(_finish(writer, loss, dtype, (str(labels.name),)), notes=source.notes)
+    names = _finish(writer, loss, dtype, (str(labels.name),))
+    return replace(names, notes=source.notes, holds_probabilities=source.holds_probabilities)
 
 
 def _like(writer: NodeWriter, labels: ir.Value, prediction: ir.Value) -> ir.Value:

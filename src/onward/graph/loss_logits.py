@@ -34,11 +34,13 @@ class LossInput:
         value: in the shape of the prediction.
         from_logits: whether it is logits, or logarithms of probabilities, which serve as such.
         notes: what was taken instead of the prediction, for the user.
+        holds_probabilities: whether the prediction itself holds probabilities.
     """
 
     value: ir.Value
     from_logits: bool
     notes: tuple[str, ...] = ()
+    holds_probabilities: bool = False
 
 
 def for_cross_entropy(writer: NodeWriter, prediction: ir.Value, class_axis: int) -> LossInput:
@@ -47,32 +49,36 @@ def for_cross_entropy(writer: NodeWriter, prediction: ir.Value, class_axis: int)
     `class_axis` counts from the front, or is -1 where the rank is unknown.
     """
     search = _Search(writer, AxisTracker(writer.model))
+    are_probabilities = search.sums_to_one(prediction, class_axis)
     found = search.before(prediction, class_axis, search.softmax_input)
     if found is not None:
         _describe_like(found, prediction)
-        return LossInput(found, True, _note_of_logits(prediction, search, "softmax"))
-    if search.sums_to_one(prediction, class_axis):
+        return LossInput(found, True, _note_of_logits(prediction, search, "softmax"), are_probabilities)
+    if are_probabilities:
         note = (
             f"loss.prediction: {prediction.name!r} holds probabilities, and the value before their softmax cannot be "
             "used; softmax_cross_entropy is computed from their logarithm. The exported model is unchanged."
         )
-        return LossInput(_logarithm(writer, prediction), True, (note,))
+        return LossInput(_logarithm(writer, prediction), True, (note,), True)
     return LossInput(prediction, True, _warnings_for_cross_entropy(search, prediction, class_axis))
 
 
 def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logits: bool) -> LossInput:
     """What a binary cross entropy is to be computed from, given the model's prediction and `loss.from_logits`."""
     search = _Search(writer, AxisTracker(writer.model))
+    are_probabilities = search.in_unit_interval(prediction) or not from_logits
     found = search.before(prediction, None, search.sigmoid_input)
     if found is not None:
         _describe_like(found, prediction)
-        return LossInput(found, True, _note_of_logits(prediction, search, "sigmoid" if from_logits else ""))
-    if from_logits and search.in_unit_interval(prediction):
+        return LossInput(
+            found, True, _note_of_logits(prediction, search, "sigmoid" if from_logits else ""), are_probabilities
+        )
+    if from_logits and are_probabilities:
         note = (
             f"loss.prediction: {prediction.name!r} holds probabilities already, so loss.from_logits is ignored. Set "
             "loss.from_logits: false."
         )
-        return LossInput(prediction, False, (note,))
+        return LossInput(prediction, False, (note,), are_probabilities)
     origin = search.origin(prediction)
     if not from_logits and origin is not None and origin.op_type in _LINEAR:
         note = (
@@ -80,8 +86,8 @@ def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logi
             "any number, but binary_cross_entropy expects probabilities. Set loss.from_logits: true if they are "
             "logits."
         )
-        return LossInput(prediction, False, (note,))
-    return LossInput(prediction, from_logits)
+        return LossInput(prediction, False, (note,), are_probabilities)
+    return LossInput(prediction, from_logits, (), are_probabilities)
 
 
 def _note_of_logits(prediction: ir.Value, search: _Search, applies: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from onward.parameters.distributed import distribution_problems
+from onward.parameters.evaluation import read_metrics
 
 if TYPE_CHECKING:
     from onward.parameters import Parameters
@@ -85,6 +86,10 @@ def _check_steps(parameters: Parameters) -> list[str]:
             f"training.evaluation_period is {training.evaluation_period} and training.evaluation_period_epochs is "
             f"{training.evaluation_period_epochs:g}; give one of the two."
         )
+    try:
+        read_metrics(training.metrics)
+    except ValueError as error:
+        problems.append(str(error))
     steps, accumulation = training.num_train_steps, training.gradient_accumulation_steps
     if (steps is None) == (training.num_epochs is None):
         given = "missing" if steps is None else f"{steps}, and training.num_epochs is {training.num_epochs:g}"

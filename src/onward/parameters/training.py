@@ -12,6 +12,7 @@ from typing import Any
 import pydantic
 
 from onward.errors import ParametersError
+from onward.parameters.evaluation import MetricSpec
 from onward.parameters.field_types import (
     STRICT,
     Count,
@@ -58,6 +59,9 @@ class Training:
         evaluation_period_epochs: the same in passes over the training data (1: after every epoch), converted to steps;
             give one of the two.
         skip_evaluation: never evaluate.
+        metrics: what evaluations compute besides the loss: names of torchmetrics' classes (`f1`, `auroc`, `r2`), or
+            mappings such as `{name: f1, average: macro}` with their options; `prediction`, `label` and `task` instead
+            of what follows from the loss, `as` for the name in reports. Accuracy of class labels is always computed.
         seed: of dropout, shuffling and everything else that is drawn.
         weights_to_train: exact initializer names or `*`-patterns; empty: all that can.
         weights_not_to_train: exact names or patterns taken out again.
@@ -82,6 +86,7 @@ class Training:
     evaluation_period: CountFromZero = 0
     evaluation_period_epochs: Positive | None = None
     skip_evaluation: Flag = False
+    metrics: tuple[MetricSpec, ...] = ()
     seed: Seed = 0
     weights_to_train: tuple[str, ...] = ()
     weights_not_to_train: tuple[str, ...] = ()

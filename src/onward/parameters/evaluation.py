@@ -1,0 +1,78 @@
+"""The section `early_stopping` of RUN.yaml, and what a metric of `training.metrics` may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from onward.parameters.field_types import STRICT, Count, NonNegative
+
+MetricSpec = str | Mapping[str, Any]
+"""A name, or a mapping with `name` and options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """When a round ends before its last step, and which of its evaluations is the best.
+
+    Attributes:
+        metric: the metric of evaluations that is compared, `loss` or a name of `training.metrics`; also what
+            `checkpoint.keep_best` goes by.
+        mode: `min`: smaller is better; `max`: larger is better; `auto`: as the metric's name says.
+        patience: evaluations in a row without improvement after which the round ends; absent: it never does.
+        min_delta: by how much an evaluation has to be better to count as an improvement here.
+    """
+
+    __pydantic_config__ = STRICT
+    metric: str = "loss"
+    mode: Literal["auto", "min", "max"] = "auto"
+    patience: Count | None = None
+    min_delta: NonNegative = 0.0
+
+
+@dataclass(frozen=True)
+class MetricRequest:
+    """One entry of `training.metrics`, read.
+
+    Attributes:
+        name: as the user writes it.
+        title: under which it is reported.
+        prediction, label, task: instead of those of the loss.
+        options: of the metric itself.
+    """
+
+    name: str
+    title: str
+    prediction: str | None = None
+    label: str | None = None
+    task: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_metrics(specs: Sequence[MetricSpec]) -> tuple[MetricRequest, ...]:
+    """The entries of `training.metrics`.
+
+    Raises:
+        ValueError: an entry has no name, or two are reported under the same; a sentence for the user.
+    """
+    found: dict[str, MetricRequest] = {}
+    for index, spec in enumerate(specs):
+        where = f"training.metrics[{index}]"
+        options = {} if isinstance(spec, str) else dict(spec)
+        name = spec if isinstance(spec, str) else options.pop("name", None)
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where} is {spec!r}; expected a name such as f1, or {{name: f1, average: macro}}.")
+        own = {key: options.pop(key, None) for key in ("prediction", "label", "task")}
+        wrong = [key for key, value in own.items() if value is not None and not isinstance(value, str)]
+        if wrong:
+            raise ValueError(f"{where}.{wrong[0]} is {own[wrong[0]]!r}; expected text.")
+        title = options.pop("as", name)
+        if not isinstance(title, str) or not title or title == "loss":
+            raise ValueError(f"{where}.as is {title!r}; expected another name to report it under.")
+        if title in found:
+            raise ValueError(
+                f"{where} is reported as {title!r}, as is an entry before it; set `as: another name` in one of them."
+            )
+        found[title] = MetricRequest(name, title, own["prediction"], own["label"], own["task"], options)
+    return tuple(found.values())
