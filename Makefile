@@ -13,7 +13,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pack,export,recipes,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pack,export,recipes,metrics,dev]"
 	touch $@
 
 demo: $(VENV)/installed
