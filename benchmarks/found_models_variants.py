@@ -82,7 +82,7 @@ def _half(keep_io_types: bool) -> Callable[[Path, Path], None]:
 def _external(source: Path, target: Path) -> None:
     location = target.name + ".data"
     (target.parent / location).unlink(missing_ok=True)
-    onnx.save(onnx.load(source), target, save_as_external_data=True, location=location, size_threshold=0)
+    onnx.save(onnx.load(source), target, save_as_external_data=True, location=location)
 
 
 def _at_opset(version: int) -> Callable[[Path, Path], None]:

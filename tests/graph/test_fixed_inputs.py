@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -14,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onward
 from onward.data.in_memory import InMemoryDataLoader
 from onward.errors import ModelError
+from onward.graph.fixed_inputs import note_on_inputs, propose_fixed_inputs
+from onward.lowering.inspection import describe
 from onward.parameters import Parameters
 
 HIDDEN, FEATURES, STEPS = 5, 3, 4
@@ -153,3 +156,57 @@ def test_a_run_trains_with_them(tmp_path: Path) -> None:
     # The branch for 8 kHz was never taken.
     assert np.array_equal(weights["head_8k"], first["head_8k"])
     assert not np.array_equal(weights["head_16k"], first["head_16k"])
+
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "proposed"),
+    [
+        # Silero: batch open without a name, the state's first axis fixed.
+        (
+            {"input": (FLOAT, [None, None]), "state": (FLOAT, [2, None, 128]), "sr": (INT64, [])},
+            {"output": [None, 1], "stateN": [2, None, 128]},
+            {"state": 0.0, "sr": 16000.0},
+        ),
+        # DTLN: everything fixed, names that say nothing; the state comes back.
+        (
+            {"input_2": (FLOAT, [1, 1, 257]), "input_3": (FLOAT, [1, 2, 128, 2])},
+            {"activation": [1, 1, 257], "stack": [1, 2, 128, 2]},
+            {"input_3": 0.0},
+        ),
+        # A state that is called otherwise, its batch second.
+        ({"x": (FLOAT, ["batch", 7]), "memory": (FLOAT, [3, "batch", 5])}, {"y": ["batch", 1]}, {"memory": 0.0}),
+        # Features: hidden states of another network, a mask, a second picture, an autoencoder's input.
+        ({"ids": (INT64, ["n", "s"]), "encoder_hidden_states": (FLOAT, ["n", "s", 8])}, {"y": ["n", 1]}, {}),
+        ({"ids": (INT64, ["n", "s"]), "mask": (FLOAT, [1, "s"])}, {"y": ["n", 1]}, {}),
+        ({"left": (FLOAT, ["n", 3, 8, 8]), "right": (FLOAT, ["n", 3, 8, 8])}, {"y": ["n", 3, 8, 8]}, {}),
+        ({"x": (FLOAT, [1, 3, 8, 8])}, {"y": [1, 3, 8, 8]}, {}),
+        ({"prefix": (INT64, ["batch", "t"]), "hidden": (FLOAT, ["batch", 2, 16])}, {"y": ["batch", 9]}, {}),
+        # A model of nothing but a state would be left without inputs.
+        ({"state": (FLOAT, [1, 5])}, {"y": [1, 5]}, {}),
+    ],
+)
+def test_which_inputs_are_no_feature_of_a_sample(
+    inputs: dict[str, tuple[int, list[object]]], outputs: dict[str, list[object]], proposed: dict[str, float]
+) -> None:
+    first = next(iter(inputs))
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Cast", [first], [name], to=FLOAT) for name in outputs],
+            "some",
+            [helper.make_tensor_value_info(name, *one) for name, one in inputs.items()],
+            [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
+        )
+    )
+    read = ir.from_proto(model)
+    assert propose_fixed_inputs(read) == proposed
+    assert bool(note_on_inputs(read)) == bool(proposed)
+
+
+def test_inspection_says_what_to_set(tmp_path: Path) -> None:
+    onnx.save(_voice_model(), tmp_path / "voice.onnx")
+    text = " ".join(describe(tmp_path / "voice.onnx").split())
+    assert "inputs 'sr', 'state' look like no feature of a sample" in text
+    assert "Set data.fixed_inputs: {sr: 16000, state: 0} to train without them in the data." in text

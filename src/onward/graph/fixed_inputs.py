@@ -6,12 +6,14 @@ The user's own graph keeps them as inputs, and so does the exported model.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.node_writer import NodeWriter
 
 FIXED_INPUT = "a fixed input (data.fixed_inputs)"
@@ -110,3 +112,54 @@ def _find(symbol: str | None, rest: list[ir.Value]) -> tuple[ir.Value, int] | No
             if symbol is not None and not isinstance(size, int) and size.value == symbol:
                 return value, axis
     return None
+
+
+_RATE = re.compile(r"(^|_)(sr|sample_?rate|sampling_?rate)$", re.IGNORECASE)
+_STATE = re.compile(r"^(h|c)[0nx]?$|^(state|hidden|cell|past|cache)\w*$|_(state|cache)$", re.IGNORECASE)
+_NO_STATE = re.compile(r"hidden_states?$", re.IGNORECASE)
+_RATE_IN_HERTZ = 16000.0
+
+
+def propose_fixed_inputs(model: ir.Model) -> dict[str, float]:
+    """Inputs that no sample of a data set has, with the number that suits them: a sampling rate, states of zeros.
+
+    A state is called one or comes back as an output of its shape, or its batch is not its first axis.
+    """
+    inputs = [value for value in model.graph.inputs if not value.is_initializer() and value.shape is not None]
+    batch = next((value.shape[0] for value in inputs if value.shape and not isinstance(value.shape[0], int)), None)
+    outputs = {_key(value) for value in model.graph.outputs}
+    found: dict[str, float] = {}
+    for index, value in enumerate(inputs):
+        name, shape = str(value.name), value.shape or ir.Shape([])
+        if _RATE.search(name) and all(size == 1 for size in shape):
+            found[name] = _RATE_IN_HERTZ
+        if value.dtype not in TRAINABLE_TYPES or len(shape) < 2 or _NO_STATE.search(name):
+            continue
+        is_state = bool(_STATE.search(name)) or (index > 0 and len(shape) > 2 and _key(value) in outputs)
+        if batch is None:
+            is_sample = not is_state
+        else:
+            batch_is_later = batch.value is not None and batch.value in _key(value)[1:]
+            is_sample = not isinstance(shape[0], int) or not (is_state or batch_is_later)
+        if not is_sample:
+            found[name] = 0.0
+    return found if len(found) < len(inputs) else {}
+
+
+def _key(value: ir.Value) -> tuple[int | str | None, ...]:
+    return tuple(size if isinstance(size, int) else size.value for size in value.shape or ())
+
+
+def note_on_inputs(model: ir.Model) -> tuple[str, ...]:
+    """What a run has to say of inputs that are no feature of a sample."""
+    found = propose_fixed_inputs(model)
+    if not found:
+        return ()
+    listed = ", ".join(f"{name}: {number:g}" for name, number in found.items())
+    names = ", ".join(map(repr, found))
+    many = len(found) > 1
+    return (
+        f"input{'s' if many else ''} {names} look{'' if many else 's'} like no feature of a sample, but like "
+        f"{'states or settings that are' if many else 'a state or setting that is'} the same for all. Set "
+        f"data.fixed_inputs: {{{listed}}} to train without {'them' if many else 'it'} in the data.",
+    )

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onward.graph.cuts import CutPoint, find_cut_points, shape_of
 from onward.graph.dimensions import symbolic_dimensions
+from onward.graph.fixed_inputs import note_on_inputs
 from onward.graph.fusion.passes import Fusion, fuse
 from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.reading import ModelSource
@@ -137,7 +138,7 @@ def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -
         weights=_weights(training),
         states=training.states,
         ties=training.ties,
-        notes=training.notes,
+        notes=(*training.notes, *note_on_inputs(original)),
         operators=operators,
         cut_points=_cut_points(training),
         fusions=fuse(training.model.clone(), training.weights),
