@@ -243,5 +243,5 @@ def test_a_model_of_integers_only_says_what_to_do() -> None:
     model = quantized()
     del model.graph.initializer[-1]
     model.graph.node[-1].CopyFrom(onnx.helper.make_node("Identity", ["c"], ["y"]))
-    with pytest.warns(UserWarning, match="get no gradient: train the model before quantization"):
+    with pytest.warns(UserWarning, match="get no gradient: make float parameters of them"):
         onward.to_torch(model)

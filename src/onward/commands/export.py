@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="where the trained model goes")
     parser.add_argument("--optimize", action="store_true", help="fold constants and fuse what onnxscript can")
     parser.add_argument("--quantize", choices=("fp16", "int8-dynamic", "int8-static"), help="in fewer bits")
+    parser.add_argument(
+        "--dequantize",
+        choices=("qdq", "float"),
+        help="MODEL, which is quantized, with float32 weights, so that it trains: rounding as it does, or not at all",
+    )
     parser.add_argument("--calibration-data", metavar="DIR", help="shards for int8-static")
     parser.add_argument("--calibration-batch-size", type=int, default=8, metavar="N", help="samples a batch (8)")
     parser.add_argument("--calibration-batches", type=int, default=16, metavar="N", help="batches at most (16)")
@@ -36,6 +41,9 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     Raises:
         UserError: options do not fit together, or a file cannot be read or written.
     """
+    if options.dequantize is not None:
+        _export_dequantized(options)
+        return
     if options.training_graph or options.optimizer_graph or options.train_step or options.training_info:
         _export_graphs(options)
     elif options.run_file is not None:
@@ -49,6 +57,22 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         )
     if options.output is not None:
         _export_trained(options)
+
+
+def _export_dequantized(options: argparse.Namespace) -> None:
+    from onward.artifacts.dequantized_model import write_dequantized
+
+    graphs = (options.training_graph, options.optimizer_graph, options.train_step, options.training_info)
+    if any((*graphs, options.run_file, options.checkpoint, options.optimize, options.quantize)):
+        raise ParametersError(
+            "--dequantize makes a model to train out of a quantized one; give it MODEL and -o FILE alone, and export "
+            "the trained model afterwards."
+        )
+    if options.output is None or len(options.model) > 1:
+        raise ParametersError("--dequantize takes one MODEL and needs -o FILE.")
+    result = write_dequantized(options.model[0], options.output, keep_rounding=options.dequantize == "qdq")
+    print(result.describe())
+    print(f"wrote {options.output}")
 
 
 def _export_graphs(options: argparse.Namespace) -> None:

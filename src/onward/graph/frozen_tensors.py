@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 _SHOWN = 3
+_WAY_OUT = (
+    "make float parameters of them (onward export MODEL --dequantize qdq -o FILE) and train that model, or train the "
+    "model before quantization and quantize it afterwards (onward export --quantize)."
+)
 _UNREMARKABLE = (
     "a rank-0 constant", "a one-element constant", "a constant", "a Constant node", "a mask", "a table of angles",
     "an initial state", "its name stands", "listed in", "no gradient", "no node", "not listed in", "running statistic",
@@ -47,8 +51,7 @@ def note_on_frozen(graph: ir.Graph, weights: Collection[str], frozen: Mapping[st
     trained = sum(tensor.size for tensor in stored if tensor is not None)
     still = sum(group.elements for group in groups)
     advice = (
-        " Integers get no gradient: train the model before quantization and quantize it afterwards "
-        "(onward export --quantize)."
+        f" Integers get no gradient: {_WAY_OUT}"
         if any("stored as" in group.reason for group in groups)
         else ""
     )
@@ -67,8 +70,7 @@ def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str]) -> str:
             "its parameters (torch.onnx.export(..., export_params=True))."
         )
     advice = (
-        "Its weights are stored as integers, which get no gradient: train the model before quantization and quantize "
-        "it afterwards (onward export --quantize)."
+        f"Its weights are stored as integers, which get no gradient: {_WAY_OUT}"
         if any("stored as" in group.reason for group in groups)
         else "Name those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
     )

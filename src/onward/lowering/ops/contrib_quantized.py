@@ -110,14 +110,17 @@ def q_linear_softmax(
     axis: int = -1,
     opset: int,
 ) -> Tensor:
-    """Softmax of a quantized tensor; below opset 13 over all axes from `axis` on."""
+    """Softmax of a quantized tensor; below opset 13 over all axes from `axis` on.
+
+    onnxruntime multiplies by the inverse of the scale without its fraction: 254 for a scale of float32(1 / 255).
+    """
     real = real_values(X, X_scale, x_zero_point)
     if opset < 13:
         first = axis % X.dim()
         shares = torch.softmax(real.flatten(first), -1).reshape(X.shape)
     else:
         shares = torch.softmax(real, axis)
-    return stored_values(shares, y_scale, y_zero_point, X)
+    return stored_values(shares, torch.floor(1 / y_scale).reciprocal(), y_zero_point, X)
 
 
 @lowers("QLinearConcat", domain=MICROSOFT)

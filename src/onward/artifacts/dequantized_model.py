@@ -1,0 +1,32 @@
+"""A quantized model written in real numbers, as a file that trains: what `onward export --dequantize` does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from onward.artifacts.inference_model import save_model
+from onward.errors import ModelError
+from onward.graph.dequantization.passes import Dequantized, dequantize
+
+
+def write_dequantized(
+    source: str | os.PathLike[str], path: str | os.PathLike[str], *, keep_rounding: bool = True
+) -> Dequantized:
+    """Writes a quantized model with float32 parameters in the place of its stored integers.
+
+    Args:
+        source: the quantized model; it is not changed.
+        path: of the file to write.
+        keep_rounding: see `onward.graph.dequantization.passes.dequantize`.
+
+    Raises:
+        ModelError: the model cannot be read, nothing in it is quantized, or `path` is the model itself.
+        StorageError: the file system refuses.
+    """
+    target = Path(path)
+    if target.resolve() == Path(source).resolve():
+        raise ModelError(f"the dequantized model cannot be written over the model itself, {str(target)!r}.")
+    result = dequantize(source, keep_rounding=keep_rounding)
+    save_model(result.model, target)
+    return result
