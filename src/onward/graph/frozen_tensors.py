@@ -50,11 +50,7 @@ def note_on_frozen(graph: ir.Graph, weights: Collection[str], frozen: Mapping[st
     stored = [graph.initializers[name].const_value for name in weights]
     trained = sum(tensor.size for tensor in stored if tensor is not None)
     still = sum(group.elements for group in groups)
-    advice = (
-        f" Integers get no gradient: {_WAY_OUT}"
-        if any("stored as" in group.reason for group in groups)
-        else ""
-    )
+    advice = f" Integers get no gradient: {_WAY_OUT}" if any("stored as" in group.reason for group in groups) else ""
     return (
         f"{still:,} parameters do not train (of {trained + still:,}): {_listed(groups)}. `onward inspect` lists them; "
         f"training.weights_to_train overrides this by exact name.{advice}",
