@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from onward.artifacts.trained_model import export_state, rehearse_export_of_state
+from onward.artifacts.trained_model import export_run, rehearse_export_of_state
 from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
 from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
@@ -23,6 +23,7 @@ from onward.engine.assembly import Assembly, assemble
 from onward.engine.batch_size import BatchSizes
 from onward.engine.callbacks import Control
 from onward.engine.digests import digests_of
+from onward.engine.early_stopping import NOTHING_TO_COMPARE, best_evaluation
 from onward.engine.epochs import count_in_steps, count_in_steps_of
 from onward.engine.evaluation import Evaluator
 from onward.engine.interruption import StopRequest
@@ -127,6 +128,8 @@ class TrainingRunner:
         for note in dict.fromkeys(self._assembly.notes):
             self.watchers.on_message(note)
         self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
+        self._best = best_evaluation(self.parameters, self._evaluator)
+        self.watchers.add([] if self._best is None else [self._best])
         for pattern in unmatched_rules(self.parameters.optimizer, graph.weights):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
@@ -282,6 +285,8 @@ class TrainingRunner:
         test_data = None if training.skip_evaluation else test_data
         if test_data is not None:
             self._evaluator.check_specs(test_data.feature_specs())
+        elif self._best is not None:
+            raise ParametersError(NOTHING_TO_COMPARE)
         check_step(training, begin.step)
         check_dimensions(dimensions, self._graph)
         self._dimensions = {**training.mapped_dimensions, **dimensions}
@@ -322,9 +327,10 @@ class TrainingRunner:
         if decision.evaluates and not is_evaluated and test_data is not None:
             self.evaluate(test_data)
         is_due_to_save = self._is_checkpoint_due(done)
-        if is_due_to_save or decision.saves or decision.evaluates:
+        if is_evaluated or is_due_to_save or decision.saves or decision.evaluates:
             decision |= between.now()
-        if is_due_to_save or decision.saves:
+        is_last = decision.is_stopped or done.step == self.parameters.training.steps  # which saves anyway
+        if (is_due_to_save or decision.saves) and not is_last:
             self.save_checkpoint()
         if decision.is_interrupted:
             self._stop(stop.signal_name or ANOTHER)
@@ -376,7 +382,8 @@ class TrainingRunner:
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
-        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found, self.watchers.states())
+        best = None if self._best is None else self._best.kept_update
+        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found, self.watchers.states(), best)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, self.files.shown(path), stall))
@@ -409,9 +416,9 @@ class TrainingRunner:
                 report = self.evaluate(test_data_loader)
         self._checkpoints.close()
         if self.parameters.paths.output_dir is not None:
-            export_state(self.state, self._graph, self.trained_model_path)
+            what = export_run(self.parameters, self.state, self._graph, self.trained_model_path, self._best, report)
             self.files.publish()
-            self.watchers.on_message(f"trained model written to {self.files.shown(self.trained_model_path)}.")
+            self.watchers.on_message(f"{what} written to {self.files.shown(self.trained_model_path)}.")
         return report
 
     @property

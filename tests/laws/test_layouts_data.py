@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from onward.checkpoint.reading import checkpoint_number, list_checkpoints
 from tests.laws.cases import CASES, CROSS_ENTROPY, IGNORING, Case, gpt2, mlp, points, tokens
 from tests.laws.layouts import Layout, assert_follows, assert_moves, differences, train, train_on_ranks
 from tests.laws.rank_pool import end_ranks
@@ -122,6 +125,33 @@ def test_metrics_by_name(metrics: list[Any], layout: Layout, test_data: str) -> 
     assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=2e-6)
     if metrics == ["perplexity"]:
         assert actual.metrics[0]["perplexity"] == pytest.approx(np.exp(actual.metrics[0]["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(2, 1, 1), Layout(2, 1, 1, {"zero_stage": 3}), pytest.param(Layout(1, 1, 2), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_early_stopping(layout: Layout) -> None:
+    """Every rank stops after the same update, the one after which one process does; the best checkpoint is kept."""
+    case = CASES["gpt2"]
+    found = []
+    for one in (layout, Layout()):
+        with tempfile.TemporaryDirectory() as folder:
+            sections = {
+                "training": {"evaluation_period": 2},
+                "early_stopping": {"metric": "accuracy", "patience": 2},
+                "data": {"test_data": "partitioned"},
+                "checkpoint": {"checkpoints_dir": f"{folder}/checkpoints", "keep_best": True},
+            }
+            options: dict[str, Any] = {"updates": 12, "accumulation": 2, "test_samples": 11, "folder": folder}
+            result = train(case, one, sections=sections, **options)
+            kept = sorted(checkpoint_number(path) for path in list_checkpoints(Path(folder) / "checkpoints"))
+            found.append((len(result.losses), kept, [metrics["accuracy"] for metrics in result.metrics]))
+    assert found[0] == found[1]
+    updates, kept, accuracies = found[0]
+    assert updates < 12
+    assert kept == sorted({1 + int(np.argmax(accuracies[:updates])), updates})
 
 
 def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -321,7 +321,7 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
         ),
         (
             {"checkpoint": {"checkpoint_period": 5}},
-            "checkpoint.checkpoint_period is 5, but checkpoint.checkpoints_dir is missing; say where checkpoints go.",
+            "checkpoint.checkpoint_period is 5, but checkpoint.checkpoints_dir is missing; set where checkpoints go.",
         ),
         (
             {"profiler": {"first_step": 1}},

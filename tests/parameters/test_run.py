@@ -31,6 +31,7 @@ from onward.parameters import (
     check,
 )
 from onward.parameters.distributed import Distributed, Recompute
+from onward.parameters.evaluation import EarlyStopping
 from onward.runner import TrainingRunner
 
 DESIGN = """\
@@ -215,7 +216,11 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "max_num_checkpoints": 1,
         "checkpoint_to_load_path": None,
         "blocking": False,
+        "keep_best": False,
+        "keep_every": 0,
+        "export": "last",
     },
+    EarlyStopping: {"metric": "loss", "mode": "auto", "patience": None, "min_delta": 0.0},
     TensorBoard: {"log_dir": None, "scalar_names": (), "histogram_names": (), "norm_names": ()},
     Profiler: {"first_step": None, "last_step": None, "trace_dir": None, "top_nodes": 20},
     Machine: {"execution_provider": None, "threads": None, "deterministic": False, "memory_gb": None},

@@ -44,9 +44,9 @@ def test_the_note_names_every_number(tmp_path: Path) -> None:
     found, note = in_steps(run, (12, 10))
     assert note == (
         "training.num_epochs: 3 epochs of 22 samples in batches of 4 on each of 2 replicas, 2 batches an update, take "
-        "10 steps; evaluation every 1 epoch is every 3 steps."
+        "10 steps; evaluation every 1 epoch is every 4 steps."
     )
-    assert (found.training.num_train_steps, found.training.evaluation_period) == (10, 3)
+    assert (found.training.num_train_steps, found.training.evaluation_period) == (10, 4)
 
 
 def test_exactly_one_of_steps_and_epochs(tmp_path: Path) -> None:

@@ -17,13 +17,17 @@ from onward.artifacts.export_rehearsal import rehearse_export
 from onward.artifacts.inference_model import export, export_weights, save_model
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
-from onward.checkpoint.reading import find_checkpoint, open_tensors, read_record
+from onward.checkpoint.reading import checkpoint_name, find_checkpoint, open_tensors, read_record
+from onward.engine.early_stopping import BestEvaluation
+from onward.engine.reports import EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.graph.lazy_file import read_model_lazily
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.parallel.agreement import gather_numbers
 from onward.parallel.gathering import describe_whole, gather_whole
 from onward.parallel.pieces import Piece
+from onward.parameters import Parameters
 from onward.plan.stages_joined import join_stage_models
 
 
@@ -57,6 +61,39 @@ def rehearse_export_of_state(state: TrainState, graph: TrainingGraph, path: Path
 def _exported_pieces(state: TrainState) -> dict[str, Piece]:
     pieces = {key.partition("/"): piece for key, piece in state.pieces().items()}
     return {name: piece for (kind, _, name), piece in pieces.items() if kind in ("weights", "states")}
+
+
+def export_run(
+    parameters: Parameters,
+    state: TrainState,
+    graph: TrainingGraph,
+    path: Path,
+    best: BestEvaluation | None,
+    last: EvaluationReport | None,
+) -> str:
+    """Writes the inference model of a run that ended, as `checkpoint.export` says; each process calls this.
+
+    Args:
+        parameters: of the run.
+        state, graph: what was trained.
+        path: where the model goes.
+        best: the best evaluation, where the run compared them.
+        last: an evaluation after the last update.
+
+    Returns:
+        What was written, for the user.
+    """
+    folder = parameters.checkpoint.checkpoints_dir
+    if parameters.checkpoint.export == "best" and best is not None and best.best.value is not None:
+        is_last = best.best.update == state.counters.update or (last is not None and best.beats(last))
+        # Ranks that compute slightly different numbers must not go different ways.
+        if not gather_numbers(state.mesh, float(is_last))[0] and folder is not None:
+            if state.mesh.rank == 0:
+                export_checkpoint(parameters.model_files, folder / checkpoint_name(best.best.update), path)
+            reached = f"{best.settings.metric} {best.best.value:.4g} at step {best.best.step:,}"
+            return f"trained model of the best evaluation ({reached})"
+    export_state(state, graph, path)
+    return "trained model"
 
 
 def export_checkpoint(

@@ -81,6 +81,7 @@ class RunCheckpoints:
                 settings.blocking,
                 self.mesh.control,
                 self._files.publish_checkpoints if self._files.is_remote else None,
+                settings.keep_every,
             )
         return self._writer
 
@@ -90,6 +91,7 @@ class RunCheckpoints:
         state: TrainState,
         batch_sizes: Mapping[str, Any] | None = None,
         callbacks: Mapping[str, Any] | None = None,
+        best_update: int | None = None,
     ) -> Path:
         """Starts a checkpoint of the present state; training may go on at once.
 
@@ -98,6 +100,7 @@ class RunCheckpoints:
             state: what is saved.
             batch_sizes: what was found for rounds that ask for it (`onward.engine.batch_size`).
             callbacks: what callbacks keep, by name.
+            best_update: of the checkpoint that is kept as the best.
         """
         record = {
             **state.record(),
@@ -106,7 +109,7 @@ class RunCheckpoints:
             "callbacks": dict(callbacks or {}),
         }
         writer = self.open(parameters.checkpoint)
-        path = writer.save(state.counters.update, state.pieces(), record, state.rank_record())
+        path = writer.save(state.counters.update, state.pieces(), record, state.rank_record(), best_update)
         self.saved_update = state.counters.update
         return path
 

@@ -24,7 +24,7 @@ from onward.checkpoint.agreement import on_rank, rank_and_size
 from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, prepare_directory, publish, remove, storage_error
 from onward.checkpoint.manifest import Json, snapshot_record
 from onward.checkpoint.planning import PieceSavePlanner
-from onward.checkpoint.reading import checkpoint_name, list_checkpoints, sequence_of
+from onward.checkpoint.reading import checkpoint_name, checkpoint_number, list_checkpoints, sequence_of
 from onward.checkpoint.staging import HostCopies
 from onward.checkpoint.storage import Publication, SafetensorsStorageWriter, refuse_unstorable
 from onward.errors import OnwardError, ParametersError, StorageError
@@ -54,6 +54,7 @@ class CheckpointWriter:
         blocking: bool = False,
         group: dist.ProcessGroup | None = None,
         published: Callable[[], None] | None = None,
+        keep_every: int = 0,
     ) -> None:
         """Makes the directory and clears away what a killed run left in it.
 
@@ -62,6 +63,7 @@ class CheckpointWriter:
             group: the ranks that save together; None: this process alone. The writer makes a Gloo group of the same
                 ranks for itself, so that what it sends in the background never mixes with what training sends.
             published: called on rank 0 after a checkpoint is complete and older ones are removed.
+            keep_every: checkpoints whose number is a multiple of it are never removed; 0: none.
 
         Raises:
             ParametersError: `max_num_checkpoints` is below 1.
@@ -75,6 +77,7 @@ class CheckpointWriter:
         self.directory = directory
         self.max_num_checkpoints = max_num_checkpoints
         self.blocking = blocking
+        self.keep_every = keep_every
         self.stall_seconds = 0.0
         self._copies = HostCopies()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -89,6 +92,7 @@ class CheckpointWriter:
         tensors: Mapping[str, Piece | torch.Tensor],
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None = None,
+        best: int | None = None,
     ) -> Path:
         """Starts saving a checkpoint; the caller may change tensors and records as soon as this returns.
 
@@ -100,6 +104,7 @@ class CheckpointWriter:
                 any character. Ranks may hold different names.
             record: plain JSON values; rank 0's are stored.
             rank_record: plain JSON values of this rank, stored as `record["ranks"][str(rank)]`.
+            best: number of a checkpoint that is kept, besides the newest; those kept before as the best are removed.
 
         Returns:
             The directory where the checkpoint will be when it is complete.
@@ -122,9 +127,9 @@ class CheckpointWriter:
             own = self._copies.take(own)
         planner = PieceSavePlanner({name: replace(written[name], tensor=own[name]) for name in written}, pieces)
         if self.blocking:
-            self._write(number, planner, snapshot, rank_snapshot)
+            self._write(number, planner, snapshot, rank_snapshot, best)
         else:
-            self._in_flight = self._executor.submit(self._write, number, planner, snapshot, rank_snapshot)
+            self._in_flight = self._executor.submit(self._write, number, planner, snapshot, rank_snapshot, best)
         self.stall_seconds = time.perf_counter() - started
         return self.directory / checkpoint_name(number)
 
@@ -163,21 +168,24 @@ class CheckpointWriter:
         planner: PieceSavePlanner,
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None,
+        best: int | None,
     ) -> None:
         final = self.directory / checkpoint_name(number)
         temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
 
         def begin() -> int:
             # What a process killed after its last save could not remove any more. An error is told after this save.
+            # The best one so far is removed only after a better one is safe.
             with suppress(StorageError):
-                self._remove_oldest()
+                if best is None:
+                    self._remove_oldest(None)
             discard(temporary)
             checkpoints = list_checkpoints(self.directory)
             return 1 + (sequence_of(checkpoints[-1]) if checkpoints else 0)
 
         def complete() -> None:
             publish(temporary, final)
-            self._remove_oldest()
+            self._remove_oldest(best)
             if self._published is not None:
                 self._published()
 
@@ -194,8 +202,11 @@ class CheckpointWriter:
             shutil.rmtree(temporary, ignore_errors=True)
             raise _told(error, final, self._group) from None
 
-    def _remove_oldest(self) -> None:
+    def _remove_oldest(self, best: int | None) -> None:
         for path in list_checkpoints(self.directory)[: -self.max_num_checkpoints]:
+            number = checkpoint_number(path)
+            if number == best or (self.keep_every and number % self.keep_every == 0):
+                continue
             try:
                 remove(path)
             except OSError as error:

@@ -64,6 +64,13 @@ class Evaluator:
             self._forward = self._make_forward()
         return self._forward
 
+    @property
+    def directions(self) -> dict[str, bool | None]:
+        """Every metric of an evaluation, with whether a larger one is better; None: that is not known."""
+        losses = dict.fromkeys((*self._outputs.totals, *self._outputs.means), False)
+        accuracy = {"accuracy": True} if self._outputs.counted is not None else {}
+        return {**losses, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
+
     def check_specs(self, specs: Mapping[str, FeatureSpec]) -> None:
         """Checks what a test set says of its samples.
 

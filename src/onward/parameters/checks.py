@@ -41,6 +41,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
         *_check_optimizer(parameters.optimizer),
         *_check_checkpoint(parameters.checkpoint),
+        *_check_best(parameters),
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
         *_check_cuda_graphs(parameters),
@@ -57,7 +58,16 @@ _FIXED = {
         "immutable_weights",
         "revive_dropout",
     ),
-    "checkpoint": ("checkpoints_dir", "checkpoint_to_load_path", "max_num_checkpoints", "blocking"),
+    "checkpoint": (
+        "checkpoints_dir",
+        "checkpoint_to_load_path",
+        "max_num_checkpoints",
+        "blocking",
+        "keep_best",
+        "keep_every",
+        "export",
+    ),
+    "early_stopping": (),
     "tensorboard": ("log_dir",),
     **dict.fromkeys(("loss", "optimizer", "mixed_precision", "speed", "distributed", "recompute", "machine"), ()),
 }
@@ -201,10 +211,45 @@ def _check_optimizer(optimizer: Optimizer) -> list[str]:
 
 
 def _check_checkpoint(checkpoint: Checkpoint) -> list[str]:
-    if checkpoint.checkpoint_period and checkpoint.checkpoints_dir is None:
+    problems = []
+    if checkpoint.checkpoints_dir is None:
+        asked = {name: getattr(checkpoint, name) for name in ("checkpoint_period", "keep_best", "keep_every")}
+        problems = [
+            f"checkpoint.{name} is {str(value).lower()}, but checkpoint.checkpoints_dir is missing; set where "
+            "checkpoints go."
+            for name, value in asked.items()
+            if value
+        ]
+    if checkpoint.export == "best" and not checkpoint.keep_best:
+        problems.append(
+            "checkpoint.export is best, but checkpoint.keep_best is false, so that the best weights are not kept; set "
+            "keep_best: true."
+        )
+    return problems
+
+
+def _check_best(parameters: Parameters) -> list[str]:
+    """Whether there are evaluations to compare, each of weights that can be saved."""
+    training, patience = parameters.training, parameters.early_stopping.patience
+    if patience is not None:
+        asker = f"early_stopping.patience is {patience}"
+    elif parameters.checkpoint.keep_best:
+        asker = "checkpoint.keep_best is true"
+    else:
+        return []
+    if training.skip_evaluation:
+        return [f"{asker}, but training.skip_evaluation is true; leave one of the two out."]
+    period, accumulation = training.evaluation_period, training.gradient_accumulation_steps
+    if not period and training.evaluation_period_epochs is None:
         return [
-            f"checkpoint.checkpoint_period is {checkpoint.checkpoint_period}, but checkpoint.checkpoints_dir is "
-            "missing; say where checkpoints go."
+            f"{asker}, but training.evaluation_period is 0, so that nothing is evaluated before the end; set "
+            "training.evaluation_period (steps) or evaluation_period_epochs."
+        ]
+    if period % accumulation:
+        return [
+            f"{asker}, but training.evaluation_period is {period}, not a multiple of "
+            f"training.gradient_accumulation_steps, which is {accumulation}; use "
+            f"{-(-period // accumulation) * accumulation}."
         ]
     return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag
 
@@ -15,7 +16,11 @@ class Checkpoint:
     Attributes:
         checkpoints_dir: folder of checkpoints; absent: none are written.
         checkpoint_period: weight updates between two checkpoints; 0: only at the end of a round.
-        max_num_checkpoints: how many are kept.
+        max_num_checkpoints: how many of the newest are kept.
+        keep_best: also save and keep the checkpoint of the round's best evaluation, by `early_stopping.metric`.
+        keep_every: also keep the checkpoints after every so many weight updates for good; 0: none.
+        export: `last`: the trained model has the weights that training ended with; `best`: those of the best
+            evaluation (with `keep_best`).
         checkpoint_to_load_path: a checkpoint, or a folder of them, from which a run starts that has none of its own;
             what `checkpoints_dir` holds comes first, so that the same command goes on after a stop.
         blocking: stand still until a checkpoint is on disk.
@@ -25,6 +30,9 @@ class Checkpoint:
     checkpoints_dir: Path | None = None
     checkpoint_period: CountFromZero = 0
     max_num_checkpoints: Count = 1
+    keep_best: Flag = False
+    keep_every: CountFromZero = 0
+    export: Literal["last", "best"] = "last"
     checkpoint_to_load_path: Path | None = None
     blocking: Flag = False
 

@@ -17,6 +17,7 @@ import pydantic
 from onward.errors import ParametersError
 from onward.parameters.checks import find_problems
 from onward.parameters.distributed import Distributed, Recompute
+from onward.parameters.evaluation import EarlyStopping
 from onward.parameters.field_types import STRICT
 from onward.parameters.loss import Loss
 from onward.parameters.optimizer import Optimizer
@@ -48,6 +49,7 @@ class Parameters:
     distributed: Distributed = field(default_factory=Distributed)
     recompute: Recompute = field(default_factory=Recompute)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     tensorboard: TensorBoard = field(default_factory=TensorBoard)
     profiler: Profiler = field(default_factory=Profiler)
     machine: Machine = field(default_factory=Machine)

@@ -32,12 +32,10 @@ def in_steps(parameters: Parameters, samples: Sequence[int]) -> tuple[Parameters
     steps, period = training.num_train_steps, training.evaluation_period
     notes = []
     if training.num_epochs is not None:
-        exact = max(_steps(training.num_epochs, count, parameters) for count in samples)
-        accumulation = training.gradient_accumulation_steps
-        steps = math.ceil(exact / accumulation) * accumulation
+        steps = _steps(training.num_epochs, samples, parameters)
         notes.append(f"training.num_epochs: {_how(training.num_epochs, samples, parameters)} take {steps:,} steps")
     if training.evaluation_period_epochs is not None:
-        period = max(_steps(training.evaluation_period_epochs, count, parameters) for count in samples)
+        period = _steps(training.evaluation_period_epochs, samples, parameters)
         notes.append(f"evaluation every {_epochs(training.evaluation_period_epochs)} is every {period:,} steps")
     assert steps is not None
     converted = replace(
@@ -46,14 +44,15 @@ def in_steps(parameters: Parameters, samples: Sequence[int]) -> tuple[Parameters
     return check(replace(parameters, training=converted)), "; ".join(notes) + "."
 
 
-def _steps(epochs: float, samples: int, parameters: Parameters) -> int:
-    """Batches that a replica reads in so many epochs of so many samples."""
-    size, last = parameters.training.batch_size, parameters.data.last_batch
+def _steps(epochs: float, samples: Sequence[int], parameters: Parameters) -> int:
+    """Steps in which every replica reads its samples so often; they end with a weight update."""
+    training, last = parameters.training, parameters.data.last_batch
     asked = Fraction(epochs).limit_denominator(1_000_000)
-    batches = Fraction(samples, size)
+    batches = max(Fraction(count, training.batch_size) for count in samples)
     if last != "wrap":
-        batches = Fraction(samples // size if last == "drop" else -(-samples // size))
-    return max(1, math.ceil(asked * batches))
+        batches = Fraction(math.floor(batches) if last == "drop" else math.ceil(batches))
+    updates = asked * batches / training.gradient_accumulation_steps
+    return max(1, math.ceil(updates)) * training.gradient_accumulation_steps
 
 
 def _how(epochs: float, samples: Sequence[int], parameters: Parameters) -> str:

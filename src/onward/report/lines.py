@@ -100,6 +100,7 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
         batches += f", {accumulation} accumulated per update"
     rows = [
         ("steps", f"{summary.steps:,}"),
+        *([] if summary.stopped is None else [("stopped by", summary.stopped)]),
         ("updates", f"{summary.updates:,}{skipped}"),
         ("samples", f"{summary.samples:,} in {batches}"),
     ]
