@@ -123,7 +123,8 @@ def make_training_graph(
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     of_loss = () if names is None else names.notes
     tied = (*notes_on_ties(ties, chosen), *(note for name, note in rows.items() if name in chosen))
-    still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, frozen)
+    stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
+    still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored)
     lost = (*lost, *note_on_lifted(chosen), *still)
     notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
