@@ -85,7 +85,7 @@ def test_a_step_graph_does_not_accumulate_gradients(tmp_path: Path) -> None:
             ["--run", "r.yaml"],
             "--run goes with --training-graph, --optimizer-graph, --train-step or --training-info FILE; name one",
         ),
-        (["-o", "m.onnx"], "give --checkpoint DIR and -o FILE for a trained model, or --run RUN.yaml"),
+        (["-o", "m.onnx"], "Pass -o FILE with --checkpoint DIR for a trained model, or with --optimize or --quantize"),
         (["--train-step", "s.onnx", "--run", "r.yaml", "-o", "m.onnx"], "needs --checkpoint DIR"),
         (["more.onnx", "--train-step", "s.onnx", "--run", "r.yaml"], "training graphs are of one model; 2 are given"),
     ],

@@ -86,8 +86,9 @@ def quantize_model(source: Path, target: Path, kind: str, calibration: Calibrati
 def _to_fp16(source: Path, target: Path) -> None:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    model = convert_float_to_float16(onnx.load(source), keep_io_types=True)
-    save_model(ir.from_proto(model), target)
+    model = ir.from_proto(convert_float_to_float16(onnx.load(source), keep_io_types=True))
+    model.graph.sort()  # the casts of inputs are appended behind the nodes that read them
+    save_model(model, target)
 
 
 def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibration | None) -> None:

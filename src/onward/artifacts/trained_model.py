@@ -5,8 +5,9 @@ Optimized or quantized on request, by the tools of `quantization`.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from onward.artifacts.export_rehearsal import rehearse_export
-from onward.artifacts.inference_model import export, export_weights, save_model
+from onward.artifacts.inference_model import export, export_weights, save_model, switch_to_inference
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
 from onward.checkpoint.reading import checkpoint_name, find_checkpoint, open_tensors, read_record
@@ -23,6 +24,7 @@ from onward.engine.reports import EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.graph.lazy_file import read_model_lazily
+from onward.graph.reading import read_model
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.parallel.agreement import gather_numbers
 from onward.parallel.gathering import describe_whole, gather_whole
@@ -123,8 +125,7 @@ def export_checkpoint(
         ParametersError: an option is missing or does not fit another.
         StorageError: the output cannot be written.
     """
-    if quantize == "int8-static" and calibration_dir is None:
-        raise ParametersError("--quantize int8-static needs --calibration-data DIR, shards of typical samples.")
+    _check_options(quantize, calibration_dir)
     path, output = find_checkpoint(Path(checkpoint)), Path(output)
     graph = _graph_of_checkpoint([model] if isinstance(model, str | Path) else model, path)
     stored = {
@@ -142,26 +143,75 @@ def export_checkpoint(
     if not optimize and quantize is None:
         export_weights(graph, read, output, describe)
         return output
+    with _workplace(output) as folder:
+        step = folder / "trained.onnx"
+        export_weights(graph, read, step, describe)
+        calibration = None
+        if calibration_dir is not None:
+            name_map = read_record(path).get("parameters", {}).get("data", {}).get("input_name_map", {})
+            calibration = Calibration(Path(calibration_dir), name_map, calibration_batch_size, calibration_batches)
+        save_model(ir.load(_converted(step, optimize, quantize, calibration)), output)
+    return output
+
+
+def convert_model(
+    model: str | Path,
+    output: str | Path,
+    *,
+    optimize: bool = False,
+    quantize: str | None = None,
+    calibration_dir: str | Path | None = None,
+    calibration_batch_size: int = 8,
+    calibration_batches: int = 16,
+) -> Path:
+    """Writes a model as it is, optimized or quantized: one that is trained already. Arguments as `export_checkpoint`.
+
+    Raises:
+        ModelError: the model cannot be read or converted.
+        ParametersError: an option is missing or does not fit another.
+        StorageError: the output cannot be written.
+    """
+    _check_options(quantize, calibration_dir)
+    output, source = Path(output), read_model(Path(model))
+    switch_to_inference(source)
+    with _workplace(output) as folder:
+        step = folder / "model.onnx"
+        save_model(source, step)
+        calibration = None
+        if calibration_dir is not None:
+            calibration = Calibration(Path(calibration_dir), {}, calibration_batch_size, calibration_batches)
+        save_model(ir.load(_converted(step, optimize, quantize, calibration)), output)
+    return output
+
+
+def _check_options(quantize: str | None, calibration_dir: str | Path | None) -> None:
+    if quantize == "int8-static" and calibration_dir is None:
+        raise ParametersError("--quantize int8-static needs --calibration-data DIR, shards of typical samples.")
+    if quantize != "int8-static" and calibration_dir is not None:
+        raise ParametersError("--calibration-data is read by --quantize int8-static only; set that, or leave it out.")
+
+
+@contextlib.contextmanager
+def _workplace(output: Path) -> Iterator[Path]:
+    """A temporary folder beside the output."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        workplace = tempfile.TemporaryDirectory(prefix=".onward-export-", dir=output.parent)
+        folder = tempfile.TemporaryDirectory(prefix=".onward-export-", dir=output.parent)
     except OSError as error:
         raise StorageError(
             f"{str(output)!r} cannot be written: {error.strerror or error}. Choose another place for the model."
         ) from error
-    with workplace as folder:
-        step = Path(folder) / "trained.onnx"
-        export_weights(graph, read, step, describe)
-        if optimize:
-            step = optimize_model(step, Path(folder) / "optimized.onnx")
-        if quantize is not None:
-            calibration = None
-            if calibration_dir is not None:
-                name_map = read_record(path).get("parameters", {}).get("data", {}).get("input_name_map", {})
-                calibration = Calibration(Path(calibration_dir), name_map, calibration_batch_size, calibration_batches)
-            step = quantize_model(step, Path(folder) / "quantized.onnx", quantize, calibration)
-        save_model(ir.load(step), output)
-    return output
+    with folder as name:
+        yield Path(name)
+
+
+def _converted(step: Path, optimize: bool, quantize: str | None, calibration: Calibration | None) -> Path:
+    """The file that a model becomes, beside it."""
+    if optimize:
+        step = optimize_model(step, step.with_name("optimized.onnx"))
+    if quantize is not None:
+        step = quantize_model(step, step.with_name("quantized.onnx"), quantize, calibration)
+    return step
 
 
 def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path) -> TrainingGraph:

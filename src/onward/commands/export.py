@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from onward.errors import ParametersError
 
@@ -50,10 +51,11 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ParametersError(
             "--run goes with --training-graph, --optimizer-graph, --train-step or --training-info FILE; name one."
         )
-    elif options.checkpoint is None or options.output is None:
+    elif options.output is None or not (options.checkpoint or options.optimize or options.quantize):
         raise ParametersError(
-            "give --checkpoint DIR and -o FILE for a trained model, or --run RUN.yaml with --training-graph, "
-            "--optimizer-graph, --train-step or --training-info FILE for a graph to train with."
+            "Pass -o FILE with --checkpoint DIR for a trained model, or with --optimize or --quantize to convert MODEL "
+            "as it is; pass --run RUN.yaml with --training-graph, --optimizer-graph, --train-step or --training-info "
+            "FILE for a graph to train with."
         )
     if options.output is not None:
         _export_trained(options)
@@ -99,20 +101,23 @@ def _export_graphs(options: argparse.Namespace) -> None:
 
 
 def _export_trained(options: argparse.Namespace) -> None:
-    from onward.artifacts.trained_model import export_checkpoint
-    from onward.remote.copies import local_folder, uploaded
+    from onward.artifacts.trained_model import convert_model, export_checkpoint
+    from onward.remote.copies import local_folder, local_model, uploaded
     from onward.remote.files import shown
 
+    if options.checkpoint is None and len(options.model) > 1:
+        raise ParametersError(f"{len(options.model)} models are given; without --checkpoint DIR, pass one.")
     target = Path(options.output)
+    conversion: dict[str, Any] = {
+        "optimize": options.optimize,
+        "quantize": options.quantize,
+        "calibration_dir": options.calibration_data,
+        "calibration_batch_size": options.calibration_batch_size,
+        "calibration_batches": options.calibration_batches,
+    }
     with uploaded(target) as written:
-        export_checkpoint(
-            options.model,
-            local_folder(Path(options.checkpoint)),
-            written,
-            optimize=options.optimize,
-            quantize=options.quantize,
-            calibration_dir=options.calibration_data,
-            calibration_batch_size=options.calibration_batch_size,
-            calibration_batches=options.calibration_batches,
-        )
+        if options.checkpoint is None:
+            convert_model(local_model(Path(options.model[0])), written, **conversion)
+        else:
+            export_checkpoint(options.model, local_folder(Path(options.checkpoint)), written, **conversion)
     print(f"wrote {shown(target)}")
