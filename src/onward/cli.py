@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": _Command("report who does what in a run, what it takes, and whether it fits; no GPU needed", True),
     "train": _Command("train as a RUN.yaml says", True),
     "export": _Command("write a trained model from a checkpoint"),
+    "report": _Command("write one HTML page about a run, or several compared"),
     "doctor": _Command("report what this machine has, whether it works, and how fast it is"),
 }
 """Name -> what `onward --help` prints of it; the module of that name in `onward.commands` holds the rest."""

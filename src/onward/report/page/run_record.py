@@ -1,0 +1,202 @@
+"""What a run left in its folder, read for a report: events, settings, environment, profile."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from onward.errors import DataError
+
+METRICS_NAME = "metrics.jsonl"
+RESOLVED_NAME = "resolved.yaml"
+"""The run's parameters as they were resolved, beside its trained model."""
+RUN_NAME = "run.json"
+"""Command line, versions, devices and git state."""
+
+_NOT_PLOTTED = frozenset({"time", "update", "step", "num_train_steps", "round", "epoch", "samples", "seconds_left"})
+"""Numbers of a step that only count."""
+
+
+@dataclass(frozen=True)
+class ProfiledNode:
+    """A row of a profile: a node of the graph, its operator, seconds in all profiled steps, its share of their time."""
+
+    name: str
+    operator: str
+    calls: int
+    forward_seconds: float
+    backward_seconds: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run as its files tell it.
+
+    Attributes:
+        name: of the run in the report.
+        folder: where it was read from.
+        curves: name -> (update, value) of every displayed step; evaluations as `evaluation <metric>`. A value that is
+            not finite is None.
+        final: metrics of the last evaluation, and what the end of the last round counted.
+        messages: (update, text), in order.
+        settings: sections of fields, as resolved.
+        environment: what is known of command, versions, devices and git state; nested.
+        nodes: of the latest profile, slowest first.
+        profile_name: its file; "" without one.
+        seconds: between the first and the last event.
+        is_finished: a round has ended.
+    """
+
+    name: str
+    folder: Path
+    curves: Mapping[str, Sequence[tuple[int, float | None]]] = field(default_factory=dict)
+    final: Mapping[str, float] = field(default_factory=dict)
+    messages: Sequence[tuple[int, str]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    nodes: Sequence[ProfiledNode] = ()
+    profile_name: str = ""
+    seconds: float = 0.0
+    is_finished: bool = False
+
+
+def read_run(folder: Path, name: str) -> RunRecord:
+    """Reads what a run left in its output folder, or in the folder of its `metrics.jsonl`.
+
+    Raises:
+        DataError: there is no folder, or no `metrics.jsonl` in it or below it; or a file is damaged.
+        CheckpointError: the settings are in a checkpoint alone, and its manifest is damaged.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{str(folder)!r} is no folder; give the output folder of a run.")
+    metrics = _newest(folder.rglob(METRICS_NAME))
+    if metrics is None:
+        raise DataError(
+            f"{str(folder)!r} holds no {METRICS_NAME}, nor does a folder in it; give the folder of a run that was "
+            "trained with tensorboard.log_dir set."
+        )
+    events = list(_events(metrics))
+    profile = _newest(folder.rglob("*.nodes.csv"))
+    times = [float(event["time"]) for event in events if "time" in event]
+    return RunRecord(
+        name=name,
+        folder=folder,
+        curves=_curves(events),
+        final=_final(events),
+        messages=[(int(one.get("update", 0)), str(one["text"])) for one in events if one.get("kind") == "message"],
+        settings=_settings(folder),
+        environment=_environment(folder),
+        nodes=() if profile is None else _nodes(profile),
+        profile_name="" if profile is None else profile.name.removesuffix(".nodes.csv"),
+        seconds=max(times) - min(times) if times else 0.0,
+        is_finished=any(event.get("kind") == "end" for event in events),
+    )
+
+
+def _newest(paths: Iterable[Path]) -> Path | None:
+    return max(paths, key=lambda path: (path.stat().st_mtime, str(path)), default=None)
+
+
+def _events(path: Path) -> Iterable[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return  # a run that is writing it, or was killed while it did
+            raise DataError(f"{str(path)!r}, line {number} is not JSON: {error}. Restore the file.") from error
+        if isinstance(event, dict):
+            yield event
+
+
+def _number(value: Any) -> float | None:
+    """A finite number; None for what is none, such as the text "NaN"."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float | None]]]:
+    curves: dict[str, list[tuple[int, float | None]]] = {}
+    for event in events:
+        update = int(event.get("update", 0))
+        if event.get("kind") == "step":
+            for name, value in event.items():
+                is_number = _number(value) is not None or value in ("NaN", "Infinity", "-Infinity")
+                if name not in _NOT_PLOTTED and is_number:
+                    curves.setdefault(name, []).append((update, _number(value)))
+        elif event.get("kind") == "evaluation":
+            for name, value in event.get("metrics", {}).items():
+                curves.setdefault(f"evaluation {name}", []).append((update, _number(value)))
+    return curves
+
+
+def _final(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    final: dict[str, float] = {}
+    for event in events:
+        if event.get("kind") == "evaluation":
+            found = {f"evaluation {name}": _number(value) for name, value in event.get("metrics", {}).items()}
+            final |= {name: value for name, value in found.items() if value is not None}
+        elif event.get("kind") == "end":
+            found = {name.replace("_", " "): _number(value) for name, value in event.items() if name not in _COUNTERS}
+            final |= {name: value for name, value in found.items() if value is not None}
+    return final
+
+
+_COUNTERS = frozenset({"kind", "time", "update", "round", "batch_size", "gradient_accumulation_steps"})
+"""Of the end of a round: what says nothing about how good or fast it was."""
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """From the resolved parameters beside the model, else from the newest checkpoint's manifest."""
+    resolved = _newest(folder.rglob(RESOLVED_NAME))
+    if resolved is not None:
+        return dict(yaml.safe_load(resolved.read_text(encoding="utf-8")) or {})
+    manifest = _newest(folder.rglob("checkpoint-*/manifest.json"))
+    if manifest is None:
+        return {}
+    from onward.checkpoint.reading import read_record  # it imports torch, which runs with resolved parameters spare
+
+    return dict(read_record(manifest.parent).get("parameters", {}))
+
+
+def flatten(sections: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as `a.b` -> value; what is empty or None is left out."""
+    flat: dict[str, Any] = {}
+    for name, value in sections.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif value is not None and value != []:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    path = _newest(folder.rglob(RUN_NAME))
+    if path is None:
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{str(path)!r} is damaged: {error}. Restore the file, or delete it.") from error
+
+
+def _nodes(path: Path) -> list[ProfiledNode]:
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = [
+                ProfiledNode(
+                    row["name"], row["operator"], int(row["calls"]), float(row["forward_seconds"]),
+                    float(row["backward_seconds"]), float(row["share"]),
+                )
+                for row in csv.DictReader(file)
+            ]  # fmt: skip
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{str(path)!r} is damaged: {error!r}. Profile the run again, or delete the file.") from error
+    return sorted(rows, key=lambda row: -row.share)
