@@ -112,7 +112,8 @@ def start(folder: Path, *watchers: Any, **changes: Any) -> tuple[TrainingRunner,
     if not (folder / "mlp.onnx").exists():
         save_mlp(folder)
     recorder = Recorder()
-    runner = TrainingRunner(parameters(folder, **changes), ON_ONE_THREAD, [recorder, *watchers])
+    asked = parameters(folder, **changes)
+    runner = TrainingRunner(asked, ON_ONE_THREAD, [recorder, *watchers], progress=False)
     runner.initialize()
     return runner, recorder
 

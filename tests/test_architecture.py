@@ -13,8 +13,8 @@ SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
     "errors", "operating_system", "remote", "parameters", "environment", "graph", "plan", "lowering", "parallel",
-    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "runner", "diagnosis",
-    "commands", "cli", "__main__",
+    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "runner", "fitting",
+    "diagnosis", "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 
@@ -119,7 +119,8 @@ def test_the_public_names() -> None:
     import onward
 
     assert set(onward.__all__) == {
-        "Callback", "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch",
+        "Callback", "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "fit",
+        "to_torch",
     }  # fmt: skip
     for name in onward.__all__:
         assert getattr(onward, name) is not None

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from onward.data.loader import DataLoader as DataLoader
     from onward.engine.callbacks import Callback as Callback
     from onward.environment import Environment as Environment
+    from onward.fitting.fit import fit as fit
     from onward.lowering.conversion import to_torch as to_torch
     from onward.parameters import Parameters as Parameters
     from onward.runner import TrainingRunner as TrainingRunner
@@ -22,12 +23,23 @@ _HOMES = {
     "Environment": "onward.environment",
     "Parameters": "onward.parameters",
     "TrainingRunner": "onward.runner",
+    "fit": "onward.fitting.fit",
     "export": "onward.artifacts.inference_model",
     "to_torch": "onward.lowering.conversion",
 }
 """Public name -> the module it lives in; imported at first use, so that `onward --help` does not load torch."""
 
-__all__ = ["Callback", "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "to_torch"]
+__all__ = [
+    "Callback",
+    "DataLoader",
+    "Environment",
+    "Parameters",
+    "TrainingRunner",
+    "__version__",
+    "export",
+    "fit",
+    "to_torch",
+]
 
 
 def __getattr__(name: str) -> Any:

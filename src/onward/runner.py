@@ -11,10 +11,11 @@ import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from onward.artifacts.trained_model import export_run, rehearse_export_of_state
+from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path
 from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
 from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
@@ -32,7 +33,7 @@ from onward.engine.preparation import (
     check_dimensions,
     check_step,
     label_ranges,
-    make_folder,
+    make_folders,
     make_loss_scale,
     plan_run,
     read_training_graph,
@@ -42,6 +43,7 @@ from onward.engine.preparation import (
 )
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
 from onward.engine.rounds import round_steps
+from onward.engine.run_data import RunData
 from onward.engine.state import TrainState
 from onward.engine.steering import Steering
 from onward.environment import Environment
@@ -56,6 +58,7 @@ from onward.parallel.process import Mesh, start
 from onward.parameters import Parameters, check
 from onward.parameters.checks import fixed_fields_changed
 from onward.report.profiler import profiled
+from onward.report.run_watchers import RunWatchers
 from onward.report.watching import Watchers
 
 ANOTHER = "a signal to another process"
@@ -72,6 +75,7 @@ class TrainingRunner:
         environment: the machine.
         watchers: who is told of every event; more can be added to `watchers` later.
         mesh: the processes, where they have found each other already; else `initialize` finds them.
+        progress: show progress on the console, or in the notebook.
 
     Raises:
         ParametersError: with every field that is wrong.
@@ -83,14 +87,21 @@ class TrainingRunner:
         environment: Environment | None = None,
         watchers: Sequence[Watcher] = (),
         mesh: Mesh | None = None,
+        *,
+        progress: bool = True,
     ) -> None:
         self.parameters, self.files = localize(check(parameters))
         self.environment = Environment() if environment is None else environment
         self.watchers = Watchers(watchers)
+        self._own_watchers = RunWatchers(self.watchers)
+        self._shows_progress = progress
         self._mesh = mesh
+        if mesh is not None:
+            self._own_watchers.begin(mesh.rank, progress)
         self._assembly: Assembly | None = None
         self.resumed_update: int | None = None
         self._ended_step = 0
+        self._data = RunData(self.watchers.on_message)
         self._evaluated = _NOT_EVALUATED
 
     # ------------------------------------------------------------------ initialize
@@ -109,24 +120,18 @@ class TrainingRunner:
         """
         self.environment.apply()
         self._join()
-        paths = self.parameters.paths
-        if paths.output_dir is not None:
-            make_folder(paths.output_dir, "paths.output_dir")
-        if self.parameters.profiler.trace_dir is not None:
-            make_folder(self.parameters.profiler.trace_dir, "profiler.trace_dir")
+        make_folders(self.parameters)
         graph = read_training_graph(self.parameters)
         write_loss_model(self.parameters, self.mesh.rank)
         assert graph.loss_names is not None
         self._graph, self._loss = graph, graph.loss_names
         check_same(self.mesh, digests_of(self.parameters, graph))
-        for note in graph.notes:
-            self.watchers.on_message(note)
+        self.watchers.on_messages(graph.notes)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         self._settle_batch_size(0, feature_specs or {})
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
         self._assembly = assemble(self.parameters, self.mesh, graph, plan, self.watchers.on_message)
-        for note in dict.fromkeys(self._assembly.notes):
-            self.watchers.on_message(note)
+        self.watchers.on_messages(dict.fromkeys(self._assembly.notes))
         self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
         self._best = best_evaluation(self.parameters, self._evaluator)
         self.watchers.add([] if self._best is None else [self._best])
@@ -134,7 +139,8 @@ class TrainingRunner:
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
         self._load_checkpoint()
-        self._rehearse_export()
+        rehearse_export_of_run(self.parameters, self.state, self._graph)
+        self._own_watchers.open_files(self.parameters.tensorboard, self.resumed_update)
         self._write_graphs()
 
     def _settle_batch_size(self, number: int, specs: Mapping[str, FeatureSpec]) -> None:
@@ -147,18 +153,12 @@ class TrainingRunner:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
             self._mesh = start(self.parameters.distributed, self.environment.device_kind)
+        self._own_watchers.begin(self.mesh.rank, self._shows_progress)
         self._checkpoints = RunCheckpoints(self.mesh, self.files)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
         place, topology = self.mesh.place, self.mesh.topology
         stream = place.pipeline * topology.data_size + place.data
         torch.manual_seed(self.parameters.training.seed + stream * SEED_STRIDE)
-
-    def _rehearse_export(self) -> None:
-        """What training ends with must be possible before it begins."""
-        output_dir = self.parameters.paths.output_dir
-        if output_dir is not None or self.parameters.checkpoint.checkpoints_dir is not None:
-            path = None if output_dir is None else self.trained_model_path
-            rehearse_export_of_state(self.state, self._graph, path)
 
     def _write_graphs(self) -> None:
         """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""
@@ -179,8 +179,7 @@ class TrainingRunner:
         notes = self._checkpoints.resume(self.parameters.checkpoint, self.state)
         if notes is None:
             return
-        for note in notes:
-            self.watchers.on_message(note)
+        self.watchers.on_messages(notes)
         record = self._checkpoints.record(self.parameters.checkpoint) or {}
         self.watchers.restore(record.get("callbacks", {}))
         counters = self.state.counters
@@ -249,14 +248,15 @@ class TrainingRunner:
 
     def run(
         self,
-        training_data_loader: BatchSource,
-        test_data_loader: BatchSource | None = None,
+        training_data_loader: Any,
+        test_data_loader: Any = None,
         mapped_dimensions: Mapping[str, int] | None = None,
     ) -> RunSummary:
         """Trains one round: `num_train_steps` steps, or what is left of them after a resume.
 
         Args:
-            training_data_loader: where training batches come from.
+            training_data_loader: where training batches come from: an `onward.DataLoader`, or data of any kind that
+                `onward.fit` takes.
             test_data_loader: evaluated every `evaluation_period` steps; None: nothing is evaluated.
             mapped_dimensions: symbolic dimension -> size, checked against the data; shapes are otherwise taken
                 from the batches.
@@ -269,10 +269,16 @@ class TrainingRunner:
         if training_data_loader is None:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         try:
-            return self._run_round(training_data_loader, test_data_loader, mapped_dimensions or {})
+            test_data = None if test_data_loader is None else self._open(test_data_loader, is_test=True)
+            return self._run_round(self._open(training_data_loader), test_data, mapped_dimensions or {})
         except BaseException as error:
+            self._own_watchers.leave_screen()
             self.watchers.on_exception(error)
             raise
+
+    def _open(self, data: Any, is_test: bool = False) -> BatchSource:
+        """The source of batches over data of any kind; the same for the same data."""
+        return self._data.open(data, is_test, self.parameters, self.mesh, self._graph)
 
     def _run_round(self, data: BatchSource, test_data: BatchSource | None, dimensions: Mapping[str, int]) -> RunSummary:
         started = time.perf_counter()
@@ -304,8 +310,7 @@ class TrainingRunner:
                         self.state.counters.ended_early_of = training.steps
                         break
             checkpoint = self._save_last_of_round()
-        stopped = between.stop_reason
-        evaluated = self._evaluated[1]
+        stopped, evaluated = between.stop_reason, self._evaluated[1]
         metrics = {} if evaluated is None else dict(evaluated.metrics)
         self._finish_round()
         seconds = time.perf_counter() - started
@@ -355,8 +360,9 @@ class TrainingRunner:
 
     # ------------------------------------------------------------------ evaluate, save, stop, end
 
-    def evaluate(self, test_data_loader: BatchSource) -> EvaluationReport:
-        """Means over the whole test set, with the weights as they are now."""
+    def evaluate(self, test_data_loader: Any) -> EvaluationReport:
+        """Means over the entire test set, with the weights as they are now; data of any kind that `run` takes."""
+        test_data_loader = self._open(test_data_loader, is_test=True)
         started, state, training = time.perf_counter(), self.state, self.parameters.training
         batches = test_data_loader.one_pass(training.eval_batch_size or training.batch_size)
         metrics, samples = self._evaluator.evaluate(state, batches)
@@ -407,10 +413,11 @@ class TrainingRunner:
         step, place = self.state.counters.step, self.files.shown(path)
         raise Interrupted(f"stopped by {signal_name} after step {step}; saved as {place}. {GO_ON}")
 
-    def end_training(self, test_data_loader: BatchSource | None = None) -> EvaluationReport | None:
+    def end_training(self, test_data_loader: Any = None) -> EvaluationReport | None:
         """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""
         update, report = self.state.counters.update, None
         if test_data_loader is not None and not self.parameters.training.skip_evaluation:
+            test_data_loader = self._open(test_data_loader, is_test=True)
             loader, report = self._evaluated
             if report is None or loader is not test_data_loader or report.update != update:
                 report = self.evaluate(test_data_loader)
@@ -419,13 +426,11 @@ class TrainingRunner:
             what = export_run(self.parameters, self.state, self._graph, self.trained_model_path, self._best, report)
             self.files.publish()
             self.watchers.on_message(f"{what} written to {self.files.shown(self.trained_model_path)}.")
+        self._data.close()
+        self._own_watchers.close()
         return report
 
     @property
     def trained_model_path(self) -> Path:
         """Where `end_training` writes the model: `<output_dir>/<model>_trained.onnx`, or `joined_trained.onnx`."""
-        paths = self.parameters.paths
-        if paths.output_dir is None:
-            raise ParametersError("paths.output_dir is not set; there is no trained model.")
-        name = "joined" if paths.model_path is None else paths.model_path.stem
-        return paths.output_dir / f"{name}_trained.onnx"
+        return trained_model_path(self.parameters)

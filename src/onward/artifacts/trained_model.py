@@ -43,6 +43,26 @@ def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
         export_weights(graph, lambda name: whole[name], path)
 
 
+def trained_model_path(parameters: Parameters) -> Path:
+    """Where a run writes its model: `<output_dir>/<model>_trained.onnx`, or `joined_trained.onnx`.
+
+    Raises:
+        ParametersError: no folder is given.
+    """
+    paths = parameters.paths
+    if paths.output_dir is None:
+        raise ParametersError("paths.output_dir is not set; there is no trained model.")
+    name = "joined" if paths.model_path is None else paths.model_path.stem
+    return paths.output_dir / f"{name}_trained.onnx"
+
+
+def rehearse_export_of_run(parameters: Parameters, state: TrainState, graph: TrainingGraph) -> None:
+    """What training ends with must be possible before it begins; nothing to do for a run that writes nothing."""
+    output_dir = parameters.paths.output_dir
+    if output_dir is not None or parameters.checkpoint.checkpoints_dir is not None:
+        rehearse_export_of_state(state, graph, None if output_dir is None else trained_model_path(parameters))
+
+
 def rehearse_export_of_state(state: TrainState, graph: TrainingGraph, path: Path | None) -> None:
     """What `export_state` will do, but for reading and writing values; each process calls this.
 

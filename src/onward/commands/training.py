@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from onward.data.loader import DataLoader
 from onward.engine.epochs import count_in_steps
 from onward.engine.performance import performance_lines, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
-from onward.engine.reports import Watcher
 from onward.environment import Environment, choose_allocator
 from onward.errors import ParametersError
 from onward.parallel.failure import ending_together
@@ -19,8 +18,6 @@ from onward.parallel.launcher import detect
 from onward.parallel.launching import check_room, launch_workers, worker_count
 from onward.parallel.process import Mesh, start, stop
 from onward.parameters import Checkpoint, Parameters
-from onward.report.console import ConsoleWatcher
-from onward.report.watching import Watchers, make_watchers
 from onward.runner import TrainingRunner
 
 
@@ -67,15 +64,10 @@ def _train_here(parameters: Parameters) -> None:
     parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
     rounds = (parameters, *parameters.next_rounds)
     data = [(_training_loader(one, mesh), _test_loader(one, mesh)) for one in rounds]
-    opening = _OpeningMessages()
-    watchers: list[Watcher] = [ConsoleWatcher(), opening] if mesh.rank == 0 else []
-    runner = TrainingRunner(parameters, environment, watchers, mesh)
-    for note in notes:
-        runner.watchers.on_message(note)
+    runner = TrainingRunner(parameters, environment, mesh=mesh)
+    runner.watchers.on_messages(notes)
     try:
         runner.initialize(data[0][0].feature_specs())
-        if mesh.rank == 0:
-            _watch_files(runner, opening.texts)
         if runner.round >= len(rounds):
             runner.watchers.on_message("all rounds of this run are trained already; evaluating and writing the model.")
         first = min(runner.round, len(rounds) - 1)
@@ -102,7 +94,7 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> No
         training=replace(parameters.training, skip_evaluation=True, evaluation_period=0, evaluation_period_epochs=None),
         next_rounds=(),
     )
-    runner = TrainingRunner(parameters, environment, [ConsoleWatcher()] if mesh.rank == 0 else [], mesh)
+    runner = TrainingRunner(parameters, environment, mesh=mesh)
     specs = present_feature_specs(parameters)
     try:
         runner.initialize(specs)
@@ -116,36 +108,6 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> No
     finally:
         runner.watchers.close()
     stop(mesh)
-
-
-class _OpeningMessages(Watchers):
-    """Keeps what is said before the files that record it can be opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def on_message(self, text: str) -> None:
-        """Remembers."""
-        self.texts.append(text)
-
-
-def _watch_files(runner: TrainingRunner, opening: Sequence[str]) -> None:
-    """TensorBoard and metrics.jsonl, cut back to the update that the run goes on from."""
-    board = runner.parameters.tensorboard
-    if board.log_dir is None:
-        return
-    files = make_watchers(
-        metrics_path=board.log_dir / "metrics.jsonl",
-        tensorboard_dir=board.log_dir,
-        scalar_names=board.scalar_names,
-        histogram_names=board.histogram_names,
-        norm_names=board.norm_names,
-        resumed_update=runner.resumed_update,
-    )
-    for text in opening:
-        files.on_message(text)
-    runner.watchers.add(files.watchers)
 
 
 def _run_round(runner: TrainingRunner, training: DataLoader, test: DataLoader | None) -> None:

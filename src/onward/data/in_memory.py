@@ -62,6 +62,23 @@ class InMemoryDataLoader:
         self._order = EpochOrder(shuffle, seed)
         self._last_batch: LastBatch = last_batch
 
+    def split(self, fraction: float, seed: int) -> tuple[InMemoryDataLoader, InMemoryDataLoader]:
+        """Two loaders: of the samples that stay, and of the share that is drawn from them, in their order.
+
+        Raises:
+            DataError: one of the two would be empty.
+        """
+        held = draw_held_out(self.sample_count, fraction, seed)
+        parts = []
+        for chosen in (~held, held):
+            features = {name: array[chosen] for name, array in self._features.items()}
+            part = InMemoryDataLoader(
+                features, shuffle=self._order.shuffle, seed=self._order.seed, last_batch=self._last_batch
+            )
+            part.messages += self.messages
+            parts.append(part)
+        return parts[0], parts[1]
+
     def feature_specs(self) -> dict[str, FeatureSpec]:
         """Model input name -> shape and dtype of one sample."""
         return describe_features(self._features)
@@ -104,6 +121,28 @@ class InMemoryDataLoader:
 
     def _count_dropped(self, samples: int) -> None:
         self.dropped_samples += samples
+
+
+def draw_held_out(count: int, fraction: float, seed: int) -> np.ndarray:
+    """Which of `count` samples are held out: a boolean for each, drawn by seed.
+
+    Raises:
+        ParametersError: the fraction is not between 0 and 1.
+        DataError: none would be held out, or all.
+    """
+    if not 0 < fraction < 1:
+        raise ParametersError(f"validation_fraction is {fraction!r}; expected a number above 0 and below 1.")
+    number = round(count * fraction)
+    if not 0 < number < count:
+        raise DataError(
+            f"validation_fraction is {fraction:g}, which of {count} samples leaves {count - number} for training and "
+            f"{number} for evaluation; expected at least 1 of each. Pass another fraction, or validation_data."
+        )
+    order = EpochOrder(True, seed).samples(0, 1, count)
+    assert order is not None
+    held = np.zeros(count, bool)
+    held[order[:number]] = True
+    return held
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,18 @@ def make_loss_scale(parameters: Parameters) -> LossScale | None:
     return LossScale.of_parameter(precision.loss_scale)
 
 
+def make_folders(parameters: Parameters) -> None:
+    """Makes the folders that a run writes to at its end.
+
+    Raises:
+        StorageError: one cannot be made.
+    """
+    if parameters.paths.output_dir is not None:
+        make_folder(parameters.paths.output_dir, "paths.output_dir")
+    if parameters.profiler.trace_dir is not None:
+        make_folder(parameters.profiler.trace_dir, "profiler.trace_dir")
+
+
 def make_folder(folder: Path, field: str) -> None:
     """Makes a folder that a field of the parameters names.
 

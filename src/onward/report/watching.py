@@ -55,6 +55,11 @@ class Watchers:
         self._watchers.extend(watchers)
         self._hand_out_states()
 
+    def remove(self, watchers: Iterable[Watcher]) -> None:
+        """Lets watchers watch no longer; they are not closed."""
+        leaving = list(watchers)
+        self._watchers = [watcher for watcher in self._watchers if watcher not in leaving]
+
     @property
     def callbacks(self) -> tuple[Callback, ...]:
         """Those that steer."""
@@ -162,6 +167,11 @@ class Watchers:
     def on_message(self, text: str) -> None:
         """Forwards."""
         self._forward(lambda watcher: watcher.on_message(text))
+
+    def on_messages(self, texts: Iterable[str]) -> None:
+        """Forwards each."""
+        for text in texts:
+            self.on_message(text)
 
     def on_end(self, summary: RunSummary) -> None:
         """Forwards."""

@@ -1,0 +1,1 @@
+"""`onward.fit`: from a model and data to a trained model in one call."""

@@ -1,0 +1,218 @@
+"""`onward.fit`: trains a model on data of any kind in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from torch import nn
+
+from onward.data.batches import BatchSource
+from onward.data.sources.iterated import IteratedDataLoader
+from onward.data.sources.naming import FeatureNames
+from onward.data.sources.opening import Reading, open_data
+from onward.data.sources.temporary import TemporaryFolder
+from onward.engine.reports import Watcher
+from onward.environment import Environment
+from onward.errors import DataError, ModelError, ParametersError
+from onward.fitting.history import History
+from onward.fitting.request import ModelPorts, Wanted, loss_of, no_loss, parameters_of
+from onward.fitting.result import FitResult
+from onward.graph.reading import ModelSource, read_model
+from onward.parallel.agreement import agree_on_least
+from onward.parallel.process import Mesh, start
+from onward.parameters import Loss
+from onward.parameters.distributed import Distributed
+from onward.runner import TrainingRunner
+
+
+def fit(
+    model: ModelSource,
+    data: Any,
+    *,
+    loss: str | Loss | Mapping[str, Any] | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    optimizer: str | None = None,
+    validation_data: Any = None,
+    validation_fraction: float | None = None,
+    metrics: Sequence[Any] = (),
+    callbacks: Sequence[Watcher] = (),
+    label: str | None = None,
+    prediction: str | None = None,
+    names: Mapping[str, str] | None = None,
+    weights_to_train: Sequence[str] = (),
+    weights_not_to_train: Sequence[str] = (),
+    gradient_accumulation_steps: int = 1,
+    shuffle: bool = True,
+    seed: int = 0,
+    output_dir: str | os.PathLike[str] | None = None,
+    checkpoints_dir: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    environment: Environment | None = None,
+    progress: bool = True,
+) -> FitResult:
+    """Trains an ONNX model on data and returns the trained network with its history.
+
+    Args:
+        model: an `.onnx` file, an `onnx.ModelProto` or an `onnx_ir.Model`.
+        data: a dictionary of arrays (numpy, torch, lists), a tuple `(x, y)`, a pandas, polars or Arrow table, a torch
+            or Hugging Face data set, a torch `DataLoader`, an iterable of batches or samples (dictionaries or tuples),
+            a folder or file that `onward pack` takes, a folder of shards, or an `onward.DataLoader`.
+        loss: a name (`softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `output`; also
+            `cross_entropy`, `mse`, `bce`, `mae`), a `Loss` or its fields.
+        epochs, steps: passes over the data, 1 by default, or forward/backward passes.
+        batch_size: samples of a batch, 32 by default; loaders of batches have their own.
+        learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
+        validation_data, validation_fraction: what is evaluated after every epoch: data of any kind, or a share of
+            `data`, drawn by `seed`.
+        metrics: names for `training.metrics`.
+        callbacks: `onward.Callback`s and other watchers.
+        label, prediction: the feature and the output that the loss compares, where there are several.
+        names: name in the data -> name in the model; "" leaves a feature out.
+        weights_to_train, weights_not_to_train: names or `*`-patterns of weights.
+        gradient_accumulation_steps: batches that make one weight update.
+        shuffle, seed: the order of samples; loaders and iterables decide on theirs.
+        output_dir, checkpoints_dir, log_dir: where `<model>_trained.onnx`, checkpoints (from which a call resumes),
+            TensorBoard's files and `metrics.jsonl` go; None: nowhere.
+        parameters: any further fields of a RUN.yaml, section to fields; they win over the arguments above.
+        environment: the machine.
+        progress: show progress on the console, or in the notebook.
+
+    Raises:
+        ModelError: the model cannot be read or trained.
+        DataError: the data are of no known kind or do not fit the model.
+        ParametersError: arguments contradict each other, or what the loss compares cannot be told.
+    """
+    arguments = dict(locals())
+    given = {name: value for name, value in arguments.items() if name in Wanted.__dataclass_fields__}
+    wanted = Wanted(**{**given, "names": names or {}, "parameters": parameters or {}})
+    validation = _Validation(validation_data, validation_fraction)
+    return _fit(model, data, wanted, validation, callbacks, environment or Environment(), progress)
+
+
+class _Validation:
+    """What is evaluated: other data, or a share of the training data."""
+
+    def __init__(self, data: Any, fraction: float | None) -> None:
+        if data is not None and fraction is not None:
+            raise ParametersError("validation_data and validation_fraction are both given; pass one of the two.")
+        self.data = data
+        self.fraction = fraction
+
+    def take_from(self, source: BatchSource, seed: int) -> tuple[BatchSource, Any]:
+        """The training data that are left, and what is evaluated.
+
+        Raises:
+            DataError: no share can be taken from data of this kind.
+        """
+        if self.fraction is None:
+            return source, self.data
+        split: Callable[[float, int], tuple[BatchSource, BatchSource]] | None = getattr(source, "split", None)
+        if split is None:
+            raise DataError(
+                f"validation_fraction is {self.fraction:g}, but no share can be drawn from {type(source).__name__}, "
+                "whose samples cannot be asked for by number. Pass validation_data, or the samples as arrays or a data "
+                "set; a folder is split by onward pack --test-fraction."
+            )
+        return split(self.fraction, seed)
+
+
+def _fit(
+    model: ModelSource,
+    data: Any,
+    wanted: Wanted,
+    validation: _Validation,
+    callbacks: Sequence[Watcher],
+    environment: Environment,
+    progress: bool,
+) -> FitResult:
+    folder, ports = _ports_of(model)
+    environment.apply()
+    mesh = start(Distributed(**wanted.parameters.get("distributed", {})), environment.device_kind)
+    source, loss = _open(data, wanted, ports, mesh)
+    try:
+        source, evaluated = validation.take_from(source, wanted.seed)
+        parameters = parameters_of(wanted, ports, loss, source, evaluated is not None, _agreeing(mesh))
+        history = History()
+        runner = TrainingRunner(parameters, environment, [*callbacks, history], mesh, progress=progress)
+        runner.initialize(source.feature_specs())
+        summary = runner.run(source, evaluated)
+        runner.end_training(evaluated)
+    finally:
+        if source is not data:
+            source.close()
+    runner.watchers.raise_failures()
+    return FitResult(runner, history, summary, folder)
+
+
+def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh) -> tuple[BatchSource, Loss]:
+    """The source of training batches, and the loss, of which either helps to understand the other."""
+    loss = wanted.loss
+    named = loss.label if isinstance(loss, Loss) else wanted.label
+    reading = Reading(wanted.shuffle, wanted.seed, rank=mesh.place.data, size=mesh.topology.data_size)
+    given = FeatureNames(ports.inputs, _labels(loss, named), wanted.names)
+    source = open_data(data, given, reading)
+    _refuse_second_reading(source, wanted)
+    features = tuple(source.feature_specs())
+    if loss is None:
+        raise no_loss(ports, features)
+    return source, loss_of(wanted, ports, features)
+
+
+def _labels(loss: Any, named: str | None) -> tuple[str, ...]:
+    if isinstance(loss, Loss) and loss.type == "bert":
+        return (loss.masked_lm_positions, loss.masked_lm_ids, loss.next_sentence_label)
+    return ("label" if named is None else named,)
+
+
+def _refuse_second_reading(source: BatchSource, wanted: Wanted) -> None:
+    if not isinstance(source, IteratedDataLoader) or not source.is_one_shot:
+        return
+    if wanted.epochs is not None and wanted.epochs > 1:
+        raise DataError(
+            f"epochs is {wanted.epochs:g}, but the data are an iterator, which can be read once only. Pass a list, a "
+            "DataLoader or an object whose __iter__ begins anew, or epochs=1."
+        )
+    if wanted.steps is None:
+        raise DataError(
+            "the data are an iterator, whose length is not known before it is read, and schedule and progress need it. "
+            "Pass steps=..., or list(data) if the data fit in memory."
+        )
+
+
+def _agreeing(mesh: Mesh) -> Callable[[int], int]:
+    """The most steps that any rank counts, for all ranks."""
+    return lambda steps: int(-agree_on_least(mesh, -float(steps)))
+
+
+def _ports_of(model: ModelSource) -> tuple[TemporaryFolder | None, ModelPorts]:
+    """The model's file, written to a temporary folder where it is in memory, and what it takes and gives."""
+    if isinstance(model, nn.Module):
+        raise ModelError(
+            f"model is a torch module ({type(model).__name__}); expected an ONNX model. Export it first: "
+            "torch.onnx.export(module, example_inputs, 'model.onnx', dynamo=True), or pass the file that to_torch read."
+        )
+    folder = None
+    if isinstance(model, str | os.PathLike):
+        path = Path(model)
+    else:
+        folder = TemporaryFolder("onward-model-")
+        path = folder.path / "model.onnx"
+        ir.save(model if isinstance(model, ir.Model) else ir.from_proto(model), path, external_data="model.data")
+    graph = read_model(path).graph
+    inputs = {
+        str(value.name): None if value.shape is None else len(value.shape)
+        for value in graph.inputs
+        if not value.is_initializer()
+    }
+    return folder, ModelPorts(path, inputs, tuple(str(value.name) for value in graph.outputs))
+
+
+__all__ = ["fit"]

@@ -1,0 +1,98 @@
+"""`FitResult`: the trained network, how it got there, and what can be done with it."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.artifacts.trained_model import export_state
+from onward.data.sources.temporary import TemporaryFolder
+from onward.engine.reports import RunSummary
+from onward.fitting.history import History
+from onward.lowering.conversion import to_torch
+from onward.lowering.module import OnnxModule
+from onward.parameters import Parameters
+from onward.runner import TrainingRunner
+
+
+class FitResult:
+    """What `onward.fit` returns.
+
+    Attributes:
+        runner: that trained; its `state` holds weights and moments.
+        history: losses and metrics as columns.
+        summary: of the run.
+        parameters: with which it was trained, as a RUN.yaml would say it.
+    """
+
+    def __init__(
+        self, runner: TrainingRunner, history: History, summary: RunSummary, folder: TemporaryFolder | None
+    ) -> None:
+        self.runner = runner
+        self.history = history
+        self.summary = summary
+        self._folder = folder  # holds a model that was not given as a file, as long as this result lives
+
+    @property
+    def parameters(self) -> Parameters:
+        """What was asked, with all that was filled in."""
+        return self.runner.parameters
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the last evaluation; empty where none was made."""
+        return {name: column[-1] for name, column in self.history.evaluations.items() if name not in ("step", "update")}
+
+    @cached_property
+    def net(self) -> OnnxModule:
+        """The trained model as a torch module, in evaluation mode: `net(*inputs)` gives the model's own outputs.
+
+        Its weights are copies: training it further does not change this result.
+        """
+        training = self.parameters.training
+        (path,) = self.parameters.model_files
+        net = to_torch(
+            path,
+            weights_to_train=training.weights_to_train,
+            weights_not_to_train=training.weights_not_to_train,
+            tied_weights=training.tied_weights,
+        )
+        trained, own = self.runner.net.tensors_by_name(), net.tensors_by_name()
+        changed = (*net.graph.weights, *net.graph.states)
+        with torch.no_grad():
+            for name in changed:
+                own[name].copy_(trained[name])
+        return net
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the model with its trained weights, the file's own graph otherwise untouched; returns the path.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        export_state(self.runner.state, self.runner.graph, Path(path))
+        return Path(path)
+
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """The loss and the metrics over data of any kind that `fit` takes.
+
+        Raises:
+            DataError: the data do not fit the model.
+        """
+        return dict(self.runner.evaluate(data).metrics)
+
+    def __repr__(self) -> str:
+        summary, said = self.summary, ""
+        if summary.first_loss is not None and summary.last_loss is not None:
+            said = f", loss {summary.first_loss:.4g} to {summary.last_loss:.4g}"
+        metrics = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        stopped = "" if summary.stopped is None else f", stopped: {summary.stopped}"
+        validation = f"; validation{metrics[1:]}" if metrics else ""
+        return f"FitResult({summary.updates} updates{said}{stopped}{validation})"
+
+
+__all__ = ["FitResult"]

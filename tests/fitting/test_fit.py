@@ -1,0 +1,247 @@
+"""`onward.fit`: the losses of plain torch on the original module, every kind of data, resume, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+import onward
+from onward.engine.callbacks import Callback
+from onward.engine.reports import StepReport
+from onward.errors import DataError, ModelError, ParametersError
+from onward.fitting.result import FitResult
+from onward.parameters import Loss
+from tests.mlp import build_mlp, data, save_mlp, weights, write_shards
+
+DATA = data(40)
+PAIR = (DATA["x"], DATA["label"])
+ON_CPU = onward.Environment(execution_provider="CPU", threads=1)
+
+
+def fit(given: Any = PAIR, **options: Any) -> FitResult:
+    options = {"loss": "cross_entropy", "batch_size": 8, "progress": False, "environment": ON_CPU, **options}
+    return onward.fit(options.pop("model", None) or build_mlp(), given, **options)
+
+
+class Original(torch.nn.Module):
+    """The network before it was exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tensors = {name: torch.from_numpy(array) for name, array in weights().items()}
+        self.first = torch.nn.Linear(6, 8)
+        self.second = torch.nn.Linear(8, 4)
+        with torch.no_grad():
+            for layer, weight, bias in ((self.first, "w1", "b1"), (self.second, "w2", "b2")):
+                layer.weight.copy_(tensors[weight].T)
+                layer.bias.copy_(tensors[bias])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())  # type: ignore[no-any-return]
+
+
+LOSSES = {
+    "cross_entropy": ("label", torch.nn.functional.cross_entropy),
+    "mean_squared_error": ("target", torch.nn.functional.mse_loss),
+    "l1": ("target", torch.nn.functional.l1_loss),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_losses_equal_those_of_plain_torch(loss: str, accumulation: int) -> None:
+    """Three epochs of AdamW over the original module in a loop by hand: every loss and weight to 1e-6."""
+    label, function = LOSSES[loss]
+    given = {"x": DATA["x"], label: DATA[label]}
+    result = fit(
+        given, loss=loss, epochs=3.2, shuffle=False, learning_rate=0.01, gradient_accumulation_steps=accumulation
+    )
+    module = Original()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.0)
+    x, y = torch.from_numpy(DATA["x"]), torch.from_numpy(DATA[label])
+    expected = []
+    for update in range(16 // accumulation):
+        losses = []
+        for part in range(accumulation):
+            rows = slice(8 * ((update * accumulation + part) % 5), 8 * ((update * accumulation + part) % 5) + 8)
+            value = function(module(x[rows]), y[rows])
+            (value / accumulation).backward()
+            losses.append(value.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(np.mean(losses))
+    assert result.history.loss == pytest.approx(expected, abs=1e-6, rel=1e-6)
+    trained = dict(zip(("w1", "b1", "w2", "b2"), module.parameters(), strict=True))
+    for name, tensor in trained.items():
+        expected_weight = tensor.T if tensor.ndim == 2 else tensor
+        torch.testing.assert_close(result.net.weights[name], expected_weight, rtol=1e-5, atol=1e-6)
+
+
+def torch_loader() -> Any:
+    return TorchLoader(TensorDataset(*map(torch.from_numpy, PAIR)), batch_size=8)
+
+
+def hugging_face() -> Any:
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"x": DATA["x"].tolist(), "label": DATA["label"].tolist()})
+
+
+def pandas_frame() -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame({**{f"x{i}": DATA["x"][:, i] for i in range(6)}, "label": DATA["label"]})
+
+
+@pytest.mark.parametrize("kind", ["tuple", "loader", "Hugging Face", "pandas", "list of samples", "folder", "file"])
+def test_every_kind_of_data_trains_alike(kind: str, tmp_path: Path) -> None:
+    features = {"x": DATA["x"], "label": DATA["label"]}
+    np.savez(tmp_path / "data.npz", **features)
+    kinds: Mapping[str, Any] = {
+        "tuple": lambda: PAIR,
+        "loader": torch_loader,
+        "Hugging Face": hugging_face,
+        "pandas": pandas_frame,
+        "list of samples": lambda: [{"x": x, "label": y} for x, y in zip(*PAIR, strict=True)],
+        "folder": lambda: write_shards(tmp_path / "shards", features, files=1),
+        "file": lambda: tmp_path / "data.npz",
+    }
+    result = fit(kinds[kind](), epochs=2, shuffle=False)
+    assert result.history.loss == pytest.approx(fit(features, epochs=2, shuffle=False).history.loss, abs=1e-6)
+    assert result.summary.steps == 10
+
+
+def test_validation_after_every_epoch_and_at_the_end(tmp_path: Path) -> None:
+    result = fit(epochs=3, validation_data=(DATA["x"][:16], DATA["label"][:16]), learning_rate=0.05)
+    assert result.history.evaluations["step"] == [5, 10, 15]
+    assert set(result.metrics) == {"loss", "accuracy"}
+    assert result.history.evaluations["loss"][-1] == result.metrics["loss"]
+    assert result.evaluate((DATA["x"][:16], DATA["label"][:16])) == result.metrics
+    assert result.metrics["loss"] < result.history.evaluations["loss"][0]
+    path = result.export(tmp_path / "trained.onnx")
+    (logits,) = onnxruntime.InferenceSession(path).run(None, {"x": DATA["x"]})
+    np.testing.assert_allclose(result.net(torch.from_numpy(DATA["x"])).detach().numpy(), logits, atol=1e-6)
+
+
+def test_a_share_of_the_data_is_held_out() -> None:
+    result = fit(epochs=2, validation_fraction=0.2)
+    assert result.summary.steps == 8  # 32 samples are left
+    assert result.history.evaluations["step"] == [4, 8]
+    other = fit(epochs=2, validation_fraction=0.2, seed=1)
+    assert other.metrics != result.metrics
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
+    one, two, other = (fit(epochs=2, seed=seed) for seed in (0, 0, 1))
+    assert one.history.loss == two.history.loss
+    assert one.history.loss != other.history.loss
+
+
+class Power(Exception):
+    pass
+
+
+class Cut(Callback):
+    def on_step(self, report: StepReport) -> None:
+        if report.step == 4:
+            raise Power
+
+
+def test_a_fit_that_was_killed_resumes(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"epochs": 2, "parameters": {"checkpoint": {"checkpoint_period": 3}}}
+    whole = fit(checkpoints_dir=tmp_path / "whole", **changes)
+    with pytest.raises(Power):
+        fit(checkpoints_dir=tmp_path / "cut", callbacks=[Cut()], **changes)
+    resumed = fit(checkpoints_dir=tmp_path / "cut", **changes)
+    assert resumed.history.loss == whole.history.loss[4:]
+    for name, weight in whole.net.weights.items():
+        assert torch.equal(weight, resumed.net.weights[name])
+
+
+def test_further_fields_and_files(tmp_path: Path) -> None:
+    result = fit(
+        model=save_mlp(tmp_path),
+        steps=6,
+        weights_not_to_train=["b*"],
+        output_dir=tmp_path / "out",
+        log_dir=tmp_path / "log",
+        parameters={"learning_rate": {"warmup_mode": "linear", "warmup_steps": 2}, "loss": {"reduction": "sum"}},
+    )
+    assert (tmp_path / "out" / "mlp_trained.onnx").is_file()
+    assert (tmp_path / "log" / "metrics.jsonl").read_text().count('"kind": "step"') == 6
+    assert len(list((tmp_path / "log").glob("events.out.tfevents*"))) == 1
+    assert set(result.net.weights) == {"w1", "w2"}
+    assert result.parameters.loss.reduction == "sum"
+    assert result.history.steps["learning_rate"][:2] == [5e-4, 1e-3]
+
+
+def test_the_model_in_memory_and_named_losses() -> None:
+    loss = Loss(type="softmax_cross_entropy", prediction="logits", label="kind")
+    given = {"x": DATA["x"], "kind": DATA["label"]}
+    one = fit(given, loss=loss, steps=3)
+    two = fit(given, loss={"type": "softmax_cross_entropy", "prediction": "logits", "label": "kind"}, steps=3)
+    three = fit((DATA["x"], DATA["label"]), label="kind", steps=3)
+    four = fit({"pixels": DATA["x"], "class": DATA["label"]}, names={"pixels": "x"}, steps=3)
+    assert one.history.loss == two.history.loss == three.history.loss == four.history.loss
+
+
+def test_what_the_result_says() -> None:
+    result = fit(steps=3, validation_fraction=0.2)
+    assert repr(result).startswith("FitResult(3 updates, loss ")
+    assert "; validation loss " in repr(result)
+    assert repr(result.history).startswith("History(3 displayed updates, loss ")
+
+
+def test_progress_is_shown_once_or_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(steps=3)
+    assert capsys.readouterr().out == ""
+    fit(steps=3, progress=True)
+    out = capsys.readouterr().out
+    assert out.count("train  step 1/3") == out.count("train  step 3/3") == out.count("summary") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"loss": None}, ParametersError, r"loss is missing. The outputs of the model are 'logits'; the data hold 'x'"),
+        ({"loss": "hinge"}, ParametersError, r"loss is 'hinge'; expected one of softmax_cross_entropy.*cross_entropy"),
+        ({"loss": 3}, ParametersError, r"loss is 3; expected a name, a Loss, or a function"),
+        ({"loss": "bert"}, ParametersError, r"loss 'bert' needs further fields; pass loss=Loss"),
+        ({"epochs": 2, "steps": 3}, ParametersError, r"epochs is 2 and steps is 3; pass one of the two"),
+        ({"epochs": 0}, ParametersError, r"epochs is 0; expected a number above 0"),
+        ({"validation_data": PAIR, "validation_fraction": 0.1}, ParametersError, r"both given; pass one of the two"),
+        ({"parameters": {"training": 3}}, ParametersError, r"parameters\['training'\] is 3; expected a dictionary"),
+        ({"parameters": {"training": {"bath": 3}}}, ParametersError, r"training.bath"),
+        ({"given": iter([PAIR]), "epochs": 2}, DataError, r"epochs is 2, but the data are an iterator.*Pass a list"),
+        ({"given": iter([PAIR])}, DataError, r"the data are an iterator, whose length is not known.*Pass steps="),
+        (
+            {"given": torch_loader(), "validation_fraction": 0.1},
+            DataError,
+            r"no share can be drawn from IteratedDataLoader.*Pass validation_data",
+        ),
+        (
+            {"given": {"x": DATA["x"], "a": DATA["label"], "b": DATA["label"]}},
+            ParametersError,
+            r"which feature that is no input the loss compares cannot be told: there are 2.*'x', 'a', 'b'. Pass label=",
+        ),
+        ({"given": {"x": DATA["x"]}}, ParametersError, r"which feature .* there are 0.*the data hold 'x'"),
+        ({"model": Original()}, ModelError, r"model is a torch module \(Original\).*torch.onnx.export"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        fit(options.pop("given", PAIR), **options)
+
+
+def test_a_generator_trains_for_the_steps_it_has() -> None:
+    rows = [slice(8 * i, 8 * i + 8) for i in range(5)]
+    result = fit(((DATA["x"][r], DATA["label"][r]) for r in rows), steps=5)
+    assert result.history.loss == pytest.approx(fit(steps=5, shuffle=False).history.loss, abs=1e-6)
+    with pytest.raises(DataError, match="training data ended after 5 batches"):
+        fit(((DATA["x"][r], DATA["label"][r]) for r in rows), steps=6)
