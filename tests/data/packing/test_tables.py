@@ -8,7 +8,7 @@ import pytest
 from onward.data import DataLoader
 from onward.data.manifest import read_manifest
 from onward.data.packing import PackOptions, TableOptions, pack
-from onward.errors import DataError
+from onward.errors import DataError, ParametersError
 
 HEADER = ["height", "width", "count", "species"]
 ROWS = [(1.5 + k, k / 4, k, ["cat", "dog", "ant"][k % 3]) for k in range(3000)]
@@ -54,6 +54,53 @@ def test_columns_are_grouped(tables, tmp_path):
         pack_table(tables / "a.csv", tmp_path / "no", columns=(("x", "weight"),))
     with pytest.raises(DataError, match="has no column 'kind'"):
         pack_table(tables / "a.csv", tmp_path / "no", categories=("kind",))
+
+
+@pytest.mark.parametrize("categories", [("species",), ("spec*",)])
+def test_a_category_that_no_feature_reads_is_a_feature_of_its_own(tables, tmp_path, categories):
+    features = pack_table(tables / "a.csv", tmp_path / "out", columns=(("x", "height,width"),), categories=categories)
+    assert list(features) == ["x", "species"]
+    np.testing.assert_array_equal(features["species"], [[1, 2, 0][k % 3] for k in range(3000)])
+    assert read_manifest(tmp_path / "out").details == {"categories": {"species": ["ant", "cat", "dog"]}}
+
+
+def test_every_category_has_an_effect_whatever_the_columns(tables, tmp_path):
+    """All ways to group the columns with a category by name, by pattern and of numbers."""
+    groups = [(), (("x", "height"),), (("x", "*h*t"), ("label", "species")), (("x", "*"),), (("species", "species"),)]
+    for number, (columns, name) in enumerate((c, n) for c in groups for n in ("species", "s*", "count")):
+        if columns == (("x", "*"),) and name == "count":
+            continue  # the words would be in the vector
+        options = {"columns": columns, "categories": tuple({name, "species"})}
+        features = pack_table(tables / "a.csv", tmp_path / str(number), **options)
+        listed = read_manifest(tmp_path / str(number)).details["categories"]
+        column = "count" if name == "count" else "species"
+        assert column in listed
+        readers = [feature for feature in features if feature in (column, "label", "x")]
+        classes = np.array([listed[column].index(str(row[HEADER.index(column)])) for row in ROWS])
+        assert any(
+            np.array_equal(features[reader].reshape(3000, -1)[:, -1], classes)
+            or (features[reader].reshape(3000, -1) == classes[:, None]).all(0).any()
+            for reader in readers
+        ), (columns, name)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options", "words"),
+    [
+        ("tsv", {"delimiter": ";"}, r"--delimiter is read of CSV files only, and the files are \.tsv; leave it out"),
+        ("jsonl", {"delimiter": ";"}, r"--delimiter is read of CSV files only, and the files are \.jsonl"),
+        ("parquet", {"header": False}, r"--no-header is read of CSV and TSV files only, and the files are \.parquet"),
+        ("csv", {"columns": (("x", "height"), ("x", "width"))}, r"gives the feature 'x' twice; list all .* x=COLUMN,"),
+        (
+            "csv",
+            {"columns": (("species", "height"),), "categories": ("species",)},
+            r"--categories species makes a feature 'species', but .* Pass --columns OTHER=species",
+        ),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(tables, tmp_path, suffix, options, words):
+    with pytest.raises(ParametersError, match=words):
+        pack_table(tables / f"a.{suffix}", tmp_path / "out", **options)
 
 
 def test_words_that_are_no_class_are_refused(tables, tmp_path):

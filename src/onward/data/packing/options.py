@@ -117,7 +117,10 @@ class TableOptions:
         repeated=True,
     )
     categories: tuple[str, ...] = option(
-        (), "a column of words that becomes a class number, by the words' order; written to pack.json", repeated=True
+        (),
+        "a column of words that becomes a class number, by the words' order, * matching any characters; a feature of "
+        "its own unless --columns reads it; written to pack.json",
+        repeated=True,
     )
     delimiter: str = option(",", "between the columns of CSV; TSV files always use the tabulator")
     header: bool = option(True, "the first line of CSV names the columns; else they are column_0, column_1, ...")

@@ -14,7 +14,10 @@ import numpy as np
 from onward.data.packing.options import TableOptions
 from onward.data.packing.rows import Block, read_blocks
 from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
-from onward.errors import DataError
+from onward.errors import DataError, ParametersError
+
+_RECORDS = {".jsonl", ".ndjson", ".parquet"}
+"""Files whose rows name their columns."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,10 @@ def open_table(paths: list[Path], options: TableOptions) -> Source:
     first = next((block for path in paths for block in read_blocks(path, options) if block.count), None)
     if first is None:
         raise DataError(f"table {str(paths[0])!r} has no rows.")
-    features = _group_columns(list(first.columns), options, str(first.path))
-    words = _collect_words(paths, options) if options.categories else {}
+    _check_text_options(paths, options)
+    categories = _categories(list(first.columns), options, str(first.path))
+    features = _group_columns(list(first.columns), categories, options, str(first.path))
+    words = _collect_words(paths, categories, options) if categories else {}
     needed = dict.fromkeys(name for names in features.values() for name in names)
     columns = {name: _describe(name, words.get(name), first) for name in needed}
     details: dict[str, Any] = {"categories": {name: list(numbers) for name, numbers in words.items()}} if words else {}
@@ -46,27 +51,56 @@ def open_table(paths: list[Path], options: TableOptions) -> Source:
     return Source("bytes", total, partial(_read, paths, options, features, columns, details), details)
 
 
-def _group_columns(names: list[str], options: TableOptions, where: str) -> dict[str, list[str]]:
-    """Feature -> columns."""
+def _check_text_options(paths: list[Path], options: TableOptions) -> None:
+    """Options that none of the files reads are refused."""
+    kinds = {path.suffix.lower() for path in paths}
+    listed = ", ".join(sorted(kinds))
+    if options.delimiter != "," and kinds <= {".tsv", *_RECORDS}:
+        raise ParametersError(f"--delimiter is read of CSV files only, and the files are {listed}; leave it out.")
+    if not options.header and kinds <= _RECORDS:
+        raise ParametersError(
+            f"--no-header is read of CSV and TSV files only, and the files are {listed}; leave it out."
+        )
 
-    def match(pattern: str) -> list[str]:
-        found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
-        if not found:
-            raise DataError(f"table {where!r} has no column {pattern!r}; it has {', '.join(map(repr, names))}.")
-        return found
 
-    for name in options.categories:
-        match(name)
+def _match(pattern: str, names: list[str], where: str) -> list[str]:
+    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        raise DataError(f"table {where!r} has no column {pattern!r}; it has {', '.join(map(repr, names))}.")
+    return found
+
+
+def _categories(names: list[str], options: TableOptions, where: str) -> list[str]:
+    """The columns of words, each once."""
+    return list(dict.fromkeys(name for pattern in options.categories for name in _match(pattern, names, where)))
+
+
+def _group_columns(names: list[str], categories: list[str], options: TableOptions, where: str) -> dict[str, list[str]]:
+    """Feature -> columns; a category that no feature reads is a feature of its own name."""
     if not options.columns:
         return {name: [name] for name in names}
-    return {
-        feature: [name for pattern in patterns.split(",") for name in match(pattern)]
-        for feature, patterns in options.columns
-    }
+    features: dict[str, list[str]] = {}
+    for feature, patterns in options.columns:
+        if feature in features:
+            raise ParametersError(
+                f"--columns gives the feature {feature!r} twice; list all of its columns in one: "
+                f"--columns {feature}=COLUMN,COLUMN."
+            )
+        features[feature] = [name for pattern in patterns.split(",") for name in _match(pattern, names, where)]
+    read = {name for columns in features.values() for name in columns}
+    for name in categories:
+        if name not in read and name in features:
+            raise ParametersError(
+                f"--categories {name} makes a feature {name!r}, but --columns gives that name to other columns. Pass "
+                f"--columns OTHER={name} to name the feature of the category."
+            )
+        if name not in read:
+            features[name] = [name]
+    return features
 
 
-def _collect_words(paths: list[Path], options: TableOptions) -> dict[str, dict[str, int]]:
-    found: dict[str, set[str]] = {name: set() for name in options.categories}
+def _collect_words(paths: list[Path], categories: list[str], options: TableOptions) -> dict[str, dict[str, int]]:
+    found: dict[str, set[str]] = {name: set() for name in categories}
     for path in paths:
         for block in read_blocks(path, options):
             for name, words in found.items():
@@ -196,5 +230,5 @@ def _find_bad_value(block: Block, column: _Column, rows: list[int], dtype: np.dt
     kind = "whole numbers" if column.whole else "numbers"
     return DataError(
         f"table {str(block.path)!r}, {block.where(row)}: column {column.name!r} holds {value!r}, but {kind} before. "
-        f"Mend the value, or make the column a class with --categories {column.name}."
+        f"Fix the value, or make the column a class with --categories {column.name}."
     )
