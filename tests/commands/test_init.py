@@ -2,48 +2,361 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
+import yaml
 
 from onward.cli import main
-from onward.parameters import Parameters
+from onward.commands.rehearsal import training_loader
+from onward.data.loader import DataLoader
+from onward.data.manifest import read_manifest
+from onward.parameters import Checkpoint, Parameters
+from onward.runner import TrainingRunner
+from tests.mlp import ON_ONE_THREAD
+from tests.proposal.kinds import KINDS, Kind, classifier_of_images, numbers, perceptron, pictures, table, text
+
+UPDATES = 30
 
 
-def save_iris_like(path: Path) -> None:
-    generator = np.random.default_rng(0)
-    rows = ["length,width,kind"]
-    for k in range(120):
-        kind = k // 40
-        a, b = generator.normal((kind, -kind), 0.3)
-        rows.append(f"{a:.3f},{b:.3f},{('oak', 'elm', 'fir')[kind]}")
-    path.write_text("\n".join(rows) + "\n")
+def prepare(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Writes model and data, and makes their folder the working one."""
+    monkeypatch.chdir(folder)
+    kind.model(folder)
+    return kind.data(folder)
 
 
-def export(net: nn.Module, example: torch.Tensor, path: Path, inputs: list[str], outputs: list[str]) -> None:
-    torch.onnx.export(
-        net.eval(), (example,), path, input_names=inputs, output_names=outputs, dynamo=False, opset_version=17,
-        dynamic_axes={name: {0: "batch"} for name in (*inputs, *outputs)},
-    )  # fmt: skip
+def losses_of_run(parameters: Parameters, updates: int = UPDATES) -> tuple[float, float]:
+    """The loss on the test data before and after a few updates of the run."""
+    short = dataclasses.replace(parameters.training, num_train_steps=updates, num_epochs=None)
+    paths = dataclasses.replace(parameters.paths, output_dir=None)
+    alone = dataclasses.replace(parameters, training=short, paths=paths, checkpoint=Checkpoint())
+    runner = TrainingRunner(alone, ON_ONE_THREAD)
+    loader = training_loader(parameters)
+    assert parameters.paths.test_data_dir is not None
+    test = DataLoader(parameters.data.input_name_map, parameters.paths.test_data_dir, 2, 0, 1)
+    try:
+        runner.initialize(loader.feature_specs())
+        before = runner.evaluate(test).metrics["loss"]
+        runner.run(loader)
+        return before, runner.evaluate(test).metrics["loss"]
+    finally:
+        loader.close()
+        test.close()
 
 
-def test_a_table_with_words_as_labels(
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_written_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS[name]
+    data = prepare(kind, tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", data, *kind.options]) == 0
+    written = Path("run.yaml").read_text()
+    plain = yaml.safe_load(written)
+    for field, value in kind.expected.items():
+        section, _, key = field.partition(".")
+        assert plain.get(section, {}).get(key, {} if value == {} else None) == value, field
+    comments = " ".join(line.strip(" #") for line in written.splitlines() if line.strip().startswith("#"))
+    for words in kind.says:
+        assert words.lower() in comments.lower(), f"{words!r} is not in the comments: {comments}"
+    check_counts(written)
+    before, after = losses_of_run(Parameters.load("run.yaml"))
+    assert after < before, f"{name}: the test loss went from {before:.4f} to {after:.4f} in {UPDATES} updates"
+
+
+def check_counts(written: str) -> None:
+    """The numbers in the comments are those of the data that were packed."""
+    manifests = [read_manifest(Path("data") / part) for part in ("train", "test")]
+    assert all(manifest is not None for manifest in manifests)
+    train, test = (manifest.sample_count for manifest in manifests if manifest is not None)
+    plain = yaml.safe_load(written)
+    size, epochs = plain["training"]["batch_size"], plain["training"]["num_epochs"]
+    updates = -(-train // size)
+    joined = " ".join(written.split()).replace(" # ", " ")
+    said = f"{train:,} training samples make {updates:,} updates an epoch, {updates * epochs:,} in all"
+    assert said in joined, joined
+    assert f"the {test:,} test samples are evaluated" in joined.lower()
+
+
+@pytest.mark.parametrize("name", ["table", "images as bytes", "masked text", "images in folders"])
+def test_the_packing_command_in_the_file_gives_the_same_shards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = prepare(KINDS[name], tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", data, "--no-trial"]) == 0
+    said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("packing: "))
+    command = said.removeprefix("packing: ")
+    joined = " ".join(line.lstrip("# ") for line in Path("run.yaml").read_text().splitlines() if line.startswith("#"))
+    assert command in joined
+    words = shlex.split(command)
+    assert words[:2] == ["onward", "pack"]
+    assert words[3] == "data"
+    assert main(["pack", words[2], "again", *words[4:]]) == 0
+    for shard in Path("data").rglob("*.pb"):
+        assert (Path("again") / shard.relative_to("data")).read_bytes() == shard.read_bytes()
+
+
+def test_data_that_are_packed_already_are_used_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
-    export(net, torch.randn(2, 2), tmp_path / "net.onnx", ["x"], ["logits"])
-    save_iris_like(tmp_path / "trees.csv")
-    assert main(["init", "net.onnx", "trees.csv"]) == 0
-    said = capsys.readouterr().out
-    assert "onward pack trees.csv data" in said
+    perceptron(5, 1)(tmp_path)
+    numbers(5, lambda x: x.sum(1))(tmp_path)
+    assert main(["pack", "numbers.npz", "shards", "--test-fraction", "0.2"]) == 0
+    assert main(["init", "net.onnx", "shards", "-o", "runs/one.yaml"]) == 0
+    parameters = Parameters.load("runs/one.yaml")
+    assert parameters.paths.train_data_dir is not None
+    assert parameters.paths.train_data_dir.resolve() == tmp_path / "shards" / "train"
+    assert not (tmp_path / "runs" / "data").exists()
+    before, after = losses_of_run(parameters)
+    assert after < before
+
+
+def test_the_same_command_again_packs_nothing_and_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    perceptron(5, 1)(tmp_path)
+    numbers(5, lambda x: x.sum(1))(tmp_path)
+    assert main(["init", "net.onnx", "numbers.npz", "--no-trial"]) == 0
+    shard = next((tmp_path / "data" / "train").glob("*.pb"))
+    written = shard.stat().st_mtime_ns
+    assert main(["init", "net.onnx", "numbers.npz", "--no-trial"]) == 2
+    assert "'run.yaml' already exists. Pass --force to replace it, or name another file with -o." in (
+        capsys.readouterr().err
+    )
+    assert main(["init", "net.onnx", "numbers.npz", "--no-trial", "-o", "other.yaml"]) == 0
+    assert "data holds these data already, packed in the same way." in capsys.readouterr().out
+    assert shard.stat().st_mtime_ns == written
+    again = ["init", "net.onnx", "numbers.npz", "--no-trial", "-o", "third.yaml", "--test-fraction", "0.4"]
+    assert main(again) == 2
+    assert "'data' holds shards of other data, or packed in another way. Pass --force" in capsys.readouterr().err
+    assert main([*again, "--force"]) == 0
+    assert main(["init", "net.onnx", "numbers.npz", "--no-trial", "--force"]) == 0
+
+
+def test_without_data_the_file_says_which_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """... and with data of that form it trains as it is."""
+    monkeypatch.chdir(tmp_path)
+    perceptron(5, 3)(tmp_path)
+    assert main(["init", "net.onnx"]) == 0
+    written = Path("run.yaml").read_text()
+    assert "- x: float32 [5]" in written
+    assert "- label: int64 [], the number of the class, 0 to 2" in written
+    numbers(5, lambda x: x[:, :3].argmax(1), "label")(tmp_path)
+    assert main(["pack", "numbers.npz", "data", "--test-fraction", "0.1"]) == 0
+    before, after = losses_of_run(Parameters.load("run.yaml"))
+    assert after < before
+
+
+def test_what_is_said_on_the_command_line_is_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    perceptron(3, 1)(tmp_path)
+    table(tmp_path)
+    words = (
+        "init net.onnx trees.csv --label weight --inputs length,width,height --loss l1 --epochs 7 --batch-size 12 "
+        "--learning-rate 0.02 --weights 0.*,2.bias --output-dir there --test-fraction 0.3"
+    )
+    assert main(words.split()) == 0
     parameters = Parameters.load("run.yaml")
-    assert parameters.loss.type == "softmax_cross_entropy"
-    assert (parameters.loss.prediction, parameters.loss.label) == ("logits", "kind")
-    assert main(["train", "run.yaml", "--training.num_epochs", "10"]) == 0
+    assert (parameters.loss.type, parameters.loss.label) == ("l1", "weight")
+    assert (parameters.training.num_epochs, parameters.training.batch_size) == (7, 12)
+    assert parameters.learning_rate.initial_lr == 0.02
+    assert parameters.training.weights_to_train == ("0.*", "2.bias")
+    assert parameters.paths.output_dir == tmp_path / "there"
+    manifest = read_manifest(Path("data/test"))
+    assert manifest is not None
+    assert 0.2 < manifest.sample_count / 240 < 0.4
+    assert "--columns x=length,width,height --columns weight=weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "words"),
+    [
+        (perceptron(4, 2), table, [], ["label 'tree' has shape [] a sample and 3 classes (elm, fir, oak), which fits",
+                                       "it has 2 classes, the labels have 3. Use a model with 3 outputs"]),
+        (perceptron(6, 3), table, [], ["input 'x' float32 [batch, 6] needs 6 columns, and 'trees.csv' has 5 of numbers "
+                                       "besides the label: 'row', 'length', 'width', 'height', 'weight'",
+                                       "Add the columns that are missing."]),
+        (perceptron(2, 3), table, [], ["needs 2 columns", "Name the columns with --inputs COLUMN,..."]),
+        (perceptron(4, 3), table, ["--label", "leaf"], ["has no column 'leaf'; it has 'row', 'length'"]),
+        (perceptron(4, 3), table, ["--prediction", "y"], ["--prediction is 'y'; the outputs of the model are 'out'"]),
+        (perceptron(4, 1), table, [], ["it is one number a sample, the label has 3 classes"]),
+        (perceptron(5, 3), numbers(5, lambda x: x.sum(1)), [],
+         ["and numbers from", "A regression needs an output of shape [batch, 1] or [batch]."]),
+        (perceptron(7, 1), numbers(5, lambda x: x.sum(1)), [],
+         ["the model 'net.onnx' reads 'x' float32 [7] a sample, and no feature of the data has that shape",
+          "the data hold 'x' float32 [5]; 'y' float32 []"]),
+        (perceptron(5, 3), numbers(5, lambda x: x[:, :3].argmax(1) - 1), [],
+         ["the smallest label is -1; classes are numbered from 0. Use -100 to ignore one."]),
+        (perceptron(4, 3), pictures, [],
+         ["'pictures' is a folder of images, and 'net.onnx' reads 'x' float32 [batch, 4]: that is not one input of "
+          "images ([batch, channels, height, width])."]),
+        (classifier_of_images(), text, [],
+         ["is text without labels, and 'net.onnx' has no input of token ids ([batch, sequence], whole numbers)"]),
+        (classifier_of_images(), table, [], ["is a table, and 'net.onnx' reads 'image' float32 [batch, 3, 16, 16]"]),
+        (perceptron(4, 3), lambda folder: "nowhere", [], ["source 'nowhere' does not exist"]),
+        (perceptron(4, 3), table, ["--epochs", "0"], ["--epochs is 0; expected at least 1."]),
+        (perceptron(4, 3), table, ["--learning-rate", "-1"], ["--learning-rate is -1; expected a number above 0."]),
+        (perceptron(4, 3), table, ["--test-fraction", "1"], ["--test-fraction is 1; expected a share from 0 to below"]),
+        (perceptron(4, 3), table, ["-o", "."], ["--output '.' is a folder; name a file"]),
+    ],
+)  # fmt: skip
+def test_refusals(
+    model, data, options, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = prepare(Kind(model, data, {}), tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", source, *options]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("onward init: ")
+    for part in words:
+        assert part in said, said
+    assert not Path("run.yaml").exists()
+    assert not Path("data").exists()
+
+
+def test_a_table_of_numbers_that_are_not_finite_is_found_by_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def label(x: np.ndarray) -> np.ndarray:
+        x[:] = np.nan
+        return np.zeros(len(x), np.float32)
+
+    prepare(Kind(perceptron(5, 1), numbers(5, label), {}), tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", "numbers.npz", "--loss", "mean_squared_error"]) == 2
+    assert "one step was tried, and the loss is nan. Look for numbers that are not finite" in capsys.readouterr().err
+
+
+def test_fewer_classes_than_outputs_are_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(Kind(perceptron(4, 7), table, {}), tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", "trees.csv", "--no-trial"]) == 0
+    said = " ".join(re.sub(r"^#", "", line) for line in Path("run.yaml").read_text().splitlines())
+    assert "the labels seen have 3 classes, the model's output 'out' has 7" in " ".join(said.split())
+
+
+# ------------------------------------------------------------------------------------------------------------- wizard
+
+
+def answering(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Feeds lines to `input`; returns what it was asked, filled as it is."""
+    asked: list[str] = []
+    answers = iter(lines)
+
+    def read(prompt: str) -> str:
+        asked.append(prompt)
+        try:
+            return next(answers)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    return asked
+
+
+def test_the_wizard_writes_the_same_file_where_every_default_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", "trees.csv", "--no-trial"]) == 0
+    plain = Path("run.yaml").read_text().split("\n", 1)
+    asked = answering([""] * 20, monkeypatch)
+    assert main(["init", "net.onnx", "trees.csv", "--no-trial", "--wizard", "--force"]) == 0
+    assert Path("run.yaml").read_text().split("\n", 1)[1] == plain[1]
+    assert [prompt.partition("?")[0] for prompt in asked] == [
+        "Which feature is the label", "What is minimized", "Which share of the samples is kept for testing",
+        "Samples of a batch", "How many passes over the data", "The highest learning rate",
+        "Which weights train (names or *-patterns)", "Where does the trained model go",
+    ]  # fmt: skip
+    assert "[tree]" in asked[0]
+    assert "[softmax_cross_entropy]" in asked[1]
+
+
+def test_the_wizard_asks_again_until_an_answer_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
+    lines = ["leaf", "tree", "crossentropy", "", "1.5", "0.25", "many", "24", "0", "3", "fast", "0.01", "", "there"]
+    asked = answering(lines, monkeypatch)
+    assert main(["init", "net.onnx", "trees.csv", "--no-trial", "--wizard"]) == 0
+    assert len(asked) == len(lines)
     said = capsys.readouterr().out
-    assert (tmp_path / "trained" / "net_trained.onnx").is_file()
+    for words in (
+        "there is no feature 'leaf'; the data hold row, length",
+        "expected one of softmax_cross_entropy, binary_cross_entropy",
+        "expected a share from 0 to below 1, like 0.1",
+        "expected a whole number of at least 1",
+        "expected a number above 0, like 0.001",
+    ):
+        assert words in said
+    parameters = Parameters.load("run.yaml")
+    assert (parameters.training.batch_size, parameters.training.num_epochs) == (24, 3)
+    assert parameters.learning_rate.initial_lr == 0.01
+    assert parameters.paths.output_dir == tmp_path / "there"
+
+
+def test_the_wizard_leaves_out_what_an_option_says_and_says_where_the_input_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
+    asked = answering([""], monkeypatch)
+    words = ["init", "net.onnx", "trees.csv", "--wizard", "--label", "tree", "--loss", "softmax_cross_entropy"]
+    assert main(words) == 2
+    assert asked[0].startswith("Which share")
+    assert "the input ended at the question 'Samples of a batch?" in capsys.readouterr().err
+    assert not Path("run.yaml").exists()
+
+
+def test_the_wizard_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a pseudo-terminal, as a person sees it."""
+    pty = pytest.importorskip("pty", reason="pseudo-terminals are of Unix")
+    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "onward", "init", "net.onnx", "trees.csv", "--no-trial", "--wizard"]
+    os.write(controller, b"\n" * 5 + b"0.004\n" + b"\n" * 5)
+    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        output, _ = process.communicate(timeout=240)
+    os.close(controller)
+    os.close(terminal)
+    assert process.returncode == 0, output.decode()
+    assert b"Press Enter to take the value in brackets." in output
+    assert Parameters.load("run.yaml").learning_rate.initial_lr == 0.004
+
+
+# ------------------------------------------------------------------------------------------------------------ inspect
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, ["`onward init net.onnx [DATA]` would propose:", "loss: softmax_cross_entropy",
+                "data that it needs, shapes of one sample:", "x: float32 [4]"]),
+        ("trees.csv", ["`onward init net.onnx trees.csv` would propose:", "from output 'out'",
+                       "packing: onward pack trees.csv data --test-fraction 0.2"]),
+        ("nowhere", ["`onward init net.onnx nowhere` would refuse: source 'nowhere' does not exist"]),
+    ],
+)  # fmt: skip
+def test_inspect_says_what_init_would_do(
+    data: str | None,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
+    assert main(["inspect", "net.onnx", *([data] if data else [])]) == 0
+    said = capsys.readouterr().out
+    for part in words:
+        assert part in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx", "trees.csv"]

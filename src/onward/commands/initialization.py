@@ -39,6 +39,7 @@ def initialize(options: argparse.Namespace) -> None:
     target = Path(options.output)
     _check_target(target, options.force)
     folder, answers = target.parent, _answers(options)
+    _make_folder(folder)
     model = read_model_facts(Path(options.model))
     data = None if options.data is None else read_data_facts(Path(options.data))
     if options.wizard:
@@ -54,7 +55,7 @@ def initialize(options: argparse.Namespace) -> None:
     else:
         Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
         tried = ""
-    _write(target, to_yaml(proposal, _command()))
+    _write(target, to_yaml(proposal, command_line(options)))
     _report(proposal, target, tried)
 
 
@@ -65,6 +66,14 @@ def _check_target(target: Path, is_forced: bool) -> None:
         raise ParametersError(
             f"{str(target)!r} already exists. Pass --force to replace it, or name another file with -o."
         )
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder of RUN.yaml, from which its paths are seen."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{str(folder)!r} cannot be made: {error.strerror}. Name another file with -o.") from error
 
 
 def _answers(options: argparse.Namespace) -> Answers:
@@ -92,8 +101,15 @@ def _answers(options: argparse.Namespace) -> Answers:
     )
 
 
-def _command() -> str:
-    return shlex.join(["onward", *sys.argv[1:]])
+def command_line(options: argparse.Namespace) -> str:
+    """The command that has these options."""
+    words = ["onward", "init", options.model, *([options.data] if options.data else [])]
+    for name, value in vars(options).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in ("model", "data", "command") or value in (None, False) or (name, value) == ("output", "run.yaml"):
+            continue
+        words += [flag] if value is True else [flag, str(value)]
+    return shlex.join(words)
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
@@ -216,7 +232,6 @@ def _try_a_step(parameters: Parameters) -> str:
 
 def _write(target: Path, text: str) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.unfinished")
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(target)

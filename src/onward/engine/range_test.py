@@ -22,6 +22,9 @@ DIVERGENCE = 4.0
 _LEFT_OUT = 0.1
 """Share of the points at the beginning that are never suggested: their mean is of few losses."""
 
+_WINDOW = 1.0
+"""Decades of rates over which the slope of the loss is measured."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -98,15 +101,19 @@ def run_range_test(
     return judge(points, False)
 
 
+def _slope(points: Sequence[Point], index: int) -> float:
+    """Of a line fitted to the smoothed loss over a decade of rates around a point: single losses are noisy."""
+    center = math.log10(points[index].learning_rate)
+    near = [(math.log10(one.learning_rate) - center, one.smoothed) for one in points]
+    near = [pair for place, pair in enumerate(near) if abs(pair[0]) <= _WINDOW / 2 or abs(place - index) <= 1]
+    mean_x, mean_y = (sum(pair[axis] for pair in near) / len(near) for axis in (0, 1))
+    return sum((x - mean_x) * (y - mean_y) for x, y in near) / sum((x - mean_x) ** 2 for x, _ in near)
+
+
 def judge(points: Sequence[Point], diverged: bool) -> RangeTest:
     """Finds the steepest descent and the smallest smoothed loss."""
     first = max(1, round(_LEFT_OUT * len(points)))
-    usable = range(first, len(points) - 1)
-    slopes = {
-        index: (points[index + 1].smoothed - points[index - 1].smoothed)
-        / (math.log(points[index + 1].learning_rate) - math.log(points[index - 1].learning_rate))
-        for index in usable
-    }
+    slopes = {index: _slope(points, index) for index in range(first, len(points) - 1)}
     if not slopes:
         return RangeTest(tuple(points), diverged, None, None)
     lowest = min(range(first, len(points)), key=lambda index: points[index].smoothed)

@@ -101,6 +101,8 @@ def _looks_initialized(array: np.ndarray) -> bool:
     largest, deviation = float(np.abs(numbers).max()), float(numbers.std())
     if largest == 0 or deviation == 0:
         return True
+    if array.ndim >= 2 and _is_orthogonal(array.reshape(-1, *array.shape[-2:])[0]):
+        return True
     fans = _fans(array.shape)
     if _is_uniform(numbers, largest) and any(
         bound * (1 - 12 / numbers.size) - 1e-9 <= largest <= bound * 1.001 for bound in _uniform_bounds(fans)
@@ -112,6 +114,22 @@ def _looks_initialized(array: np.ndarray) -> bool:
     return is_normal and any(abs(deviation / known - 1) < tolerance for known in _normal_deviations(fans))
 
 
+def _is_orthogonal(matrix: np.ndarray) -> bool:
+    """Whether rows, or columns, or each square block of stacked gates are orthonormal, as recurrent layers begin."""
+    rows, columns = matrix.shape
+    if min(rows, columns) < 4 or matrix.size > 1 << 20:
+        return False
+    wide = (matrix if rows <= columns else matrix.T).astype(np.float64)
+    if np.abs(wide @ wide.T - np.eye(len(wide))).max() < 1e-3:
+        return True
+    if rows % columns:
+        return False
+    return all(
+        np.abs(block @ block.T - np.eye(columns)).max() < 1e-3
+        for block in matrix.astype(np.float64).reshape(-1, columns, columns)
+    )
+
+
 def _is_uniform(numbers: np.ndarray, largest: float) -> bool:
     ratio = float((numbers**2).mean()) / largest**2
     return abs(ratio - 1 / 3) < 0.02 + 1.5 / math.sqrt(numbers.size)
@@ -119,8 +137,8 @@ def _is_uniform(numbers: np.ndarray, largest: float) -> bool:
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, ...]:
     """What counts as inputs and outputs of a weight, whichever way it is stored."""
-    if len(shape) == 2:
-        return int(shape[0]), int(shape[1])
+    if len(shape) == 2 or (len(shape) == 3 and shape[0] <= 2):  # of recurrent layers: directions, gates, inputs
+        return int(shape[-2]), int(shape[-1])
     window = int(np.prod(shape[2:], dtype=np.int64))
     return int(shape[1]) * window, int(shape[0]) * window
 
@@ -128,9 +146,10 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _uniform_bounds(fans: tuple[int, ...]) -> list[float]:
     one, other = fans
     each = [math.sqrt(gain / fan) for fan in fans if fan for gain in (1.0, 3.0, 6.0)]
-    # Recurrent layers draw by their hidden size, which a stack of gates holds three or four times.
+    # Recurrent layers draw by their hidden size, which a stack of gates holds three or four times; or by all gates.
     gates = [math.sqrt(gates / fan) for fan in fans if fan for gates in (3, 4)]
-    return [*each, *gates, math.sqrt(6 / (one + other)), 0.05, 1.0, 0.1]
+    of_gate = [math.sqrt(6 / (one / count + other)) for count in (1, 3, 4)]
+    return [*each, *gates, *of_gate, math.sqrt(6 / (one + other)), 0.05, 1.0, 0.1]
 
 
 def _normal_deviations(fans: tuple[int, ...]) -> list[float]:

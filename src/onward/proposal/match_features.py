@@ -196,7 +196,8 @@ def _buffer(data: DataFacts, label: Feature | None) -> int:
         return 0
     values = label.values
     changes = int((values[1:] != values[:-1]).sum())
-    if changes + 1 > 2 * len(np.unique(values)):
+    classes = len(np.unique(values))
+    if classes > len(values) / 4 or changes + 1 > 2 * classes:
         return 0
     sample_bytes = sum(max(1, math.prod(one.shape)) * 8 for one in data.features)
     return min(data.sample_count, max(1, (1 << 30) // sample_bytes))

@@ -247,7 +247,8 @@ def _is_sorted(label: Feature) -> bool:
     values = label.values
     if values is None or values.ndim != 1 or len(values) < 8:
         return values is None
-    return int((values[1:] != values[:-1]).sum()) + 1 <= 2 * len(np.unique(values))
+    classes = len(np.unique(values))
+    return classes <= len(values) / 4 and int((values[1:] != values[:-1]).sum()) + 1 <= 2 * classes
 
 
 def _notes_on_ranges(columns: _Columns, data: DataFacts, model: ModelFacts) -> tuple[str, ...]:

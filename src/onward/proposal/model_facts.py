@@ -22,7 +22,10 @@ from onward.proposal.initialization import Origin, find_origin
 Size = int | str
 
 _MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that only move elements; what a model ends in is looked for before them."""
+"""Operators that only move elements."""
+
+_KEEPS_RANGE = _MOVES | {"Clip", "DequantizeLinear", "Gather", "QuantizeLinear", "ReduceMean"}
+"""Operators that leave probabilities probabilities; what a model ends in is looked for before them."""
 
 _FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 
@@ -98,10 +101,10 @@ class ModelFacts:
 
     @property
     def fixed_batch(self) -> int | None:
-        """The batch size that the file fixes, if it does."""
-        sizes = {port.shape[0] for port in self.inputs if port.shape}
+        """The batch size that the file fixes, if it does; where one input leaves it open, it is open."""
+        sizes = [port.shape[0] for port in self.inputs if port.shape]
         fixed = [size for size in sizes if isinstance(size, int)]
-        return fixed[0] if fixed else None
+        return fixed[0] if fixed and len(fixed) == len(sizes) else None
 
     @property
     def is_transformer(self) -> bool:
@@ -225,7 +228,12 @@ def _port(value: ir.Value, inferred: Mapping[str, ir.Value]) -> Port:
 
 
 def _sizes(shape: ir.Shape) -> tuple[Size, ...]:
-    return tuple(size if isinstance(size, int) else str(size.value or "?") for size in shape)
+    """Sizes of a shape; some exporters write -1 for an open one."""
+    return tuple(size if isinstance(size, int) and size >= 0 else _open_size(size) for size in shape)
+
+
+def _open_size(size: int | ir.SymbolicDim) -> str:
+    return "?" if isinstance(size, int) else str(size.value or "?")
 
 
 def _dtype_name(dtype: ir.DataType | None) -> str:
@@ -244,10 +252,17 @@ def _shapes_of_weights(training: TrainingGraph) -> dict[str, tuple[int, ...]]:
 
 
 def _origin_node(value: ir.Value) -> ir.Node | None:
-    """The node that computes the elements of a value, what only moves them left out."""
+    """The node that computes the elements of a value, what keeps their range left out; of branches, the first."""
     node = value.producer()
-    while node is not None and node.domain == "" and node.op_type in _MOVES and node.inputs[0] is not None:
-        before = node.inputs[0].producer()
+    while node is not None and node.domain == "":
+        if node.op_type == "If":
+            place = list(node.outputs).index(value)
+            value = node.attributes["then_branch"].as_graph().outputs[place]
+        elif node.op_type in _KEEPS_RANGE and node.inputs[0] is not None:
+            value = node.inputs[0]
+        else:
+            return node
+        before = value.producer()
         if before is None:
             return node
         node = before

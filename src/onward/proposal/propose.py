@@ -191,7 +191,7 @@ def _record(counts: Counts, size: int) -> list[Choice]:
             "a run that is stopped resumes from here; delete the folder to begin again.",
         ),
         Choice("checkpoint.checkpoint_period", updates_an_epoch(counts, size), "in weight updates: one epoch."),
-        Choice("tensorboard.log_dir", "logs", "tensorboard --logdir logs shows the run."),
+        Choice("tensorboard.log_dir", "logs", "to look at the run: tensorboard --logdir logs"),
     ]
 
 

@@ -31,7 +31,7 @@ def make_transforms(asked: Sequence[tuple[str, str]]) -> Transform:
             except ValueError as error:
                 shape = list(sample[name].shape)
                 raise DataError(f"--transform {name}={text}: impossible for shape {shape}: {error}.") from error
-            sample.update({name: added} if isinstance(added, np.ndarray) else added)
+            sample.update(added if isinstance(added, Mapping) else {name: np.asarray(added)})
         return sample
 
     return apply if steps else lambda sample: sample
