@@ -38,7 +38,7 @@ def store() -> Iterator[Any]:
         ("s3://bucket/a/b.pb", "s3://bucket/a/b.pb"),
         ("gs://bucket", "gs://bucket"),
         ("memory://x/y", "memory://x/y"),
-        ("file:///tmp/x", "file:///tmp/x"),
+        ("file:///folder/x", "file:///folder/x"),
         ("simplecache::s3://bucket/a", "simplecache::s3://bucket/a"),
         ("data/train", None),
         ("/data/train", None),
