@@ -18,14 +18,16 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from benchmarks.found_models_packages import collect_packages
-from benchmarks.found_models_table import summary, table
-from benchmarks.found_models_tools import collect_conversions
+from benchmarks.found_models_table import Row, counts, gallery, summary, table
+from benchmarks.found_models_tools import CONVERTERS, collect_conversions
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "found_models"
-TABLE = ROOT / "benchmarks" / "results" / "found_models.md"
+RESULTS = ROOT / "benchmarks" / "results" / "found_models.json"
+PAGE = ROOT / "docs" / "gallery.md"
 
 
 def list_files(cache: Path, pattern: str = "") -> list[str]:
@@ -34,7 +36,7 @@ def list_files(cache: Path, pattern: str = "") -> list[str]:
     return [name for name in names if re.search(pattern, name)]
 
 
-def measure(file: str, cache: Path, limit_seconds: float, memory_gb: float) -> dict[str, object]:
+def measure(file: str, cache: Path, limit_seconds: float, memory_gb: float) -> dict[str, Any]:
     """One row, by a process that may crash or hang."""
     kept = cache / "rows" / f"{file.replace('/', '--')}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -60,16 +62,33 @@ def measure(file: str, cache: Path, limit_seconds: float, memory_gb: float) -> d
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         ended = f"stopped after {limit_seconds:.0f} s"
-    row: dict[str, object] = json.loads(kept.read_text()) if kept.exists() else {"file": file, "phases": {}}
-    row["ended"] = ended
+    row: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"file": file, "phases": {}}
+    row |= {"ended": ended, "origin": origin_of(cache, file)}
     kept.write_text(json.dumps(row, indent=1))
     return row
 
 
-def read_rows(cache: Path, files: Sequence[str]) -> list[dict[str, object]]:
+def origin_of(cache: Path, file: str) -> dict[str, str]:
+    """Where a file comes from: its kind, the name and version of a package, and its licence."""
+    folder = file.partition("/")[0]
+    path = cache / "files" / folder / "origin.json"
+    if path.exists():
+        found = json.loads(path.read_text())
+        return {"kind": "package", "name": found["package"], "version": found["version"], "license": found["license"]}
+    kind = "conversion" if folder in CONVERTERS else "variant"
+    return {"kind": kind, "name": CONVERTERS.get(folder, folder), "version": "", "license": ""}
+
+
+def read_rows(cache: Path, files: Sequence[str]) -> list[dict[str, Any]]:
     """The rows that are kept, in the order of the files."""
     kept = [cache / "rows" / f"{file.replace('/', '--')}.json" for file in files]
     return [json.loads(path.read_text()) for path in kept if path.exists()]
+
+
+def write_results(rows: Sequence[Row], path: Path) -> None:
+    """The rows as JSON, one a line, and as a table beside it."""
+    path.write_text("[\n" + ",\n".join(json.dumps(row, sort_keys=True) for row in rows) + "\n]\n")
+    path.with_suffix(".md").write_text(f"{counts(rows)}\n\n{table(rows)}")
 
 
 def main() -> None:
@@ -81,7 +100,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--seconds", type=float, default=400.0, help="time limit of a row")
     parser.add_argument("--memory-gb", type=float, default=12.0, help="memory limit of a row")
-    parser.add_argument("--out", type=Path, default=TABLE)
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="the rows as JSON; a table of the same name beside it"
+    )
+    parser.add_argument("--page", action="store_true", help="also write docs/gallery.md")
     options = parser.parse_args()
     if not options.no_collect:
         for line in chain(collect_packages(options.cache), collect_conversions(options.cache)):
@@ -95,9 +117,11 @@ def main() -> None:
         if file not in done:
             print(summary(measure(file, options.cache, options.seconds, options.memory_gb)), flush=True)
     # The table is of everything that is kept, whatever was asked for now.
-    text = table(read_rows(options.cache, list_files(options.cache)), options.cache)
-    options.out.write_text(text)
-    print(text)
+    rows = read_rows(options.cache, list_files(options.cache))
+    write_results(rows, options.out)
+    if options.page:
+        PAGE.write_text(gallery(rows))
+    print(counts(rows))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-BATCH_SIZE = 4
+BATCH_SIZE = 2
 
 Array = np.ndarray[Any, Any]
 

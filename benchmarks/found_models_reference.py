@@ -58,10 +58,14 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
 
 
-def rounds_to_8_bits(path: Path) -> bool:
-    """Whether a file quantizes while it computes."""
-    nodes = onnx.load(path, load_external_data=False).graph.node
-    return any(re.search(r"Quantize|^QLinear|^QGemm|^QAttention|Integer", node.op_type) for node in nodes)
+def step_of_rounding(path: Path) -> tuple[float, str]:
+    """How far apart two values may fall that a node of a file rounds, and why; 0: it computes in float32."""
+    model = onnx.load(path, load_external_data=False)
+    if any(re.search(r"Quantize|^QLinear|^QGemm|^QAttention|Integer", node.op_type) for node in model.graph.node):
+        return 1 / 255, "8-bit roundings flip"
+    if any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in model.graph.initializer):
+        return 2.0**-10, "16-bit roundings add up"
+    return 0.0, ""
 
 
 def node_by_node(path: Path, inputs: Mapping[str, Array]) -> tuple[float, str]:

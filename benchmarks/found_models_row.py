@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ import numpy as np
 
 TOLERANCE = 1e-4
 """Of the largest difference of an output, relative to the output's largest magnitude (or 1, where that is less)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a phase.
+
+    Attributes:
+        ok: whether it went well; None: it does not apply to the file.
+        shown: a few words for a table.
+        remark: what a reader should know beyond.
+        first_step_seconds: from the start of `onward init` to the first step, where there was one.
+    """
+
+    ok: bool | None
+    shown: str
+    remark: str = ""
+    first_step_seconds: float | None = None
+
 
 Result = dict[str, Any]
 
@@ -35,17 +54,17 @@ class Row:
         """Whether these phases went well."""
         return all(self.phases.get(name, {}).get("ok") for name in names)
 
-    def run(self, name: str, phase: Callable[[], tuple[bool | None, str]]) -> None:
-        """Runs a phase; its verdict is True, False, or None where it does not apply."""
-        self.phases[name] = {"ok": False, "text": "did not end: time or memory limit, or a crash"}
+    def run(self, name: str, phase: Callable[[], Outcome]) -> None:
+        """Runs a phase; an exception is an outcome, too."""
+        unended = Outcome(False, "did not end", "time or memory limit, or a crash")
+        self.phases[name] = asdict(unended)
         self.write()
         start = time.perf_counter()
         try:
-            verdict, text = phase()
+            outcome = phase()
         except Exception as error:
-            verdict, text = False, _first_lines(error)
-        seconds = round(time.perf_counter() - start, 2)
-        self.phases[name] = {"ok": verdict, "text": text, "seconds": seconds}
+            outcome = Outcome(False, "fails", _first_lines(error))
+        self.phases[name] = {**asdict(outcome), "seconds": round(time.perf_counter() - start, 2)}
         self.write()
 
     def write(self) -> None:

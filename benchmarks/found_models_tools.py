@@ -19,7 +19,13 @@ _TOOLS = (
 )  # fmt: skip
 _KERAS = ("tensorflow-cpu==2.21.0", "keras==3.15.1", "tf2onnx==1.17.0", "onnx==1.23.2", "onnxruntime==1.31.1")
 _CONVERSIONS, _VARIANTS = HERE / "found_models_conversions.py", HERE / "found_models_variants.py"
-TOOL_FOLDERS = ("sklearn", "trees", "keras", "torch")
+CONVERTERS = {
+    "sklearn": "scikit-learn 1.9.1 by skl2onnx 1.20.0",
+    "trees": "LightGBM 4.7.0 and XGBoost 3.2.0 by onnxmltools 1.16.0",
+    "keras": "Keras 3.15.1 by tf2onnx 1.17.0",
+    "torch": "torch's older exporter (dynamo=False)",
+}
+"""Folder of conversions -> what they are."""
 
 
 def collect_conversions(cache: Path) -> Iterator[str]:

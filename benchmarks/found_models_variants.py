@@ -93,6 +93,8 @@ def _at_opset(version: int) -> Callable[[Path, Path], None]:
 
 
 VARIANTS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
+    "opset-21/dnsmos_sig": (QUALITY, _at_opset(21)),
+    "opset-21/mtcnn_onet": (FACE, _at_opset(21)),
     "onnxsim/ppocr_cls": (CLASSIFIER, _simplified),
     "onnxsim/dnsmos_sig": (QUALITY, _simplified),
     "onnxsim/minilm_l3": (SENTENCES, _simplified),
@@ -104,7 +106,7 @@ VARIANTS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "int8-dynamic/hey_jarvis": (WAKE_WORD, _dynamic),
     "int8-dynamic/minilm_l3": (SENTENCES, _dynamic),
     "int8-qdq/ppocr_cls": (CLASSIFIER, _static("QDQ")),
-    "int8-qdq-per-channel/mtcnn_onet": (FACE, _static("QDQ", per_channel=True)),
+    "int8-qdq-per-channel/mtcnn_onet": ("opset-21/mtcnn_onet.onnx", _static("QDQ", per_channel=True)),
     "int8-qdq/orientation": (ORIENTATION, _static("QDQ")),
     "int8-qoperator/ppocr_cls": (CLASSIFIER, _static("QOperator")),
     "int8-qoperator/mtcnn_onet": (FACE, _static("QOperator")),
@@ -113,8 +115,6 @@ VARIANTS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "fp16/ppocr_cls": (CLASSIFIER, _half(keep_io_types=False)),
     "external-data/openwakeword_embedding": (EMBEDDING, _external),
     "external-data/orientation": (ORIENTATION, _external),
-    "opset-21/dnsmos_sig": (QUALITY, _at_opset(21)),
-    "opset-21/mtcnn_onet": (FACE, _at_opset(21)),
 }
 """Where a variant goes -> what it is made from, and how."""
 
