@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from onward.errors import ModelError
-from onward.graph.dimensions import bind_dimensions, evaluate_dimension, symbolic_dimensions
+from onward.graph.dimensions import bind_dimensions, evaluate_dimension, name_open_dimensions, symbolic_dimensions
 from onward.graph.reading import read_model
 
 
@@ -112,3 +112,17 @@ def test_a_size_that_would_be_negative():
     read.graph.outputs[0].shape = ir.Shape(["batch - 3"])
     with pytest.raises(ModelError, match=r"\{'batch': 2\} makes the dimension 'batch - 3' of 'y' negative \(-1\)"):
         bind_dimensions(read, {"batch": 2})
+
+
+def test_open_dimensions_without_a_name_get_one_each():
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13]>
+        own (float[unk, unk2] x, float[N, 2] scale) => (float[unk, unk2] y) { y = Relu(x) }"""
+    )
+    for size in model.graph.input[0].type.tensor_type.shape.dim:
+        size.ClearField("dim_param")
+    read = read_model(model)
+    name_open_dimensions(read)
+    assert symbolic_dimensions(read) == {"batch": ("x[0]",), "x_axis1": ("x[1]",), "N": ("scale[0]",)}
+    bind_dimensions(read, {"x_axis1": 5})
+    assert [d if isinstance(d, int) else d.value for d in read.graph.inputs[0].shape] == ["batch", 5]

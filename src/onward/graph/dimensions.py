@@ -34,6 +34,23 @@ def symbolic_dimensions(model: ir.Model) -> dict[str, tuple[str, ...]]:
     return {name: tuple(places) for name, places in found.items()}
 
 
+def name_open_dimensions(model: ir.Model) -> None:
+    """Gives the open dimensions of the graph's inputs that lack a name one each, in place.
+
+    A first axis is the batch's; another one is named after its input: `audio_axis1`. Without, a run could not tell the
+    batch from the length of a sample.
+    """
+    for value in model.graph.inputs:
+        if value.shape is None:
+            continue
+        named = [
+            size if isinstance(size, int) or size.value is not None else f"{value.name}_axis{axis}" if axis else "batch"
+            for axis, size in enumerate(value.shape)
+        ]
+        if named != list(value.shape):
+            value.shape = ir.Shape(named)
+
+
 def bind_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Replaces symbolic dimensions by numbers, in place: inputs, outputs and every value whose shape is noted.
 

@@ -14,7 +14,8 @@ _WAY_OUT = (
 )
 _UNREMARKABLE = (
     "a rank-0 constant", "a one-element constant", "a constant", "a Constant node", "a mask", "a table of angles",
-    "an initial state", "a fixed input", "its name stands", "listed in", "no gradient", "no node", "not listed in", "running statistic",
+    "an initial state", "a fixed input", "its name stands", "listed in", "no gradient", "no node", "not listed in",
+    "running statistic",
 )  # fmt: skip
 """How the reasons begin that are not reported at the start of a run."""
 

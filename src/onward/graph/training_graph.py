@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.collection import without_collection
+from onward.graph.dimensions import name_open_dimensions
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
 from onward.graph.fixed_inputs import FIXED_INPUT, fix_inputs
@@ -106,6 +107,7 @@ def make_training_graph(
     ties, rows = tie_copies(model)
     revived = add_dropout(model, revive_dropout)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
+    name_open_dimensions(model)
     states = find_running_statistics(model.graph)
     roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
     chosen, frozen = choose_weights(

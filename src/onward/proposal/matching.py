@@ -71,12 +71,14 @@ def free_label_name(model: ModelFacts, name: str) -> str:
 
 
 def needed_inputs(model: ModelFacts, asked_output: str | None) -> list[Port]:
-    """The inputs that the likeliest prediction depends on."""
+    """The inputs that the likeliest prediction depends on, those left out that no sample has."""
     loss = own_loss(model)
     ports = candidates(model, asked_output)
     first = loss or (ports[0] if ports else None)
     names = model.needed.get(first.name) if first is not None else None
-    return [port for port in model.inputs if names is None or port.name in names]
+    return [
+        port for port in model.inputs if (names is None or port.name in names) and port.name not in model.fixed_inputs
+    ]
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.fixed_inputs import propose_fixed_inputs
 from onward.graph.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
@@ -77,6 +78,7 @@ class ModelFacts:
         positions: rows of a learned table of positions: the longest sequence; None: no such table was found.
         scaled_inputs: inputs that the model itself scales first, as `x / 255`.
         value_names: names of all values that are no inputs; none of them can name a label.
+        fixed_inputs: inputs that no sample has, as an initial state, with the number that fills them.
     """
 
     path: Path
@@ -93,6 +95,7 @@ class ModelFacts:
     positions: int | None
     scaled_inputs: frozenset[str]
     value_names: frozenset[str]
+    fixed_inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def element_count(self) -> int:
@@ -102,7 +105,7 @@ class ModelFacts:
     @property
     def fixed_batch(self) -> int | None:
         """The batch size that the file fixes, if it does; where one input leaves it open, it is open."""
-        sizes = [port.shape[0] for port in self.inputs if port.shape]
+        sizes = [port.shape[0] for port in self.inputs if port.shape and port.name not in self.fixed_inputs]
         fixed = [size for size in sizes if isinstance(size, int)]
         return fixed[0] if fixed and len(fixed) == len(sizes) else None
 
@@ -168,6 +171,7 @@ def read_model_facts(path: Path) -> ModelFacts:
         positions=_position_rows(training),
         scaled_inputs=_scaled_inputs(training.model),
         value_names=_value_names(training.source) | _value_names(training.model),
+        fixed_inputs=propose_fixed_inputs(training.source),
     )
     _refuse_untrainable(facts)
     return facts

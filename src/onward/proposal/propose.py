@@ -55,6 +55,7 @@ def propose(
     answers, folder = answers or Answers(), folder or Path()
     facts = read_model_facts(model) if isinstance(model, Path) else model
     seen = read_data_facts(data) if isinstance(data, Path) else data
+    facts = _without_features(facts, seen)
     if seen is None:
         match = match_nothing(facts, answers)
         counts = counts or Counts(0, 1)
@@ -66,7 +67,7 @@ def propose(
     training, rate = training_choices(facts, match.task, counts, answers, int(size.value))
     choices = [
         *_paths(facts, seen, match, counts, answers, folder),
-        *_data(match),
+        *_data(facts, match),
         *_loss(match),
         Choice("training.batch_size", size.value, size.reason),
         *training,
@@ -160,8 +161,17 @@ def _folders(data: DataFacts | None, match: Match, folder: Path) -> tuple[str, s
     return relative(data.train_dir, folder), test
 
 
-def _data(match: Match) -> list[Choice]:
+def _without_features(facts: ModelFacts, data: DataFacts | None) -> ModelFacts:
+    """The model with those inputs fixed that no feature of the data is named after."""
+    held = set() if data is None else {feature.name for feature in data.features}
+    return replace(facts, fixed_inputs={name: one for name, one in facts.fixed_inputs.items() if name not in held})
+
+
+def _data(facts: ModelFacts, match: Match) -> list[Choice]:
     choices = []
+    if facts.fixed_inputs:
+        said = "these inputs are the same for every sample: a rate, or states that begin at 0."
+        choices.append(Choice("data.fixed_inputs", dict(facts.fixed_inputs), said))
     if match.name_map:
         choices.append(
             Choice("data.input_name_map", dict(match.name_map), "names in the data: names in the model and the loss.")
