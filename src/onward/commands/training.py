@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
 from onward.engine.epochs import count_in_steps
 from onward.engine.performance import performance_lines, synthetic_loader
@@ -38,7 +39,9 @@ def train(file: str | Path, overrides: Mapping[str, str] | None = None) -> None:
         if worker_count(parameters.distributed) > 1:
             raise SystemExit(_launch(parameters, file, overrides or {}))
     with ending_together("onward train"):
-        _train_here(Parameters.load(file, overrides))
+        parameters = Parameters.load(file, overrides)
+        with naming_path_fields(parameters):
+            _train_here(parameters)
 
 
 def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from onward import __version__
+from onward.errors import ModelError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.parameters.yaml_file import to_plain
@@ -78,8 +79,13 @@ def _of_model(paths: Iterable[Path], graph: TrainingGraph) -> str:
 def _of_file(path: Path | None) -> str:
     if path is None:
         return "none"
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(
+            f"model {str(path)!r} cannot be read: {error.strerror or error}. Give the path of an .onnx file."
+        ) from error
 
 
 def _of_listing(folder: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -37,11 +38,16 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
     beside = None
     if external or sum(tensor.nbytes for tensor in tensors) > LARGEST_INLINE_BYTES:
         beside = f"{target.name}.data"
+    partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
         ir.save(model, partial, format="protobuf", external_data=beside)
         os.replace(partial, target)
     except OSError as error:
-        raise StorageError(f"the model with its loss cannot be written to {str(target)!r}: {error}.") from error
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise StorageError(
+            f"the model with its loss cannot be written to {str(target)!r}: {error.strerror or error}. "
+            "Name a file in a folder that can be written."
+        ) from error
     return names
