@@ -135,7 +135,7 @@ class TrainingRunner:
         self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
         self._best = best_evaluation(self.parameters, self._evaluator)
         self.watchers.add([] if self._best is None else [self._best])
-        for pattern in unmatched_rules(self.parameters.optimizer, graph.weights):
+        for pattern in unmatched_rules(self.parameters.optimizer, graph.weights, graph.known_as):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
         self._load_checkpoint()

@@ -62,9 +62,7 @@ def test_integers_and_their_scales_do_not_train_and_that_is_reported() -> None:
     assert {graph.frozen[name] for name in ("w1", "w2")} == {"a weight stored as 8-bit integers"}
     assert {graph.frozen[name] for name in ("w1_scale", "w2_scale", "b_scale")} == {"a quantization scale"}
     (note,) = (note for note in graph.notes if "do not train" in note)
-    assert note.startswith(
-        "99 parameters do not train (of 103): 2 x a weight stored as 8-bit integers ('w1', 'w2'; 96 "
-    )
+    assert note.startswith("99 parameters do not train (of 103): 2 x a weight stored as 8-bit integers (w1, w2; 96 ")
     assert "train the model before quantization and quantize it afterwards (onward export --quantize)" in note
     text = render(inspect(model))
     assert "2  a weight stored as 8-bit integers          96  96 B  w1, w2" in text
@@ -214,7 +212,7 @@ def only_constants() -> onnx.ModelProto:
 
 
 NOTHING = (
-    "No weight of the model trains. Its tensors are: 1 x a window function ('window'; 64 parameters, 256 bytes). Name "
+    "No weight of the model trains. Its tensors are: 1 x a window function (window; 64 parameters, 256 bytes). Name "
     "those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
 )
 

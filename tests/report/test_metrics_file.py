@@ -44,7 +44,7 @@ def test_every_event_is_a_record_with_all_its_fields(tmp_path: Path) -> None:
     message, step, evaluation, checkpoint, end = _read(path)
     assert message == {"kind": "message", "time": 1234.568, "update": 0, "text": "données prêtes"}
     expected = dataclasses.asdict(step_report(10))
-    expected.pop("tensors")
+    del expected["tensors"], expected["module_paths"]
     assert step == {"kind": "step", "time": 1234.568, **expected}
     assert evaluation == {"kind": "evaluation", "time": 1234.568, **dataclasses.asdict(evaluation_report(10))}
     assert checkpoint == {"kind": "checkpoint", "time": 1234.568, **dataclasses.asdict(checkpoint_report(10))}

@@ -82,7 +82,7 @@ def inference_model(
     model.meta.update(graph.source.meta)
     holders = dict(_places(model))
     describe = describe or read
-    for name in (*graph.weights, *graph.states):
+    for name in (*(name for name in graph.weights if name not in graph.ties), *graph.states):
         _set(model, holders, name, lambda name=name: read(name), None, describe(name))  # type: ignore[misc]
     for copy, tie in graph.ties.items():
         if tie.weight in graph.weights:
@@ -178,9 +178,8 @@ def _lazy_tensor(
     def load() -> ir.TensorProtocol:
         return ir.Tensor(to_numpy(arrange(read()), dtype, name), dtype=dtype, name=name)
 
-    arrange(
-        torch.empty_like(example, device="meta")
-    )  # what cannot be arranged or converted is found before anything is written
+    # What cannot be arranged or converted is found before anything is written.
+    arrange(torch.empty_like(example, device="meta"))
     to_numpy(torch.zeros((), dtype=example.dtype), dtype, name)
     return ir.LazyTensor(
         load,

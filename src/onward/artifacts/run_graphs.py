@@ -16,6 +16,7 @@ from onward.engine.preparation import read_training_graph
 from onward.errors import CheckpointError, ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
+from onward.optim.building import with_exact_names
 from onward.parameters import Parameters
 
 
@@ -42,14 +43,15 @@ def write_graphs(
         StorageError: a file cannot be written.
     """
     sizes = parameters.training.mapped_dimensions
+    rules = with_exact_names(parameters.optimizer, net.graph.weights, net.graph.known_as)
     if train_step is not None:
         _check_no_accumulation(parameters, "a step graph")
     if training_graph is not None:
         write_training_graph(net, training_graph, sizes)
     if optimizer_graph is not None:
-        write_optimizer_graph(net, parameters.optimizer, optimizer_graph)
+        write_optimizer_graph(net, rules, optimizer_graph)
     if train_step is not None:
-        write_train_step(net, parameters.optimizer, train_step, sizes)
+        write_train_step(net, rules, train_step, sizes)
     return [path for path in (training_graph, optimizer_graph, train_step) if path is not None]
 
 
@@ -110,6 +112,7 @@ def export_graphs(
     """
     parameters = Parameters.load(run)
     graph = read_training_graph(parameters, Path(model))
+    rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
     assert graph.loss is not None
     as_read = replace(graph, model=graph.model.clone())  # lowering expands operators of the graph that it is given
     net = OnnxModule(graph, (graph.loss,))
@@ -122,7 +125,7 @@ def export_graphs(
     if training_info is not None:
         _check_no_accumulation(parameters, "a TrainingInfoProto")
         tensors = net.tensors_by_name()
-        for note in write_training_info(as_read, lambda name: tensors[name], parameters.optimizer, training_info):
+        for note in write_training_info(as_read, lambda name: tensors[name], rules, training_info):
             tell(note)
         written.append(Path(training_info))
     return written

@@ -31,7 +31,7 @@ from onward.lowering.layout import use_channels_last
 from onward.lowering.module import OnnxModule
 from onward.lowering.passes import synchronize_statistics
 from onward.lowering.program import Program
-from onward.optim.building import make_optimizer
+from onward.optim.building import make_optimizer, with_exact_names
 from onward.parallel import horizontal
 from onward.parallel.data_parallel import differentiable_sum, offloads, replicate
 from onward.parallel.gradients import counts_on, sum_over_shards
@@ -177,7 +177,8 @@ def assemble(
     synchronize = distributed.synchronize_batch_norm and mesh.data is not None
     synchronize_statistics(differentiable_sum(mesh.data) if synchronize and mesh.data is not None else None)
     updated = {name: weight.parameter for name, weight in weights.items()}
-    optimizer = make_optimizer(parameters.optimizer, updated, _NormSums(mesh, weights))
+    rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
+    optimizer = make_optimizer(rules, updated, _NormSums(mesh, weights))
     cut_states = {
         name: (plan.horizontal.shards[name], shapes[name]) for name in graph.states if name in plan.horizontal.shards
     }

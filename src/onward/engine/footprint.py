@@ -24,7 +24,7 @@ from onward.engine.precision import Precision
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.dtypes import TORCH_DTYPE
 from onward.lowering.module import input_types
-from onward.optim.building import make_optimizer
+from onward.optim.building import make_optimizer, with_exact_names
 from onward.parallel.data_parallel import local_part, micro_batch, replicate
 from onward.parallel.imagined import COLLECTIVES, imagined_replicas
 from onward.parallel.process import Mesh
@@ -169,7 +169,9 @@ class _Measuring:
         shapes = {name: tuple(weight.shape) for name, weight in network.weights.items()}
         self.weights = local_weights([network], self.mesh, {}, shapes, {})
         parameters = {name: weight.parameter for name, weight in self.weights.items()}
-        optimizer = make_optimizer(self.parameters.optimizer, parameters)
+        graph = network.net.graph
+        rules = with_exact_names(self.parameters.optimizer, graph.weights, graph.known_as)
+        optimizer = make_optimizer(rules, parameters)
         for slots in optimizer.state.values():
             for tensor in slots.values():
                 log.note(tensor, "moments")

@@ -200,6 +200,7 @@ def _make_report(
         data_wait_seconds=window.waited_seconds,
         seconds_left=remaining * clock.train_seconds / clock.steps,
         tensors=result.tensors,
+        module_paths=steps.watched.module_paths(result.tensors),
     )
 
 

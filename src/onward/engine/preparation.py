@@ -105,14 +105,15 @@ def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:
     """
     asked = tuple(dict.fromkeys((*board.scalar_names, *board.histogram_names, *board.norm_names)))
     values = {str(output.name) for node in graph.model.graph for output in node.outputs}
-    known = {*graph.weights, *(f"{name}_grad" for name in graph.weights), *values}
+    weights = graph.known_as.everything(graph.weights)
+    known = {*weights, *(f"{name}_grad" for name in weights), *values}
     unknown = [name for name in asked if "*" not in name and name not in known]
     if unknown:
         raise ParametersError(
             f"tensorboard names {', '.join(map(repr, unknown))}: neither a value of the graph, nor a weight, "
             "nor the gradient of one (`<weight>_grad`)."
         )
-    return WatchedNames(asked, tuple(name for name in asked if name in values))
+    return WatchedNames(asked, tuple(name for name in asked if name in values), graph.known_as)
 
 
 def check_dimensions(mapped: Mapping[str, int], graph: TrainingGraph) -> None:

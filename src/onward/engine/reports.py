@@ -30,6 +30,7 @@ class StepReport:
         seconds_left: estimate until the end of the round.
         tensors: values asked for by name (`scalar_names`, `histogram_names`, `norm_names`), detached;
             a weight under its own name, its gradient under `<weight>_grad`.
+        module_paths: of the weights and gradients among them, by which they may have been asked for.
     """
 
     step: int
@@ -48,6 +49,7 @@ class StepReport:
     data_wait_seconds: float
     seconds_left: float
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    module_paths: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

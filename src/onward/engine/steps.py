@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from onward.data.batches import Batch
 from onward.engine.exchange import GradientExchange
 from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
+from onward.graph.weight_names import WeightNames
 from onward.optim.building import is_fused, set_learning_rate
 from onward.parallel.gathering import gather_whole
 
@@ -46,19 +46,23 @@ class WatchedNames:
 
     patterns: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    known_as: WeightNames = field(default_factory=WeightNames)
 
     def select(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the weights, and of their gradients as `<weight>_grad`, that a pattern matches."""
         found = {}
+        gradients = self.known_as.of_gradients()
         for name, weight in weights.items():
-            if self._matches(name):
+            if self.known_as.matches(name, self.patterns):
                 found[name] = weight.detach().clone()
-            if weight.grad is not None and self._matches(f"{name}_grad"):
+            if weight.grad is not None and gradients.matches(f"{name}_grad", self.patterns):
                 found[f"{name}_grad"] = weight.grad.detach().clone()
         return found
 
-    def _matches(self, name: str) -> bool:
-        return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.patterns)
+    def module_paths(self, names: Iterable[str]) -> dict[str, str]:
+        """Where weights and gradients of these names belong, as far as it is known."""
+        paths = {**self.known_as.paths, **self.known_as.of_gradients().paths}
+        return {name: paths[name] for name in names if name in paths}
 
 
 def skips_on_device(state: TrainState) -> bool:

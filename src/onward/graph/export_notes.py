@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onward.graph import provenance
 from onward.graph.weight_evidence import folded_parameters
+from onward.graph.weight_names import WeightNames
 
 _SHOWN = 6
 """So many names are listed; the rest is counted."""
@@ -21,7 +22,7 @@ _HOW_TO_KEEP = {
 """Whether the exporter noted the traced calls (torch's newer one) -> how to export without the change."""
 
 
-def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...]:
+def notes_on_export(model: ir.Model, weights: Collection[str], known_as: WeightNames) -> tuple[str, ...]:
     """Biases dropped because they were zero, batch normalizations folded away, weights that were computed at export."""
     notes = [*_note_on_simplification(model)]
     folded = [node for node in model.graph if _holds_batch_norm(node)]
@@ -29,14 +30,15 @@ def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...
     if without_bias:
         one = len(without_bias) == 1
         notes.append(
-            f"{_listed('node', [str(node.name) for node in without_bias])} {'was' if one else 'were'} exported without "
-            f"{'its bias, which was' if one else 'their biases, which were'} all zeros; "
+            f"{_listed('node', [provenance.shown_node(node) for node in without_bias])} {'was' if one else 'were'} "
+            f"exported without {'its bias, which was' if one else 'their biases, which were'} all zeros; "
             f"{'it' if one else 'they'} cannot be trained. torch.onnx.export(..., optimize=False) keeps them."
         )
     if folded:
         notes.append(
-            f"batch normalization was folded into {_listed('convolution', [str(node.name) for node in folded])}; "
-            f"its weights and running statistics are gone. {_HOW_TO_KEEP[bool(provenance.call(folded[0]))]} keeps them."
+            "batch normalization was folded into "
+            f"{_listed('convolution', [provenance.shown_node(node) for node in folded])}; its weights and running "
+            f"statistics are gone. {_HOW_TO_KEEP[bool(provenance.call(folded[0]))]} keeps them."
         )
     for name in weights:
         value = model.graph.initializers.get(name)
@@ -46,8 +48,8 @@ def notes_on_export(model: ir.Model, weights: Collection[str]) -> tuple[str, ...
             len(sources) > 1 or (value is not None and value.shape is not None and len(value.shape) != 2)
         ):
             notes.append(
-                f"{name!r} was computed at export from {_quoted(parameters)}; it trains as a weight of its own"
-                f"{_said_of_rows(value)}."
+                f"{known_as.shown(name)!r} was computed at export from {_quoted(parameters)}; it trains as a weight of "
+                f"its own{_said_of_rows(value)}."
             )
     return tuple(notes)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onward.graph.weight_names import WeightNames
+
 _SHOWN = 3
 _WAY_OUT = (
     "make float parameters of them (onward export MODEL --dequantize qdq -o FILE) and train that model, or train the "
@@ -17,6 +19,7 @@ _UNREMARKABLE = (
     "an initial state", "a fixed input", "its name stands", "listed in", "no gradient", "no node", "not listed in",
     "running statistic",
 )  # fmt: skip
+_BY_USER = ("listed in", "not listed in")
 """How the reasons begin that are not reported at the start of a run."""
 
 
@@ -43,7 +46,9 @@ def frozen_groups(graph: ir.Graph, frozen: Mapping[str, str]) -> tuple[FrozenGro
     return tuple(sorted(groups, key=lambda group: -group.elements))
 
 
-def note_on_frozen(graph: ir.Graph, weights: Collection[str], frozen: Mapping[str, str]) -> tuple[str, ...]:
+def note_on_frozen(
+    graph: ir.Graph, weights: Collection[str], frozen: Mapping[str, str], known_as: WeightNames
+) -> tuple[str, ...]:
     """One sentence on what does not train and might be expected to; none where nothing is worth a word."""
     groups = [group for group in frozen_groups(graph, frozen) if not group.reason.startswith(_UNREMARKABLE)]
     if not groups:
@@ -53,12 +58,12 @@ def note_on_frozen(graph: ir.Graph, weights: Collection[str], frozen: Mapping[st
     still = sum(group.elements for group in groups)
     advice = f" Integers get no gradient: {_WAY_OUT}" if any("stored as" in group.reason for group in groups) else ""
     return (
-        f"{still:,} parameters do not train (of {trained + still:,}): {_listed(groups)}. `onward inspect` lists them; "
-        f"training.weights_to_train overrides this by exact name.{advice}",
+        f"{still:,} parameters do not train (of {trained + still:,}): {_listed(groups, known_as)}. "
+        f"`onward inspect` lists them; training.weights_to_train overrides this by exact name.{advice}",
     )
 
 
-def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str]) -> str:
+def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str], known_as: WeightNames) -> str:
     """What to tell a user whose model has no weight that trains."""
     groups = frozen_groups(graph, frozen)
     if not groups:
@@ -66,25 +71,23 @@ def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str]) -> str:
             "The model stores no float tensor that a node reads, so there is nothing to train. Export it again with "
             "its parameters (torch.onnx.export(..., export_params=True))."
         )
-    advice = (
-        f"Its weights are stored as integers, which get no gradient: {_WAY_OUT}"
-        if any("stored as" in group.reason for group in groups)
-        else "Name those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
-    )
-    return f"No weight of the model trains. Its tensors are: {_listed(groups)}. {advice}"
+    if all(group.reason.startswith(_BY_USER) for group in groups):
+        advice = "Change training.weights_to_train or weights_not_to_train."
+    elif any("stored as" in group.reason for group in groups):
+        advice = f"Its weights are stored as integers, which get no gradient: {_WAY_OUT}"
+    else:
+        advice = (
+            "Name those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
+        )
+    return f"No weight of the model trains. Its tensors are: {_listed(groups, known_as)}. {advice}"
 
 
-def _listed(groups: Sequence[FrozenGroup]) -> str:
+def _listed(groups: Sequence[FrozenGroup], known_as: WeightNames) -> str:
     return "; ".join(
-        f"{len(group.names)} x {group.reason} ({_names(group.names)}; {group.elements:,} parameters, "
+        f"{len(group.names)} x {group.reason} ({known_as.listed(group.names, _SHOWN)}; {group.elements:,} parameters, "
         f"{_bytes(group.bytes)})"
         for group in groups
     )
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(repr(name) for name in names[:_SHOWN]) + more
 
 
 def _bytes(count: int) -> str:

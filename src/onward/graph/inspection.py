@@ -18,6 +18,7 @@ from onward.graph.shape_inference import inferred_values
 from onward.graph.shared_inputs import layers_that_read_the_same
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.graph.weight_names import WeightNames
 
 Shape = tuple[int | str, ...] | None
 WhyNotLowered = Callable[[str, str, int], str | None]
@@ -35,7 +36,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weight:
-    """A float initializer, or a quantized weight; `frozen_because` is empty for one that trains."""
+    """A float initializer, or a quantized weight; `frozen_because` is empty for one that trains.
+
+    `path` is that of the module it is of, where the file says more than the name.
+    """
 
     name: str
     type: str
@@ -43,11 +47,17 @@ class Weight:
     count: int
     bytes: int
     frozen_because: str
+    path: str = ""
 
     @property
     def trains(self) -> bool:
         """Whether training changes it."""
         return not self.frozen_because
+
+    @property
+    def shown(self) -> str:
+        """The module path and the name."""
+        return f"{self.path} ({self.name})" if self.path else self.name
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,8 @@ class Inspection:
         dimensions: symbolic dimension -> where it stands (`input_ids[0]`).
         weights: every float initializer and quantized weight, in the model's order.
         states: running statistics.
-        ties: copies of weights, transposed or repeated for every sample.
+        ties: copies of weights, transposed or rearranged otherwise.
+        known_as: module paths of weights.
         notes: what was changed on the way to training, and what the export lost.
         operators: most frequent first.
         cut_points: where the network can be cut between layers.
@@ -101,6 +112,7 @@ class Inspection:
     weights: tuple[Weight, ...]
     states: tuple[str, ...]
     ties: Mapping[str, Tie]
+    known_as: WeightNames
     notes: tuple[str, ...]
     operators: tuple[Operator, ...]
     cut_points: tuple[CutPoint, ...]
@@ -138,6 +150,7 @@ def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -
         weights=_weights(training),
         states=training.states,
         ties=training.ties,
+        known_as=training.known_as,
         notes=(*training.notes, *note_on_inputs(original)),
         operators=operators,
         cut_points=_cut_points(training),
@@ -183,7 +196,17 @@ def _weights(training: TrainingGraph) -> tuple[Weight, ...]:
             continue
         shape = tuple(int(size) for size in tensor.shape.numpy())
         reason = training.frozen.get(name, "")
-        weights.append(Weight(name, _type_name(tensor.dtype), shape, tensor.size, tensor.nbytes, reason))
+        weights.append(
+            Weight(
+                name,
+                _type_name(tensor.dtype),
+                shape,
+                tensor.size,
+                tensor.nbytes,
+                reason,
+                training.known_as.paths.get(name, ""),
+            )
+        )
     return tuple(weights)
 
 

@@ -9,6 +9,7 @@ from onward.graph.cuts import CutPoint
 from onward.graph.fusion.passes import Fusion
 from onward.graph.inspection import Inspection, Shape, Weight
 from onward.graph.ties import Tie
+from onward.graph.weight_names import WeightNames
 
 _WIDTH = 110
 _NAMES_SHOWN = 4
@@ -29,7 +30,9 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
         _section("Symbolic dimensions", _table([(d, _names(p)) for d, p in inspection.dimensions.items()])),
         _weights(inspection.weights, largest_weights),
         _frozen(inspection),
-        _section("Ties", _table([(copy, _relation(copy, tie)) for copy, tie in inspection.ties.items()])),
+        _section(
+            "Ties", _table([(copy, _relation(copy, tie, inspection.known_as)) for copy, tie in inspection.ties.items()])
+        ),
         _operators(inspection),
         _obstacles(inspection),
         _fusions(inspection.fusions),
@@ -40,8 +43,13 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _relation(copy: str, tie: Tie) -> str:
-    return f"= {'its first row' if tie.weight == copy else tie.weight} {tie.relation}"
+def _ties(inspection: Inspection) -> str:
+    rows = [(copy, _relation(copy, tie, inspection.known_as)) for copy, tie in inspection.ties.items()]
+    return _section("Ties", _table(rows))
+
+
+def _relation(copy: str, tie: Tie, known_as: WeightNames) -> str:
+    return f"= {'its first row' if tie.weight == copy else known_as.shown(tie.weight)} {tie.relation}"
 
 
 def _heading(inspection: Inspection) -> str:
@@ -78,7 +86,7 @@ def _table(rows: Iterable[Sequence[str]], right: Sequence[int] = (), head: Seque
 def _weights(weights: Sequence[Weight], most: int) -> str:
     trained = [weight for weight in weights if weight.trains]
     shown = sorted(trained, key=lambda weight: -weight.bytes)[:most]
-    rows = [(w.name, w.type, _shape(w.shape), f"{w.count:,}", _bytes(w.bytes)) for w in shown]
+    rows = [(w.shown, w.type, _shape(w.shape), f"{w.count:,}", _bytes(w.bytes)) for w in shown]
     lines = _table(rows, right=(3, 4), head=("name", "type", "shape", "parameters", "size"))
     if len(trained) > len(shown):
         rest = sum(weight.bytes for weight in trained) - sum(weight.bytes for weight in shown)
@@ -98,7 +106,7 @@ def _frozen(inspection: Inspection) -> str:
             reason,
             f"{sum(weight.count for weight in group):,}",
             _bytes(sum(weight.bytes for weight in group)),
-            _names([weight.name for weight in group]),
+            _names([weight.shown for weight in group]),
         )
         for reason, group in sorted(by_reason.items(), key=lambda item: -sum(weight.count for weight in item[1]))
     ]

@@ -64,6 +64,13 @@ def module_scope(node: ir.Node) -> str:
     return re.sub(r"@\d+", "", str(scopes[-2])) if len(scopes) >= 2 else ""
 
 
+def shown_node(node: ir.Node) -> str:
+    """`model.layers.0.q_proj (node_MatMul_3)`: the module a node belongs to, where it is known, and its name."""
+    name = str(node.name or (node.outputs[0].name if node.outputs else "") or "unnamed")
+    scope = module_scope(node)
+    return f"{scope} ({name})" if scope else name
+
+
 def has_scope(node: ir.Node) -> bool:
     """Whether the exporter wrote down which module a node belongs to; that of the root is ""."""
     return _SCOPES in node.metadata_props

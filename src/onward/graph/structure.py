@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.provenance import module_scope
 
 OLDEST_OPSET = 1
 NEWEST_OPSET = 28
@@ -137,9 +138,11 @@ def _check_opsets(model: ir.Model, where: str) -> None:
 
 
 def label(node: ir.Node) -> str:
-    """`node 'name' (Operator)`, named by its first output where it has no name."""
+    """`node 'name' (Operator) of module.path`, named by its first output where it has no name."""
     outputs = [value.name for value in node.outputs if value.name]
-    return f"node {node.name or (outputs[0] if outputs else 'unnamed')!r} ({node.op_type})"
+    scope = module_scope(node)
+    of = f" of {scope}" if scope else ""
+    return f"node {node.name or (outputs[0] if outputs else 'unnamed')!r} ({node.op_type}){of}"
 
 
 def _check_graph(graph: ir.Graph, outer: set[ir.Value], scope: _Scope) -> None:

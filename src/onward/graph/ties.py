@@ -18,6 +18,7 @@ from onward.graph.gradients import TRAINABLE_TYPES
 from onward.graph.node_writer import NodeWriter
 from onward.graph.rearrangement import Rearrangement, find_rearrangement, is_equal
 from onward.graph.repeated_rows import tie_repeated_rows
+from onward.graph.weight_names import WeightNames
 
 _SHOWN = 6
 """So many names a note lists; the rest is counted."""
@@ -158,42 +159,43 @@ def rearranging_nodes(
     return [ir.node("Transpose", [weight], {"perm": list(how.permutation)}, outputs=outputs, name=node)]
 
 
-def notes_on_ties(ties: Mapping[str, Tie], weights: Collection[str]) -> tuple[str, ...]:
+def notes_on_ties(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> tuple[str, ...]:
     """A sentence for each weight that trains and of which the file holds copies."""
-    return (*_notes_on_equal(ties, weights), *_notes_on_others(ties, weights))
+    return (*_notes_on_equal(ties, weights, known_as), *_notes_on_others(ties, weights, known_as))
 
 
-def _notes_on_equal(ties: Mapping[str, Tie], weights: Collection[str]) -> list[str]:
+def _notes_on_equal(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> list[str]:
     copies: dict[str, list[str]] = {}
     for copy, tie in ties.items():
         if tie.how.is_identity and tie.weight in weights:
             copies.setdefault(tie.weight, []).append(copy)
     return [
-        f"{weight!r} is stored {len(names) + 1} times, once for each call of its layer ({_listed(names)}); the copies "
-        "are tied again and train as one weight."
+        f"{known_as.shown(weight)!r} is stored {len(names) + 1} times, once for each call of its layer "
+        f"({_listed(names)}); the copies are tied again and train as one weight."
         for weight, names in copies.items()
     ]
 
 
-def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str]) -> list[str]:
+def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> list[str]:
     notes = []
     for copy, tie in ties.items():
         if tie.how.is_identity or tie.weight not in weights or tie.weight == copy:
             continue
+        weight = known_as.shown(tie.weight)
         if tie.how.elements is not None:
             what = (
-                f"{copy!r} holds elements of {tie.weight!r} in the shape {list(tie.how.shape or ())}, folded by the "
+                f"{copy!r} holds elements of {weight!r} in the shape {list(tie.how.shape or ())}, folded by the "
                 "exporter"
             )
         elif tie.how.shape is not None:
             what = (
-                f"{copy!r} is {tie.weight!r} repeated to the shape {list(tie.how.shape)}, computed by the exporter for "
+                f"{copy!r} is {weight!r} repeated to the shape {list(tie.how.shape)}, computed by the exporter for "
                 "a batch of fixed size (as it does with the first step of a recurrent net that starts from zeros)"
             )
         elif tie.how.permutation == (1, 0):
-            what = f"{copy!r} is the transpose of {tie.weight!r}, folded by the exporter"
+            what = f"{copy!r} is the transpose of {weight!r}, folded by the exporter"
         else:
-            what = f"{copy!r} is {tie.weight!r} with its axes permuted, folded by the exporter"
+            what = f"{copy!r} is {weight!r} with its axes permuted, folded by the exporter"
         notes.append(f"{what}; they are tied again and train as one weight.")
     return notes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -22,6 +22,7 @@ from onward.graph.sequences import unpack_sequences
 from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
 from onward.graph.ties import Tie, notes_on_ties, tie_copies
 from onward.graph.untying import untie_merged_weights
+from onward.graph.weight_names import WeightNames, weight_names
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
 from onward.parameters.training import DropoutRule
 
@@ -42,6 +43,7 @@ class TrainingGraph:
         notes: what was changed on the way, one sentence each, for the user.
         loss_names: what training minimizes and the labels it reads, once a loss was added.
         fusions: nodes of `model` that stand for several of the user's.
+        known_as: module paths of the initializers, by which rules and messages may name them.
     """
 
     source: ir.Model
@@ -53,6 +55,7 @@ class TrainingGraph:
     notes: tuple[str, ...]
     loss_names: LossNames | None = None
     fusions: tuple[passes.Fusion, ...] = ()
+    known_as: WeightNames = field(default_factory=WeightNames)
 
     @property
     def loss(self) -> str | None:
@@ -61,7 +64,7 @@ class TrainingGraph:
 
     def why_nothing_trains(self) -> str:
         """What to tell a user of a graph without weights: what its tensors are, and what to do."""
-        return why_nothing_trains(self.model.graph, self.frozen)
+        return why_nothing_trains(self.model.graph, self.frozen, self.known_as)
 
 
 @without_collection
@@ -84,7 +87,8 @@ def make_training_graph(
 
     Args:
         source: a path, a `ModelProto`, or an onnx-ir model.
-        weights_to_train: exact names or `*`-patterns; empty: every float initializer that can.
+        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: every float
+            initializer that can.
         weights_not_to_train: exact names or patterns taken out again.
         tied_weights: patterns of constant-valued initializers shared by several nodes that are to stay shared.
         immutable_weights: operator -> (input index, value) of rank-0 constants that never train.
@@ -110,6 +114,7 @@ def make_training_graph(
     name_open_dimensions(model)
     states = find_running_statistics(model.graph)
     roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
+    known_as = weight_names(model.graph)
     chosen, frozen = choose_weights(
         model,
         roots,
@@ -118,18 +123,19 @@ def make_training_graph(
         weights_not_to_train,
         immutable_weights,
         _known_constants(original, model, names) | dict.fromkeys(fills, FIXED_INPUT),
+        known_as,
     )
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
-    lost = (*notes_on_export(model, chosen), *sparse, *_note_of_own_training(original))
+    lost = (*notes_on_export(model, chosen, known_as), *sparse, *_note_of_own_training(original))
     reduced = _note_of_reduced_output(original, loss)
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     of_loss = () if names is None else names.notes
-    tied = (*notes_on_ties(ties, chosen), *(note for name, note in rows.items() if name in chosen))
+    tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
-    still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored)
+    still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored, known_as)
     lost = (*lost, *note_on_lifted(chosen), *still)
     notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
-    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions)
+    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions, known_as)
 
 
 def _note_of_reduced_output(source: ir.Model, loss: LossSpec | None) -> tuple[str, ...]:

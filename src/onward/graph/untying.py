@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +16,7 @@ from onward.graph import provenance
 from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient
 from onward.graph.node_writer import value_names
 from onward.graph.weight_evidence import is_noted_constant
+from onward.graph.weight_names import WeightNames, weight_names
 
 _SHOWN = 8
 """So many names a note lists; the rest is counted."""
@@ -70,11 +70,12 @@ def untie_merged_weights(model: ir.Model, keep: Sequence[str] = ()) -> tuple[str
     """
     notes = []
     paths = provenance.module_paths(model.graph)
+    known_as = weight_names(model.graph) if keep else WeightNames()
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or tensor.dtype not in TRAINABLE_TYPES or tensor.size < 2 or len(value.uses()) < 2:
             continue
-        if value.is_graph_output() or any(fnmatchcase(name, pattern) for pattern in keep):
+        if value.is_graph_output() or known_as.matches(name, keep):
             continue
         if is_noted_constant(value):
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +12,7 @@ from onward.errors import ModelError
 from onward.graph.gradients import TRAINABLE_TYPES, reached_by_gradient
 from onward.graph.quantized_weights import quantized_weights
 from onward.graph.weight_evidence import Exporter, why_constant
+from onward.graph.weight_names import WeightNames
 
 ImmutableWeights = Mapping[str, Sequence[tuple[int, float]]]
 """Operator -> (input index, value): rank-0 constants that never train."""
@@ -37,6 +37,7 @@ def choose_weights(
     weights_not_to_train: Sequence[str] = (),
     immutable_weights: ImmutableWeights | None = None,
     constants: Mapping[str, str] | None = None,
+    known_as: WeightNames | None = None,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Chooses what trains, and says of every other float initializer and every quantized weight why it does not.
 
@@ -49,15 +50,16 @@ def choose_weights(
         model: prepared for lowering.
         roots: names of the values that gradients start from.
         states: running statistics.
-        weights_to_train: exact names or `*`-patterns; empty: all that can train.
+        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can train.
         weights_not_to_train: exact names or patterns taken out again.
         immutable_weights: rank-0 initializers of this value at this input of this operator never train.
         constants: initializers known not to be weights, with the reason; never trained, and matched by no pattern.
+        known_as: module paths of the initializers, which patterns may name, too.
 
     Raises:
         ModelError: a pattern matches no float initializer; a weight asked for by name gets no gradient.
     """
-    constants = constants or {}
+    constants, known_as = constants or {}, known_as or WeightNames()
     reached = reached_by_gradient(model.graph, roots)
     initializers = {
         name: value
@@ -66,19 +68,19 @@ def choose_weights(
     }
     names = [name for name in initializers if name not in constants]
     integers = quantized_weights(model.graph)
-    _require_floats(weights_to_train, integers)
-    _require_matches("weights_to_train", weights_to_train, names)
-    _require_matches("weights_not_to_train", weights_not_to_train, names)
+    _require_floats(weights_to_train, integers, known_as)
+    _require_matches("weights_to_train", weights_to_train, names, known_as)
+    _require_matches("weights_not_to_train", weights_not_to_train, names, known_as)
     exporter = Exporter.of(model)
     chosen: list[str] = []
     frozen: dict[str, str] = {}
     for name, value in initializers.items():
         reason = constants.get(name) or _why_frozen(
-            name, value, reached, states, weights_to_train, weights_not_to_train
+            name, value, reached, states, weights_to_train, weights_not_to_train, known_as
         )
         if not reason and immutable_weights:
             reason = _why_immutable(value, immutable_weights)
-        if not reason and name not in weights_to_train:
+        if not reason and not known_as.is_named(name, weights_to_train):
             reason = why_constant(value, exporter)
         if reason:
             frozen[name] = reason
@@ -87,12 +89,12 @@ def choose_weights(
     return tuple(chosen), frozen | integers
 
 
-def _require_floats(asked: Sequence[str], integers: Mapping[str, str]) -> None:
-    for name in asked:
-        if name in integers:
+def _require_floats(asked: Sequence[str], integers: Mapping[str, str], known_as: WeightNames) -> None:
+    for name, reason in integers.items():
+        if known_as.is_named(name, asked):
             raise ModelError(
-                f"weights_to_train names {name!r}, {integers[name]}, which get no gradient. Train the model before "
-                "quantization and quantize it afterwards (onward export --quantize)."
+                f"weights_to_train names {known_as.shown(name)!r}, {reason}, which get no gradient. Train the model "
+                "before quantization and quantize it afterwards (onward export --quantize)."
             )
 
 
@@ -103,28 +105,27 @@ def _why_frozen(
     states: Sequence[str],
     weights_to_train: Sequence[str],
     weights_not_to_train: Sequence[str],
+    known_as: WeightNames,
 ) -> str:
     if name in states:
         return "running statistic of batch normalization"
     if name not in reached:
-        if name in weights_to_train:
-            raise ModelError(f"weights_to_train names {name!r}, but no gradient of the loss reaches it.")
+        if known_as.is_named(name, weights_to_train):
+            raise ModelError(
+                f"weights_to_train names {known_as.shown(name)!r}, but no gradient of the loss reaches it."
+            )
         return "no gradient reaches it" if value.uses() or value.is_graph_output() else "no node reads it"
-    if _matches(name, weights_not_to_train):
+    if known_as.matches(name, weights_not_to_train):
         return "listed in weights_not_to_train"
-    if weights_to_train and not _matches(name, weights_to_train):
+    if weights_to_train and not known_as.matches(name, weights_to_train):
         return "not listed in weights_to_train"
     return ""
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _require_matches(field: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+def _require_matches(field: str, patterns: Sequence[str], names: Sequence[str], known_as: WeightNames) -> None:
     for pattern in patterns:
-        if not any(_matches(name, [pattern]) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+        if not any(known_as.matches(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, known_as.everything(names), n=3, cutoff=0.4)
             hint = f"; did you mean {', '.join(repr(n) for n in near)}?" if near else "."
             raise ModelError(f"{field}: {pattern!r} matches none of the model's {len(names)} float initializers{hint}")
 

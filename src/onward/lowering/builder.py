@@ -19,6 +19,7 @@ from torch import fx
 
 from onward.errors import ModelError, NodeError, OperatorError
 from onward.graph.collection import without_collection
+from onward.graph.provenance import module_scope
 from onward.graph.quantization import is_only_dequantized
 from onward.lowering.bound_value import BoundValue
 from onward.lowering.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
@@ -389,7 +390,8 @@ class _Builder:
 
 
 def _label(node: ir.Node) -> NodeLabel:
-    return NodeLabel(node.name or (node.outputs[0].name or "unnamed" if node.outputs else "unnamed"), node.op_type)
+    name = node.name or (node.outputs[0].name or "unnamed" if node.outputs else "unnamed")
+    return NodeLabel(name, node.op_type, module_scope(node))
 
 
 def _last_named_output(node: ir.Node) -> int:

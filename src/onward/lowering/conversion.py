@@ -31,7 +31,7 @@ def to_torch(
 
     Args:
         model: path of an `.onnx` file, an `onnx.ModelProto`, or an `onnx_ir.Model`; opset 7 or newer.
-        weights_to_train: exact initializer names or `*`-patterns; empty: every float initializer that can train.
+        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can train.
         weights_not_to_train: exact names or patterns taken out again.
         tied_weights: patterns of constant-valued initializers, shared by several layers, that stay shared.
         revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.

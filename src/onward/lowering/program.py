@@ -20,13 +20,14 @@ from onward.lowering.passes import is_recomputing
 
 @dataclass(frozen=True)
 class NodeLabel:
-    """Which ONNX node a step of the program came from."""
+    """Which ONNX node a step of the program came from; `module` is the path of the layer, where the file notes it."""
 
     name: str
     op_type: str
+    module: str = ""
 
     def __str__(self) -> str:
-        return f"node {self.name!r} ({self.op_type})"
+        return f"node {self.name!r} ({self.op_type}){f' of {self.module}' if self.module else ''}"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ Moments exist from the first moment on, as zeros, so that every run has the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from onward.errors import ParametersError
+from onward.graph.weight_names import WeightNames
 from onward.optim.lamb import Lamb
 from onward.parameters import AttributeRule, Optimizer
 from onward.parameters.checks import ATTRIBUTES_OF
@@ -54,14 +55,9 @@ def attributes_of_weight(parameters: Optimizer, weight: str) -> dict[str, Any]:
             )
         return attributes | given
     for rule in rules:
-        if _matches(rule, weight):
+        if WeightNames().matches(weight, rule.weights):
             attributes |= _given(rule)
     return attributes
-
-
-def _matches(rule: AttributeRule, weight: str) -> bool:
-    patterns = (rule.weights,) if isinstance(rule.weights, str) else rule.weights
-    return any(weight == pattern or fnmatchcase(weight, pattern) for pattern in patterns)
 
 
 def _given(rule: AttributeRule) -> dict[str, Any]:
@@ -70,7 +66,17 @@ def _given(rule: AttributeRule) -> dict[str, Any]:
     return {name.rstrip("_"): value for name, value in values.items() if value is not None}
 
 
-def unmatched_rules(parameters: Optimizer, weights: Iterable[str]) -> list[str]:
+def with_exact_names(parameters: Optimizer, weights: Iterable[str], known_as: WeightNames) -> Optimizer:
+    """The same attributes with rules that list the initializers they match; patterns may name module paths, too."""
+    rules = parameters.optimizer_attributes
+    if callable(rules):
+        return parameters
+    names = tuple(weights)
+    exact = tuple(replace(rule, weights=tuple(n for n in names if known_as.matches(n, rule.weights))) for rule in rules)
+    return replace(parameters, optimizer_attributes=exact)
+
+
+def unmatched_rules(parameters: Optimizer, weights: Iterable[str], known_as: WeightNames | None = None) -> list[str]:
     """Patterns of rules that match no weight: worth a word to the user, since it is often a slip."""
     if callable(parameters.optimizer_attributes):
         return []
@@ -79,8 +85,8 @@ def unmatched_rules(parameters: Optimizer, weights: Iterable[str]) -> list[str]:
         for rule in parameters.optimizer_attributes
         for pattern in ((rule.weights,) if isinstance(rule.weights, str) else rule.weights)
     ]
-    names = tuple(weights)
-    return [p for p in patterns if not any(name == p or fnmatchcase(name, p) for name in names)]
+    names, known_as = tuple(weights), known_as or WeightNames()
+    return [pattern for pattern in patterns if not any(known_as.matches(name, pattern) for name in names)]
 
 
 SumOverParts = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]

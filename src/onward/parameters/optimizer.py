@@ -18,7 +18,7 @@ class AttributeRule:
     """Optimizer attributes of the weights that match; a later rule wins over an earlier one, attribute by attribute.
 
     Attributes:
-        weights: a name or `*`-pattern, or several.
+        weights: a name or `*`-pattern of initializers or module paths, or several.
         alpha, beta: decay of the first and second moment (Adam, AdamW, Lamb; 0.9, 0.999).
         lambda_: weight decay (YAML: `lambda`; 0). Adam and SGD add it to the gradient; AdamW and Lamb decouple it.
         epsilon: 1e-8; Lamb 1e-6.

@@ -63,9 +63,9 @@ class Training:
             mappings such as `{name: f1, average: macro}` with their options; `prediction`, `label` and `task` instead
             of what follows from the loss, `as` for the name in reports. Accuracy of class labels is always computed.
         seed: of dropout, shuffling and everything else that is drawn.
-        weights_to_train: exact initializer names or `*`-patterns; empty: all that can.
+        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can.
         weights_not_to_train: exact names or patterns taken out again.
-        tied_weights: patterns of all-equal initializers shared by several layers that stay shared.
+        tied_weights: patterns (initializers or module paths) of all-equal weights shared by layers that stay shared.
         immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.
         revive_dropout: rules, each `{ratio, after_operators, after_values}`: dropout that an export left out.
         mapped_dimensions: symbolic dimension of the model -> its size.

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from io import FileIO
 from pathlib import Path
@@ -25,8 +25,9 @@ class MetricsFile:
     """Writes events as lines of JSON: `{"kind": "step", "time": 1767225600.0, "update": 10, "loss": 5.1, ...}`.
 
     Kinds are step, evaluation, checkpoint, message and end, with the fields of the event's class (without a step's
-    `tensors`). Every record holds `time` (seconds since 1970) and `update` (of the event, or the last one before it).
-    JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity". Each line is
+    `tensors` and their paths). Every record holds `time` (seconds since 1970) and `update` (of the event, or the last
+    one before it). JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity". Each
+    line is
     written at once and whole, so that a reader can follow and a killed run loses none.
 
     Args:
@@ -63,7 +64,7 @@ class MetricsFile:
     def on_step(self, report: StepReport) -> None:
         """Writes a record of kind "step"."""
         self._update = report.update
-        self._write("step", report, leave_out="tensors")
+        self._write("step", report, leave_out=("tensors", "module_paths"))
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Writes a record of kind "evaluation"."""
@@ -92,9 +93,9 @@ class MetricsFile:
     def _now(self) -> float:
         return round(self._clock(), 3)
 
-    def _write(self, kind: str, event: Any, leave_out: str = "") -> None:
+    def _write(self, kind: str, event: Any, leave_out: Collection[str] = ()) -> None:
         record = {"kind": kind, "time": self._now(), "update": self._update}
-        record |= {f.name: getattr(event, f.name) for f in fields(event) if f.name != leave_out}
+        record |= {f.name: getattr(event, f.name) for f in fields(event) if f.name not in leave_out}
         self._append(record)
 
     def _append(self, record: Mapping[str, Any]) -> None:

@@ -5,9 +5,8 @@ Every chart has the weight updates done over all rounds as its x-axis, training 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import ParametersError, StorageError
+from onward.graph.weight_names import WeightNames
 
 HISTOGRAM_BUCKETS = 64
 """Buckets of equal width between a tensor's smallest and largest finite value; TensorBoard shows 30 of them."""
@@ -80,12 +80,12 @@ class TensorBoardWatcher:
             for name, value in values.items():
                 if value is not None:
                     writer.add_scalar(f"train/{name}", value, report.update)
-            for name, tensor in _chosen("scalar_names", self.scalar_names, report.tensors):
+            for name, tensor in _chosen("scalar_names", self.scalar_names, report):
                 writer.add_scalar(f"train/scalar/{name}", _single(name, tensor), report.update)
-            for name, tensor in _chosen("norm_names", self.norm_names, report.tensors):
+            for name, tensor in _chosen("norm_names", self.norm_names, report):
                 norm = torch.linalg.vector_norm(tensor, dtype=torch.float64 if _is_double(tensor) else torch.float32)
                 writer.add_scalar(f"train/norm/{name}", norm.item(), report.update)
-            for name, tensor in _chosen("histogram_names", self.histogram_names, report.tensors):
+            for name, tensor in _chosen("histogram_names", self.histogram_names, report):
                 _write_histogram(writer, name, tensor, report.update)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
@@ -135,13 +135,12 @@ def _storing(log_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def _chosen(
-    field: str, patterns: Sequence[str], tensors: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _chosen(field: str, patterns: Sequence[str], report: StepReport) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that the patterns of a field name, each once, in the order of the patterns."""
     seen: set[str] = set()
+    tensors, known_as = report.tensors, WeightNames(report.module_paths)
     for pattern in patterns:
-        names = [pattern] if pattern in tensors else [name for name in tensors if fnmatchcase(name, pattern)]
+        names = [pattern] if pattern in tensors else [name for name in tensors if known_as.matches(name, pattern)]
         if not names:
             listed = ", ".join(sorted(tensors)[:8]) or "none"
             more = f" and {len(tensors) - 8} more" if len(tensors) > 8 else ""
