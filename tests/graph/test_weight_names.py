@@ -183,6 +183,7 @@ def test_a_run_reports_tensors_that_are_asked_for_by_path(tmp_path: Path) -> Non
     assert report.module_paths == {name: names[0], f"{name}_grad": names[1]}
     assert set(report.tensors) == {name, f"{name}_grad"}
     watcher.on_step(report)
+    watcher.close()
     wrong = {**sections, "tensorboard": {**board, "norm_names": ["layers.7.up.weight"]}}
     with pytest.raises(ParametersError, match=r"tensorboard names 'layers\.7\.up\.weight': neither a value"):
         TrainingRunner(Parameters.from_mapping(wrong)).initialize()
