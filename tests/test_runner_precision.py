@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 
+from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
 from onward.errors import ParametersError
 from onward.optim.loss_scale import LossScale
@@ -24,6 +25,8 @@ from tests.mlp import (
     state_bits,
     weights,
     weights_of,
+    write_adam_run,
+    write_shards,
 )
 
 TRAIN = data(32)
@@ -45,7 +48,14 @@ def test_a_static_loss_scale_that_overflows_skips_every_update(tmp_path: Path) -
     mixed = {**FP16, "loss_scale": 2.0**30}
     runner, recorder = start(tmp_path, optimizer=ADAMW, mixed_precision=mixed)
     before = state_bits(runner)
-    summary = runner.run(loader())
+    with pytest.raises(ParametersError) as caught:
+        runner.run(loader())
+    assert str(caught.value) == (
+        "all 8 weight updates of this round were skipped, since their gradients were not finite: nothing was trained. "
+        "mixed_precision.loss_scale is 1.07374e+09, under which gradients overflow; set it to 0, which finds a scale "
+        "and adjusts it, or to a smaller one, or set use_bfloat16: true."
+    )
+    (summary,) = recorder.summaries
     assert_same_bits(state_bits(runner), before)
     assert (summary.updates, summary.skipped_updates) == (8, 8)
     assert [report.skipped_updates for report in recorder.steps] == list(range(1, 9))
@@ -53,6 +63,35 @@ def test_a_static_loss_scale_that_overflows_skips_every_update(tmp_path: Path) -
     assert not any(np.isfinite(report.gradient_norm) for report in recorder.steps)
     assert all(np.isfinite(report.loss) for report in recorder.steps)
     assert runner.state.counters.update == 8
+
+
+def test_the_command_ends_with_2_and_writes_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also when the same command is run again over the checkpoint of the round that was for nothing."""
+    save_mlp(tmp_path)
+    write_shards(tmp_path / "train", TRAIN)
+    fields = [
+        "--mixed_precision.use_mixed_precision=true",
+        "--mixed_precision.loss_scale=1e9",
+        "--checkpoint.checkpoints_dir=checkpoints",
+        "--paths.output_dir=out",
+    ]
+    file = str(write_adam_run(tmp_path))
+    fields = [field.replace("=checkpoints", f"={tmp_path}/c").replace("=out", f"={tmp_path}/out") for field in fields]
+    for what in ("this round", "this run"):
+        assert main(["train", file, *fields]) == 2
+        shown = capsys.readouterr()
+        assert f"all 8 weight updates of {what} were skipped" in shown.err
+        assert "mixed_precision.loss_scale is 1e+09" in shown.err
+        assert "trained model written" not in shown.out
+        assert not list(tmp_path.glob("out/*.onnx"))
+
+
+def test_data_without_numbers_end_the_run_and_say_where_to_look(tmp_path: Path) -> None:
+    runner, recorder = start(tmp_path, training={"num_train_steps": 400, "display_loss_steps": 10})
+    broken = {**TRAIN, "x": np.full_like(TRAIN["x"], np.nan)}
+    with pytest.raises(ParametersError, match=r"the last 1\d\d weight updates were skipped, .*look for such values in"):
+        runner.run(loader(broken))
+    assert recorder.steps[-1].update < 120
 
 
 def test_a_dynamic_loss_scale_halves_until_nothing_overflows(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from onward.engine.preparation import (
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
 from onward.engine.rounds import round_steps
 from onward.engine.run_data import RunData
+from onward.engine.skipped_updates import SkippedUpdates, refuse_untrained_run
 from onward.engine.state import TrainState
 from onward.engine.steering import Steering
 from onward.environment import Environment
@@ -298,7 +299,7 @@ class TrainingRunner:
         self._dimensions = {**training.mapped_dimensions, **dimensions}
         control = Control(self.parameters, self.net, self.state.rate, test_data is not None)
         self.watchers.on_run_start(run_start(training, self.state), control)
-        between = Steering(self.state, control)
+        between, skips = Steering(self.state, control), SkippedUpdates(self.state)
         saving = self._checkpoints.saving_after_failure(self.parameters.checkpoint, self.state, self.save_checkpoint)
         with StopRequest() as stop, settled_objects(), saving:
             begin_batches = data.batches(training.batch_size, self.state.cursor)
@@ -306,6 +307,7 @@ class TrainingRunner:
                 for done in self._steps(between.not_skipped(batches, self.watchers), clock):
                     self.watchers.on_step_done(done, self.state)
                     reports = reports if done.report is None else [*reports[:1], done.report]
+                    skips.after_report(done.report)
                     if self._is_stopped(done, between, stop, test_data):
                         self.state.counters.ended_early_of = training.steps
                         break
@@ -316,6 +318,7 @@ class TrainingRunner:
         seconds = time.perf_counter() - started
         summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint, stopped)
         self.watchers.on_end(summary)
+        skips.at_end()
         if between.is_interrupted_at_end(stop.signal_name is not None) and checkpoint is not None:
             name = stop.signal_name or ANOTHER
             raise Interrupted(f"stopped by {name} at the end of the round; saved as {checkpoint}. {GO_ON}")
@@ -422,6 +425,7 @@ class TrainingRunner:
             if report is None or loader is not test_data_loader or report.update != update:
                 report = self.evaluate(test_data_loader)
         self._checkpoints.close()
+        refuse_untrained_run(self.state)
         if self.parameters.paths.output_dir is not None:
             what = export_run(self.parameters, self.state, self._graph, self.trained_model_path, self._best, report)
             self.files.publish()

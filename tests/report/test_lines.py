@@ -88,3 +88,9 @@ def test_a_sparkline_needs_two_losses_and_survives_equal_ones() -> None:
     assert history.sparkline(4) == "    "
     history.append(1.0)
     assert history.sparkline(4) == "▁▁  "
+
+
+def test_a_run_that_skipped_most_of_its_updates_says_so() -> None:
+    rows = dict(summary_rows(run_summary(skipped_updates=150), "->", lambda path: path))
+    assert rows["updates"] == "200, 150 of them skipped (most): gradients were not finite, and little was trained"
+    assert "most" not in dict(summary_rows(run_summary(skipped_updates=100), "->", lambda path: path))["updates"]

@@ -94,6 +94,8 @@ def evaluation_fields(report: EvaluationReport) -> list[Field]:
 def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], str]) -> list[tuple[str, str]]:
     """Label and value of every row of the final table."""
     skipped = f", {summary.skipped_updates:,} of them skipped" if summary.skipped_updates else ""
+    if 2 * summary.skipped_updates > summary.updates:
+        skipped += " (most): gradients were not finite, and little was trained"
     accumulation = summary.gradient_accumulation_steps
     batches = f"batches of {summary.batch_size}"
     if accumulation > 1:
