@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.artifacts.streamed_file import STREAMED_ABOVE_BYTES, write_streamed
+from onward.graph.reading import TRAINING_INFO
 
 
 def model_with_everything() -> onnx.ModelProto:
@@ -89,7 +90,8 @@ def test_training_info_is_written(tmp_path: Path) -> None:
     model = ir.from_proto(model_with_everything())
     info = onnx.TrainingInfoProto()
     info.initialization_binding.add(key="large", value="large")
-    write_streamed(model, tmp_path / "m.onnx", [info])
+    model.meta[TRAINING_INFO] = (info,)
+    write_streamed(model, tmp_path / "m.onnx")
     expected = ir.to_proto(model)
     expected.training_info.append(info)
     assert (tmp_path / "m.onnx").read_bytes() == expected.SerializeToString()

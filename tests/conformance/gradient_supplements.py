@@ -84,6 +84,9 @@ SUPPLEMENTS: tuple[tuple[tuple[str, str], str, tuple[Any, ...]], ...] = (
        ((2, 3), (3,))) for op in ("Add", "Sub", "Mul", "Div", "Pow") for v in (1, 6)),
     (("", "Gemm"), _model("(double[n, k] a, double[k, m] b, double[m] c) => (double[n, m] y)",
                           "y = Gemm<alpha = 0.5, beta = 2.0, broadcast = 1>(a, b, c)", 6), ((2, 3), (3, 4), (4,))),
+    (("ai.onnx.ml", "ArrayFeatureExtractor"),
+     _model("(double[n, m] x) => (double[n, k] y)", "y = ai.onnx.ml.ArrayFeatureExtractor(x, i)", 17, "ai.onnx.ml",
+            "int64[3] i = {2, 0, 2}"), ((2, 3),)),
     ((_TRAINING, "Gradient"),
      _model("(double[n] a, double[n] b) => (double[n] y)",
             "p = Sin(a) q = Mul(p, b) o = ReduceSum<keepdims = 0>(q) "

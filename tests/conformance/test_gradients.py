@@ -16,9 +16,10 @@ from tests.conformance.without_gradient import NOT_DOUBLE, NUMBERS, WITHOUT_GRAD
 LEAST_COMBINATIONS = 1_500
 """(operator, version, attributes) whose gradients are checked; the README states the count."""
 
-OWN_TESTS = ("onward.fused", "onward.parallel")
-"""Domains of onward's own: tests of fusions compare gradients with the unfused graph (tests/graph/fusion), tests of
-horizontal parallelism with one process (tests/parallel)."""
+OWN_TESTS = ("onward.classical", "onward.fused", "onward.parallel")
+"""Domains of onward's own: gradients of what classical models become are compared with finite differences in
+onnxruntime (tests/lowering/ops/test_classical.py), of fusions with the unfused graph (tests/graph/fusion), of tensor
+parallelism with one process (tests/parallel)."""
 
 
 def assert_all_accounted_for(lowerings: Collection[tuple[str, str, int]]) -> None:

@@ -10,6 +10,10 @@ _STRAIGHT_THROUGH = (
     "tests/lowering/ops/test_quantization.py checks it against torch.fake_quantize"
 )
 
+_FLOAT32 = (
+    "it computes in float32 whatever it is given; tests/lowering/ops/test_classical.py compares its gradient with "
+    "finite differences"
+)
 _QUANTIZED = "it computes with rounded numbers, through which gradients pass by the straight-through rule"
 
 WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
@@ -45,6 +49,8 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
         ],
         _MADE,
     ),
+    ("ai.onnx.ml", "FeatureVectorizer"): _FLOAT32,
+    ("ai.onnx.ml", "Normalizer"): _FLOAT32,
     ("", "BitCast"): "the bits of a number have no gradient",
     ("", "Hardmax"): "its results are 0 and 1, constant but for jumps",
     **dict.fromkeys(

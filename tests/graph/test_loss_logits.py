@@ -245,7 +245,7 @@ def test_the_prediction_may_be_an_inner_value() -> None:
 def test_a_map_of_probabilities_stands_for_them() -> None:
     head = "p = Softmax (z) maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2, 3]> (p)"
     graph = make_training_graph(_model(head, 17), loss=LossSpec(CE, "maps", "label"))
-    assert any("'p' is computed by Softmax 'node_1'; the loss is computed from" in note for note in graph.notes)
+    assert any("'maps' is computed by Softmax 'node_1'; the loss is computed from" in note for note in graph.notes)
     assert graph.weights == ("w", "b")
 
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
 from onward.artifacts.stored_values import to_numpy
 from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
-from onward.graph.reading import TRAINING_INFO
+from onward.graph.classical.rewriting import AttributeWeight
+from onward.graph.reading import complete_file, read_model
 from onward.graph.rearrangement import Rearrangement
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph
@@ -82,7 +82,11 @@ def inference_model(
     model.meta.update(graph.source.meta)
     holders = dict(_places(model))
     describe = describe or read
+    nodes = _nodes_by_output(model) if graph.attributes else {}
     for name in (*(name for name in graph.weights if name not in graph.ties), *graph.states):
+        if name in graph.attributes:
+            _set_attribute(nodes, graph.attributes[name], name, read)
+            continue
         _set(model, holders, name, lambda name=name: read(name), None, describe(name))  # type: ignore[misc]
     for copy, tie in graph.ties.items():
         if tie.weight in graph.weights:
@@ -91,8 +95,32 @@ def inference_model(
     switch_to_inference(model)
     if only_initializers:
         for name in (*graph.weights, *graph.states, *graph.ties):
+            if name in graph.attributes:
+                raise ModelError(
+                    f"the weight {name!r} is an attribute of a node; a TrainingInfoProto can only change initializers. "
+                    "Put it in weights_not_to_train."
+                )
             _make_initializer(model, holders[name])
     return model
+
+
+def _nodes_by_output(model: ir.Model) -> dict[str, ir.Node]:
+    """Every node, those of nested graphs included, by the names of its outputs."""
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    return {str(value.name): node for node in nodes for value in node.outputs if value.name}
+
+
+def _set_attribute(nodes: Mapping[str, ir.Node], place: AttributeWeight, name: str, read: Read) -> None:
+    """Writes a weight back into the list of floats that it is in the user's graph."""
+    node = nodes.get(place.output)
+    if node is None or place.attribute not in node.attributes:
+        raise ModelError(f"the weight {name!r} has no place in the model: no node gives {place.output!r}.")
+    tensor = read(name)
+    if tensor.is_meta:  # a rehearsal, which has no values
+        return
+    numbers = tensor.detach().to(device="cpu", dtype=torch.float32).reshape(-1).tolist()
+    doc_string = node.attributes[place.attribute].doc_string
+    node.attributes[place.attribute] = ir.AttrFloat32s(place.attribute, numbers, doc_string=doc_string)
 
 
 def _make_initializer(model: ir.Model, value: ir.Value) -> None:
@@ -301,10 +329,10 @@ def save_model(model: ir.Model, path: Path, external: bool = False, readers: Ite
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
             written = Path(folder) / path.name
             if data is None:
-                write_streamed(model, written, model.meta.get(TRAINING_INFO) or ())
+                write_streamed(model, written)
             else:
                 ir.save(model, written, external_data=data)
-                _add_training_info(model, written)
+                complete_file(model, written)
             if data is not None and (Path(folder) / data).exists():
                 _replace_both(Path(folder), path, data)
                 for reader in readers:
@@ -323,15 +351,6 @@ def _load_attributes(model: ir.Model) -> None:
                 if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     tensor = ir.Tensor(attribute.value.numpy(), dtype=attribute.value.dtype, name=attribute.value.name)
                     node.attributes[name] = ir.Attr(name, ir.AttributeType.TENSOR, tensor)
-
-
-def _add_training_info(model: ir.Model, path: Path) -> None:
-    """onnx-ir knows no `training_info`; `read_model` kept the messages."""
-    kept = model.meta.get(TRAINING_INFO)
-    if kept:
-        proto = onnx.load(path, load_external_data=False)
-        proto.training_info.extend(kept)
-        onnx.save(proto, path)
 
 
 def _replace_both(folder: Path, path: Path, data: str) -> None:
@@ -355,7 +374,7 @@ def _read_from_new_file(reader: ir.Model, path: Path, data: Path) -> None:
         for name, value in graph.initializers.items():
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == data.resolve():
-                written = written or ir.load(path)
+                written = written or read_model(path)
                 found = written.graph.initializers.get(name)
                 if found is not None and found.const_value is not None:
                     value.const_value = found.const_value

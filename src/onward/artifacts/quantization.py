@@ -15,6 +15,7 @@ from onward.artifacts.inference_model import EXTERNAL_ABOVE_BYTES, save_model
 from onward.data.loader import DataLoader
 from onward.engine.sample_shapes import fit_sample_shape
 from onward.errors import DataError, ModelError, OnwardError, ParametersError
+from onward.graph.reading import model_from_proto, read_model
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def optimize_model(source: Path, target: Path) -> Path:
     """
     from onnxscript import optimizer
 
-    model = ir.load(source)
+    model = read_model(source)
     try:
         optimizer.optimize_ir(model)
     except Exception as error:
@@ -86,15 +87,15 @@ def quantize_model(source: Path, target: Path, kind: str, calibration: Calibrati
 def _to_fp16(source: Path, target: Path) -> None:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    model = ir.from_proto(convert_float_to_float16(onnx.load(source), keep_io_types=True))
-    model.graph.sort()  # the casts of inputs are appended behind the nodes that read them
-    save_model(model, target)
+    model = convert_float_to_float16(onnx.load(source), keep_io_types=True)
+    # Read as any file, which sorts it: the casts of inputs are appended behind the nodes that read them.
+    save_model(model_from_proto(model, str(source), None), target)
 
 
 def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibration | None) -> None:
     """Dynamic without calibration, else static."""
     prepared = target.with_name("prepared.onnx")
-    model = ir.load(source)
+    model = read_model(source)
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     large = sum(tensor.nbytes for tensor in tensors) > EXTERNAL_ABOVE_BYTES
     quantization.quant_pre_process(

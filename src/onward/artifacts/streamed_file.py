@@ -5,7 +5,7 @@ The bytes are those that protobuf itself would write: fields in the order of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,17 +13,18 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 
+from onward.graph.reading import restore_kept_fields
+
 STREAMED_ABOVE_BYTES = 4096
 """Smaller tensors are part of what is written at once."""
 
 
-def write_streamed(model: ir.Model, path: Path, training_info: Iterable[onnx.TrainingInfoProto] = ()) -> None:
+def write_streamed(model: ir.Model, path: Path) -> None:
     """Writes `model` to one file with all weights in it, each fetched when it is its turn. OSError goes through.
 
     Args:
         model: unchanged afterwards.
         path: of the file.
-        training_info: what onnx-ir has no place for.
     """
     streamed = {
         name: tensor
@@ -33,7 +34,7 @@ def write_streamed(model: ir.Model, path: Path, training_info: Iterable[onnx.Tra
         and tensor.nbytes > STREAMED_ABOVE_BYTES
     }
     proto = _without_values(model, streamed)
-    proto.training_info.extend(training_info)
+    restore_kept_fields(proto, model)
     with open(path, "wb") as stream:
         _write_model(stream, proto, streamed)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import onnx_ir as ir
 import torch
 
 from onward.artifacts.export_rehearsal import rehearse_export
@@ -26,6 +25,7 @@ from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.graph.lazy_file import read_model_lazily
 from onward.graph.reading import read_model
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.inspection import why_not_lowered
 from onward.parallel.agreement import gather_numbers
 from onward.parallel.gathering import describe_whole, gather_whole
 from onward.parallel.pieces import Piece
@@ -170,7 +170,7 @@ def export_checkpoint(
         if calibration_dir is not None:
             name_map = read_record(path).get("parameters", {}).get("data", {}).get("input_name_map", {})
             calibration = Calibration(Path(calibration_dir), name_map, calibration_batch_size, calibration_batches)
-        save_model(ir.load(_converted(step, optimize, quantize, calibration)), output)
+        save_model(read_model(_converted(step, optimize, quantize, calibration)), output)
     return output
 
 
@@ -200,7 +200,7 @@ def convert_model(
         calibration = None
         if calibration_dir is not None:
             calibration = Calibration(Path(calibration_dir), {}, calibration_batch_size, calibration_batches)
-        save_model(ir.load(_converted(step, optimize, quantize, calibration)), output)
+        save_model(read_model(_converted(step, optimize, quantize, calibration)), output)
     return output
 
 
@@ -242,6 +242,7 @@ def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path) -> Train
     graph = make_training_graph(
         models[0] if len(models) == 1 else join_stage_models(models),
         tied_weights=tuple(training.get("tied_weights", ())),
+        why_not_lowered=why_not_lowered,
     )
     model = " and ".join(repr(str(file)) for file in files)
     held = {

@@ -15,6 +15,7 @@ from onward.engine.batch_size import find_by_forecast, outcome
 from onward.engine.forecast import forecast
 from onward.engine.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
 from onward.errors import ParametersError, StorageError
+from onward.graph.reading import complete_file, read_model
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
@@ -90,7 +91,7 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
     # Of the nodes that the file has: what fusion makes of them has other names.
     as_written = dataclasses.replace(parameters, speed=dataclasses.replace(parameters.speed, fuse=False))
     decided = plan_run(as_written, topology, read_training_graph(as_written, source), specs)
-    model = ir.load(source)
+    model = read_model(source)
     more = {
         "data_parallel_size": topology.data_size,
         "horizontal_parallel_size": topology.horizontal_size,
@@ -109,6 +110,7 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
     outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in stored)
     try:
         ir.save(model, target, external_data=f"{target.name}.data" if outside else None)
+        complete_file(model, target)
     except OSError as error:
         raise StorageError(
             f"--write {str(target)!r} cannot be written: {error.strerror}. Name another file."

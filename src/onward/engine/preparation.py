@@ -18,6 +18,7 @@ from onward.graph.loss import LossSpec
 from onward.graph.loss_file import write_model_with_loss
 from onward.graph.reading import ModelSource
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import input_types
 from onward.lowering.shapes import ValueFacts, find_value_facts
 from onward.optim.loss_scale import LossScale
@@ -69,6 +70,7 @@ def read_training_graph(
         fusions_off=off,
         fixed_inputs=parameters.data.fixed_inputs,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
+        why_not_lowered=why_not_lowered,
     )
 
 

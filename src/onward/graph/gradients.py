@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onward.graph.classical.rewriting import DOMAIN as CLASSICAL_DOMAIN
 from onward.graph.quantization import gives_real_numbers, is_only_dequantized
+from onward.graph.structure import ML_DOMAIN
 
 TRAINABLE_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 """Element types that can carry a gradient."""
@@ -83,6 +85,14 @@ WITHOUT_GRADIENT: dict[str, frozenset[int] | None] = {
 }  # fmt: skip
 """Operator -> inputs through which no gradient flows; None: through none of them."""
 
+ELSEWHERE: dict[tuple[str, str], frozenset[int] | None] = {
+    (ML_DOMAIN, "ArrayFeatureExtractor"): frozenset({1}),
+    **dict.fromkeys(
+        (CLASSICAL_DOMAIN, name) for name in ("Lookup", "OneHotCategories", "TreeClassifier", "TreeRegressor")
+    ),
+}
+"""The same for operators of other domains: (domain, operator) -> inputs."""
+
 
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _MULTIPLIES_INTEGERS = frozenset({"MatMulInteger", "ConvInteger"})
@@ -94,7 +104,8 @@ def is_without_gradient(node: ir.Node, index: int) -> bool:
         # What ONNX Runtime's quantizer writes for numbers that stay quantized.
         return node.op_type.startswith("QLinear") or (node.op_type == "QGemm" and not gives_real_numbers(node))
     if node.domain != "":
-        return False
+        blocked = ELSEWHERE.get((node.domain, node.op_type), frozenset())
+        return blocked is None or index in blocked
     if node.op_type in _QUANTIZES and not is_only_dequantized(node.outputs[0]):
         return True
     if node.op_type in _MULTIPLIES_INTEGERS and not gives_real_numbers(node):

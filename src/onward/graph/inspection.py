@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from onward.graph.classical.side_outputs import WhyNotLowered
 from onward.graph.cuts import CutPoint, find_cut_points, shape_of
 from onward.graph.dimensions import symbolic_dimensions
 from onward.graph.fixed_inputs import note_on_inputs
 from onward.graph.fusion.passes import Fusion, fuse
 from onward.graph.gradients import TRAINABLE_TYPES
+from onward.graph.map_types import MAP_TYPES, MapTypes, describe_map
 from onward.graph.reading import ModelSource
 from onward.graph.shape_inference import inferred_values
 from onward.graph.shared_inputs import layers_that_read_the_same
@@ -21,8 +23,6 @@ from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.graph.weight_names import WeightNames
 
 Shape = tuple[int | str, ...] | None
-WhyNotLowered = Callable[[str, str, int], str | None]
-"""(domain, operator, opset version) -> why it cannot be lowered, or None if it can."""
 
 
 @dataclass(frozen=True)
@@ -136,16 +136,17 @@ def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -
     Raises:
         ModelError: the model cannot be read.
     """
-    training = make_training_graph(source)
+    training = make_training_graph(source, why_not_lowered=why_not_lowered)
     original = training.source
-    operators = _operators(training.model, why_not_lowered)
+    maps = original.meta.get(MAP_TYPES) or {}
+    operators = _operators(_as_written(original), training.model, why_not_lowered)
     return Inspection(
         name=os.fspath(source) if isinstance(source, str | os.PathLike) else original.graph.name or "model",
         producer=" ".join(part for part in (original.producer_name, original.producer_version) if part),
         ir_version=original.ir_version,
         opsets={domain or "ai.onnx": version for domain, version in original.opset_imports.items()},
-        inputs=tuple(_tensor(value) for value in original.graph.inputs if not value.is_initializer()),
-        outputs=tuple(_tensor(value) for value in original.graph.outputs),
+        inputs=tuple(_tensor(value, maps) for value in original.graph.inputs if not value.is_initializer()),
+        outputs=tuple(_tensor(value, maps) for value in original.graph.outputs),
         dimensions=symbolic_dimensions(original),
         weights=_weights(training),
         states=training.states,
@@ -181,7 +182,9 @@ def _type_name(dtype: ir.DataType | None) -> str:
     return "?" if dtype is None else _TYPE_NAMES.get(dtype, dtype.name.lower())
 
 
-def _tensor(value: ir.Value) -> Tensor:
+def _tensor(value: ir.Value, maps: MapTypes) -> Tensor:
+    if str(value.name) in maps:
+        return Tensor(str(value.name), describe_map(maps[str(value.name)]), None)
     kind = _type_name(value.dtype)
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         kind = f"{type(value.type).__name__.removesuffix('Type').lower()} of {kind}"
@@ -210,7 +213,20 @@ def _weights(training: TrainingGraph) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-def _operators(model: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[Operator, ...]:
+def _as_written(source: ir.Model) -> ir.Model:
+    """The user's graph with functions inlined, its constants left out."""
+    model = source.clone()
+    ir.passes.common.InlinePass()(model)
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for node in list(graph):
+            if node.op_type == "Constant" and node.domain == "" and not node.outputs[0].is_graph_output():
+                graph.remove(node)
+    return model
+
+
+def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[Operator, ...]:
+    """The operators of `model`; only one that `computed` needs can be an obstacle."""
+    needed = {(node.domain, node.op_type) for node in ir.traversal.RecursiveGraphIterator(computed.graph)}
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         first = next((str(value.name) for value in node.outputs if value.name), "")
@@ -221,7 +237,7 @@ def _operators(model: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[
         obstacle = ""
         if version is None:
             obstacle = f"the model imports no version of the domain {domain!r}"
-        elif why_not_lowered is not None:
+        elif why_not_lowered is not None and (domain, op_type) in needed:
             obstacle = why_not_lowered(domain, op_type, version) or ""
         operators.append(Operator(domain, op_type, version, tuple(names), obstacle))
     return tuple(sorted(operators, key=lambda operator: (-operator.count, operator.op_type)))

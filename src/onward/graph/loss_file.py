@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError, StorageError
 from onward.graph.loss import LossNames, LossSpec, add_loss
-from onward.graph.reading import ModelSource, read_model
+from onward.graph.reading import ModelSource, complete_file, read_model
 
 LARGEST_INLINE_BYTES = 1 << 30
 """Above this, weights go to a file beside the model: one protobuf holds at most 2 GiB."""
@@ -42,6 +42,7 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         ir.save(model, partial, format="protobuf", external_data=beside)
+        complete_file(model, partial)
         os.replace(partial, target)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -13,8 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph import loss_terms as terms
+from onward.graph.classical.rewriting import DOMAIN as CLASSICAL_DOMAIN
 from onward.graph.loss_axes import AxisTracker
 from onward.graph.node_writer import NodeWriter
+from onward.graph.structure import ML_DOMAIN
 
 _SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 _MOVES_ELEMENTS = frozenset(
@@ -22,8 +24,6 @@ _MOVES_ELEMENTS = frozenset(
 )
 """Operators that give out elements of their first input; they are repeated on the logits."""
 _LINEAR = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose", "Add", "Sub", "BatchNormalization"})
-
-_ML = "ai.onnx.ml"
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class _Search:
         node = None if value is None else value.producer()
         if node is None:
             return False
-        if node.domain == _ML:
+        if node.domain in (ML_DOMAIN, CLASSICAL_DOMAIN):
             return self._classifier_sums_to_one(node)
         if self.softmax_input(node, axis) is not None:
             return node.op_type not in ("Log", "LogSoftmax")
@@ -270,8 +270,9 @@ class _Search:
         post = node.attributes.get("post_transform")
         if node.op_type == "Normalizer":
             norm = node.attributes.get("norm")
-            first = None if node.inputs[0] is None else node.inputs[0].producer()
-            return norm is not None and norm.as_string() == "L1" and first is not None and first.domain == _ML
+            return norm is not None and norm.as_string() == "L1" and self.in_unit_interval(node.inputs[0])
+        if node.op_type == "PairwiseCoupling":
+            return True
         return node.op_type == "LinearClassifier" and post is not None and post.as_string() == "SOFTMAX"
 
     def _is_positive(self, value: ir.Value | None) -> bool:
@@ -283,7 +284,11 @@ class _Search:
         node = None if value is None else value.producer()
         if node is None:
             return False
-        if node.domain == _ML:
+        if node.op_type == "PairwiseCoupling" and node.domain == CLASSICAL_DOMAIN:
+            return True
+        if node.op_type == "Normalizer" and node.domain == ML_DOMAIN:
+            return self._classifier_sums_to_one(node)
+        if node.domain == ML_DOMAIN:
             post = node.attributes.get("post_transform")
             return post is not None and post.as_string() in ("LOGISTIC", "SOFTMAX")
         if node.op_type in ("Sigmoid", "HardSigmoid", "Softmax"):

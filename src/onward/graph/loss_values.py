@@ -85,7 +85,8 @@ def add_label(
         allowed: element types that an existing input may have.
 
     Raises:
-        ModelError: another value of the model has this name, or the existing input has another type or rank.
+        ModelError: an output or initializer of the model has this name, or the existing input has another type or
+            rank.
     """
     graph = writer.graph
     dimensions = None if shape is None else list(shape)
@@ -93,13 +94,18 @@ def add_label(
     if existing is not None and not existing.is_initializer():
         _check_existing(existing, dtype, dimensions, allowed)
         return existing
-    if not writer.is_free(name):
+    inner = next((one for node in graph for one in node.outputs if one.name == name), None)
+    if inner is not None and not inner.is_graph_output():
+        inner.name = writer.unique(f"{name}_of_model")  # as skl2onnx calls a value inside; export writes another graph
+    elif not writer.is_free(name):
         raise ModelError(
             f"loss label {name!r} is the name of {_kind_of(graph, name)} of the model already; "
             "labels become inputs of the graph, so give the feature another name (data.input_name_map)."
         )
+    else:
+        writer.unique(name)
     value = ir.Value(
-        name=writer.unique(name),
+        name=name,
         type=ir.TensorType(dtype),
         shape=None if dimensions is None else ir.Shape(dimensions),
     )

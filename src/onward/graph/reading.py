@@ -15,6 +15,7 @@ from onward.errors import ModelError
 from onward.graph.collection import without_collection
 from onward.graph.constant_fills import fold_constant_fills
 from onward.graph.differentiated import enclose_differentiated_graphs
+from onward.graph.map_types import MAP_TYPES, restore_map_types, without_map_types
 from onward.graph.node_writer import value_names
 from onward.graph.sparse_tensors import SPARSE, with_dense_tensors
 from onward.graph.structure import check_proto, check_structure
@@ -101,15 +102,31 @@ def _parse(path: Path, where: str) -> onnx.ModelProto:
 def _from_proto(proto: onnx.ModelProto, where: str) -> ir.Model:
     proto, sparse = with_dense_tensors(proto, where)
     check_proto(proto, where)
+    proto, maps = without_map_types(proto)
     try:
         model = ir.from_proto(proto)
         model.meta[TRAINING_INFO] = tuple(proto.training_info)
         model.meta[SPARSE] = sparse
+        model.meta[MAP_TYPES] = maps
         return model
     except MemoryError:
         raise
     except Exception as error:
         raise ModelError(f"{where} cannot be read: {_innermost(error)}") from error
+
+
+def restore_kept_fields(proto: onnx.ModelProto, model: ir.Model) -> None:
+    """Adds to the message of a model what `read_model` set aside: its `training_info`, and types that are maps."""
+    proto.training_info.extend(model.meta.get(TRAINING_INFO) or ())
+    restore_map_types(proto, model.meta.get(MAP_TYPES) or {})
+
+
+def complete_file(model: ir.Model, path: Path) -> None:
+    """`restore_kept_fields` for a file that onnx-ir wrote."""
+    if model.meta.get(TRAINING_INFO) or model.meta.get(MAP_TYPES):
+        proto = onnx.load(path, load_external_data=False)
+        restore_kept_fields(proto, model)
+        onnx.save(proto, path)
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -168,7 +185,9 @@ def prepare_for_lowering(model: ir.Model) -> ir.Model:
     Raises:
         ModelError: a function calls itself, or a `Constant` node has no value that can be read.
     """
+    maps = model.meta.get(MAP_TYPES)
     model = model.clone()
+    model.meta[MAP_TYPES] = maps
     chain: list[Any] = [
         passes.InlinePass(),
         passes.RemoveInitializersFromInputsPass(),

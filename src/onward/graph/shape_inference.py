@@ -5,6 +5,9 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onward.graph.map_types import MAP_TYPES, without_map_types
+from onward.graph.structure import ML_DOMAIN
+
 LARGEST_SEEN_BYTES = 1024
 """Initializers up to this size may hold shapes; larger ones are weights."""
 
@@ -15,14 +18,27 @@ def infer(model: ir.Model, *, strict: bool) -> ir.Model:
     Raises:
         Exception: whatever onnx finds contradictory; if not `strict`, only what it cannot go on with.
     """
+    if any(_ends_the_process(node, model) for node in model.graph):
+        raise ValueError("onnx's shape inference of LabelEncoder-1 does not survive an input whose type is not known")
     copy = model.clone()
     for name, value in list(copy.graph.initializers.items()):
         if value.const_value is not None and value.const_value.nbytes > LARGEST_SEEN_BYTES:
             copy.graph.initializers.pop(name)
             if not value.is_graph_input():
                 copy.graph.inputs.append(value)
-    proto = onnx.shape_inference.infer_shapes(ir.to_proto(copy), check_type=strict, strict_mode=strict, data_prop=True)
-    return ir.from_proto(proto)
+    proto = ir.to_proto(copy)
+    types = model.meta.get(MAP_TYPES) or {}
+    for value in proto.graph.input:
+        if value.name in types:  # onnx's inference of DictVectorizer ends the process on an input without a type
+            value.type.CopyFrom(types[value.name])
+    proto = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
+    return ir.from_proto(without_map_types(proto)[0])
+
+
+def _ends_the_process(node: ir.Node, model: ir.Model) -> bool:
+    if (node.domain, node.op_type) != (ML_DOMAIN, "LabelEncoder") or model.opset_imports.get(ML_DOMAIN, 1) > 1:
+        return False
+    return node.inputs[0] is None or node.inputs[0].type is None
 
 
 def contradiction(model: ir.Model) -> str | None:

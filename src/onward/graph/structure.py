@@ -16,6 +16,11 @@ OLDEST_OPSET = 1
 NEWEST_OPSET = 28
 """The range of ai.onnx versions whose operators the ledger knows."""
 
+ML_DOMAIN = "ai.onnx.ml"
+"""The standard's domain of classical machine learning."""
+
+NEWEST_ML_OPSET = 5
+
 
 def check_proto(proto: onnx.ModelProto, where: str) -> None:
     """What onnx-ir would pass over in silence: names given twice, tensors without a name.
@@ -198,10 +203,11 @@ def _check_node(node: ir.Node, scope: _Scope) -> None:
                 f"{where}: {label(node)}: its attribute {attribute.name!r} refers to an attribute of a function, "
                 "but the node is in no function."
             )
-    if node.domain not in ("", "ai.onnx") or node.op_identifier() in scope.functions:
+    if node.domain not in ("", "ai.onnx", ML_DOMAIN) or node.op_identifier() in scope.functions:
         return
+    domain, newest = (ML_DOMAIN, NEWEST_ML_OPSET) if node.domain == ML_DOMAIN else ("", NEWEST_OPSET)
     try:
-        schema = onnx.defs.get_schema(node.op_type, scope.opsets.get("", NEWEST_OPSET), "")
+        schema = onnx.defs.get_schema(node.op_type, scope.opsets.get(domain, newest), domain)
     except onnx.defs.SchemaError:
         return  # Lowering names every unknown operator, all of them at once.
     given = [value is not None for value in node.inputs]

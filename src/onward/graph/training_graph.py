@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onward.errors import ModelError
+from onward.graph.classical.passes import rewrite_classical
+from onward.graph.classical.rewriting import AttributeWeight, Rewritten
+from onward.graph.classical.side_outputs import WhyNotLowered, leave_out_side_outputs, notes_on_side_outputs
 from onward.graph.collection import without_collection
 from onward.graph.dimensions import name_open_dimensions
 from onward.graph.dropout import add_dropout
@@ -44,6 +48,8 @@ class TrainingGraph:
         loss_names: what training minimizes and the labels it reads, once a loss was added.
         fusions: nodes of `model` that stand for several of the user's.
         known_as: module paths of the initializers, by which rules and messages may name them.
+        attributes: weights that `source` stores as attributes of nodes; export writes them there.
+        left_out: outputs of `source` that are not computed, each with the reason.
     """
 
     source: ir.Model
@@ -56,6 +62,8 @@ class TrainingGraph:
     loss_names: LossNames | None = None
     fusions: tuple[passes.Fusion, ...] = ()
     known_as: WeightNames = field(default_factory=WeightNames)
+    attributes: Mapping[str, AttributeWeight] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> str | None:
@@ -82,6 +90,7 @@ def make_training_graph(
     fusions_off: Collection[str] = (),
     keep: Collection[str] = (),
     fixed_inputs: Mapping[str, float] | None = None,
+    why_not_lowered: WhyNotLowered | None = None,
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
 
@@ -99,6 +108,7 @@ def make_training_graph(
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
         fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
+        why_not_lowered: asked for every operator; what needs one that is not computed is left out of `model`.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
@@ -107,35 +117,51 @@ def make_training_graph(
     untied = untie_merged_weights(original, keep=tied_weights)
     model = prepare_for_lowering(original)
     fills, fixed = fix_inputs(model, fixed_inputs or {})
+    left_out = leave_out_side_outputs(model, why_not_lowered)
     unpack_sequences(model, passes.names_in(model.graph, keep))
     ties, rows = tie_copies(model)
+    rewritten = rewrite_classical(model)
     revived = add_dropout(model, revive_dropout)
+    _check_prediction(loss, left_out, model)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
     name_open_dimensions(model)
     states = find_running_statistics(model.graph)
     roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
     known_as = weight_names(model.graph)
-    chosen, frozen = choose_weights(
-        model,
-        roots,
-        states,
-        weights_to_train,
-        weights_not_to_train,
-        immutable_weights,
-        _known_constants(original, model, names) | dict.fromkeys(fills, FIXED_INPUT),
-        known_as,
-    )
+    constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
+    asked = (weights_to_train, weights_not_to_train, immutable_weights)
+    chosen, frozen = choose_weights(model, roots, states, *asked, constants, known_as)
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
     lost = (*notes_on_export(model, chosen, known_as), *sparse, *_note_of_own_training(original))
     reduced = _note_of_reduced_output(original, loss)
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
-    of_loss = () if names is None else names.notes
+    of_loss = _notes_on_ends(left_out, rewritten, names)
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
     still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored, known_as)
     lost = (*lost, *note_on_lifted(chosen), *still)
     notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
-    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions, known_as)
+    return TrainingGraph(
+        original, model, chosen, states, ties, frozen, notes, names, fusions, known_as, rewritten.weights, left_out
+    )
+
+
+def _notes_on_ends(left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None) -> tuple[str, ...]:
+    return (*notes_on_side_outputs(left_out), *rewritten.notes, *(() if names is None else names.notes))
+
+
+def _check_prediction(loss: LossSpec | None, left_out: Mapping[str, str], model: ir.Model) -> None:
+    """A loss of an output that is not computed."""
+    if loss is None:
+        return
+    wanted = (loss.prediction,) if loss.type != "bert" else (loss.masked_lm_prediction, loss.next_sentence_prediction)
+    for name in wanted:
+        if name is not None and name in left_out:
+            others = ", ".join(repr(str(value.name)) for value in model.graph.outputs)
+            raise ModelError(
+                f"loss.prediction is {name!r}, which cannot be computed: {left_out[name]}. Set it to one of the "
+                f"outputs that can: {others}."
+            )
 
 
 def _note_of_reduced_output(source: ir.Model, loss: LossSpec | None) -> tuple[str, ...]:
@@ -162,10 +188,13 @@ def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:
     )
 
 
-def _known_constants(source: ir.Model, model: ir.Model, loss: LossNames | None) -> dict[str, str]:
+def _known_constants(source: ir.Model, model: ir.Model, loss: LossNames | None, rewritten: Rewritten) -> dict[str, str]:
     """Initializers of the prepared model that are no weights whatever they look like, with the reason."""
     reasons = dict.fromkeys(() if loss is None else loss.constants, "a constant of the loss")
+    reasons.update(rewritten.constants)
     stored: Counter[str] = Counter()
+    computed = {str(value.name) for node in ir.traversal.RecursiveGraphIterator(source.graph) for value in node.outputs}
+    stored.update(name for name, found in rewritten.weights.items() if found.output in computed)
     for graph in (source.graph, *source.graph.subgraphs()):
         stored.update(str(name) for name in graph.initializers)
         for node in graph:

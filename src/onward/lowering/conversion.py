@@ -11,6 +11,7 @@ from onward.errors import ParametersError
 from onward.graph.reading import ModelSource
 from onward.graph.training_graph import make_training_graph
 from onward.graph.widening import widen_to_float32
+from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import OnnxModule
 from onward.parameters.training import DropoutRule
 
@@ -67,6 +68,7 @@ def to_torch(
         fuse=fuse,
         fusions_off=fusions_off,
         fixed_inputs=fixed_inputs,
+        why_not_lowered=why_not_lowered,
     )
     if not graph.weights and graph.frozen and not weights_not_to_train:
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)

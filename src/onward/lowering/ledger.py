@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from onward.graph.classical.passes import is_rewritten
 from onward.graph.expansion import is_expandable
+from onward.graph.structure import ML_DOMAIN
 from onward.lowering.registry import OperatorKey, find_lowering
 
 _STRINGS = "it computes with strings, which torch tensors cannot hold; prepare text before the model"
 
+_MAPS = "it computes with maps, which torch has no type for; give the model the tensor that the map stands for"
+
 REFUSED: Mapping[OperatorKey, str] = {
+    (ML_DOMAIN, "CastMap"): _MAPS,
+    (ML_DOMAIN, "CategoryMapper"): _STRINGS,
+    (ML_DOMAIN, "DictVectorizer"): _MAPS,
     ("", "ImageDecoder"): "it decodes image files; decode them while packing the data",
     ("", "RegexFullMatch"): _STRINGS,
     ("", "StringConcat"): _STRINGS,
@@ -20,7 +27,6 @@ REFUSED: Mapping[OperatorKey, str] = {
 """(domain, operator) -> why it is not computed."""
 
 REFUSED_DOMAINS: Mapping[str, str] = {
-    "ai.onnx.ml": "the domain ai.onnx.ml holds fitted models of classical machine learning, which have no gradient",
     "com.microsoft.nchwc": "onnxruntime saved the model in the blocked layout of one kind of processor; save it with "
     "ORT_ENABLE_EXTENDED in the place of ORT_ENABLE_ALL",
 }
@@ -38,7 +44,7 @@ def fate_of(domain: str, op_type: str, version: int) -> Fate:
     """What becomes of an operator at an opset version of its domain."""
     if find_lowering(domain, op_type, version) is not None:
         return "lowered"
-    if is_expandable(domain, op_type, version):
+    if is_rewritten(domain, op_type) or is_expandable(domain, op_type, version):
         return "expanded"
     return "missing" if why_refused(domain, op_type) is None else "refused"
 

@@ -149,11 +149,11 @@ def read_model_facts(path: Path) -> ModelFacts:
     Raises:
         ModelError: it cannot be read, holds operators that cannot be computed, or nothing in it is trainable.
     """
-    training = make_training_graph(path)
+    training = make_training_graph(path, why_not_lowered=why_not_lowered)
     graph, inferred = training.source.graph, inferred_values(training.source)
     operators = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(training.model.graph))
     _refuse_obstacles(training, path)
-    outputs = tuple(_port(value, inferred) for value in graph.outputs if _is_tensor(value))
+    outputs = tuple(_port(value, inferred) for value in training.model.graph.outputs if _is_tensor(value))
     weights = _shapes_of_weights(training)
     ends = {str(value.name): _origin_node(value) for value in training.model.graph.outputs}
     facts = ModelFacts(
