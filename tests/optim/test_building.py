@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,6 +91,29 @@ def test_rules_that_match_nothing_are_found() -> None:
     assert unmatched_rules(optimizer_of("AdamW", lambda name: {}), weights()) == []
 
 
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, r"returned None; expected a dictionary like \{\"lambda\": 0\.01\}, or \{\} for the defaults\."),
+        ([("lambda", 0.1)], r"returned \[\('lambda', 0\.1\)\]; expected a dictionary"),
+        ({1: 0.1}, r"returned \{1: 0\.1\}; expected a dictionary"),
+        ({"lambda": -0.1}, r"returned what is wrong: lambda is -0\.1; expected .*0"),
+        ({"lambda": "0.1"}, r"lambda is '0\.1'; expected"),
+        ({"lambda": float("nan")}, r"lambda is nan; expected"),
+        ({"beta": 1.5}, r"beta is 1\.5; expected"),
+        ({"epsilon": [1e-8]}, r"epsilon is \[1e-08\]; expected"),
+        ({"learning_rate_factor": -1.0}, r"learning_rate_factor is -1\.0; expected"),
+        ({"do_bias_correction": "yes"}, r"do_bias_correction is 'yes'; expected"),
+        ({"ratio_min": 2.0, "ratio_max": 1.0}, r"contradict: ratio_min is 2, above ratio_max, which is 1\."),
+        ({"weight_decay": 0.1}, r"returned weight_decay; Lamb has: alpha, beta"),
+        ({"weights": "*"}, r"returned weights; Lamb has: alpha, beta"),
+    ],
+)
+def test_what_a_function_returns_is_checked_as_rules_are(returned: Any, words: str) -> None:
+    with pytest.raises(ParametersError, match=r"^optimizer_attributes\('.*'\) " + f".*{words}"):
+        make_optimizer(optimizer_of("Lamb", lambda name: returned), weights())
+
+
 def test_defaults_of_each_optimizer() -> None:
     assert attributes_of_weight(optimizer_of("Lamb"), "w")["epsilon"] == 1e-6
     assert attributes_of_weight(optimizer_of("Lamb"), "w")["do_bias_correction"] is False
@@ -104,6 +128,10 @@ def test_attributes_from_a_function() -> None:
         (0.0, 1),
         (0.2, 4),
     ]
+    numbers = optimizer_of("AdamW", lambda name: {"lambda_": np.float32(0.5), "alpha": torch.tensor(0.25)})
+    assert {(g["weight_decay"], g["betas"][0]) for g in make_optimizer(numbers, weights()).param_groups} == {
+        (0.5, 0.25)
+    }
     wrong = optimizer_of("AdamW", lambda name: {"momentum": 0.9, "lambda": 0.0})
     with pytest.raises(
         ParametersError, match=r"optimizer_attributes\('h.0.weight'\) returned momentum; AdamW has: alpha"

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pydantic
 import torch
 from torch import nn
 
@@ -16,7 +18,8 @@ from onward.errors import ParametersError
 from onward.graph.weight_names import WeightNames
 from onward.optim.lamb import Lamb
 from onward.parameters import AttributeRule, Optimizer
-from onward.parameters.checks import ATTRIBUTES_OF
+from onward.parameters.checks import ATTRIBUTES_OF, ratio_problem
+from onward.parameters.yaml_file import sentences
 
 _DEFAULTS: dict[str, Any] = {
     "alpha": 0.9,
@@ -46,18 +49,44 @@ def attributes_of_weight(parameters: Optimizer, weight: str) -> dict[str, Any]:
     rules = parameters.optimizer_attributes
     if callable(rules):
         known = {n.rstrip("_") for n in ATTRIBUTES_OF[name]} | {"learning_rate_factor"}
-        given = dict(rules(weight))
+        given = _returned(rules(weight), weight)
         unknown = sorted(set(given) - known)
         if unknown:
             raise ParametersError(
                 f"optimizer_attributes({weight!r}) returned {', '.join(unknown)}; "
                 f"{name} has: {', '.join(sorted(known))}."
             )
-        return attributes | given
+        return attributes | _given(_checked_rule(given, weight))
     for rule in rules:
         if WeightNames().matches(weight, rule.weights):
             attributes |= _given(rule)
     return attributes
+
+
+def _returned(attributes: Any, weight: str) -> dict[str, Any]:
+    """What a function gave for a weight, by attribute; numbers of numpy and torch as Python's."""
+    if not isinstance(attributes, Mapping) or not all(isinstance(name, str) for name in attributes):
+        raise ParametersError(
+            f"optimizer_attributes({weight!r}) returned {attributes!r}; expected a dictionary like "
+            '{"lambda": 0.01}, or {} for the defaults.'
+        )
+    return {
+        name.rstrip("_"): value.item() if isinstance(value, np.generic | torch.Tensor) and value.ndim == 0 else value
+        for name, value in attributes.items()
+    }
+
+
+def _checked_rule(given: Mapping[str, Any], weight: str) -> AttributeRule:
+    """The attributes with the types and bounds that rules of a RUN.yaml have."""
+    try:
+        rule = pydantic.TypeAdapter(AttributeRule).validate_python(dict(given))
+    except pydantic.ValidationError as error:
+        listed = " ".join(sentences(error, AttributeRule))
+        raise ParametersError(f"optimizer_attributes({weight!r}) returned what is wrong: {listed}") from error
+    problem = ratio_problem(rule)
+    if problem:
+        raise ParametersError(f"optimizer_attributes({weight!r}) returned attributes that contradict: {problem}")
+    return rule
 
 
 def _given(rule: AttributeRule) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from onward.parameters.evaluation import read_metrics
 if TYPE_CHECKING:
     from onward.parameters import Parameters
     from onward.parameters.loss import Loss
-    from onward.parameters.optimizer import Optimizer
+    from onward.parameters.optimizer import AttributeRule, Optimizer
     from onward.parameters.reporting import Checkpoint
     from onward.parameters.speed import MixedPrecision
     from onward.parameters.training import LearningRate, Training
@@ -189,6 +189,13 @@ ATTRIBUTES_OF: dict[str, frozenset[str]] = {
 """Optimizer -> the attributes it has, besides `learning_rate_factor`, which all have."""
 
 
+def ratio_problem(rule: AttributeRule) -> str:
+    """What is wrong with the bounds of Lamb's trust ratio; "" where nothing is."""
+    if rule.ratio_min is None or rule.ratio_max is None or rule.ratio_min <= rule.ratio_max:
+        return ""
+    return f"ratio_min is {rule.ratio_min:g}, above ratio_max, which is {rule.ratio_max:g}."
+
+
 def _check_optimizer(optimizer: Optimizer) -> list[str]:
     if not isinstance(optimizer.optimizer_attributes, tuple):
         return []
@@ -196,11 +203,8 @@ def _check_optimizer(optimizer: Optimizer) -> list[str]:
     problems = []
     for index, rule in enumerate(optimizer.optimizer_attributes):
         given = {f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is not None}
-        if rule.ratio_min is not None and rule.ratio_max is not None and rule.ratio_min > rule.ratio_max:
-            problems.append(
-                f"optimizer.optimizer_attributes[{index}].ratio_min is {rule.ratio_min:g}, above ratio_max, which is "
-                f"{rule.ratio_max:g}."
-            )
+        if problem := ratio_problem(rule):
+            problems.append(f"optimizer.optimizer_attributes[{index}].{problem}")
         for name in sorted(given - known):
             listed = ", ".join(sorted(n.rstrip("_") for n in known - {"weights"}))
             problems.append(
