@@ -16,7 +16,7 @@ from onward.data.loader import DataLoader
 from onward.environment import Environment
 from onward.graph.fixed_inputs import propose_fixed_inputs
 from onward.graph.reading import read_model
-from onward.parameters import Parameters
+from onward.parameters import Checkpoint, Parameters, TensorBoard
 from onward.runner import TrainingRunner
 
 UPDATES = 30
@@ -72,9 +72,9 @@ def _loss(folder: Path, overrides: dict[str, str], model: Path) -> float:
     """The mean loss over the training set of the run, with the weights of a file."""
     parameters = Parameters.load(folder / "run.yaml", overrides)
     parameters = replace(parameters, paths=replace(parameters.paths, model_path=model, output_dir=None))
-    parameters = replace(parameters, checkpoint=replace(parameters.checkpoint, checkpoints_dir=None))
+    parameters = replace(parameters, checkpoint=Checkpoint(), tensorboard=TensorBoard())
     assert parameters.paths.train_data_dir is not None
-    loader = DataLoader(parameters.paths.train_data_dir, name_map=parameters.data.input_name_map)
+    loader = DataLoader(parameters.data.input_name_map, parameters.paths.train_data_dir)
     runner = TrainingRunner(parameters, Environment(execution_provider="CPU"))
     try:
         runner.initialize(loader.feature_specs())
