@@ -55,6 +55,20 @@ SOFTMAX_HEADS = {
         "axes = Constant <value_ints = [-1]> () m = ReduceMax <axes = [-1]> (z) d = Sub (z, m) e = Exp (d) "
         "total = ReduceSum (e, axes) p = Div (e, total)",
     ),
+    # As converters from JAX and TensorFlow write it: the axis is dropped, and comes back by Reshape and Expand.
+    "written out without the axis": (
+        15,
+        "axes = Constant <value_ints = [1]> () m = ReduceMax <axes = [1], keepdims = 0> (z) "
+        "low = Constant <value = float {-1e38}> () floor = Max (m, low) shape = Constant <value_ints = [-1, 1]> () "
+        "ones = Constant <value_ints = [1, 1]> () r = Reshape (floor, shape) x2 = Expand (r, ones) d = Sub (z, x2) "
+        "e = Exp (d) total = ReduceSum <keepdims = 0> (e, axes) t = Reshape (total, shape) x3 = Expand (t, ones) "
+        "p = Div (e, x3)",
+    ),
+    "written out, the axis unsqueezed and expanded": (
+        15,
+        "axes = Constant <value_ints = [1]> () e = Exp (z) total = ReduceSum <keepdims = 0> (e, axes) "
+        "t = Unsqueeze (total, axes) full = Shape (z) x3 = Expand (t, full) p = Div (e, x3)",
+    ),
     "quantized and back": (
         17,
         "qs = Constant <value = float {0.00392}> () qz = Constant <value = uint8 {0}> () s = Softmax (z) "
@@ -276,3 +290,13 @@ def test_a_run_on_a_softmax_is_the_run_on_its_logits(tmp_path: Path) -> None:
     assert trained.graph.node[-1].op_type == "Softmax"
     session = onnxruntime.InferenceSession(squashed / "out" / "mlp_trained.onnx")
     np.testing.assert_allclose(session.run(None, {"x": data(11)["x"]})[0].sum(1), 1, rtol=1e-5)
+
+
+def test_a_division_by_the_sums_of_other_rows_is_no_softmax() -> None:
+    """The sum over classes, its axis dropped and not put back, divides class by class in a square of 4 samples."""
+    total = "axes = Constant <value_ints = [1]> () e = Exp (z) total = ReduceSum <keepdims = 0> (e, axes)"
+    head = f"{total} p = Div (e, total)"
+    model = _model(head, 15, shape="4, 4")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    graph = make_training_graph(model, loss=LossSpec(CE, "p", "label"))
+    assert not [note for note in graph.notes if "loss.prediction" in note]

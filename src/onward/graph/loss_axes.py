@@ -59,15 +59,45 @@ class AxisTracker:
         return axis >= own and all(size == 1 or index == axis for index, size in enumerate(shape) if index >= own)
 
     def divides_by_sum(self, node: ir.Node, axis: int | None) -> bool:
-        """Whether a `Div` divides a value by its own sum along an axis of it (None: any one axis)."""
-        total = None if len(node.inputs) < 2 or node.inputs[1] is None else node.inputs[1].producer()
-        if total is None or total.op_type != "ReduceSum" or total.inputs[0] is not node.inputs[0]:
+        """Whether a `Div` divides a value by its own sum along an axis of it (None: any one axis).
+
+        Converters from JAX and TensorFlow drop the axis of the sum, and reshape and expand it back.
+        """
+        if len(node.inputs) < 2 or node.inputs[0] is None:
             return False
+        value, divisor = node.inputs[0], self._unexpanded(node.inputs[1])
+        total, is_moved = self._sum_before(divisor)
+        axes = None if total is None or total.inputs[0] is not value else self._reduced(total)
+        if total is None or axes is None or len(axes) != 1:
+            return False
+        shape = self.shape(node.outputs[0]) or self.shape(value)
         kept = total.attributes.get("keepdims")
-        axes = self._reduced(total)
-        if axes is None or len(axes) != 1 or (kept is not None and kept.as_int() == 0):
+        if (is_moved or (kept is not None and kept.as_int() == 0)) and not self._keeps_axis(divisor, axes[0], shape):
             return False
-        return axis is None or self._same(axes[0], axis, self.shape(node.outputs[0]) or self.shape(node.inputs[0]))
+        return axis is None or self._same(axes[0], axis, shape)
+
+    def _unexpanded(self, value: ir.Value | None) -> ir.Value | None:
+        """What an `Expand` repeats; the value itself otherwise."""
+        node = None if value is None else value.producer()
+        while node is not None and node.domain == "" and node.op_type in ("Expand", "Identity"):
+            value = node.inputs[0]
+            node = None if value is None else value.producer()
+        return value
+
+    def _sum_before(self, value: ir.Value | None) -> tuple[ir.Node | None, bool]:
+        """The `ReduceSum` that a value is reshaped from, and whether it is reshaped at all."""
+        node, is_moved = (None if value is None else value.producer()), False
+        while node is not None and node.domain == "" and node.op_type in ("Reshape", "Unsqueeze", "Squeeze"):
+            node, is_moved = (None if node.inputs[0] is None else node.inputs[0].producer()), True
+        return (node if node is not None and node.op_type == "ReduceSum" else None), is_moved
+
+    def _keeps_axis(self, total: ir.Value | None, axis: int, shape: tuple[int | str | None, ...] | None) -> bool:
+        """Whether a sum along an axis has size 1 there, so that each element is divided by its own sum.
+
+        Reshape keeps the order of elements: with the rank of the value and size 1 at the axis, all others are in place.
+        """
+        sizes = self.shape(total)
+        return sizes is not None and shape is not None and len(sizes) == len(shape) and sizes[axis % len(shape)] == 1
 
     def before(self, node: ir.Node, axis: int) -> int | None:
         """The axis of the node's first input that holds the elements along an axis of its output; None: unknown."""
