@@ -27,6 +27,7 @@ from onward.engine.digests import digests_of
 from onward.engine.early_stopping import NOTHING_TO_COMPARE, best_evaluation
 from onward.engine.epochs import count_in_steps, count_in_steps_of
 from onward.engine.evaluation import Evaluator
+from onward.engine.functions import MetricFunction
 from onward.engine.interruption import StopRequest
 from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize
 from onward.engine.preparation import (
@@ -77,6 +78,7 @@ class TrainingRunner:
         watchers: who is told of every event; more can be added to `watchers` later.
         mesh: the processes, where they have found each other already; else `initialize` finds them.
         progress: show progress on the console, or in the notebook.
+        metrics: what evaluations compute besides, as functions of (outputs, batch).
 
     Raises:
         ParametersError: with every field that is wrong.
@@ -90,12 +92,13 @@ class TrainingRunner:
         mesh: Mesh | None = None,
         *,
         progress: bool = True,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         self.parameters, self.files = localize(check(parameters))
         self.environment = Environment() if environment is None else environment
         self.watchers = Watchers(watchers)
         self._own_watchers = RunWatchers(self.watchers)
-        self._shows_progress = progress
+        self._shows_progress, self._metrics = progress, dict(metrics or {})
         self._mesh = mesh
         if mesh is not None:
             self._own_watchers.begin(mesh.rank, progress)
@@ -133,7 +136,7 @@ class TrainingRunner:
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
         self._assembly = assemble(self.parameters, self.mesh, graph, plan, self.watchers.on_message)
         self.watchers.on_messages(dict.fromkeys(self._assembly.notes))
-        self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges)
+        self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges, self._metrics)
         self._best = best_evaluation(self.parameters, self._evaluator)
         self.watchers.add([] if self._best is None else [self._best])
         for pattern in unmatched_rules(self.parameters.optimizer, graph.weights, graph.known_as):

@@ -245,3 +245,21 @@ def test_a_generator_trains_for_the_steps_it_has() -> None:
     assert result.history.loss == pytest.approx(fit(steps=5, shuffle=False).history.loss, abs=1e-6)
     with pytest.raises(DataError, match="training data ended after 5 batches"):
         fit(((DATA["x"][r], DATA["label"][r]) for r in rows), steps=6)
+
+
+def own_loss(outputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(outputs["logits"], batch["label"])
+
+
+def share(outputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return (outputs["logits"].argmax(1) == batch["label"]).float().mean()
+
+
+def test_own_loss_and_metrics() -> None:
+    options: dict[str, Any] = {"epochs": 2, "validation_fraction": 0.2}
+    mine, built_in = fit(loss=own_loss, metrics={"share": share}, **options), fit(**options)
+    assert mine.history.loss == pytest.approx(built_in.history.loss, abs=1e-6)
+    assert mine.metrics["loss"] == pytest.approx(built_in.metrics["loss"], abs=1e-6)
+    assert mine.metrics["share"] == built_in.metrics["accuracy"]
+    for name, weight in mine.net.weights.items():
+        torch.testing.assert_close(weight, built_in.net.weights[name], rtol=1e-6, atol=1e-6)

@@ -146,6 +146,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "graph": None,
         "graph_inputs": {},
         "graph_output": None,
+        "function": None,
         "masked_lm_prediction": "output1",
         "next_sentence_prediction": "output2",
         "masked_lm_positions": "masked_lm_positions",

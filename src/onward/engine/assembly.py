@@ -215,7 +215,7 @@ def network_of(
     compilation: Compilation | None = None,
 ) -> Network:
     """The weights of a rank, or of one of its stages, in their segments; `read` makes them instead of the file."""
-    outputs = None if graph.loss_names is None else (graph.loss_names.loss,)
+    outputs = None if graph.loss_names is None else graph.loss_names.computed
     if parameters.distributed.pipeline_parallel_size > 1:
         outputs = None
     net = OnnxModule(graph, outputs, read)
@@ -245,7 +245,9 @@ def network_of(
 
 
 def _uses_all_weights(network: Network) -> bool:
-    return not any(node.op_type in CONTROL_FLOW for node in network.net.graph.model.graph)
+    names, graph = network.net.graph.loss_names, network.net.graph.model.graph
+    is_inside = names is None or not names.outputs  # a function of the user's own may leave outputs unused
+    return is_inside and not any(node.op_type in CONTROL_FLOW for node in graph)
 
 
 def _stage_module(stage: Stage, network: Network, compute: StageCompute, watched: Sequence[str]) -> StageModule:

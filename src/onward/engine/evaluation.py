@@ -17,13 +17,14 @@ from onward.engine.assembly import Assembly
 from onward.engine.exchange import GradientExchange
 from onward.engine.features import LabelRange
 from onward.engine.forward import Forward
+from onward.engine.functions import FunctionMetrics, MetricFunction, Tensors, call_loss, features_on
 from onward.engine.metrics import Metric, MetricSums, make_metrics
 from onward.engine.pipelined import PipelinedForward
 from onward.engine.preparation import read_training_graph
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.loss import LossNames
-from onward.graph.training_graph import TrainingGraph
+from onward.graph.training_graph import TrainingGraph, outputs_of
 from onward.lowering.module import OnnxModule
 from onward.parallel.data_parallel import reshard
 from onward.parameters import Loss, Parameters
@@ -37,13 +38,20 @@ class Evaluator:
         parameters: of the run; a separate evaluation model is read here.
         assembly: the trained network.
         label_ranges: features that are class labels -> which there are.
+        functions: own metrics.
 
     Raises:
         ModelError: the separate model cannot be read or lowered.
         ParametersError: its weights are not those of the trained one, or are not whole on each process.
     """
 
-    def __init__(self, parameters: Parameters, assembly: Assembly, label_ranges: Mapping[str, LabelRange]) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        assembly: Assembly,
+        label_ranges: Mapping[str, LabelRange],
+        functions: Mapping[str, MetricFunction] | None = None,
+    ) -> None:
         path = parameters.paths.eval_model_path
         evaluated = assembly.graph if path is None else _read_evaluation_graph(parameters, path, assembly)
         assert evaluated.loss_names is not None
@@ -52,7 +60,13 @@ class Evaluator:
         self._outputs = _evaluation_outputs(evaluated.loss_names, parameters.loss)
         requests = () if parameters.training.skip_evaluation else read_metrics(parameters.training.metrics)
         self._metrics = make_metrics(requests, parameters.loss, evaluated)
-        needed = tuple(dict.fromkeys((*self._outputs.names, *(metric.prediction for metric in self._metrics))))
+        if "loss" in (functions or {}):
+            raise ParametersError("metrics: 'loss' is what every evaluation has; choose another name.")
+        self._functions = {**_own_loss(parameters.loss), **(functions or {})}
+        self._check_functions(parameters)
+        self._read = outputs_of(evaluated) if self._functions else ()
+        predictions = (metric.prediction for metric in self._metrics)
+        needed = tuple(dict.fromkeys((*self._outputs.names, *predictions, *self._read)))
         separate = None if path is None else OnnxModule(evaluated, needed).to(assembly.state.device)
         self._make_forward = functools.partial(assembly.evaluation, needed, label_ranges, separate)
         self._forward: Forward | PipelinedForward | None = None
@@ -69,7 +83,16 @@ class Evaluator:
         """Every metric of an evaluation, with whether a larger one is better; None: that is not known."""
         losses = dict.fromkeys((*self._outputs.totals, *self._outputs.means), False)
         accuracy = {"accuracy": True} if self._outputs.counted is not None else {}
-        return {**losses, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
+        own = {name: False if name == "loss" else None for name in self._functions}
+        return {**losses, **own, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
+
+    def _check_functions(self, parameters: Parameters) -> None:
+        split = parameters.distributed
+        if self._functions and split.horizontal_parallel_size * split.pipeline_parallel_size > 1:
+            raise ParametersError(
+                f"metrics: {', '.join(self._functions)} are functions of complete outputs, which no process has with "
+                "horizontal_parallel_size or pipeline_parallel_size above 1; name metrics in training.metrics instead."
+            )
 
     def check_specs(self, specs: Mapping[str, FeatureSpec]) -> None:
         """Checks what a test set says of its samples.
@@ -87,7 +110,8 @@ class Evaluator:
         """
         exchange = self._assembly.exchange if self._is_shared_out else None
         try:
-            return _evaluate(state, self.forward, self._outputs, self._metrics, batches, exchange)
+            own = FunctionMetrics(self._functions, self._read, state.device)
+            return _evaluate(state, self.forward, self._outputs, self._metrics, own, batches, exchange)
         finally:
             for module in self._assembly.modules:
                 reshard(module)
@@ -141,6 +165,8 @@ class EvaluationOutputs:
 def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
     """The metrics of an evaluation: the loss, its parts under their own names, labels hit and counted."""
     has_classes = loss.counted is not None
+    if loss.outputs:
+        return EvaluationOutputs({})
     if parameters.type == "bert":
         masked_lm, next_sentence = loss.parts
         means = {masked_lm: masked_lm, next_sentence: next_sentence}
@@ -160,6 +186,19 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
         class_weights=None if parameters.dense_labels else parameters.class_weights,
         ignore_index=ignored,
     )
+
+
+def _own_loss(parameters: Loss) -> dict[str, MetricFunction]:
+    """A loss outside of the graph, as a metric."""
+    function = parameters.function
+    if function is None:
+        return {}
+
+    def loss(outputs: Tensors, batch: Tensors) -> Any:
+        value = call_loss(function, outputs, batch)
+        return value if parameters.reduction == "mean" else (value, len(next(iter(batch.values()))))
+
+    return {"loss": loss}
 
 
 def _read_evaluation_graph(parameters: Parameters, path: Path, assembly: Assembly) -> TrainingGraph:
@@ -198,6 +237,7 @@ def _evaluate(
     forward: Forward | PipelinedForward,
     outputs: EvaluationOutputs,
     further: Sequence[Metric],
+    own: FunctionMetrics,
     batches: Iterable[Batch],
     exchange: GradientExchange | None,
 ) -> tuple[dict[str, float], int]:
@@ -214,13 +254,16 @@ def _evaluate(
             features = forward.reader.to_tensors(batch.features)
             values = forward(features)
             if counts:
+                if own.names or further:
+                    features = features_on(state.device, batch.features, features)
+                own.add(features, values, batch.sample_count)
                 sums.add(features, values, batch.sample_count)
                 gathered.add(features, values)
     finally:
         state.train(was_training)
     metrics, samples = sums.metrics(exchange)
     group = None if exchange is None else exchange.mesh.data
-    return (metrics | gathered.compute(group) if samples else metrics), samples
+    return ({**own.compute(exchange), **metrics, **gathered.compute(group)} if samples else metrics), samples
 
 
 def _in_step(batches: Iterable[Batch], exchange: GradientExchange | None) -> Iterator[tuple[Batch, bool]]:

@@ -22,7 +22,9 @@ class LossShares:
     """Weighs the losses of one micro-batch.
 
     Attributes:
-        names: the values whose weighed sum is to be minimized: the loss, or the parts it is the sum of.
+        names: the values whose weighed sum is to be minimized: the loss, or the parts it is the sum of; or the outputs
+            of the model that `function` computes it from.
+        function: the user's own; None: the loss is in the graph.
     """
 
     def __init__(self, mesh: Mesh, parameters: Loss, loss: LossNames, batches_may_differ: bool) -> None:
@@ -36,7 +38,8 @@ class LossShares:
         self._is_counted = (
             mesh.data is not None and parameters.reduction == "mean" and (self._labels_count or batches_may_differ)
         )
-        self.names = loss.parts if self._is_counted and parameters.type == "bert" else (loss.loss,)
+        self.names = loss.parts if self._is_counted and parameters.type == "bert" else loss.computed
+        self.function = parameters.function
 
     def of(self, features: Mapping[str, Any], samples: int) -> torch.Tensor | None:
         """What each of `names` is multiplied by, so that the mean over the replicas is the loss of the union.

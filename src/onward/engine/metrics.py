@@ -122,7 +122,7 @@ def _make(request: MetricRequest, loss: Loss, graph: TrainingGraph) -> Metric:
         listed = ", ".join(repr(str(v.name)) for v in graph.source.graph.outputs)
         raise ParametersError(f"{where}: {prediction!r} is no output of the model; its outputs are: {listed}.")
     inputs = [str(value.name) for value in graph.model.graph.inputs]
-    if label not in inputs:
+    if label not in inputs and loss.type != "function":
         raise ParametersError(
             f"{where}: {label!r} is no label or input of the run; those are: {', '.join(map(repr, inputs))}."
         )

@@ -15,6 +15,7 @@ from onward.data.batches import Batch
 from onward.engine.exchange import GradientExchange
 from onward.engine.features import FeatureReader
 from onward.engine.forward import Forward
+from onward.engine.functions import call_loss, features_on
 from onward.engine.loss_shares import LossShares
 from onward.parallel.pipeline import Pipeline
 
@@ -66,9 +67,22 @@ class OneByOne:
             self.forward.network.compilation.begin_pass()
         with self.exchange.micro_batch(self.forward.module, is_last):
             outputs = self.forward(features)
-            loss = shared_loss(outputs, self.shares.names, factors)
+            loss = self._loss(batch, features, outputs, factors)
             torch.autograd.backward(loss if scale == 1.0 else loss * scale)
         return Computed(loss.detach(), 1, outputs)
+
+    def _loss(
+        self,
+        batch: Batch,
+        features: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, Any],
+        factors: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self.shares.function is None:
+            return shared_loss(outputs, self.shares.names, factors)
+        known = features_on(self.forward.reader.device, batch.features, features)
+        loss = call_loss(self.shares.function, {name: outputs[name] for name in self.shares.names}, known)
+        return loss if factors is None else loss * factors[0]
 
 
 SHARES = "onward/loss shares"

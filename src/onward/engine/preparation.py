@@ -14,10 +14,10 @@ from onward.engine.sample_shapes import fit_sample_shape
 from onward.engine.state import TrainState
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
-from onward.graph.loss import LossSpec
+from onward.graph.loss import LossNames, LossSpec
 from onward.graph.loss_file import write_model_with_loss
 from onward.graph.reading import ModelSource
-from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import input_types
 from onward.lowering.shapes import ValueFacts, find_value_facts
@@ -57,14 +57,14 @@ def read_training_graph(
     if split.horizontal_parallel_size > 1:
         off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are not whole anyway
     named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
-    return make_training_graph(
+    graph = make_training_graph(
         model_to_train(parameters) if source is None else source,
         weights_to_train=training.weights_to_train if choose else (),
         weights_not_to_train=training.weights_not_to_train if choose else (),
         tied_weights=training.tied_weights,
         immutable_weights=training.immutable_weights,
         revive_dropout=training.revive_dropout,
-        loss=loss_spec(parameters),
+        loss=None if parameters.loss.type == "function" else loss_spec(parameters),
         count_correct=True,
         fuse=speed.fuse,
         fusions_off=off,
@@ -72,6 +72,9 @@ def read_training_graph(
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
         why_not_lowered=why_not_lowered,
     )
+    if graph.loss_names is None:
+        graph = dataclasses.replace(graph, loss_names=LossNames("", outputs=outputs_of(graph)))
+    return graph
 
 
 def write_loss_model(parameters: Parameters, rank: int) -> None:
@@ -86,7 +89,8 @@ def write_loss_model(parameters: Parameters, rank: int) -> None:
 
 def loss_spec(parameters: Parameters) -> LossSpec:
     """The section `loss` as the graph wants it."""
-    return LossSpec(**dataclasses.asdict(parameters.loss))
+    fields = {field.name: getattr(parameters.loss, field.name) for field in dataclasses.fields(LossSpec)}
+    return LossSpec(**fields)
 
 
 def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:

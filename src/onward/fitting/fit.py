@@ -15,6 +15,7 @@ from onward.data.sources.iterated import IteratedDataLoader
 from onward.data.sources.naming import FeatureNames
 from onward.data.sources.opening import Reading, open_data
 from onward.data.sources.temporary import TemporaryFolder
+from onward.engine.functions import LossFunction, MetricFunction
 from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import DataError, ModelError, ParametersError
@@ -33,7 +34,7 @@ def fit(
     model: ModelSource,
     data: Any,
     *,
-    loss: str | Loss | Mapping[str, Any] | None = None,
+    loss: str | Loss | Mapping[str, Any] | LossFunction | None = None,
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -41,7 +42,7 @@ def fit(
     optimizer: str | None = None,
     validation_data: Any = None,
     validation_fraction: float | None = None,
-    metrics: Sequence[Any] = (),
+    metrics: Sequence[Any] | Mapping[str, MetricFunction] = (),
     callbacks: Sequence[Watcher] = (),
     label: str | None = None,
     prediction: str | None = None,
@@ -66,13 +67,13 @@ def fit(
             or Hugging Face data set, a torch `DataLoader`, an iterable of batches or samples (dictionaries or tuples),
             a folder or file that `onward pack` takes, a folder of shards, or an `onward.DataLoader`.
         loss: a name (`softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `output`; also
-            `cross_entropy`, `mse`, `bce`, `mae`), a `Loss` or its fields.
+            `cross_entropy`, `mse`, `bce`, `mae`), a torch function of (outputs, batch), a `Loss` or its fields.
         epochs, steps: passes over the data, 1 by default, or forward/backward passes.
         batch_size: samples of a batch, 32 by default; loaders of batches have their own.
         learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
         validation_data, validation_fraction: what is evaluated after every epoch: data of any kind, or a share of
             `data`, drawn by `seed`.
-        metrics: names for `training.metrics`.
+        metrics: names for `training.metrics`, or a dictionary of functions of (outputs, batch).
         callbacks: `onward.Callback`s and other watchers.
         label, prediction: the feature and the output that the loss compares, where there are several.
         names: name in the data -> name in the model; "" leaves a feature out.
@@ -141,7 +142,9 @@ def _fit(
         source, evaluated = validation.take_from(source, wanted.seed)
         parameters = parameters_of(wanted, ports, loss, source, evaluated is not None, _agreeing(mesh))
         history = History()
-        runner = TrainingRunner(parameters, environment, [*callbacks, history], mesh, progress=progress)
+        own = dict(wanted.metrics) if isinstance(wanted.metrics, Mapping) else {}
+        watchers = [*callbacks, history]
+        runner = TrainingRunner(parameters, environment, watchers, mesh, progress=progress, metrics=own)
         runner.initialize(source.feature_specs())
         summary = runner.run(source, evaluated)
         runner.end_training(evaluated)

@@ -64,7 +64,7 @@ class Wanted:
     weights_to_train: Sequence[str] = ()
     weights_not_to_train: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    metrics: Sequence[Any] = ()
+    metrics: Sequence[Any] | Mapping[str, Callable[..., Any]] = ()
     output_dir: str | os.PathLike[str] | None = None
     checkpoints_dir: str | os.PathLike[str] | None = None
     log_dir: str | os.PathLike[str] | None = None
@@ -80,9 +80,11 @@ def loss_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> Loss:
     loss = wanted.loss
     if isinstance(loss, Loss):
         return loss
+    if callable(loss):
+        return Loss(type="function", function=loss)
     if isinstance(loss, Mapping):
         return Loss(**loss)
-    if not isinstance(loss, str):
+    if not isinstance(loss, str) or loss == "function":
         raise ParametersError(f"loss is {loss!r}; expected a name, a Loss, or a function of (outputs, batch).")
     kind = LOSS_NAMES.get(loss, loss)
     known = LossType.__args__  # type: ignore[attr-defined]
@@ -165,7 +167,7 @@ def parameters_of(
             "seed": wanted.seed,
             "weights_to_train": tuple(wanted.weights_to_train),
             "weights_not_to_train": tuple(wanted.weights_not_to_train),
-            "metrics": tuple(wanted.metrics),
+            "metrics": () if isinstance(wanted.metrics, Mapping) else tuple(wanted.metrics),
         },
         "learning_rate": {
             "initial_lr": DEFAULT_LEARNING_RATE if wanted.learning_rate is None else wanted.learning_rate

@@ -87,6 +87,7 @@ class LossNames:
         classes: labels that are classes, each with how many there are, where the model fixes that.
         notes: what the loss is computed from instead of the prediction, for the user.
         holds_probabilities: whether the prediction, as the model computes it, holds probabilities and not logits.
+        outputs: of the model, from which a function outside of the graph computes the loss; `loss` is empty then.
     """
 
     loss: str
@@ -98,6 +99,12 @@ class LossNames:
     classes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     holds_probabilities: bool = False
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The values that a training pass computes: the loss, or what it is computed from."""
+        return self.outputs or (self.loss,)
 
 
 def add_loss(model: ir.Model, spec: LossSpec, *, count_correct: bool = False) -> LossNames:

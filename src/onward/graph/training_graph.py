@@ -68,7 +68,7 @@ class TrainingGraph:
     @property
     def loss(self) -> str | None:
         """The value that training minimizes, where a loss was added."""
-        return None if self.loss_names is None else self.loss_names.loss
+        return None if self.loss_names is None else self.loss_names.loss or None
 
     def why_nothing_trains(self) -> str:
         """What to tell a user of a graph without weights: what its tensors are, and what to do."""
@@ -209,3 +209,9 @@ def _known_constants(source: ir.Model, model: ir.Model, loss: LossNames | None, 
         elif stored[name] > 1:
             reasons.setdefault(name, "its name stands for several tensors of nested graphs")
     return reasons
+
+
+def outputs_of(graph: TrainingGraph) -> tuple[str, ...]:
+    """The outputs of the user's model that are computed, in its order."""
+    computed = {value.name for value in graph.model.graph.outputs}
+    return tuple(str(value.name) for value in graph.source.graph.outputs if value.name in computed)

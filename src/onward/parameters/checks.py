@@ -37,6 +37,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_steps(parameters),
         *_check_learning_rate(parameters.learning_rate, parameters.training),
         *_check_loss(parameters.loss),
+        *_check_loss_function(parameters),
         *_check_precision(parameters.mixed_precision),
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
         *_check_optimizer(parameters.optimizer),
@@ -140,9 +141,11 @@ def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
 
 def _check_loss(loss: Loss) -> list[str]:
     problems = []
-    needs = {"output": ("prediction",), "graph": ("graph",), "bert": ()}.get(loss.type, ("prediction", "label"))
+    needs = _NEEDS.get(loss.type, ("prediction", "label"))
     for name in needs:
-        if getattr(loss, name) is None:
+        if name == "function" and loss.function is None:
+            problems.append("loss.type 'function' is for Python: pass loss=Loss(type='function', function=...) there.")
+        elif getattr(loss, name) is None:
             problems.append(f"loss.{name} is missing; loss.type {loss.type!r} needs it.")
     for name, types in _LOSS_TYPES_WITH.items():
         given = getattr(loss, name)
@@ -152,7 +155,35 @@ def _check_loss(loss: Loss) -> list[str]:
     return problems
 
 
+def _check_loss_function(parameters: Parameters) -> list[str]:
+    """A loss outside of the graph: what is sharded or written of the graph cannot hold it."""
+    if parameters.loss.type != "function":
+        return []
+    split, paths, training = parameters.distributed, parameters.paths, parameters.training
+    obstacles = {
+        "distributed.pipeline_parallel_size": split.pipeline_parallel_size > 1 or split.pipeline_stage_paths,
+        "distributed.horizontal_parallel_size": split.horizontal_parallel_size > 1,
+        "paths.model_with_loss_func_path": paths.model_with_loss_func_path,
+        "paths.model_with_training_graph_path": paths.model_with_training_graph_path,
+        "paths.optimizer_graph_path": paths.optimizer_graph_path,
+        "training.find_batch_size": training.find_batch_size,
+        "training.is_perf_test": training.is_perf_test,
+    }
+    return [
+        f"loss.type is 'function', which is computed outside of the graph from complete outputs, and {field} needs the "
+        "loss in the graph; use a type of loss that is part of the graph ('graph' takes an ONNX model of your own), or "
+        f"leave {field} out."
+        for field, is_met in obstacles.items()
+        if is_met
+    ]
+
+
+_NEEDS = {"output": ("prediction",), "graph": ("graph",), "bert": (), "function": ("function",)}
+"""Type of loss -> fields that it needs; others need `prediction` and `label`."""
+
+
 _LOSS_TYPES_WITH = {
+    "function": ("function",),
     "ignore_index": ("softmax_cross_entropy", "bert"),
     "class_weights": ("softmax_cross_entropy", "bert"),
     "dense_labels": ("softmax_cross_entropy",),

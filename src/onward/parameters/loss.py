@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from onward.parameters.field_types import STRICT, FiniteNumber, Flag, WholeNumber
 
 LossType = Literal[
-    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"
+    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output", "function"
 ]
 
 
@@ -20,7 +20,8 @@ class Loss:
 
     Attributes:
         type: `softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `bert`,
-            `graph` (a loss model of the user's own) or `output` (an output of the model is the loss already).
+            `graph` (a loss model of the user's own), `output` (an output of the model is the loss already) or
+            `function` (in Python only).
         prediction: the output of the model that is compared; for `output`, the loss itself.
         label: the feature of the data that it is compared with.
         class_axis: axis of the classes in the prediction (softmax_cross_entropy).
@@ -33,6 +34,7 @@ class Loss:
         graph: path of an ONNX loss model (type `graph`).
         graph_inputs: input of the loss model -> output of the model or feature of the data.
         graph_output: output of the loss model that is the loss; absent: its only or first one.
+        function: a torch function of (outputs, batch) that gives a scalar; both map names to tensors (type `function`).
         masked_lm_prediction, next_sentence_prediction: the two outputs of a BERT (type `bert`).
         masked_lm_positions, masked_lm_ids, next_sentence_label: the three features they are compared with.
     """
@@ -51,6 +53,7 @@ class Loss:
     graph: Path | None = None
     graph_inputs: Mapping[str, str] = field(default_factory=dict)
     graph_output: str | None = None
+    function: Callable[[Any, Any], Any] | None = None
     masked_lm_prediction: str = "output1"
     next_sentence_prediction: str = "output2"
     masked_lm_positions: str = "masked_lm_positions"

@@ -109,6 +109,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "path_type": "a path",
+    "callable_type": "a function",
     "dict_type": "names with values",
     "mapping_type": "names with values",
     "dataclass_type": "a section with fields",
@@ -120,12 +121,13 @@ _EXPECTED = {
 def sentences(error: pydantic.ValidationError, root: type) -> list[str]:
     """One sentence for each wrong field: the field, its value, what was expected."""
     lines: dict[str, str] = {}
-    for problem in error.errors():
+    # Of a union, the other branch says more of what is wrong with a value that is no function either.
+    for problem in sorted(error.errors(), key=lambda problem: problem["type"] == "callable_type"):
         location = [part for part in problem["loc"] if not _is_type_tag(part)]
         where = _dotted(location)
         kind, value = problem["type"], problem["input"]
-        if kind == "callable_type" and not isinstance(value, str | int | float | None):
-            continue  # the other branch of the union says what is wrong
+        if kind == "callable_type" and any(line.startswith(where) for line in lines):
+            continue
         if kind in ("unexpected_keyword_argument", "extra_forbidden"):
             fields = _fields_at(root, location[:-1])
             near = difflib.get_close_matches(str(location[-1]), fields, n=1, cutoff=0.5)
