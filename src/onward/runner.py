@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path
 from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
 from onward.checkpoint.run_files import localize
@@ -39,6 +37,7 @@ from onward.engine.preparation import (
     plan_run,
     read_training_graph,
     run_start,
+    seed_random,
     watched_names,
     write_loss_model,
 )
@@ -65,8 +64,6 @@ from onward.report.watching import Watchers
 
 ANOTHER = "a signal to another process"
 _NOT_EVALUATED: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
-SEED_STRIDE = 1_000_003
-"""Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
 
 
 class TrainingRunner:
@@ -127,8 +124,7 @@ class TrainingRunner:
         make_folders(self.parameters)
         graph = read_training_graph(self.parameters)
         write_loss_model(self.parameters, self.mesh.rank)
-        assert graph.loss_names is not None
-        self._graph, self._loss = graph, graph.loss_names
+        self._graph = graph
         check_same(self.mesh, digests_of(self.parameters, graph))
         self.watchers.on_messages(graph.notes)
         self._label_ranges = label_ranges(self.parameters.loss, graph)
@@ -160,9 +156,7 @@ class TrainingRunner:
         self._own_watchers.begin(self.mesh.rank, self._shows_progress)
         self._checkpoints = RunCheckpoints(self.mesh, self.files)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
-        place, topology = self.mesh.place, self.mesh.topology
-        stream = place.pipeline * topology.data_size + place.data
-        torch.manual_seed(self.parameters.training.seed + stream * SEED_STRIDE)
+        seed_random(self.parameters.training.seed, self.mesh)
 
     def _write_graphs(self) -> None:
         """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
@@ -23,11 +25,15 @@ from onward.lowering.module import input_types
 from onward.lowering.shapes import ValueFacts, find_value_facts
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import LearningRateSchedule
+from onward.parallel.process import Mesh
 from onward.parameters import Loss, Parameters, TensorBoard, Training
 from onward.plan.decision import Plan, make_plan
 from onward.plan.stages_joined import join_stage_models
 from onward.plan.topology import Topology
 from onward.remote.files import is_folder
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
 
 
 def model_to_train(parameters: Parameters) -> ModelSource:
@@ -227,6 +233,12 @@ def plan_run(
     if topology.horizontal_size > 1:
         facts = find_value_facts(graph, input_sizes(graph, sizes))
     return make_plan(parameters, topology, graph, facts.shapes, facts.numbers, sizes)
+
+
+def seed_random(seed: int, mesh: Mesh) -> None:
+    """Seeds torch; processes that see other samples or other layers draw other random numbers."""
+    stream = mesh.place.pipeline * mesh.topology.data_size + mesh.place.data
+    torch.manual_seed(seed + stream * SEED_STRIDE)
 
 
 def run_start(training: Training, state: TrainState) -> RunStart:
