@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from onward.data.batches import Batch
 from onward.engine.assembly import Assembly
@@ -11,6 +11,7 @@ from onward.engine.loop import Clock, StepDone, train_steps
 from onward.engine.loss_shares import LossShares
 from onward.engine.preparation import make_schedule, watched_names
 from onward.engine.steps import Steps
+from onward.graph.branches import note_on_missing_gradients
 from onward.lowering.program import Program
 from onward.parameters import Parameters
 
@@ -23,6 +24,7 @@ def round_steps(
     batches: Iterator[Batch],
     clock: Clock,
     instrument: Callable[[Program], Program] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[StepDone]:
     """Trains the steps of a round that are left, one for each item.
 
@@ -34,12 +36,18 @@ def round_steps(
         batches: of this replica, from where the round is.
         clock: counts times and samples.
         instrument: gives the program to call instead of one (a profiler's twin).
+        tell: takes what the first update of a run shows.
     """
     training, state, graph = parameters.training, assembly.state, assembly.graph
     assert graph.loss_names is not None
     watched = watched_names(parameters.tensorboard, graph)
     may_differ = parameters.data.last_batch == "short"
     shares = LossShares(state.mesh, parameters.loss, graph.loss_names, may_differ)
+
+    def report_missing(names: Sequence[str]) -> None:
+        assert tell is not None
+        tell(note_on_missing_gradients(names, len(state.weights), graph.known_as))
+
     steps = Steps(
         state,
         assembly.micro_batches(shares, watched.values, dimensions, label_ranges, instrument),
@@ -47,6 +55,7 @@ def round_steps(
         parameters.optimizer.max_norm_clip,
         watched,
         assembly.exchange,
+        None if tell is None or state.counters.round else report_missing,
     )
     schedule = make_schedule(parameters)
     return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)

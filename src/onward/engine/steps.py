@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,7 @@ class Steps:
         max_norm_clip: the global gradient norm is clipped to this; None: no clipping.
         watched: tensors that reports are to hold.
         exchange: how the gradients of several ranks become one.
+        report_missing: called once, after the first update, with the weights that got no gradient, if any.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Steps:
         max_norm_clip: float | None,
         watched: WatchedNames,
         exchange: GradientExchange,
+        report_missing: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self.state = state
+        self._report_missing = report_missing
         self.micro_batches = micro_batches
         self.accumulation = gradient_accumulation_steps
         self.max_norm_clip = max_norm_clip
@@ -121,6 +124,7 @@ class Steps:
         """ModelUpdateStep: forward, backward, unscale, clip, update; a gradient that is not finite skips the update."""
         outputs = self.accumulate(batch, is_last=True)
         gradients = self.exchange.finish(self.state)
+        self._look_for_missing(gradients)
         if gradients and self._scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), 1.0 / self._scale)
         norm = self.exchange.total_norm(self.state, gradients)
@@ -134,6 +138,13 @@ class Steps:
         self.state.drop_gradients()
         self.state.counters.update += 1
         return UpdateResult(norm, self._take_loss_of_update(), tensors)
+
+    def _look_for_missing(self, gradients: Collection[str]) -> None:
+        if self._report_missing is not None:
+            missing = [name for name in self.state.weights if name not in gradients]
+            if missing:
+                self._report_missing(missing)
+            self._report_missing = None
 
     def _take_loss_of_update(self) -> torch.Tensor:
         assert self._update_sum is not None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.branches import notes_on_branches
 from onward.graph.classical.passes import rewrite_classical
 from onward.graph.classical.rewriting import AttributeWeight, Rewritten
 from onward.graph.classical.side_outputs import WhyNotLowered, leave_out_side_outputs, notes_on_side_outputs
@@ -139,7 +140,7 @@ def make_training_graph(
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
     still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored, known_as)
-    lost = (*lost, *note_on_lifted(chosen), *still)
+    lost = (*lost, *note_on_lifted(chosen), *notes_on_branches(model.graph, chosen, known_as), *still)
     notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
     return TrainingGraph(
         original, model, chosen, states, ties, frozen, notes, names, fusions, known_as, rewritten.weights, left_out
