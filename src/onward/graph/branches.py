@@ -37,8 +37,8 @@ def _note(node: ir.Node, only: dict[str, list[str]], known_as: WeightNames) -> s
         idle = only["else_branch" if bool(stored.numpy().reshape(-1)[0]) else "then_branch"]
         if idle:
             return (
-                f"the condition of node {shown} (If) is constant; what only the other branch reads gets no gradient and "
-                f"stays as it is: {_counted(idle)} ({known_as.listed(idle, _SHOWN)})."
+                f"the condition of node {shown} (If) is constant; what only the other branch reads gets no "
+                f"gradient and stays as it is: {_counted(idle)} ({known_as.listed(idle, _SHOWN)})."
             )
     parts = [
         f"only its {branch} reads {_counted(names)} ({known_as.listed(names, _SHOWN)})"
