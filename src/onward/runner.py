@@ -353,9 +353,8 @@ class TrainingRunner:
         """The steps of the round; those that the user asked for under the profiler."""
         assert self._assembly is not None
         make = functools.partial(
-            round_steps, self.parameters, self._assembly, self._dimensions, self._label_ranges, batches, clock,
-            tell=self.watchers.on_message,
-        )  # fmt: skip
+            round_steps, self.parameters, self._assembly, self._dimensions, self._label_ranges, batches, clock
+        )
         folder = (self.parameters.paths.output_dir or Path()) / "profile"
         return profiled(self.parameters.profiler, folder, self.state, make, self.watchers.on_message)
 

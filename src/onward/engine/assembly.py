@@ -66,6 +66,7 @@ class Assembly:
         exchange: how gradients of several ranks become one.
         precision: of all passes.
         notes: for the user, one sentence each.
+        say: takes sentences for the user that come up while it trains.
     """
 
     graph: TrainingGraph
@@ -79,6 +80,7 @@ class Assembly:
     exchange: GradientExchange
     precision: Precision
     notes: tuple[str, ...]
+    say: Callable[[str], None]
 
     def reader(
         self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
@@ -185,7 +187,7 @@ def assemble(
     state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, cut_states)
     exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
     return Assembly(
-        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes)
+        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes), say
     )
 
 

@@ -24,7 +24,6 @@ def round_steps(
     batches: Iterator[Batch],
     clock: Clock,
     instrument: Callable[[Program], Program] | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> Iterator[StepDone]:
     """Trains the steps of a round that are left, one for each item.
 
@@ -36,7 +35,6 @@ def round_steps(
         batches: of this replica, from where the round is.
         clock: counts times and samples.
         instrument: gives the program to call instead of one (a profiler's twin).
-        tell: takes what the first update of a run shows.
     """
     training, state, graph = parameters.training, assembly.state, assembly.graph
     assert graph.loss_names is not None
@@ -45,8 +43,7 @@ def round_steps(
     shares = LossShares(state.mesh, parameters.loss, graph.loss_names, may_differ)
 
     def report_missing(names: Sequence[str]) -> None:
-        assert tell is not None
-        tell(note_on_missing_gradients(names, len(state.weights), graph.known_as))
+        assembly.say(note_on_missing_gradients(names, len(state.weights), graph.known_as))
 
     steps = Steps(
         state,
@@ -55,7 +52,7 @@ def round_steps(
         parameters.optimizer.max_norm_clip,
         watched,
         assembly.exchange,
-        None if tell is None or state.counters.round else report_missing,
+        None if state.counters.round else report_missing,
     )
     schedule = make_schedule(parameters)
     return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
