@@ -278,3 +278,46 @@ def test_an_operator_without_a_lowering_beside_the_network_is_left_out(tmp_path:
     del model.graph.output[0]
     with pytest.raises(OperatorError, match="Detector"):
         onward.to_torch(model)
+
+
+def test_strings_as_inputs_say_where_to_cut(tmp_path: Path) -> None:
+    """Cut where the message says, what is behind the strings trains."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]> g (string[n, 1] city, float[n, 2] x) => '
+        '(float[n, 1] y) <int64[2] flat = {-1, 2}> { hot = ai.onnx.ml.OneHotEncoder <cats_strings = ["a", "b"]> '
+        "(city) rows = Reshape(hot, flat) all = Concat <axis = 1> (rows, x) "
+        "y = ai.onnx.ml.LinearRegressor <coefficients = [1.0, 2.0, 3.0, 4.0]> (all) }"
+    )
+    model = onnx.parser.parse_model(text)
+    onnx.save(model, tmp_path / "text.onnx")
+    with pytest.raises(OperatorError) as caught:
+        onward.to_torch(tmp_path / "text.onnx")
+    for part in ("reads strings", "'city'", "of them are 'hot'", "extract_model(model, part, ['hot', 'x'], ['y'])"):
+        assert part in str(caught.value)
+    onnx.utils.extract_model(str(tmp_path / "text.onnx"), str(tmp_path / "part.onnx"), ["hot", "x"], ["y"])
+    net = onward.to_torch(tmp_path / "part.onnx")
+    assert len(net.weights) == 1
+    result = net(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), torch.ones(2, 2))
+    assert result.reshape(-1).tolist() == [8.0, 9.0]
+
+
+@pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
+@pytest.mark.parametrize("kind", ["three", "two", "number"])
+def test_boosted_trees_of_other_libraries(library: str, kind: str) -> None:
+    """Files of onnxmltools: labels exactly, scores to 1e-5."""
+    converters = pytest.importorskip("onnxmltools", reason="onnxmltools is not installed")
+    boosting = pytest.importorskip(library, reason=f"{library} is not installed")
+    types = pytest.importorskip("onnxmltools.convert.common.data_types")
+    x, classes, numbers = flowers()
+    target = {"three": classes, "two": (classes > 0).astype(np.int64), "number": numbers[:, 0]}[kind]
+    name = ("LGBM" if library == "lightgbm" else "XGB") + ("Regressor" if kind == "number" else "Classifier")
+    quiet = {"verbose": -1} if library == "lightgbm" else {}
+    estimator = getattr(boosting, name)(n_estimators=5, **quiet).fit(x, target)
+    model = getattr(converters, f"convert_{library}")(
+        estimator, initial_types=[("input", types.FloatTensorType([None, 4]))], target_opset=15
+    )
+    expected = run(model, {"input": x})
+    net = onward.to_torch(model)
+    results = net(torch.from_numpy(x))
+    for result, array in zip(results if isinstance(results, tuple) else (results,), expected.values(), strict=True):
+        np.testing.assert_allclose(result.numpy(), array, atol=1e-5, rtol=0)
