@@ -112,6 +112,25 @@ def test_batch_norm_folded_away_is_said(dynamo: bool, opset: int, tmp_path: Path
     assert ("optimize=False" if dynamo else "TrainingMode.TRAINING") in note
 
 
+class TransposedKernel(nn.Module):
+    """A convolution whose kernel is stored in another order, as Keras stores it; no batch normalization anywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 3, 3, 4))
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.kernel.permute(3, 2, 0, 1)) + self.bias.reshape(1, 4, 1, 1)
+
+
+def test_a_kernel_that_was_only_transposed_lost_no_batch_norm(tmp_path: Path):
+    example = (torch.randn(2, 3, 8, 8),)
+    model = export(TransposedKernel().eval(), example, tmp_path / "m.onnx", 17, False)
+    assert any(name.startswith("onnx::Conv_") for name in make_training_graph(model).weights)
+    assert not any("batch normalization" in note for note in make_training_graph(model).notes)
+
+
 def test_a_bias_of_zeros_that_the_export_dropped_is_said(tmp_path: Path):
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     with torch.no_grad():

@@ -90,8 +90,9 @@ def _holds_batch_norm(node: ir.Node) -> bool:
         return True
     if "batch_norm" in provenance.call(node):
         return True
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
-    return weight is not None and re.fullmatch(r"onnx::Conv(Transpose)?_\d+", str(weight.name)) is not None
+    # Folding computes weight and bias; a kernel that was only transposed (Keras) has a new name, its bias has not.
+    names = [str(value.name) for value in node.inputs[1:] if value is not None]
+    return len(names) == 2 and all(re.fullmatch(r"onnx::Conv(Transpose)?_\d+", name) for name in names)
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
