@@ -338,13 +338,14 @@ def test_a_broken_file_on_the_way(workplace: Path, capsys: pytest.CaptureFixture
     path = workplace / "train" / "1.pb"
     path.write_bytes(path.read_bytes()[:-5])
     assert main(["train", str(workplace / "run.yaml")]) == 2
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, third = capsys.readouterr().err.splitlines()
     assert re.match(
         rf"onward train: shard '{path}', sample 11, byte \d+: its length field says that \d+ bytes follow", first
     )
     assert first.endswith("copy or pack it again, or set data.skip_corrupt_files to leave it out.")
     saved = workplace / "out" / "checkpoints" / "checkpoint-00000003"
     assert second == f"The steps before, to step 3, are saved as {saved}. The same command goes on from there."
+    assert third == "This path is paths.train_data_dir of the run; correct it there."
     assert main(["train", str(workplace / "run.yaml"), "--data.skip_corrupt_files", "true"]) == 0
     out = capsys.readouterr().out
     assert "round 0, step 3, 3 updates done." in out

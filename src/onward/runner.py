@@ -58,6 +58,7 @@ from onward.parallel.agreement import check_same
 from onward.parallel.process import Mesh, start
 from onward.parameters import Parameters, check
 from onward.parameters.checks import fixed_fields_changed
+from onward.parameters.effects import fields_without_effect
 from onward.report.profiler import profiled
 from onward.report.run_watchers import RunWatchers
 from onward.report.watching import Watchers
@@ -126,7 +127,7 @@ class TrainingRunner:
         write_loss_model(self.parameters, self.mesh.rank)
         self._graph = graph
         check_same(self.mesh, digests_of(self.parameters, graph))
-        self.watchers.on_messages(graph.notes)
+        self.watchers.on_messages((*fields_without_effect(self.parameters, refused=False), *graph.notes))
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         self._settle_batch_size(0, feature_specs or {})
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from onward.parameters.distributed import distribution_problems
+from onward.parameters.effects import fields_without_effect
 from onward.parameters.evaluation import read_metrics
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
         *_check_cuda_graphs(parameters),
+        *fields_without_effect(parameters, refused=True),
     ]
 
 
@@ -132,9 +134,10 @@ def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
             f"{steps}; the rate would never reach initial_lr."
         )
     if rate.warmup_mode == "none" and (rate.warmup_ratio or rate.warmup_steps):
+        given = "warmup_ratio" if rate.warmup_ratio else "warmup_steps"
         problems.append(
-            "learning_rate.warmup_mode is none, which has no warm-up; "
-            "use constant for a warm-up followed by a constant rate, or leave the warm-up out."
+            "learning_rate.warmup_mode is none, which has no warm-up; use constant for a warm-up followed by a "
+            f"constant rate, or leave learning_rate.{given} out."
         )
     return problems
 

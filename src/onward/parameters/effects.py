@@ -1,0 +1,120 @@
+"""Fields that have an effect only together with others: what each of them needs, and which are set for nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onward.parameters import Parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What a field needs to have an effect.
+
+    Attributes:
+        text: completes "it has an effect only ...".
+        is_met: whether the parameters have it.
+        is_refused: whether a run that lacks it is refused; else it is told.
+    """
+
+    text: str
+    is_met: Callable[[Parameters], Any]
+    is_refused: bool = False
+
+
+_EVALUATED = Need("without training.skip_evaluation", lambda p: not p.training.skip_evaluation)
+_REPLICAS = Need("with distributed.data_parallel_size above 1", lambda p: p.distributed.data_parallel_size > 1)
+_PROCESSES = Need(
+    "in a run of several processes",
+    lambda p: (
+        p.distributed.data_parallel_size * p.distributed.horizontal_parallel_size * p.distributed.pipeline_parallel_size
+        > 1
+    ),
+)
+_PIPELINE = Need("with distributed.pipeline_parallel_size above 1", lambda p: p.distributed.pipeline_parallel_size > 1)
+_CHECKPOINTS = Need("with checkpoint.checkpoints_dir", lambda p: p.checkpoint.checkpoints_dir is not None)
+_COMPARED = Need(
+    "with early_stopping.patience or checkpoint.keep_best",
+    lambda p: p.early_stopping.patience is not None or p.checkpoint.keep_best,
+)
+_PROFILED = Need("with profiler.first_step and last_step", lambda p: p.profiler.first_step is not None)
+_FLAGS_DECIDE = Need("without recompute.memory_budget", lambda p: p.recompute.memory_budget is None)
+_BERT = Need("with loss.type bert", lambda p: p.loss.type == "bert")
+
+NEEDS: dict[str, Need] = {
+    "paths.eval_model_path": _EVALUATED,
+    "paths.test_data_dir": _EVALUATED,
+    **{
+        f"loss.{name}": _BERT
+        for name in (
+            "masked_lm_prediction",
+            "next_sentence_prediction",
+            "masked_lm_positions",
+            "masked_lm_ids",
+            "next_sentence_label",
+        )
+    },
+    "training.eval_batch_size": _EVALUATED,
+    "training.evaluation_period": _EVALUATED,
+    "training.evaluation_period_epochs": _EVALUATED,
+    "training.metrics": _EVALUATED,
+    "learning_rate.power": Need(
+        "with learning_rate.warmup_mode polynomial", lambda p: p.learning_rate.warmup_mode == "polynomial"
+    ),
+    "data.test_data": _REPLICAS,
+    "speed.fusions_off": Need("with speed.fuse", lambda p: p.speed.fuse),
+    "distributed.zero_stage": _REPLICAS,
+    "distributed.enable_adasum": _REPLICAS,
+    "distributed.reduction_type": _REPLICAS,
+    "distributed.synchronize_batch_norm": _REPLICAS,
+    "distributed.pipeline_schedule": _PIPELINE,
+    "distributed.use_nccl": _PROCESSES,
+    "distributed.timeout_seconds": _PROCESSES,
+    "distributed.start_timeout_seconds": _PROCESSES,
+    "recompute.segments": _FLAGS_DECIDE,
+    "recompute.attention": Need(
+        "without recompute.segments, which recomputes attention too, and without recompute.memory_budget",
+        lambda p: not p.recompute.segments and p.recompute.memory_budget is None,
+    ),
+    "recompute.number_recompute_layers": Need(
+        "with recompute.segments or recompute.attention, whose layers it limits, and without recompute.memory_budget",
+        lambda p: (p.recompute.segments or p.recompute.attention) and p.recompute.memory_budget is None,
+        is_refused=True,
+    ),
+    "checkpoint.max_num_checkpoints": _CHECKPOINTS,
+    "checkpoint.blocking": _CHECKPOINTS,
+    "early_stopping.metric": _COMPARED,
+    "early_stopping.mode": _COMPARED,
+    "early_stopping.min_delta": _COMPARED,
+    "profiler.trace_dir": _PROFILED,
+    "profiler.top_nodes": _PROFILED,
+}
+"""`section.field` -> what it needs. Fields that others refuse by themselves are in `checks`."""
+
+
+def fields_without_effect(parameters: Parameters, refused: bool) -> list[str]:
+    """One sentence for each field that is set and has no effect.
+
+    Args:
+        parameters: of a round.
+        refused: those for which a run is refused, or those that are only told.
+    """
+    found = []
+    for field, need in NEEDS.items():
+        value = _set_value(parameters, field)
+        if value is not None and need.is_refused is refused and not need.is_met(parameters):
+            shown = str(value).lower() if isinstance(value, bool) else f"{value}"
+            found.append(f"{field} is {shown}, but it has an effect only {need.text}; set that, or leave it out.")
+    return found
+
+
+def _set_value(parameters: Parameters, field: str) -> Any:
+    """The value of a field that is not its default; None: it is."""
+    section, name = field.split(".")
+    held = getattr(parameters, section)
+    default = next(one.default for one in dataclasses.fields(held) if one.name == name)
+    value = getattr(held, name)
+    return None if value == default else value
