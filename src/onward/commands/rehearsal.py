@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onward.data.loader import DataLoader
 from onward.errors import ParametersError
-from onward.parameters import Checkpoint, Parameters, TensorBoard
+from onward.parameters import Checkpoint, EarlyStopping, Parameters, TensorBoard
 
 
 def without_traces(parameters: Parameters, steps: int) -> Parameters:
@@ -34,6 +34,7 @@ def without_traces(parameters: Parameters, steps: int) -> Parameters:
         training=training,
         learning_rate=rate,
         checkpoint=Checkpoint(),
+        early_stopping=EarlyStopping(),
         tensorboard=TensorBoard(),
         profiler=replace(parameters.profiler, first_step=None, last_step=None),
         next_rounds=(),

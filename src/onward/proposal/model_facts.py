@@ -202,11 +202,12 @@ def _refuse_untrainable(facts: ModelFacts) -> None:
     reasons = Counter(facts.frozen.values())
     said = "; ".join(f"{count} because: {reason}" for reason, count in reasons.most_common(4))
     quantized = [name for name in facts.operators if name.startswith(("QLinear", "MatMulInteger", "ConvInteger"))]
+    quantized += [name for name in ("DequantizeLinear", "QGemm") if name in facts.operators]
     if quantized:
         raise ModelError(
-            f"{str(facts.path)!r} has no trainable weights: it computes in integers ({', '.join(quantized)}), which "
-            "have no gradient. Train the float model that it was quantized from, and quantize the result with "
-            "onward export --quantize."
+            f"{str(facts.path)!r} has no trainable weights: it is quantized ({', '.join(quantized)}), and integers have "
+            f"no gradient. Write it with float weights (onward export {facts.path} --dequantize qdq -o float.onnx), or "
+            "take the model that it was quantized from; train that, and quantize the result (onward export --quantize)."
         )
     if any("Tree" in name for name in facts.operators):
         raise ModelError(
@@ -300,7 +301,8 @@ def _needed_inputs(model: ir.Model, output: str) -> tuple[str, ...]:
             waiting += [read for read in node.inputs if read is not None]
             for attribute in node.attributes.values():
                 if attribute.type is ir.AttributeType.GRAPH:
-                    waiting += [read for inner in attribute.as_graph() for read in inner.inputs if read is not None]
+                    inner = ir.traversal.RecursiveGraphIterator(attribute.as_graph())
+                    waiting += [read for one in inner for read in one.inputs if read is not None]
     return tuple(name for name in (str(one.name) for one in model.graph.inputs) if name in seen)
 
 

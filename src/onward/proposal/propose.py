@@ -22,6 +22,9 @@ from onward.proposal.without_data import match_nothing, needed_data
 
 DATA_FOLDER = "data"
 
+PATIENCE = 5
+"""Evaluations without improvement before a run ends."""
+
 _MATCHERS: Mapping[str, Callable[[ModelFacts, DataFacts, Answers, Path], Match]] = {
     "packed": match_features,
     "arrays": match_features,
@@ -201,8 +204,21 @@ def _record(counts: Counts, size: int) -> list[Choice]:
             "a run that is stopped resumes from here; delete the folder to begin again.",
         ),
         Choice("checkpoint.checkpoint_period", updates_an_epoch(counts, size), "in weight updates: one epoch."),
+        *(_best() if counts.test else ()),
         Choice("tensorboard.log_dir", "logs", "to look at the run: tensorboard --logdir logs"),
     ]
+
+
+def _best() -> tuple[Choice, ...]:
+    return (
+        Choice("checkpoint.keep_best", True),
+        Choice("checkpoint.export", "best", "the trained model has the weights of the best evaluation."),
+        Choice(
+            "early_stopping.patience",
+            PATIENCE,
+            f"the run ends where {PATIENCE} evaluations in a row have no smaller test loss.",
+        ),
+    )
 
 
 def _notes(facts: ModelFacts, size: int) -> tuple[str, ...]:
