@@ -38,7 +38,7 @@ def losses_of_run(parameters: Parameters, updates: int = UPDATES) -> tuple[float
     short = dataclasses.replace(parameters.training, num_train_steps=updates, num_epochs=None)
     paths = dataclasses.replace(parameters.paths, output_dir=None)
     alone = dataclasses.replace(parameters, training=short, paths=paths, checkpoint=Checkpoint())
-    runner = TrainingRunner(alone, ON_ONE_THREAD)
+    runner = TrainingRunner(alone, ON_ONE_THREAD, progress=False)
     loader = training_loader(parameters)
     assert parameters.paths.test_data_dir is not None
     test = DataLoader(parameters.data.input_name_map, parameters.paths.test_data_dir, 2, 0, 1)

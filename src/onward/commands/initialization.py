@@ -213,7 +213,7 @@ def _try_a_step(parameters: Parameters) -> str:
         DataError: the loss is not finite.
     """
     tried = without_traces(parameters, parameters.training.gradient_accumulation_steps)
-    runner, loader = TrainingRunner(tried, Environment()), training_loader(tried)
+    runner, loader = TrainingRunner(tried, Environment(), progress=False), training_loader(tried)
     try:
         runner.initialize(loader.feature_specs())
         summary = runner.run(loader)

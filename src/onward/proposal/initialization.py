@@ -78,13 +78,14 @@ def _is_all(value: ir.Value, number: float) -> bool:
 
 def _by_distribution(tensors: dict[str, ir.Value]) -> Origin:
     """Counts weights whose numbers are distributed as a known initializer draws them."""
+    has_biases = _has_drawn_biases(tensors)
     fresh = judged = 0
     for value in tensors.values():
         tensor = value.const_value
         if tensor is None or len(tensor.shape) < 2 or tensor.size < _FEWEST_ELEMENTS:
             continue
         judged += 1
-        fresh += _looks_initialized(np.asarray(tensor.numpy()))
+        fresh += _looks_initialized(np.asarray(tensor.numpy()), has_biases)
     if judged == 0:
         zeros = sum(_is_all(value, 0.0) for value in tensors.values())
         is_fresh = zeros == len(tensors)
@@ -95,23 +96,44 @@ def _by_distribution(tensors: dict[str, ir.Value]) -> Origin:
     return Origin(True, f"only {share} are distributed as initializers draw them")
 
 
-def _looks_initialized(array: np.ndarray) -> bool:
+def _has_drawn_biases(tensors: dict[str, ir.Value]) -> bool:
+    """Whether some biases are not constant: of the common initializers, only PyTorch's default draws them."""
+    for value in tensors.values():
+        tensor = value.const_value
+        if tensor is None or len(tensor.shape) != 1 or tensor.size < 2:
+            continue
+        numbers = np.asarray(tensor.numpy()).astype(np.float64)
+        if numbers.max() - numbers.min() > 1e-6 and not np.isin(numbers, (0.0, 1.0)).all():
+            return True
+    return False
+
+
+def _looks_initialized(array: np.ndarray, has_biases: bool) -> bool:
+    """Whether numbers are drawn as by an initializer; beside drawn biases, by PyTorch's default ones."""
     flat = array.reshape(-1)
     numbers = flat[:: max(1, flat.size // _MOST_ELEMENTS)].astype(np.float64)
     largest, deviation = float(np.abs(numbers).max()), float(numbers.std())
     if largest == 0 or deviation == 0:
         return True
-    if array.ndim >= 2 and _is_orthogonal(array.reshape(-1, *array.shape[-2:])[0]):
+    if not has_biases and _is_orthogonal(array.reshape(-1, *array.shape[-2:])[0]):
         return True
     fans = _fans(array.shape)
+    bounds = _default_bounds(array.shape, fans) if has_biases else _uniform_bounds(fans)
     if _is_uniform(numbers, largest) and any(
-        bound * (1 - 12 / numbers.size) - 1e-9 <= largest <= bound * 1.001 for bound in _uniform_bounds(fans)
+        bound * (1 - 12 / numbers.size) - 1e-9 <= largest <= bound * 1.0005 for bound in bounds
     ):
         return True
     kurtosis = float(((numbers - numbers.mean()) ** 4).mean() / deviation**4)
     is_normal = abs(kurtosis - 3) < 0.1 + 5 * math.sqrt(24 / numbers.size) or abs(kurtosis - 2.36) < 0.15
     tolerance = 0.002 + 4 / math.sqrt(2 * numbers.size)
-    return is_normal and any(abs(deviation / known - 1) < tolerance for known in _normal_deviations(fans))
+    deviations = [1.0] if has_biases else _normal_deviations(fans)  # torch.nn.Embedding
+    return is_normal and any(abs(deviation / known - 1) < tolerance for known in deviations)
+
+
+def _default_bounds(shape: tuple[int, ...], fans: tuple[int, ...]) -> list[float]:
+    """Of PyTorch's linear, convolutional and recurrent layers."""
+    gates = (1, 3, 4) if len(shape) == 3 and shape[0] <= 2 else (1,)
+    return [math.sqrt(count / fan) for fan in fans if fan for count in gates]
 
 
 def _is_orthogonal(matrix: np.ndarray) -> bool:

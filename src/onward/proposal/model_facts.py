@@ -205,9 +205,10 @@ def _refuse_untrainable(facts: ModelFacts) -> None:
     quantized += [name for name in ("DequantizeLinear", "QGemm") if name in facts.operators]
     if quantized:
         raise ModelError(
-            f"{str(facts.path)!r} has no trainable weights: it is quantized ({', '.join(quantized)}), and integers have "
-            f"no gradient. Write it with float weights (onward export {facts.path} --dequantize qdq -o float.onnx), or "
-            "take the model that it was quantized from; train that, and quantize the result (onward export --quantize)."
+            f"{str(facts.path)!r} has no trainable weights: it is quantized ({', '.join(quantized)}), and integers "
+            "have no gradient. Write it with float weights "
+            f"(onward export {facts.path} --dequantize qdq -o float.onnx), or take the model that it was "
+            "quantized from; train that, and quantize the result (onward export --quantize)."
         )
     if any("Tree" in name for name in facts.operators):
         raise ModelError(

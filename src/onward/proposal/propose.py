@@ -17,7 +17,7 @@ from onward.proposal.match_text import match_text
 from onward.proposal.matching import Match
 from onward.proposal.model_facts import ModelFacts, read_model_facts
 from onward.proposal.proposal import Answers, Choice, Counts, Proposal
-from onward.proposal.schedule import batch_size, optimizer_choices, training_choices, updates_an_epoch
+from onward.proposal.schedule import accumulation, batch_size, optimizer_choices, training_choices, updates_an_epoch
 from onward.proposal.without_data import match_nothing, needed_data
 
 DATA_FOLDER = "data"
@@ -67,18 +67,21 @@ def propose(
         match = _with_split(match, seen, answers)
         counts = counts or _expected_counts(match, seen)
     size = batch_size(facts, match.task, counts, answers)
-    training, rate = training_choices(facts, match.task, counts, answers, int(size.value))
+    several = accumulation(facts, match.task, counts, answers)
+    of_update = int(size.value) * (several[0].value if several else 1)
+    training, rate = training_choices(facts, match.task, counts, answers, of_update)
     choices = [
         *_paths(facts, seen, match, counts, answers, folder),
         *_data(facts, match),
         *_loss(match),
-        Choice("training.batch_size", size.value, size.reason),
+        size,
+        *several,
         *training,
         Choice("training.seed", 0),
         *_weights(facts, answers),
         *rate,
         *optimizer_choices(facts),
-        *_record(counts, int(size.value)),
+        *_record(counts, of_update),
     ]
     return Proposal(
         model=facts.path,

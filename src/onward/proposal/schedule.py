@@ -21,7 +21,7 @@ def batch_size(model: ModelFacts, task: Task, counts: Counts, answers: Answers) 
     """Samples of a micro-batch: usual for the kind of model, and few enough for some updates an epoch."""
     name = "training.batch_size"
     if model.fixed_batch is not None:
-        return Choice(name, model.fixed_batch, f"the file fixes the batch to {model.fixed_batch} samples.")
+        return Choice(name, model.fixed_batch, f"the file fixes the batch to {model.fixed_batch}.")
     if answers.batch_size is not None:
         return Choice(name, answers.batch_size, "as asked for.")
     usual, kind = _usual_batch(model, task)
@@ -36,6 +36,20 @@ def batch_size(model: ModelFacts, task: Task, counts: Counts, answers: Answers) 
             name, size, f"smaller than the usual {usual}, so that {counts.train:,} samples make some updates an epoch."
         )
     return Choice(name, size, f"usual for {kind}.")
+
+
+def accumulation(model: ModelFacts, task: Task, counts: Counts, answers: Answers) -> list[Choice]:
+    """Batches that make an update together, where the file fixes the batch to fewer samples than are usual."""
+    if model.fixed_batch is None:
+        return []
+    wanted = answers.batch_size or _usual_batch(model, task)[0]
+    while counts.train and wanted > max(1, counts.train // _FEWEST_UPDATES_AN_EPOCH):
+        wanted //= 2
+    count = wanted // model.fixed_batch
+    if count < 2:
+        return []
+    reason = f"so many batches of {model.fixed_batch} make an update: {count * model.fixed_batch} samples."
+    return [Choice("training.gradient_accumulation_steps", count, reason)]
 
 
 def _usual_batch(model: ModelFacts, task: Task) -> tuple[int, str]:
