@@ -159,6 +159,20 @@ def test_layers_with_a_bias_each_stay_apart_though_their_matrices_are_equal(tmp_
     assert len(graph.weights) == 4
 
 
+@pytest.mark.parametrize("name", ["exp", "mean"])
+def test_a_parameter_that_is_stored_computed_with_is_reported(name: str, tmp_path: Path) -> None:
+    """What cannot be tied, since training would have to compute it, is not passed over in silence."""
+
+    def way(m: Shared, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ m.matrix) @ m.matrix.exp() if name == "exp" else x @ m.matrix * m.matrix.mean()
+
+    torch.manual_seed(0)
+    graph = make_training_graph(export(Shared(40, way), (torch.randn(2, 3, 40),), tmp_path / "m.onnx", 18, True))
+    (note,) = [note for note in graph.notes if "is stored 2 times" in note]
+    assert note.startswith(f"the parameter 'matrix' is stored 2 times ('matrix', '{name}'), computed with at export")
+    assert "torch.onnx.export(..., optimize=False) keeps it once." in note
+
+
 def test_ties_are_reported(tmp_path: Path) -> None:
     module, x = module_of(40, "linear twice")
     path = export(module, (x,), tmp_path / "m.onnx", 18, True)

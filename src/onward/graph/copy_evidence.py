@@ -15,7 +15,7 @@ from onward.graph import provenance
 from onward.graph.lifted_tensors import is_lifted
 from onward.graph.weight_evidence import is_buffer_name, is_noted_constant
 
-_REARRANGING_CALL = re.compile(
+REARRANGING_CALL = re.compile(
     r"(chunk|expand|flatten|getitem|permute|repeat|reshape|select|slice|split|split_with_sizes|squeeze|t|transpose|"
     r"unbind|unflatten|unsqueeze|view)(_\d+)*"
 )
@@ -71,7 +71,7 @@ class CopyEvidence:
             return False
         if same_sizes and len(left.shape) == 2 and _is_tied_embedding(name, original):
             return True
-        made_up = provenance.is_automatic_name(name) or _REARRANGING_CALL.fullmatch(name) is not None
+        made_up = provenance.is_automatic_name(name) or REARRANGING_CALL.fullmatch(name) is not None
         if not made_up or (not same_sizes and right.size > LARGEST_FOLDED):
             return False
         modules, others = self._modules(copy), self._modules(original)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onward.graph import provenance
+from onward.graph.split_parameters import notes_on_split_parameters
 from onward.graph.weight_evidence import folded_parameters
 from onward.graph.weight_names import WeightNames
 
@@ -51,7 +52,7 @@ def notes_on_export(model: ir.Model, weights: Collection[str], known_as: WeightN
                 f"{known_as.shown(name)!r} was computed at export from {_quoted(parameters)}; it trains as a weight of "
                 f"its own{_said_of_rows(value)}."
             )
-    return tuple(notes)
+    return (*notes, *notes_on_split_parameters(model.graph))
 
 
 def _note_on_simplification(model: ir.Model) -> tuple[str, ...]:
