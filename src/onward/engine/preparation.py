@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
+from onward.engine.rebatching_proof import prove_rebatching
 from onward.engine.reports import RunStart
 from onward.engine.sample_shapes import fit_sample_shape
 from onward.engine.state import TrainState
@@ -19,6 +21,7 @@ from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossNames, LossSpec
 from onward.graph.loss_file import write_model_with_loss
 from onward.graph.reading import ModelSource
+from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import input_types
@@ -63,8 +66,10 @@ def read_training_graph(
     if split.horizontal_parallel_size > 1:
         off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are not whole anyway
     named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
-    graph = make_training_graph(
-        model_to_train(parameters) if source is None else source,
+    model = model_to_train(parameters) if source is None else source
+    read = partial(
+        make_training_graph,
+        model,
         weights_to_train=training.weights_to_train if choose else (),
         weights_not_to_train=training.weights_not_to_train if choose else (),
         tied_weights=training.tied_weights,
@@ -78,9 +83,40 @@ def read_training_graph(
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
         why_not_lowered=why_not_lowered,
     )
+    graph = read()
+    sizes = {training.batch_size, training.eval_batch_size or training.batch_size}
+    fixed = fixed_batch_size(graph.source.graph)
+    if fixed is not None and sizes != {fixed}:
+        note = _prove_rebatching(parameters, model, fixed)
+        graph = read(rebatch=True)
+        graph = dataclasses.replace(graph, notes=(note, *graph.notes))
     if graph.loss_names is None:
         graph = dataclasses.replace(graph, loss_names=LossNames("", outputs=outputs_of(graph)))
     return graph
+
+
+def _prove_rebatching(parameters: Parameters, model: ModelSource, fixed: int) -> str:
+    """What to tell of a model whose batch size is another than its export fixed.
+
+    Raises:
+        ParametersError: the model cannot compute other numbers of samples.
+    """
+    training = parameters.training
+    try:
+        difference = prove_rebatching(model, parameters.data.fixed_inputs)
+    except NotRebatched as error:
+        steps = training.gradient_accumulation_steps * -(-training.batch_size // fixed)
+        raise ParametersError(
+            f"training.batch_size is {training.batch_size}, but the export of the model fixed the batch to {fixed}, "
+            f"and the graph cannot be rewritten for another, because {error}. Set training.batch_size and "
+            f"training.eval_batch_size to {fixed} and training.gradient_accumulation_steps to {steps}, which makes the "
+            "same updates, or export the model with a batch axis of any size (dynamic_shapes of torch.onnx.export)."
+        ) from error
+    return (
+        f"the export of the model fixed the batch to {fixed}; for training the graph was rewritten for any batch size. "
+        f"Samples computed at once and one by one differ by {difference:.0e} of the largest output. The exported model "
+        "keeps its own sizes."
+    )
 
 
 def write_loss_model(parameters: Parameters, rank: int) -> None:

@@ -23,6 +23,7 @@ from onward.graph.fusion import passes
 from onward.graph.lifted_tensors import note_on_lifted
 from onward.graph.loss import LossNames, LossSpec, add_loss
 from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
+from onward.graph.rebatching.passes import Rebatching, rebatch_graph
 from onward.graph.sequences import unpack_sequences
 from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
 from onward.graph.ties import Tie, notes_on_ties, tie_copies
@@ -51,6 +52,7 @@ class TrainingGraph:
         known_as: module paths of the initializers, by which rules and messages may name them.
         attributes: weights that `source` stores as attributes of nodes; export writes them there.
         left_out: outputs of `source` that are not computed, each with the reason.
+        rebatching: how `model` came to compute any number of samples, where the export fixed it.
     """
 
     source: ir.Model
@@ -65,6 +67,7 @@ class TrainingGraph:
     known_as: WeightNames = field(default_factory=WeightNames)
     attributes: Mapping[str, AttributeWeight] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    rebatching: Rebatching | None = None
 
     @property
     def loss(self) -> str | None:
@@ -92,6 +95,7 @@ def make_training_graph(
     keep: Collection[str] = (),
     fixed_inputs: Mapping[str, float] | None = None,
     why_not_lowered: WhyNotLowered | None = None,
+    rebatch: bool = False,
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
 
@@ -110,9 +114,11 @@ def make_training_graph(
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
         fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
         why_not_lowered: asked for every operator; what needs one that is not computed is left out of `model`.
+        rebatch: compute any number of samples where the export fixed it; the exported model keeps its own.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
+        NotRebatched: asked for, and the model cannot compute another number of samples.
     """
     original = read_model(source)
     untied = untie_merged_weights(original, keep=tied_weights)
@@ -122,6 +128,7 @@ def make_training_graph(
     unpack_sequences(model, passes.names_in(model.graph, keep))
     ties, rows = tie_copies(model)
     rewritten = rewrite_classical(model)
+    rebatching = rebatch_graph(model) if rebatch else None
     revived = add_dropout(model, revive_dropout)
     _check_prediction(loss, left_out, model)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
@@ -142,9 +149,8 @@ def make_training_graph(
     still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored, known_as)
     lost = (*lost, *note_on_lifted(chosen), *notes_on_branches(model.graph, chosen, known_as), *still)
     notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
-    return TrainingGraph(
-        original, model, chosen, states, ties, frozen, notes, names, fusions, known_as, rewritten.weights, left_out
-    )
+    seen = (known_as, rewritten.weights, left_out, rebatching)
+    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions, *seen)
 
 
 def _notes_on_ends(left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None) -> tuple[str, ...]:
