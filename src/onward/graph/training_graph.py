@@ -137,20 +137,19 @@ def make_training_graph(
     roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
     known_as = weight_names(model.graph)
     constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
-    asked = (weights_to_train, weights_not_to_train, immutable_weights)
-    chosen, frozen = choose_weights(model, roots, states, *asked, constants, known_as)
+    asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
+    chosen, frozen = choose_weights(model, roots, states, *asked)
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
     lost = (*notes_on_export(model, chosen, known_as), *sparse, *_note_of_own_training(original))
-    reduced = _note_of_reduced_output(original, loss)
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
-    of_loss = _notes_on_ends(left_out, rewritten, names)
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
     still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored, known_as)
+    ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
     lost = (*lost, *note_on_lifted(chosen), *notes_on_branches(model.graph, chosen, known_as), *still)
-    notes = (*untied, *fixed, *tied, *revived, *lost, *of_loss, *reduced, *passes.notes_on_fusions(fusions))
-    seen = (known_as, rewritten.weights, left_out, rebatching)
-    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, names, fusions, *seen)
+    notes = (*untied, *fixed, *tied, *revived, *lost, *ends, *passes.notes_on_fusions(fusions))
+    last = (names, fusions, known_as, rewritten.weights, left_out, rebatching)
+    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
 
 
 def _notes_on_ends(left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None) -> tuple[str, ...]:
