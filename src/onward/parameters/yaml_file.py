@@ -164,15 +164,16 @@ def _fields_at(root: type, location: Sequence[Any]) -> list[str]:
         hints = typing.get_type_hints(here)
         if part not in hints:
             return []
-        here = next((t for t in _alternatives(hints[part]) if dataclasses.is_dataclass(t)), None)
+        here = next((t for t in alternatives(hints[part]) if dataclasses.is_dataclass(t)), None)
         if here is None:
             return []
     return [f.name.rstrip("_") for f in dataclasses.fields(here)]
 
 
-def _alternatives(hint: Any) -> list[Any]:
+def alternatives(hint: Any) -> list[Any]:
+    """The types that a hint allows, those within tuples included."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):
-        return [t for option in typing.get_args(hint) for t in _alternatives(option)]
+        return [t for option in typing.get_args(hint) for t in alternatives(option)]
     return [hint]
 
 
