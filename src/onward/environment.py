@@ -50,7 +50,8 @@ class Environment:
     Attributes:
         execution_provider: `CPU` or `CUDA`; None: CUDA where there is a GPU, else the CPU.
         threads: CPU threads of this process; None: torch's choice.
-        log_level: of the logger "onward".
+        log_level: of the logger "onward", which carries what a run reports: steps (DEBUG), messages, evaluations and
+            checkpoints (INFO), what went wrong without ending the run (WARNING).
         deterministic: refuse operators whose result depends on timing, and choose deterministic kernels.
     """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path
-from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints
+from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints, can_save
 from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
@@ -102,11 +102,10 @@ class TrainingRunner:
             self._own_watchers.begin(mesh.rank, progress)
         self._assembly: Assembly | None = None
         self.resumed_update: int | None = None
+        self.run_file: Path | None = None
         self._ended_step = 0
         self._data = RunData(self.watchers.on_message)
         self._evaluated = _NOT_EVALUATED
-
-    # ------------------------------------------------------------------ initialize
 
     def initialize(self, feature_specs: Mapping[str, FeatureSpec] | None = None) -> None:
         """Reads the model, adds the loss, builds network and optimizer, loads a checkpoint if there is one.
@@ -123,6 +122,7 @@ class TrainingRunner:
         self.environment.apply()
         self._join()
         make_folders(self.parameters)
+        self.watchers.on_phase("reading the model")
         graph = read_training_graph(self.parameters)
         write_loss_model(self.parameters, self.mesh.rank)
         self._graph = graph
@@ -130,6 +130,7 @@ class TrainingRunner:
         self.watchers.on_messages((*fields_without_effect(self.parameters, refused=False), *graph.notes))
         self._label_ranges = label_ranges(self.parameters.loss, graph)
         self._settle_batch_size(0, feature_specs or {})
+        self.watchers.on_phase("building the network")
         plan = plan_run(self.parameters, self.mesh.topology, graph, feature_specs or {})
         self._assembly = assemble(self.parameters, self.mesh, graph, plan, self.watchers.on_message)
         self.watchers.on_messages(dict.fromkeys(self._assembly.notes))
@@ -139,10 +140,13 @@ class TrainingRunner:
         for pattern in unmatched_rules(self.parameters.optimizer, graph.weights, graph.known_as):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
+        self.watchers.on_phase("looking for a checkpoint and loading it")
         self._load_checkpoint()
+        self.watchers.on_phase("rehearsing the export of the trained model")
         rehearse_export_of_run(self.parameters, self.state, self._graph)
-        self._own_watchers.open_files(self.parameters.tensorboard, self.resumed_update)
+        self._own_watchers.open_files(self.parameters, self.environment, self.mesh, self.run_file, self.resumed_update)
         self._write_graphs()
+        self.watchers.on_phase(None)
 
     def _settle_batch_size(self, number: int, specs: Mapping[str, FeatureSpec]) -> None:
         """Steps of a round given in epochs, and its micro-batch, where it is to be found."""
@@ -186,8 +190,6 @@ class TrainingRunner:
         # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
         if self._batch_sizes.is_over((self.parameters, *self.parameters.next_rounds), counters):
             self._finish_round()
-
-    # ------------------------------------------------------------------ what can be asked
 
     @property
     def state(self) -> TrainState:
@@ -243,8 +245,6 @@ class TrainingRunner:
         """Puts the loss scale back to where a run begins, as between two phases of pre-training."""
         self.state.loss_scale = make_loss_scale(self.parameters)
 
-    # ------------------------------------------------------------------ run
-
     def run(
         self,
         training_data_loader: Any,
@@ -273,6 +273,7 @@ class TrainingRunner:
         except BaseException as error:
             self._own_watchers.leave_screen()
             self.watchers.on_exception(error)
+            self._own_watchers.finish(error)
             raise
 
     def _open(self, data: Any, is_test: bool = False) -> BatchSource:
@@ -302,7 +303,7 @@ class TrainingRunner:
         with StopRequest() as stop, settled_objects(), saving:
             begin_batches = data.batches(training.batch_size, self.state.cursor)
             with closing_batches(begin_batches) as batches:
-                for done in self._steps(between.not_skipped(batches, self.watchers), clock):
+                for done in self._steps(between.not_skipped(self.watchers.announced(batches), self.watchers), clock):
                     self.watchers.on_step_done(done, self.state)
                     reports = reports if done.report is None else [*reports[:1], done.report]
                     skips.after_report(done.report)
@@ -329,7 +330,8 @@ class TrainingRunner:
             self.evaluate(test_data)
         if not done.is_update:
             return False
-        decision = between.after_update(stop.signal_name is not None)
+        saves = stop.take_save() and can_save(self.parameters.checkpoint, done.step, self.watchers.on_message)
+        decision = between.after_update(stop.signal_name is not None, saves)
         if decision.evaluates and not is_evaluated and test_data is not None:
             self.evaluate(test_data)
         is_due_to_save = self._is_checkpoint_due(done)
@@ -359,17 +361,17 @@ class TrainingRunner:
         folder = (self.parameters.paths.output_dir or Path()) / "profile"
         return profiled(self.parameters.profiler, folder, self.state, make, self.watchers.on_message)
 
-    # ------------------------------------------------------------------ evaluate, save, stop, end
-
     def evaluate(self, test_data_loader: Any) -> EvaluationReport:
         """Means over the entire test set, with the weights as they are now; data of any kind that `run` takes."""
         test_data_loader = self._open(test_data_loader, is_test=True)
         started, state, training = time.perf_counter(), self.state, self.parameters.training
+        self.watchers.on_phase("evaluating")
         batches = test_data_loader.one_pass(training.eval_batch_size or training.batch_size)
         metrics, samples = self._evaluator.evaluate(state, batches)
         step, in_round = self._shown_step()
         seconds = time.perf_counter() - started
         report = EvaluationReport(step, self.state.counters.update, in_round, metrics, samples, seconds)
+        self.watchers.on_phase(None)
         self.watchers.on_evaluation(report)
         self._evaluated = (test_data_loader, report)
         return report

@@ -18,6 +18,18 @@ from onward.parameters import Checkpoint, Parameters
 GO_ON = "The same command goes on from there."
 
 
+def can_save(settings: Checkpoint, step: int, say: Callable[[str], None]) -> bool:
+    """Whether the checkpoint that SIGUSR1 asks for can be saved; `say` is told either way."""
+    is_possible = settings.checkpoints_dir is not None
+    say(
+        f"SIGUSR1 at step {step}: saving a checkpoint; training continues."
+        if is_possible
+        else f"SIGUSR1 at step {step}: nothing is saved, because checkpoint.checkpoints_dir is not set. Set it to the "
+        "folder of the checkpoints; training continues."
+    )
+    return is_possible
+
+
 class RunCheckpoints:
     """Loads and saves the train state of a run.
 

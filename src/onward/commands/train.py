@@ -1,20 +1,49 @@
-"""`onward train`: its arguments; `training` does the work."""
+"""`onward train`: its arguments, its first line; `training` does the work, `sweep` one run after the other."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal
 
+from onward import __version__
 from onward.commands.overrides import read_overrides
+from onward.report.phases import Phases
 
-USAGE = "onward train RUN.yaml [--section.field value ...]"
+USAGE = (
+    "onward train RUN.yaml [--section.field value ...] [--sweep section.field=A,B ...] [--dry-run] [--quiet | --json] "
+    "[--log-level LEVEL]"
+)
 DESCRIPTION = "Trains as RUN.yaml says; any field can be given here as --section.field value."
+
+LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run file."""
+    """Adds the run file and the options."""
     parser.add_argument("file", metavar="RUN.yaml")
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="section.field=A,B,...",
+        help="train once for each value, each run in a folder of its own under paths.output_dir, and print a table; "
+        "several --sweep: every combination",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="read model and data, build everything, compute one update, report, and write nothing",
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--quiet", action="store_true", help="print warnings and errors only")
+    shown.add_argument("--json", action="store_true", help="print every event as a line of JSON")
+    parser.add_argument(
+        "--log-level", choices=LEVELS, metavar="LEVEL", help="also log to stderr: debug, info, warning or error"
+    )
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -27,6 +56,33 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     """
     # Of torch's store, which complains at length on every rank when another rank has ended; onward says why it did.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from onward.commands.training import train
+    fields = read_overrides(rest)
+    if options.sweep:
+        from onward.commands.sweep import sweep
 
-    train(options.file, read_overrides(rest))
+        sweep(options, fields)
+        return
+    phases = Phases(_say)
+    if not options.quiet and not options.json and _is_first():
+        _write(f"onward {__version__}   {options.file}")
+        phases.begin("importing torch")
+    from onward.commands.training import TrainOptions, train
+
+    display: Literal["console", "json", "quiet"] = "quiet" if options.quiet else "json" if options.json else "console"
+    train(options.file, fields, TrainOptions(display, options.dry_run, options.log_level), phases)
+
+
+def _is_first() -> bool:
+    """Whether this process is rank 0, or alone; found out without importing anything slow."""
+    ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in ranks)
+
+
+def _say(text: str) -> None:
+    _write(f"note   {text}")
+
+
+def _write(line: str) -> None:
+    with suppress(OSError, ValueError):  # a reader that left must not end the run from another thread
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

@@ -2,72 +2,167 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from onward.commands.dry_run import dry_run
+from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
 from onward.engine.epochs import count_in_steps
+from onward.engine.interruption import SAVE_SIGNAL
 from onward.engine.performance import performance_lines, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
+from onward.engine.reports import Watcher
 from onward.environment import Environment, choose_allocator
-from onward.errors import ParametersError
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
 from onward.parallel.launching import check_room, launch_workers, worker_count
 from onward.parallel.process import Mesh, start, stop
 from onward.parameters import Checkpoint, Parameters
+from onward.report.console import ConsoleWatcher
+from onward.report.metrics_file import JsonConsole
+from onward.report.phases import Phases
+from onward.report.watching import Watchers
 from onward.runner import TrainingRunner
 
 
-def train(file: str | Path, overrides: Mapping[str, str] | None = None) -> None:
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of the command `train`.
+
+    Attributes:
+        display: what standard output shows: lines for people, lines of JSON, or nothing.
+        dry_run: build everything and compute one update, but write nothing.
+        log_level: of what is logged to standard error; None: nothing is, but for a quiet run's warnings.
+    """
+
+    display: Literal["console", "json", "quiet"] = "console"
+    dry_run: bool = False
+    log_level: str | None = None
+
+
+def train(
+    file: str | Path,
+    overrides: Mapping[str, str] | None = None,
+    options: TrainOptions | None = None,
+    phases: Phases | None = None,
+) -> None:
     """Trains as a RUN.yaml says, from its checkpoint where there is one, and writes the trained model.
 
     Under torchrun, mpirun or srun this process is one of many. Where none of them started it and the sizes of
     `distributed` ask for several processes, it starts them on this machine and waits for them.
+
+    Args:
+        file: RUN.yaml.
+        overrides: fields of it.
+        options: of the command.
+        phases: what is announced until there is something to report.
 
     Raises:
         UserError: of any kind, each with what to do.
         Interrupted: a signal came, and the state is saved.
         SystemExit: with the exit code of the processes that were started here.
     """
+    overrides, options = overrides or {}, options or TrainOptions()
+    phases = phases or Phases(lambda text: None)
     choose_allocator()
-    if detect().launcher == "none":
-        parameters = Parameters.load(file, overrides)
-        if worker_count(parameters.distributed) > 1:
-            raise SystemExit(_launch(parameters, file, overrides or {}))
-    with ending_together("onward train"):
-        parameters = Parameters.load(file, overrides)
-        with naming_path_fields(parameters):
-            _train_here(parameters)
+    if SAVE_SIGNAL is not None:
+        signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # before the first and after the last step there is nothing to save
+    try:
+        if detect().launcher == "none":
+            parameters = Parameters.load(file, overrides)
+            if worker_count(parameters.distributed) > 1:
+                phases.end()
+                raise SystemExit(_launch(parameters, file, overrides, options))
+        with ending_together("onward train"):
+            _log_to_stderr(options)
+            parameters = Parameters.load(file, overrides)
+            with naming_path_fields(parameters):
+                if options.dry_run:
+                    dry_run(parameters, environment_of(parameters, options), lambda: _watchers(options, phases))
+                else:
+                    _train_here(parameters, Path(file), options, phases)
+    finally:
+        phases.end()
 
 
-def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str]) -> int:
+def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str], options: TrainOptions) -> int:
     """This command once more, in as many processes as the sizes say."""
-    environment = Environment(execution_provider=parameters.machine.execution_provider)
+    environment = environment_of(parameters, options)
     check_room(parameters.distributed, environment.device_kind)
-    fields = [f"--{name}={value}" for name, value in overrides.items()]
-    return launch_workers(worker_count(parameters.distributed), ["-m", "onward", "train", str(file), *fields])
+    arguments = [] if options.display == "console" else [f"--{options.display}"]
+    arguments += ["--dry-run"] if options.dry_run else []
+    arguments += [] if options.log_level is None else ["--log-level", options.log_level]
+    arguments += [f"--{name}={value}" for name, value in overrides.items()]
+    command = ["-m", "onward", "train", str(file), *arguments]
+    return launch_workers(worker_count(parameters.distributed), command)
 
 
-def _train_here(parameters: Parameters) -> None:
-    machine = parameters.machine
-    environment = Environment(
+def environment_of(parameters: Parameters, options: TrainOptions) -> Environment:
+    """The machine, as section `machine` and the command line say."""
+    machine, level = parameters.machine, options.log_level
+    return Environment(
         execution_provider=machine.execution_provider,
         threads=machine.threads,
         deterministic=machine.deterministic,
+        log_level=logging.WARNING if level is None else logging.getLevelNamesMapping()[level.upper()],
     )
+
+
+def _log_to_stderr(options: TrainOptions) -> None:
+    """Lets the logger "onward" write where it is asked to, and warnings of a quiet run in any case."""
+    if options.log_level is None and options.display != "quiet":
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("onward").addHandler(handler)
+
+
+class _AnnouncedPhases(Watchers):
+    """Announces what takes long on a console."""
+
+    def __init__(self, phases: Phases, console: ConsoleWatcher) -> None:
+        super().__init__()
+        self._phases = phases
+        phases.say = console.on_message
+
+    def on_phase(self, name: str | None) -> None:
+        """Begins a phase, or ends it."""
+        if name is None:
+            self._phases.end()
+        else:
+            self._phases.begin(name)
+
+
+def _watchers(options: TrainOptions, phases: Phases) -> list[Watcher]:
+    """Who shows the run on this rank's standard output."""
+    if options.display == "quiet":
+        return []
+    if options.display == "json":
+        return [JsonConsole()]
+    console = ConsoleWatcher()
+    return [console, _AnnouncedPhases(phases, console)]
+
+
+def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phases: Phases) -> None:
+    environment = environment_of(parameters, options)
     mesh = start(parameters.distributed, environment.device_kind)
+    shown = _watchers(options, phases) if mesh.rank == 0 else []
     if parameters.training.is_perf_test:
-        _measure(parameters, environment, mesh)
+        _measure(parameters, environment, mesh, shown)
         return
     notes: list[str] = []
     parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
     rounds = (parameters, *parameters.next_rounds)
-    data = [(_training_loader(one, mesh), _test_loader(one, mesh)) for one in rounds]
-    runner = TrainingRunner(parameters, environment, mesh=mesh)
+    data = [(training_loader(one, mesh), test_loader(one, mesh)) for one in rounds]
+    runner = TrainingRunner(parameters, environment, shown, mesh, progress=False)
+    runner.run_file = file
     runner.watchers.on_messages(notes)
     try:
         runner.initialize(data[0][0].feature_specs())
@@ -88,7 +183,7 @@ def _train_here(parameters: Parameters) -> None:
     runner.watchers.raise_failures()
 
 
-def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> None:
+def _measure(parameters: Parameters, environment: Environment, mesh: Mesh, shown: Sequence[Watcher]) -> None:
     """One round on synthetic data, of which nothing stays but what it says."""
     parameters = replace(
         parameters,
@@ -97,7 +192,7 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh) -> No
         training=replace(parameters.training, skip_evaluation=True, evaluation_period=0, evaluation_period_epochs=None),
         next_rounds=(),
     )
-    runner = TrainingRunner(parameters, environment, mesh=mesh)
+    runner = TrainingRunner(parameters, environment, shown, mesh, progress=False)
     specs = present_feature_specs(parameters)
     try:
         runner.initialize(specs)
@@ -124,35 +219,3 @@ def _run_round(runner: TrainingRunner, training: DataLoader, test: DataLoader | 
                 f"{training.dropped_samples} samples at the ends of epochs did not fill a batch and were dropped."
             )
         training.close()
-
-
-def _training_loader(parameters: Parameters, mesh: Mesh) -> DataLoader:
-    folder = parameters.paths.train_data_dir
-    if folder is None:
-        raise ParametersError("paths.train_data_dir is missing; name the folder of the training shards.")
-    part = (mesh.place.data, mesh.topology.data_size)
-    return _loader(parameters, folder, *part, shuffle=parameters.data.shuffle_data)
-
-
-def _test_loader(parameters: Parameters, mesh: Mesh) -> DataLoader | None:
-    folder = parameters.paths.test_data_dir
-    if folder is None or parameters.training.skip_evaluation:
-        return None
-    is_shared_out = parameters.data.test_data == "partitioned"
-    part = (mesh.place.data, mesh.topology.data_size) if is_shared_out else (0, 1)
-    return _loader(parameters, folder, *part, shuffle=False)
-
-
-def _loader(parameters: Parameters, folder: Path, rank: int, size: int, *, shuffle: bool) -> DataLoader:
-    data = parameters.data
-    return DataLoader(
-        data.input_name_map,
-        folder,
-        data.max_num_files_preload,
-        rank,
-        size,
-        shuffle=shuffle,
-        seed=parameters.training.seed,
-        last_batch=data.last_batch,
-        skip_corrupt=data.skip_corrupt_files,
-    )

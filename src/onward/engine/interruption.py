@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a wish to stop, which the loop follows after the current weight update."""
+"""Ctrl-C and SIGTERM, a wish to stop, and SIGUSR1, a wish to save: the loop follows after the current weight update."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+SAVE_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
+"""Asks a run to save a checkpoint and to continue; Windows has none."""
+
 
 class StopRequest:
-    """While it is entered, the first SIGINT or SIGTERM is remembered; a second one ends the process as usual."""
+    """While it is entered, the first SIGINT or SIGTERM is remembered; a second one ends the process as usual.
+
+    Every SIGUSR1 is remembered until `take_save`.
+    """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        self._saves = False
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -19,6 +26,8 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             for one in (signal.SIGINT, signal.SIGTERM):
                 self._previous[one] = signal.signal(one, self._remember)
+            if SAVE_SIGNAL is not None:
+                self._previous[SAVE_SIGNAL] = signal.signal(SAVE_SIGNAL, self._remember_save)
         return self
 
     def __exit__(
@@ -26,11 +35,19 @@ class StopRequest:
     ) -> None:
         self._restore()
 
+    def take_save(self) -> bool:
+        """Whether SIGUSR1 came since the last call."""
+        saves, self._saves = self._saves, False
+        return saves
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name
-        self._restore()
+        self._restore(signal.SIGINT, signal.SIGTERM)
 
-    def _restore(self) -> None:
-        for one, handler in self._previous.items():
-            signal.signal(one, handler)  # type: ignore[arg-type]
-        self._previous.clear()
+    def _remember_save(self, number: int, frame: FrameType | None) -> None:
+        self._saves = True
+
+    def _restore(self, *only: signal.Signals) -> None:
+        for one in only or tuple(self._previous):
+            if one in self._previous:
+                signal.signal(one, self._previous.pop(one))  # type: ignore[arg-type]

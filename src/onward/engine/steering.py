@@ -16,6 +16,9 @@ from onward.parallel.agreement import Heard, UpdateAgreement, agree_on_any
 NUMBERS = 5
 """What travels of a `Control`: stop, evaluate, save (1, or nothing), and scale and fixed value of the learning rate."""
 
+_SAVES = 2
+"""Place of "save" among them."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -68,9 +71,17 @@ class Steering:
         self.control = control
         self._agreement = UpdateAgreement(state.mesh, NUMBERS)
 
-    def after_update(self, is_interrupted: bool) -> Decision:
-        """What to do now; all ranks must ask after the same update."""
-        return self._decide(self._agreement.after_update(is_interrupted, self._own()))
+    def after_update(self, is_interrupted: bool, is_asked_to_save: bool = False) -> Decision:
+        """What to do now; all ranks must ask after the same update.
+
+        Args:
+            is_interrupted: this process got a signal to stop.
+            is_asked_to_save: it got one to save, which every rank may.
+        """
+        own = self._own()
+        if is_asked_to_save:
+            own = (*own[:_SAVES], 1.0, *own[_SAVES + 1 :])
+        return self._decide(self._agreement.after_update(is_interrupted, own))
 
     def now(self) -> Decision:
         """All that was asked until now, also what has not travelled yet; all ranks must ask at the same moment."""

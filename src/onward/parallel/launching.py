@@ -108,7 +108,10 @@ def _explain(failures: dict[int, ProcessFailure], count: int) -> int:
 
 @contextmanager
 def _forwarded_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM go to the workers; where there are none yet, they end this process as usual."""
+    """SIGINT and SIGTERM go to the workers; where there are none yet, they end this process as usual.
+
+    SIGUSR1, which asks to save, goes to them, too.
+    """
 
     def forward(number: int, frame: FrameType | None) -> None:
         workers = list(children_leading_sessions())
@@ -117,7 +120,13 @@ def _forwarded_signals() -> Iterator[None]:
         if not workers:
             raise KeyboardInterrupt
 
+    def forward_save(number: int, frame: FrameType | None) -> None:
+        for pid in children_leading_sessions():
+            os.kill(pid, number)
+
     previous = {one: signal.signal(one, forward) for one in (signal.SIGINT, signal.SIGTERM)}
+    if hasattr(signal, "SIGUSR1"):
+        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, forward_save)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Every field of a RUN.yaml with its type, unit, default and meaning, read from the dataclasses and their docstrings."""
+"""Every field of a RUN.yaml with type, unit, default and meaning, read from the dataclasses and their docstrings."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 def fields_of(section: str, kind: type) -> list[FieldHelp]:
     """The fields of a section."""
-    told = meanings(kind)
+    told, hints = meanings(kind), typing.get_type_hints(kind)
     return [
         FieldHelp(
             f"{section}.{one.name.rstrip('_')}",
-            _type_in_words(one),
+            _type_in_words(one, hints[one.name]),
             _unit(one.name),
             default_of(one),
             is_required(one),
@@ -180,13 +180,17 @@ def _field_text(one: FieldHelp, kind: type, field: str, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _type_in_words(field: dataclasses.Field[Any]) -> str:
+def _type_in_words(field: dataclasses.Field[Any], hint: Any) -> str:
     text = str(field.type)
     parts = [part.strip() for part in text.split(" | ")]
     words = [_TYPES[part] for part in parts if part in _TYPES]
-    literal = re.search(r"Literal\[(.*?)\]", text)
-    if literal:
-        words = [", ".join(part.strip().strip("\"'") for part in literal[1].split(","))]
+    choices = [
+        c for one in alternatives(hint) if typing.get_origin(one) is typing.Literal for c in typing.get_args(one)
+    ]
+    if choices:
+        chosen = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
+        words = [*words, f"one of {', '.join(chosen)}"]
+        words = [f"a list of {words[-1].removeprefix('one of ')}"] if text.startswith("tuple") else words
     elif text.startswith("tuple"):
         words = ["a list"]
     elif text.startswith("Mapping"):

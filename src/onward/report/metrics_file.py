@@ -10,56 +10,35 @@ import json
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import StorageError
 
 
-class MetricsFile:
-    """Writes events as lines of JSON: `{"kind": "step", "time": 1767225600.0, "update": 10, "loss": 5.1, ...}`.
+class JsonEvents:
+    """Turns events into records, one JSON object each: `{"kind": "step", "time": 1767225600.0, "loss": 5.1, ...}`.
 
     Kinds are step, evaluation, checkpoint, message and end, with the fields of the event's class (without a step's
     `tensors` and their paths). Every record holds `time` (seconds since 1970) and `update` (of the event, or the last
-    one before it). JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity". Each
-    line is
-    written at once and whole, so that a reader can follow and a killed run loses none.
+    one before it). JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity".
 
     Args:
-        path: the file; its directory is made.
-        resumed_update: the update of the checkpoint from which the run goes on; records of later updates are dropped.
-            None for a fresh run: a file of an earlier run is kept as `<name>-<number>`.
+        write: takes each line, its end included.
+        update: weight updates done before.
         clock: seconds since 1970.
-
-    Raises:
-        StorageError: the file cannot be written; also from every event.
     """
 
-    def __init__(
-        self, path: str | Path, resumed_update: int | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.path = Path(path)
+    def __init__(self, write: Callable[[bytes], None], update: int = 0, clock: Callable[[], float] = time.time) -> None:
+        self._write_line = write
+        self._update = update
         self._clock = clock
-        self._update = resumed_update or 0
-        self._file: FileIO | None = None
-        removed = 0
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.is_file():
-                if resumed_update is None:
-                    self.path.rename(_free_name(self.path))
-                else:
-                    removed = _drop_later_records(self.path, resumed_update)
-            self._file = FileIO(self.path, "ab")
-        except OSError as error:
-            raise _storage_error(self.path, error) from error
-        if removed:
-            self.on_message(f"{removed} unreadable line(s) removed from {self.path.name}")
 
     def on_step(self, report: StepReport) -> None:
         """Writes a record of kind "step"."""
@@ -85,10 +64,7 @@ class MetricsFile:
         self._write("end", summary)
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Does nothing: each line was written at once."""
 
     def _now(self) -> float:
         return round(self._clock(), 3)
@@ -99,9 +75,66 @@ class MetricsFile:
         self._append(record)
 
     def _append(self, record: Mapping[str, Any]) -> None:
+        self._write_line(json.dumps(as_json(record), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+class JsonConsole(JsonEvents):
+    """Every event of a run as a line of JSON on a stream, for programs that start runs: `onward train --json`."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        out = sys.stdout if stream is None else stream
+
+        def write(line: bytes) -> None:
+            out.write(line.decode())
+            out.flush()
+
+        super().__init__(write)
+
+
+class MetricsFile(JsonEvents):
+    """The records of `JsonEvents` in a file.
+
+    Each line is written at once and whole, so that a reader can follow and a killed run loses none.
+
+    Args:
+        path: the file; its directory is made.
+        resumed_update: the update of the checkpoint from which the run goes on; records of later updates are dropped.
+            None for a fresh run: a file of an earlier run is kept as `<name>-<number>`.
+        clock: seconds since 1970.
+
+    Raises:
+        StorageError: the file cannot be written; also from every event.
+    """
+
+    def __init__(
+        self, path: str | Path, resumed_update: int | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(self._write_whole, resumed_update or 0, clock)
+        self.path = Path(path)
+        self._file: FileIO | None = None
+        removed = 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_file():
+                if resumed_update is None:
+                    self.path.rename(_free_name(self.path))
+                else:
+                    removed = _drop_later_records(self.path, resumed_update)
+            self._file = FileIO(self.path, "ab")
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+        if removed:
+            self.on_message(f"{removed} unreadable line(s) removed from {self.path.name}")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write_whole(self, line: bytes) -> None:
         if self._file is None:
             raise StorageError(f"{self.path} is closed; no event can be written to it.")
-        line = json.dumps(_as_json(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             written = self._file.write(line)
             if written != len(line):
@@ -112,10 +145,12 @@ class MetricsFile:
             raise _storage_error(self.path, error) from error
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """The value with numbers that JSON does not know as strings, and numpy's or torch's as Python's."""
     if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
     if value is None or isinstance(value, str | bool | int):
         return value
     number = float(value)

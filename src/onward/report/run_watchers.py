@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from pathlib import Path
 
 from onward.engine.reports import Watcher
-from onward.parameters import TensorBoard
+from onward.environment import Environment
+from onward.errors import Interrupted, StorageError
+from onward.parallel.process import Mesh
+from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
+from onward.report.run_folder import RECORD_NAME, RESOLVED_NAME
+from onward.report.run_record import RunRecord, command_line, describe_run, hyperparameters, resolved_yaml
 from onward.report.watching import Watchers, make_watchers
 
 
@@ -22,6 +30,7 @@ class RunWatchers:
         self._progress: Watcher | None = None
         self._opening: _OpeningMessages | None = None
         self._files: tuple[Watcher, ...] = ()
+        self._record: RunRecord | None = None
 
     def begin(self, rank: int, shows_progress: bool) -> None:
         """On rank 0 shows progress from now on, and remembers messages for files that cannot be opened yet."""
@@ -33,16 +42,30 @@ class RunWatchers:
         self._opening = _OpeningMessages()
         self._watchers.add([self._opening])
 
-    def open_files(self, board: TensorBoard, resumed_update: int | None) -> None:
-        """Opens TensorBoard's files and `metrics.jsonl`, cut back to the update that the run goes on from.
+    def open_files(
+        self,
+        parameters: Parameters,
+        environment: Environment,
+        mesh: Mesh,
+        run_file: Path | None,
+        resumed_update: int | None,
+    ) -> None:
+        """Opens the record of the run, and TensorBoard's files and `metrics.jsonl`, cut back to the resumed update.
 
         Raises:
             StorageError: a file cannot be made.
         """
+        board, folder = parameters.tensorboard, parameters.paths.output_dir or parameters.tensorboard.log_dir
         opening = self._opening
         if opening is None or opening not in self._watchers.watchers:
             return
         self._watchers.remove([opening])
+        if folder is None:
+            return
+        about = describe_run(environment, mesh.world_size, run_file, command_line())
+        self._record = RunRecord(folder, parameters, about, resumed_update is not None)
+        self._watchers.add([self._record])
+        self._files = (self._record,)
         if board.log_dir is None:
             return
         files = make_watchers(
@@ -52,11 +75,21 @@ class RunWatchers:
             histogram_names=board.histogram_names,
             norm_names=board.norm_names,
             resumed_update=resumed_update,
+            texts={RESOLVED_NAME: resolved_yaml(parameters), RECORD_NAME: json.dumps(about, indent=1)},
+            hyperparameters=hyperparameters(parameters),
         )
         for text in opening.texts:
             files.on_message(text)
         self._watchers.add(files.watchers)
-        self._files = files.watchers
+        self._files += files.watchers
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Records that the run is done, or with which kind of error it ended."""
+        if self._record is None:
+            return
+        is_interrupted = isinstance(error, Interrupted | KeyboardInterrupt)
+        with contextlib.suppress(StorageError):
+            self._record.finish("done" if error is None else "interrupted" if is_interrupted else "failed")
 
     def leave_screen(self) -> None:
         """Leaves a terminal as it was; progress comes back with the next event."""
@@ -64,7 +97,8 @@ class RunWatchers:
             self._progress.close()
 
     def close(self) -> None:
-        """Closes what was added here."""
+        """The run is over: closes what was added here."""
+        self.finish()
         own = [*self._files, *([] if self._progress is None else [self._progress])]
         closing = Watchers(watcher for watcher in own if watcher in self._watchers.watchers)
         self._watchers.remove(own)

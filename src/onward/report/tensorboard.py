@@ -5,12 +5,13 @@ Every chart has the weight updates done over all rounds as its x-axis, training 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import ParametersError, StorageError
@@ -59,10 +60,29 @@ class TensorBoardWatcher:
         self.norm_names = tuple(norm_names)
         purge_step = 0 if resumed_update is None else resumed_update + 1
         self._writer: SummaryWriter | None = None
+        self._hyperparameters: dict[str, int | float | str | bool] = {}
         with _storing(self.log_dir):
             self._writer = SummaryWriter(
                 str(self.log_dir), purge_step=purge_step, max_queue=QUEUED_EVENTS, flush_secs=FLUSH_PERIOD_SECONDS
             )
+
+    def describe(self, texts: Mapping[str, str], hyperparameters: Mapping[str, int | float | str | bool]) -> None:
+        """Writes what the run is: texts by name, and hyperparameters, which get the last metrics at its end."""
+        self._hyperparameters = dict(hyperparameters)
+        with _storing(self.log_dir):
+            for name, text in texts.items():
+                lines = "\n".join(f"    {line}" for line in text.splitlines())  # a code block, in Markdown
+                self._open_writer.add_text(f"run/{name}", lines)
+            self._open_writer.flush()
+
+    def _write_hyperparameters(self, metrics: Mapping[str, float]) -> None:
+        """In the same event file as the scalars: `add_hparams` would make a run of its own for them."""
+        if self._hyperparameters:
+            found = {f"hparam/{name}": value for name, value in metrics.items()}
+            for summary in hparams(self._hyperparameters, found):  # type: ignore[no-untyped-call]
+                self._open_writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
+            for name, value in found.items():
+                self._open_writer.add_scalar(name, value)
 
     def on_step(self, report: StepReport) -> None:
         """Writes the scalars of an update, and the named tensors."""
@@ -105,8 +125,10 @@ class TensorBoardWatcher:
         """Messages are for people at the console and for `metrics.jsonl`."""
 
     def on_end(self, summary: RunSummary) -> None:
-        """Brings what was written to disk."""
+        """Writes the hyperparameters with the metrics they led to, and brings all to disk."""
+        last = {} if summary.last_loss is None else {"train_loss": summary.last_loss}
         with _storing(self.log_dir):
+            self._write_hyperparameters({**last, **summary.metrics})
             self._open_writer.flush()
 
     def close(self) -> None:

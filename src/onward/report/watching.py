@@ -1,16 +1,18 @@
 """Several watchers as one: every event goes to each of them, and the failure of one costs the others nothing.
 
 Callbacks, which are watchers that steer, are notified of more; unless they say otherwise, their failure ends the run.
-The first loss that is not finite is told in a message beside it, with what to do.
+The first loss that is not finite is reported in a message next to it, with what to do. Messages go to the logger
+"onward", too.
 `make_watchers` builds the usual set of a run: console, TensorBoard and the file of metrics.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,10 @@ from onward.engine.reports import (
 from onward.engine.state import TrainState
 from onward.errors import OnwardError, ParametersError
 
+_LOGGER = logging.getLogger("onward")
+"""Carries every message of a run, at the level that `Environment.log_level` sets: what `logging` is configured for."""
+_LOGGER.addHandler(logging.NullHandler())
+
 
 class Watchers:
     """Forwards every event to all its watchers; itself a `Watcher`.
@@ -42,7 +48,7 @@ class Watchers:
     def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
         self._watchers: list[Watcher] = list(watchers)
         self.failures: list[Exception] = []
-        self._said_not_finite = False
+        self._said_not_finite = self._is_in_phase = False
         self._states: dict[str, Any] = {}
 
     @property
@@ -92,6 +98,8 @@ class Watchers:
 
     def on_step_done(self, done: StepDone, state: TrainState) -> None:
         """Forwards what a step of the loop was: a weight update, one that is displayed, the end of an epoch."""
+        if self._is_in_phase:
+            self.on_phase(None)
         if done.update is not None:
             self.on_update(done.update)
         if done.report is not None:
@@ -147,26 +155,54 @@ class Watchers:
             named.append((name if seen[name] == 1 else f"{name} {seen[name]}", callback))
         return named
 
+    def on_phase(self, name: str | None) -> None:
+        """What the run does from now on while it has nothing to report ("reading the model"); None: that is over.
+
+        Forwarded to watchers that have an `on_phase`; others need none.
+        """
+        self._is_in_phase = name is not None
+        for watcher in self._watchers:
+            begin = getattr(watcher, "on_phase", None)
+            if begin is not None:
+                begin(name)
+
+    def announced(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of a round; waiting for the first and computing its step are phases."""
+        self.on_phase("reading the first batch")
+        first = next(batches, None)
+        self.on_phase("computing the first step, for which code is specialized or compiled")
+        if first is not None:
+            yield first
+            yield from batches
+
     # ------------------------------------------------------------------ what every watcher is notified of
 
     def on_step(self, report: StepReport) -> None:
         """Forwards, and says what to do where the loss is not finite any more, once."""
         self._forward(lambda watcher: watcher.on_step(report))
+        _LOGGER.debug("step %d of %d: loss %.6g", report.step, report.num_train_steps, report.loss)
         if not math.isfinite(report.loss) and not self._said_not_finite:
             self._said_not_finite = True
-            self.on_message(_not_finite(report))
+            self._tell(_not_finite(report), logging.WARNING)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Forwards."""
         self._forward(lambda watcher: watcher.on_evaluation(report))
+        found = ", ".join(f"{name} {value:.6g}" for name, value in report.metrics.items())
+        _LOGGER.info("evaluation at step %d: %s", report.step, found)
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """Forwards."""
         self._forward(lambda watcher: watcher.on_checkpoint(report))
+        _LOGGER.info("checkpoint at step %d: %s", report.step, report.path)
 
     def on_message(self, text: str) -> None:
         """Forwards."""
+        self._tell(text, logging.INFO)
+
+    def _tell(self, text: str, level: int) -> None:
         self._forward(lambda watcher: watcher.on_message(text))
+        _LOGGER.log(level, "%s", text)
 
     def on_messages(self, texts: Iterable[str]) -> None:
         """Forwards each."""
@@ -217,7 +253,8 @@ class Watchers:
                 failure.add_note(f"closing it failed too: {_describe(error)}")
         # Told after the removal of all that failed; a message may make a further one fail, which is then told too.
         for watcher, failure in failed.items():
-            self.on_message(f"{type(watcher).__name__} stops, training goes on: {_describe(failure)}")
+            text = f"{type(watcher).__name__} stops, training goes on: {_describe(failure)}"
+            self._tell(text, logging.WARNING)
 
 
 def _raise_of_callbacks(failed: Mapping[Watcher, Exception]) -> None:
@@ -244,6 +281,8 @@ def make_watchers(
     histogram_names: Sequence[str] = (),
     norm_names: Sequence[str] = (),
     resumed_update: int | None = None,
+    texts: Mapping[str, str] | None = None,
+    hyperparameters: Mapping[str, int | float | str | bool] | None = None,
 ) -> Watchers:
     """The watchers of a run, for the one rank that reports.
 
@@ -253,6 +292,7 @@ def make_watchers(
         tensorboard_dir: where TensorBoard's event files go; None for none.
         scalar_names, histogram_names, norm_names: see `TensorBoardWatcher`.
         resumed_update: the update of the checkpoint from which the run goes on; None for a fresh run.
+        texts, hyperparameters: of the run, for TensorBoard.
 
     Raises:
         StorageError: a file cannot be made.
@@ -267,9 +307,9 @@ def make_watchers(
             # Imported when asked for: TensorBoard takes half a second.
             from onward.report.tensorboard import TensorBoardWatcher
 
-            watchers.append(
-                TensorBoardWatcher(tensorboard_dir, scalar_names, histogram_names, norm_names, resumed_update)
-            )
+            board = TensorBoardWatcher(tensorboard_dir, scalar_names, histogram_names, norm_names, resumed_update)
+            watchers.append(board)
+            board.describe(texts or {}, hyperparameters or {})
     except BaseException:
         for watcher in watchers[0 if console is None else 1 :]:
             watcher.close()

@@ -1,0 +1,177 @@
+"""`onward train --sweep`: a run with other values of some fields, one after the other, and a table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onward.errors import Interrupted, OnwardError, ParametersError
+from onward.parameters import Parameters
+from onward.report.formatting import format_duration, format_value
+from onward.report.run_folder import read_record
+
+FOLDER = "sweep"
+"""Of all runs, in `paths.output_dir`."""
+
+INTERRUPTED_CODES = (3, -2, -15)
+"""Exit codes of a run that was interrupted: saved, or ended by SIGINT or SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep.
+
+    Attributes:
+        values: field -> its value, as text.
+        folder: where the run writes.
+    """
+
+    values: Mapping[str, str]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The values, as they are shown."""
+        return ", ".join(f"{field}={value}" for field, value in self.values.items())
+
+
+def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
+    """Trains every member that is not done yet, each in a process of its own, and prints a table.
+
+    A member that fails does not end the others.
+
+    Raises:
+        ParametersError: a field is unknown, a value is impossible, or there is no output_dir.
+        Interrupted: a member was interrupted; the same command resumes with it.
+        OnwardError: members failed; the others are done.
+    """
+    members = find_members(options.file, options.sweep, overrides)
+    is_shown = not options.quiet and not options.json
+    failed = 0
+    for number, member in enumerate(members, 1):
+        is_done = (_record(member) or {}).get("status") == "done"
+        if is_shown:
+            print(
+                f"sweep  {number} of {len(members)}: {member.name}" + (", done already" if is_done else ""), flush=True
+            )
+        if is_done and not options.dry_run:
+            continue
+        code = _train(options, overrides, member)
+        if code in INTERRUPTED_CODES:
+            raise Interrupted(
+                f"the sweep was interrupted in run {number} of {len(members)} ({member.name}). The same "
+                "command resumes."
+            )
+        failed += code != 0
+    if not options.quiet and not options.dry_run:
+        print("\n".join(table(members)), flush=True)
+    if failed:
+        raise OnwardError(f"{failed} of {len(members)} runs failed, each with its message above; the others are done.")
+
+
+def find_members(file: str | Path, asked: Sequence[str], overrides: Mapping[str, str]) -> list[Member]:
+    """All combinations of the values asked for, checked before the first is trained.
+
+    Raises:
+        ParametersError: of every kind that `Parameters.load` raises, or values are missing.
+    """
+    axes: dict[str, list[str]] = {}
+    for text in asked:
+        name, equals, values = text.partition("=")
+        name = name.removeprefix("--")
+        if not equals or "." not in name or not values:
+            raise ParametersError(f"--sweep {text!r} is not understood; expected section.field=A,B,C.")
+        if name in axes or name in overrides:
+            raise ParametersError(f"--sweep {name} is given twice; name all its values in one --sweep.")
+        axes[name] = split_values(values)
+    base = Parameters.load(file, {**overrides, **{name: values[0] for name, values in axes.items()}})
+    output = base.paths.output_dir
+    if output is None:
+        raise ParametersError("--sweep needs paths.output_dir: each run writes to a folder of its own in it; set it.")
+    members = []
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        folder = output / FOLDER / re.sub(r"[^\w.=+-]+", "_", "+".join(f"{n}={v}" for n, v in chosen.items()))
+        member = Member(chosen, folder)
+        Parameters.load(file, _fields(member, overrides))
+        members.append(member)
+    return members
+
+
+def split_values(text: str) -> list[str]:
+    """Values between commas; commas in brackets or quotes belong to a value."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        depth += (character in "[{") - (character in "]}") if not quote else 0
+        if character == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def table(members: Sequence[Member]) -> list[str]:
+    """The result of every member, a line each."""
+    records = [_record(member) or {} for member in members]
+    metrics = list(dict.fromkeys(name for one in records for name in one.get("metrics", {}) if name not in _COUNTS))
+    fields = list(members[0].values)
+    rows = [[*fields, "train loss", *(f"test {name}" for name in metrics), "time", ""]]
+    for member, record in zip(members, records, strict=True):
+        last = (record.get("rounds") or [{}])[-1]
+        found = [_number(last.get("last_loss")), *(_number(record.get("metrics", {}).get(name)) for name in metrics)]
+        seconds = sum(one.get("seconds") or 0 for one in record.get("rounds", ()))
+        rows.append([*member.values.values(), *found, format_duration(seconds), str(record.get("status", "failed"))])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "",
+        *("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+    ]
+
+
+_COUNTS = ("step", "update")
+"""What the metrics of a record hold besides metrics."""
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else format_value(float(value))
+
+
+def _record(member: Member) -> dict[str, Any] | None:
+    return read_record(member.folder)
+
+
+def _fields(member: Member, overrides: Mapping[str, str]) -> dict[str, str]:
+    """Fields of a member's run: everything that it writes goes to its own folder."""
+    folder = member.folder
+    places = {
+        "paths.output_dir": str(folder),
+        "checkpoint.checkpoints_dir": str(folder / "checkpoints"),
+        "tensorboard.log_dir": str(folder),
+    }
+    return {**overrides, **places, **member.values}
+
+
+def _train(options: argparse.Namespace, overrides: Mapping[str, str], member: Member) -> int:
+    """Trains one member; the exit code."""
+    asked = {"--quiet": options.quiet, "--json": options.json, "--dry-run": options.dry_run}
+    arguments = [name for name, is_asked in asked.items() if is_asked]
+    arguments += [] if options.log_level is None else ["--log-level", options.log_level]
+    arguments += [f"--{name}={value}" for name, value in _fields(member, overrides).items()]
+    command = [sys.executable, "-m", "onward", "train", str(options.file), *arguments]
+    with subprocess.Popen(command) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue  # the run got the signal, too; it saves and ends

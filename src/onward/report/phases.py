@@ -1,0 +1,55 @@
+"""What a run is doing while it has nothing to report yet: a phase that takes longer than a second is announced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from onward.report.formatting import format_duration
+
+ANNOUNCED_AFTER_SECONDS = 1.0
+"""A phase that is over sooner is not worth a line."""
+
+REPEATED_AFTER_SECONDS = 30.0
+"""How often a phase that goes on is announced again."""
+
+
+class Phases:
+    """Announces phases that take long, from a thread of its own, since the phase may not return for minutes.
+
+    Args:
+        say: gets the announcements; may be replaced.
+        announced_after_seconds, repeated_after_seconds: when.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        announced_after_seconds: float = ANNOUNCED_AFTER_SECONDS,
+        repeated_after_seconds: float = REPEATED_AFTER_SECONDS,
+    ) -> None:
+        self.say = say
+        self._first = announced_after_seconds
+        self._repeat = repeated_after_seconds
+        self._over: threading.Event | None = None
+
+    def begin(self, name: str) -> None:
+        """A phase begins, such as "reading the model"; the one before is over."""
+        self.end()
+        over = self._over = threading.Event()
+        threading.Thread(target=self._announce, args=(name, over), daemon=True, name="phase").start()
+
+    def end(self) -> None:
+        """The phase is over."""
+        if self._over is not None:
+            self._over.set()
+            self._over = None
+
+    def _announce(self, name: str, over: threading.Event) -> None:
+        started, wait = time.monotonic(), self._first
+        text = f"{name} ..."
+        while not over.wait(wait):
+            self.say(text)
+            wait = self._repeat
+            text = f"still {name} ({format_duration(time.monotonic() - started + wait)} so far) ..."

@@ -1,0 +1,18 @@
+"""The folder of a run as others read it: `run.json`, its record. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RECORD_NAME, RESOLVED_NAME = "run.json", "resolved.yaml"
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """`run.json` of a folder; None: there is none that can be read."""
+    try:
+        found = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,118 @@
+"""`onward help` and `onward train --help` explain every field; completions know commands and fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onward.cli import COMMANDS, main, words_of_commands
+from onward.commands.completion import script
+from onward.parameters.fields import field_names, fields_of, meanings, sections
+
+
+def test_every_field_has_a_meaning_and_a_type() -> None:
+    for name, kind in sections().items():
+        told = meanings(kind)
+        assert set(told) == {f.name for f in dataclasses.fields(kind)}, name
+        for field in fields_of(name, kind):
+            assert field.meaning, field.name
+            assert field.type != "a value", f"{field.name} has a type without words"
+
+
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["help", "train"], ["plan", "--help"]])
+def test_the_help_of_train_lists_every_field(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for name in field_names():
+        assert f"--{name}" in text
+
+
+def test_help_of_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "training.batch_size"]) == 0
+    assert capsys.readouterr().out.split() == [
+        "training.batch_size",
+        "samples",
+        "in",
+        "one",
+        "micro-batch",
+        "of",
+        "one",
+        "replica.",
+        "expected",
+        "a",
+        "whole",
+        "number",
+        "from",
+        "1",
+        "unit",
+        "samples",
+        "default",
+        "none:",
+        "it",
+        "is",
+        "required",
+    ]
+    assert main(["help", "learning_rate"]) == 0
+    assert "--learning_rate.warmup_mode  [default none]" in capsys.readouterr().out
+    assert main(["help", "optimizer.optimizer_attributes"]) == 0
+    assert "ratio_min: bounds of Lamb's trust ratio" in capsys.readouterr().out
+    assert main(["help"]) == 0
+    assert "training.num_epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("training.batch_sise", "training.batch_size"), ("batch_size", "training.ba")]
+)
+def test_a_name_that_is_none(name: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", name]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(
+        f"onward help: {name!r} is neither a command, a section nor a field of a RUN.yaml. Did you mean "
+    )
+    assert near in text
+
+
+def test_help_does_not_import_torch() -> None:
+    for arguments in (["train", "--help"], ["help", "training.batch_size"], ["completion", "bash"]):
+        code = (
+            f"import sys, onward.cli\ntry: onward.cli.main({arguments!r})\nfinally: assert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_know_everything(shell: str) -> None:
+    words = words_of_commands()
+    text = script(shell, words)
+    assert set(words) == set(COMMANDS)
+    for word in (*COMMANDS, "training.batch_size", "sweep", "dry-run", "quantize"):
+        assert word in text
+
+
+def complete(line: str, folder: Path) -> list[str]:
+    """What bash offers for a line."""
+    (folder / "onward.bash").write_text(script("bash", words_of_commands()))
+    words = line.split(" ")
+    code = (
+        f"source {folder / 'onward.bash'}; COMP_WORDS=({' '.join(word or chr(39) * 2 for word in words)}); "
+        f"COMP_CWORD={len(words) - 1}; _onward; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    assert complete("onward tr", tmp_path) == ["train"]
+    assert complete("onward train --training.batch", tmp_path) == ["--training.batch_size"]
+    assert complete("onward train run", tmp_path) == []  # files, by bash itself
+    assert complete("onward help early_stopping.p", tmp_path) == ["early_stopping.patience"]
+    assert "--quantize" in complete("onward export --", tmp_path)
+    assert complete("onward completion fi", tmp_path) in (["fish"], [])

@@ -1,0 +1,119 @@
+"""Sweeps: every combination trained in a folder of its own, failures and interruptions included, and the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onward.cli import main
+from onward.commands.sweep import find_members, split_values
+from onward.errors import ParametersError
+from tests.test_cli import ROOT, weights_of_file, workplace, write_run  # noqa: F401
+
+RATES = "learning_rate.initial_lr=1e-2,1e-1"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+
+
+def test_values_between_commas() -> None:
+    assert split_values("1e-4,3e-4") == ["1e-4", "3e-4"]
+    assert split_values("[a, b],[c],{x: 1, y: 2}") == ["[a, b]", "[c]", "{x: 1, y: 2}"]
+    assert split_values("'a,b',c") == ["'a,b'", "c"]
+
+
+def test_members_are_all_combinations(workplace: Path) -> None:  # noqa: F811
+    asked = [RATES, "training.seed=1,2,3"]
+    members = find_members(workplace / "run.yaml", asked, {})
+    assert [one.name for one in members][:2] == [
+        "learning_rate.initial_lr=1e-2, training.seed=1",
+        "learning_rate.initial_lr=1e-2, training.seed=2",
+    ]
+    assert len({one.folder for one in members}) == len(members) == 6
+    assert members[0].folder == workplace / "out" / "sweep" / "learning_rate.initial_lr=1e-2+training.seed=1"
+
+
+MISTAKES = {
+    "learning_rate.initial_lr": r"^--sweep 'learning_rate\.initial_lr' is not understood; expected section\.field",
+    "learning_rate.inital_lr=1,2": r"learning_rate\.inital_lr is unknown\. Did you mean 'initial_lr'\?",
+    "training.batch_size=4,none": r"training\.batch_size is 'none'",
+}
+
+
+@pytest.mark.parametrize("asked", MISTAKES)
+def test_mistakes_are_found_before_the_first_run(workplace: Path, asked: str) -> None:  # noqa: F811
+    with pytest.raises(ParametersError, match=MISTAKES[asked]):
+        find_members(workplace / "run.yaml", [asked], {})
+    with pytest.raises(ParametersError, match=r"^--sweep training\.seed is given twice; name all its values in one"):
+        find_members(workplace / "run.yaml", ["training.seed=1,2"], {"training.seed": "3"})
+    write_run(workplace, paths={"output_dir": None})
+    with pytest.raises(
+        ParametersError, match=r"^--sweep needs paths\.output_dir: each run writes to a folder of its own"
+    ):
+        find_members(workplace / "run.yaml", [RATES], {})
+
+
+def test_a_sweep_trains_every_member_and_prints_a_table(
+    workplace: Path,  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of the members fails: its data are not there. The others are trained as they would be alone."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    good, gone = workplace / "train", workplace / "gone"
+    code = main(
+        ["train", str(workplace / "run.yaml"), "--sweep", RATES, "--sweep", f"paths.train_data_dir={good},{gone}"]
+    )
+    said = capfd.readouterr()
+    assert code == 1
+    assert "2 of 4 runs failed, each with its message above; the others are done." in said.err
+    assert "gone' does not exist" in said.err
+    head, *rows = [line for line in said.out.splitlines() if line.startswith(("learning_rate", "1e-"))]
+    assert head.split()[:2] == ["learning_rate.initial_lr", "paths.train_data_dir"]
+    assert [row.split()[-1] for row in rows] == ["done", "failed", "done", "failed"]
+    done = sorted((workplace / "out" / "sweep").glob("*/mlp_trained.onnx"))
+    assert len(done) == 2
+    losses = {json.loads((path.parent / "run.json").read_text())["rounds"][0]["last_loss"] for path in done}
+    assert len(losses) == 2
+    assert main(["train", str(workplace / "run.yaml"), "--learning_rate.initial_lr", "1e-2"]) == 0
+    alone, swept = (weights_of_file(path) for path in (workplace / "out" / "mlp_trained.onnx", done[1]))
+    assert all((alone[name] == swept[name]).all() for name in alone)
+
+
+def test_an_interrupted_sweep_resumes(workplace: Path) -> None:  # noqa: F811
+    """The first member is done, the second interrupted; the same command trains what is left."""
+    run = str(write_run(workplace, training={"num_train_steps": 8, "display_loss_steps": 1}))
+    command = [sys.executable, "-m", "onward", "train", run, "--sweep", "training.num_train_steps=8,1000000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        ends = time.monotonic() + 120
+        for line in process.stdout:
+            if "/1000000" in line:
+                break
+            assert time.monotonic() < ends
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it to all of them
+        rest = process.stdout.read()
+        assert process.wait(timeout=120) == 3, rest
+    command[-1] = "training.num_train_steps=8,1000000"
+    states = {
+        path.name: json.loads((path / "run.json").read_text())["status"] for path in (workplace / "out/sweep").iterdir()
+    }
+    assert sorted(states.values()) == ["done", "interrupted"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "resumed from" in line:
+                break
+        os.killpg(process.pid, signal.SIGKILL)
+    assert said[0] == "sweep  1 of 2: training.num_train_steps=8, done already\n"
