@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from onward.cli import COMMANDS, main, words_of_commands
+from onward.cli import main
 from onward.commands.completion import script
+from onward.commands.table import COMMANDS, words_of_commands
 from onward.parameters.fields import field_names, fields_of, meanings, sections
 
 

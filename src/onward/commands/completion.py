@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     """Prints the script."""
-    from onward.cli import words_of_commands
+    from onward.commands.table import words_of_commands
 
     print(script(options.shell, words_of_commands()))
 

@@ -1,0 +1,53 @@
+"""All commands of `onward`, with what can follow each of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any, NamedTuple
+
+
+class Command(NamedTuple):
+    """What `onward --help` prints of a command."""
+
+    help: str
+    takes_fields: bool = False
+    """Whether fields of a RUN.yaml may follow, as `--section.field value`."""
+
+
+COMMANDS = {
+    "create": Command("write a reference model as ONNX"),
+    "pack": Command("turn text, arrays, tables or images into training shards"),
+    "inspect": Command("report what a model holds and what of it is trainable"),
+    "init": Command("write a RUN.yaml that trains a model on data, every choice with its reason"),
+    "lr-find": Command("try learning rates on a RUN.yaml and suggest one", True),
+    "plan": Command("report who does what in a run, what it takes, and whether it fits; no GPU needed", True),
+    "train": Command("train as a RUN.yaml says", True),
+    "export": Command("write a trained model from a checkpoint"),
+    "report": Command("write one HTML page about a run, or several compared"),
+    "help": Command("explain a command, a section of RUN.yaml or a field: onward help training.batch_size"),
+    "completion": Command("print a script that completes commands and fields in bash, zsh or fish"),
+    "doctor": Command("report what this machine has, whether it works, and how fast it is"),
+}
+"""Name -> what `onward --help` prints of it; the module of that name in `onward.commands` holds the rest."""
+
+
+def module_of(command: str) -> Any:
+    """The module of a command, imported only when it is needed: others take seconds to import."""
+    return importlib.import_module(f"onward.commands.{command.replace('-', '_')}")
+
+
+def words_of_commands() -> dict[str, list[str]]:
+    """Every command with what can follow it: its options, the fields that it takes, the names that it knows."""
+    from onward.parameters.fields import field_names, sections
+
+    fields = field_names()
+    found = {}
+    for name, command in COMMANDS.items():
+        parser = argparse.ArgumentParser(prog=name)
+        module_of(name).add_arguments(parser)
+        found[name] = [option for action in parser._actions for option in action.option_strings]
+        found[name] += [str(choice) for action in parser._actions for choice in action.choices or ()]
+        found[name] += [f"--{field}" for field in fields] if command.takes_fields else []
+    found["help"] += [*COMMANDS, *sections(), *fields]
+    return found
