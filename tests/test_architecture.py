@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
-    "errors", "operating_system", "remote", "parameters", "environment", "graph", "plan", "lowering", "parallel",
-    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "runner", "fitting",
-    "diagnosis", "commands", "cli", "__main__",
+    "errors", "tables", "operating_system", "remote", "parameters", "environment", "graph", "plan", "lowering",
+    "parallel", "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "runner",
+    "fitting", "diagnosis", "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 

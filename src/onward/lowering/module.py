@@ -20,6 +20,7 @@ from onward.lowering.dtypes import is_trainable, tensor_from_ir, torch_dtype
 from onward.lowering.host import LARGEST_HOST_ELEMENTS
 from onward.lowering.program import Program
 from onward.lowering.registry import find_lowering
+from onward.lowering.summary import NetSummary, summarize_graph
 
 
 class TensorTree(nn.Module):
@@ -63,8 +64,11 @@ class TensorTree(nn.Module):
             KeyError: there is none.
         """
         holder, leaf = self._holder(name)
-        found = holder._parameters[leaf]
-        assert found is not None
+        found = holder._parameters.get(leaf)
+        if found is None and "." not in leaf:
+            found = getattr(holder, leaf, None)  # torch.nn.utils.parametrize and prune compute it from another
+        if not isinstance(found, torch.Tensor):
+            raise KeyError(name)
         return found
 
     def remove_parameter(self, name: str) -> None:
@@ -159,6 +163,7 @@ class OnnxModule(TensorTree):
             if name not in graph.weights and name not in graph.states and _may_be_shape_arithmetic(value):
                 small[name] = _materialize(value)
         self._small = small
+        self._outputs = outputs
         self.program = self.program_for(outputs)
         for name in dict.fromkeys((*graph.weights, *graph.states, *self.program.tensors)):
             make = _materialize if read is None or name not in graph.weights else read
@@ -175,6 +180,59 @@ class OnnxModule(TensorTree):
         self._file_dtypes = _widened_inputs(graph)
         self.graph_dtypes: dict[str, torch.dtype] = {}
         self.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the program, which is built again from the graph: its code cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "program"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes over what `__getstate__` gave."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.program = self.program_for(self._outputs)
+
+    def _replicate_for_data_parallel(self) -> OnnxModule:
+        raise ModelError(
+            "torch.nn.DataParallel does not work with this module, whose code holds tensors of one device. Use one "
+            "process a GPU: torch.nn.parallel.DistributedDataParallel, or onward train with "
+            "distributed.data_parallel_size."
+        )
+
+    def parameters_of(self, *patterns: str) -> dict[str, nn.Parameter]:
+        """The weights whose name or module path a pattern matches, as for groups of a `torch.optim` optimizer.
+
+        Args:
+            patterns: exact names, or with * ? [...]; a module's path stands for all weights below it.
+
+        Raises:
+            ModelError: a pattern matches no weight.
+        """
+        known, found = self.graph.known_as, set[str]()
+        for pattern in patterns:
+            matched = {name for name in self.weights if known.matches(name, (pattern, f"{pattern}.*"))}
+            if not matched:
+                raise ModelError(
+                    f"{pattern!r} matches no weight; the weights are {known.listed(self.weights, 8)}. Pass a name, a "
+                    "module's path or a pattern with *."
+                )
+            found |= matched
+        return {name: weight for name, weight in self.weights.items() if name in found}
+
+    def summary(self) -> NetSummary:
+        """Layers with their output shapes, trainable and frozen parameters and bytes, as a table."""
+        return summarize_graph(self.graph, {name for name, weight in self.weights.items() if weight.requires_grad})
+
+    def extra_repr(self) -> str:
+        """What `repr` says of the module."""
+        weights = self.weights.values()
+        trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
+        frozen = sum(weight.numel() for weight in weights) - trainable
+        still = f", {frozen:,} frozen" if frozen else ""
+        outputs = self._outputs or tuple(str(value.name) for value in self.graph.model.graph.outputs)
+        inputs, results = ", ".join(self.program.inputs), ", ".join(outputs)
+        return f"{inputs} -> {results}, {len(self.weights)} weights, {trainable:,} trainable parameters{still}"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     def program_for(self, outputs: Sequence[str] | None) -> Program:
         """A program that computes the values of these names; by default the graph's outputs."""

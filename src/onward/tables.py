@@ -1,0 +1,55 @@
+"""Tables for people: aligned text for terminals, HTML for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Iterable, Sequence
+
+_CELL = "padding: 2px 12px 2px 0; text-align: {}; white-space: pre"
+
+
+def text_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Columns side by side, those in `right` aligned to the right; the first row is the heading."""
+    lines = [list(row) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    aligned = [
+        "  ".join(
+            cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    return "\n".join(line.rstrip() for line in aligned)
+
+
+def html_table(rows: Iterable[Sequence[str]], right: Collection[int] = (), caption: str = "") -> str:
+    """The same as an HTML table."""
+    heading, *body = [list(row) for row in rows]
+    parts = [f"<caption>{html.escape(caption)}</caption>" if caption else ""]
+    for tag, lines in (("th", [heading]), ("td", body)):
+        for line in lines:
+            cells = (
+                f'<{tag} style="{_CELL.format("right" if column in right else "left")}">{html.escape(cell)}</{tag}>'
+                for column, cell in enumerate(line)
+            )
+            parts.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<table class="onward">{"".join(parts)}</table>'
+
+
+def html_fields(title: str, fields: Iterable[tuple[str, str]]) -> str:
+    """Names and values as a table of two columns."""
+    return html_table([(title, ""), *fields])
+
+
+def html_lines(text: str) -> str:
+    """Text whose columns are aligned, as it is."""
+    return f'<pre class="onward">{html.escape(text)}</pre>'
+
+
+def bytes_text(size: float) -> str:
+    """A size in the unit that reads best: `512 B`, `1.5 MB`."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = next((n for n in range(len(units)) if size < 1000 ** (n + 1)), len(units) - 1)
+    return f"{size / 1000**power:.3g} {units[power]}"
+
+
+__all__ = ["bytes_text", "html_fields", "html_lines", "html_table", "text_table"]
