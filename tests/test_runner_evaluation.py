@@ -181,3 +181,19 @@ def test_a_separate_evaluation_model_needs_whole_weights(field: str) -> None:
     )
     with pytest.raises(ParametersError, match="a separate evaluation model needs every weight whole on each process"):
         _read_evaluation_graph(parameters, Path("other.onnx"), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_loss_that_is_a_sum_is_shown_a_sample_in_training_and_in_evaluation(
+    tmp_path: Path, accumulation: int
+) -> None:
+    """With a learning rate of 0 both are the same number over the same samples."""
+    steps = {"num_train_steps": 8, "display_loss_steps": 8, "gradient_accumulation_steps": accumulation}
+    runner, recorder = start(
+        tmp_path, loss={**SQUARES, "reduction": "sum"}, training=steps, learning_rate={"initial_lr": 0.0}
+    )
+    runner.run(loader(TRAIN))
+    shown = np.average(
+        [report.loss for report in recorder.steps], weights=np.diff([0, *(r.step for r in recorder.steps)])
+    )
+    assert shown == pytest.approx(runner.evaluate(loader(TRAIN)).metrics["loss"], rel=1e-6)

@@ -53,6 +53,7 @@ def round_steps(
         watched,
         assembly.exchange,
         None if state.counters.round else report_missing,
+        parameters.loss.reduction == "sum",
     )
     schedule = make_schedule(parameters)
     return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)

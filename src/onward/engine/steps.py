@@ -84,6 +84,7 @@ class Steps:
         max_norm_clip: the global gradient norm is clipped to this; None: no clipping.
         watched: tensors that reports are to hold.
         exchange: how the gradients of several ranks become one.
+        loss_is_sum: losses are sums over samples; reports give them a sample, as evaluation does.
         report_missing: called once, after the first update, with the weights that got no gradient, if any.
     """
 
@@ -96,8 +97,10 @@ class Steps:
         watched: WatchedNames,
         exchange: GradientExchange,
         report_missing: Callable[[Sequence[str]], None] | None = None,
+        loss_is_sum: bool = False,
     ) -> None:
         self.state = state
+        self._loss_is_sum = loss_is_sum
         self._report_missing = report_missing
         self.micro_batches = micro_batches
         self.accumulation = gradient_accumulation_steps
@@ -112,12 +115,14 @@ class Steps:
     def accumulate(self, batch: Batch, is_last: bool = False) -> Mapping[str, Any]:
         """GradientAccumulateStep: forward and backward; returns what outputs there are by name."""
         computed = self.micro_batches.add(batch, is_last, self._scale / self.accumulation)
+        if self._loss_is_sum:
+            self._update_losses += batch.sample_count * self.state.mesh.topology.data_size
         if computed is None:
             return {}
         # Summed on the device: reading it is left to the report, so that no step waits for the device.
         loss = computed.loss_sum
         self._update_sum = loss.double() if self._update_sum is None else self._update_sum + loss
-        self._update_losses += computed.losses
+        self._update_losses += 0 if self._loss_is_sum else computed.losses
         return computed.outputs
 
     def update(self, batch: Batch, learning_rate: float, watch: bool) -> UpdateResult:

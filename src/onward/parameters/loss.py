@@ -27,7 +27,7 @@ class Loss:
         class_axis: axis of the classes in the prediction (softmax_cross_entropy).
         ignore_index: label value that does not count (softmax_cross_entropy; bert, where it is 0 if absent).
         class_weights: one weight a class (softmax_cross_entropy; bert, for the masked tokens).
-        reduction: `mean` or `sum`.
+        reduction: `mean` or `sum`; a sum is shown per sample, in training as in evaluation.
         from_logits: the prediction is logits, not probabilities (binary_cross_entropy).
         dense_labels: labels are float probabilities in the prediction's shape (softmax_cross_entropy).
         label_type: element type of the label in ONNX's spelling ("int32"); absent: int64 for classes, else float.
