@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import difflib
 import inspect
@@ -191,6 +192,8 @@ def _type_in_words(field: dataclasses.Field[Any], hint: Any) -> str:
         chosen = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
         words = [*words, f"one of {', '.join(chosen)}"]
         words = [f"a list of {words[-1].removeprefix('one of ')}"] if text.startswith("tuple") else words
+    elif "Callable" in text or any(typing.get_origin(one) is collections.abc.Callable for one in alternatives(hint)):
+        words = ["in Python, a function"]
     elif text.startswith("tuple"):
         words = ["a list"]
     elif text.startswith("Mapping"):
