@@ -18,7 +18,7 @@ from onward.cli import main
 from onward.commands.rehearsal import training_loader
 from onward.data.loader import DataLoader
 from onward.data.manifest import read_manifest
-from onward.parameters import Checkpoint, Parameters
+from onward.parameters import Checkpoint, EarlyStopping, Parameters
 from onward.runner import TrainingRunner
 from tests.mlp import ON_ONE_THREAD
 from tests.proposal.kinds import KINDS, Kind, classifier_of_images, numbers, perceptron, pictures, table, text
@@ -35,9 +35,12 @@ def prepare(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def losses_of_run(parameters: Parameters, updates: int = UPDATES) -> tuple[float, float]:
     """The loss on the test data before and after a few updates of the run."""
-    short = dataclasses.replace(parameters.training, num_train_steps=updates, num_epochs=None)
+    steps = updates * parameters.training.gradient_accumulation_steps
+    short = dataclasses.replace(parameters.training, num_train_steps=steps, num_epochs=None)
     paths = dataclasses.replace(parameters.paths, output_dir=None)
-    alone = dataclasses.replace(parameters, training=short, paths=paths, checkpoint=Checkpoint())
+    alone = dataclasses.replace(
+        parameters, training=short, paths=paths, checkpoint=Checkpoint(), early_stopping=EarlyStopping()
+    )
     runner = TrainingRunner(alone, ON_ONE_THREAD, progress=False)
     loader = training_loader(parameters)
     assert parameters.paths.test_data_dir is not None
@@ -76,7 +79,8 @@ def check_counts(written: str) -> None:
     assert all(manifest is not None for manifest in manifests)
     train, test = (manifest.sample_count for manifest in manifests if manifest is not None)
     plain = yaml.safe_load(written)
-    size, epochs = plain["training"]["batch_size"], plain["training"]["num_epochs"]
+    training = plain["training"]
+    size, epochs = training["batch_size"] * training.get("gradient_accumulation_steps", 1), training["num_epochs"]
     updates = -(-train // size)
     joined = " ".join(written.split()).replace(" # ", " ")
     said = f"{train:,} training samples make {updates:,} updates an epoch, {updates * epochs:,} in all"
@@ -234,7 +238,7 @@ def test_a_table_of_numbers_that_are_not_finite_is_found_by_the_trial(
 
     prepare(Kind(perceptron(5, 1), numbers(5, label), {}), tmp_path, monkeypatch)
     assert main(["init", "net.onnx", "numbers.npz", "--loss", "mean_squared_error"]) == 2
-    assert "one step was tried, and the loss is nan. Look for numbers that are not finite" in capsys.readouterr().err
+    assert "one step was tried, and failed: all 1 weight updates of this round were skipped" in capsys.readouterr().err
 
 
 def test_fewer_classes_than_outputs_are_a_note(

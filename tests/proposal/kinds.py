@@ -55,6 +55,13 @@ def perceptron(inputs: int, outputs: int, *end: nn.Module) -> Callable[[Path], N
     return write
 
 
+def fixed_batch(folder: Path) -> None:
+    """Of one sample, as most exported files are."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 24), nn.ReLU(), nn.Linear(24, 3))
+    export(net.eval(), (torch.randn(1, 5),), folder / "net.onnx", 17, False, input_names=["x"], output_names=["out"])
+
+
 def classifier_of_images(*end: nn.Module) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         torch.manual_seed(0)
@@ -262,6 +269,9 @@ KINDS: dict[str, Kind] = {
     "classes from 1": Kind(
         perceptron(5, 3), numbers(5, lambda x: x[:, :3].argmax(1) + 1), {"loss.type": CROSS_ENTROPY},
         says=("the labels run from 1 to 3, the model's classes from 0",),
+    ),
+    "batch of one": Kind(
+        fixed_batch, numbers(5, lambda x: x[:, :3].argmax(1)), {"loss.type": CROSS_ENTROPY},
     ),
     "autoencoder": Kind(
         perceptron(5, 5), lambda folder: only_inputs(folder), {"loss.type": SQUARES, "loss.label": "x"},

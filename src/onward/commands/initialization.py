@@ -16,7 +16,7 @@ from onward.data.packing.packer import pack
 from onward.engine.batch_size import UNTRIED_SHARE, find_by_forecast, has_fixed_batch, peak_bytes
 from onward.engine.preparation import present_feature_specs, read_training_graph
 from onward.environment import Environment
-from onward.errors import DataError, ParametersError, StorageError
+from onward.errors import DataError, ParametersError, StorageError, UserError
 from onward.parallel.memory import memory_of_rank
 from onward.parameters import Parameters
 from onward.plan.topology import Topology
@@ -210,13 +210,17 @@ def _try_a_step(parameters: Parameters) -> str:
     """Trains one update and forgets it; returns what to say of the loss.
 
     Raises:
-        DataError: the loss is not finite.
+        DataError: it failed, or the loss is not finite.
     """
     tried = without_traces(parameters, parameters.training.gradient_accumulation_steps)
     runner, loader = TrainingRunner(tried, Environment(), progress=False), training_loader(tried)
     try:
         runner.initialize(loader.feature_specs())
         summary = runner.run(loader)
+    except UserError as error:
+        raise DataError(
+            f"one step was tried, and failed: {error} Pass --no-trial to write the file all the same."
+        ) from error
     finally:
         loader.close()
     if summary.first_loss is None or not math.isfinite(summary.first_loss):
