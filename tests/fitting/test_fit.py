@@ -209,7 +209,11 @@ def test_progress_is_shown_once_or_not_at_all(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"loss": None}, ParametersError, r"loss is missing. The outputs of the model are 'logits'; the data hold 'x'"),
+        (
+            {"loss": None, "given": iter([PAIR]), "steps": 1},
+            ParametersError,
+            r"loss is missing. The outputs of the model are 'logits'; the data hold 'x', 'label'. Pass loss='softmax",
+        ),
         ({"loss": "hinge"}, ParametersError, r"loss is 'hinge'; expected one of softmax_cross_entropy.*cross_entropy"),
         ({"loss": 3}, ParametersError, r"loss is 3; expected a name, a Loss, or a function"),
         ({"loss": "bert"}, ParametersError, r"loss 'bert' needs further fields; pass loss=Loss"),
@@ -263,3 +267,36 @@ def test_own_loss_and_metrics() -> None:
     assert mine.metrics["share"] == built_in.metrics["accuracy"]
     for name, weight in mine.net.weights.items():
         torch.testing.assert_close(weight, built_in.net.weights[name], rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------- what is chosen where left out
+
+
+def test_a_loss_that_is_left_out_is_chosen_from_model_and_data() -> None:
+    """Classes for whole numbers, squares for others; what is given stays; the choice is reported with its reasons."""
+    classes = fit(loss=None, steps=3, batch_size=None)
+    assert (classes.parameters.loss.type, classes.parameters.loss.label) == ("softmax_cross_entropy", "label")
+    (note,) = [text for text in classes.history.messages if text.startswith("loss was left out; chosen: ")]
+    assert "loss.type: softmax_cross_entropy (the labels are class numbers" in note
+    assert f"training.batch_size: {classes.parameters.training.batch_size} (" in note
+    numbers = fit({"x": DATA["x"], "target": DATA["target"]}, loss=None, steps=3, learning_rate=0.5, batch_size=7)
+    assert numbers.parameters.loss.type == "mean_squared_error"
+    assert numbers.parameters.learning_rate.initial_lr == 0.5
+    assert numbers.parameters.training.batch_size == 7
+    assert fit(loss=None, epochs=2, optimizer="SGDOptimizer").parameters.optimizer.training_optimizer_name == (
+        "SGDOptimizer"
+    )
+
+
+def test_other_names_are_matched() -> None:
+    result = fit({"pixels": DATA["x"], "species": DATA["label"]}, loss=None, steps=3)
+    assert dict(result.parameters.data.input_name_map) == {"pixels": "x"}
+    assert result.parameters.loss.label == "species"
+
+
+def test_a_file_is_packed_as_proposed_and_tested_with_its_share(tmp_path: Path) -> None:
+    many = data(200)
+    np.savez(tmp_path / "data.npz", pixels=many["x"], species=many["label"])
+    result = fit(tmp_path / "data.npz", loss=None, epochs=2)
+    assert set(result.metrics) == {"loss", "accuracy"}
+    assert 20 < 200 - result.summary.samples / 2 < 60  # about a fifth is held out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from torch import nn
 from onward.data.batches import BatchSource
 from onward.data.sources.iterated import IteratedDataLoader
 from onward.data.sources.naming import FeatureNames
-from onward.data.sources.opening import Reading, open_data
+from onward.data.sources.opening import Reading, holds_shards, open_data
 from onward.data.sources.temporary import TemporaryFolder
 from onward.engine.functions import LossFunction, MetricFunction
 from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import DataError, ModelError, ParametersError
+from onward.fitting.choosing import choose, choose_for_path
 from onward.fitting.history import History
-from onward.fitting.request import ModelPorts, Wanted, loss_of, no_loss, parameters_of
+from onward.fitting.request import ModelPorts, Wanted, loss_of, parameters_of
 from onward.fitting.result import FitResult
 from onward.graph.reading import ModelSource, read_model
 from onward.parallel.agreement import agree_on_least
@@ -67,7 +69,8 @@ def fit(
             or Hugging Face data set, a torch `DataLoader`, an iterable of batches or samples (dictionaries or tuples),
             a folder or file that `onward pack` takes, a folder of shards, or an `onward.DataLoader`.
         loss: a name (`softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `output`; also
-            `cross_entropy`, `mse`, `bce`, `mae`), a torch function of (outputs, batch), a `Loss` or its fields.
+            `cross_entropy`, `mse`, `bce`, `mae`), a torch function of (outputs, batch), a `Loss` or its fields; left
+            out: chosen from model and data, with batch size, learning rate and epochs, as `onward init` does.
         epochs, steps: passes over the data, 1 by default, or forward/backward passes.
         batch_size: samples of a batch, 32 by default; loaders of batches have their own.
         learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
@@ -107,6 +110,11 @@ class _Validation:
         self.data = data
         self.fraction = fraction
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether nothing was asked for."""
+        return self.data is None and self.fraction is None
+
     def take_from(self, source: BatchSource, seed: int) -> tuple[BatchSource, Any]:
         """The training data that are left, and what is evaluated.
 
@@ -137,36 +145,68 @@ def _fit(
     folder, ports = _ports_of(model)
     environment.apply()
     mesh = start(Distributed(**wanted.parameters.get("distributed", {})), environment.device_kind)
-    source, loss = _open(data, wanted, ports, mesh)
+    opened = _open(data, wanted, ports, mesh, validation)
     try:
-        source, evaluated = validation.take_from(source, wanted.seed)
+        source, evaluated, wanted = opened.source, opened.evaluated, opened.wanted
+        loss = loss_of(wanted, ports, tuple(source.feature_specs()))
         parameters = parameters_of(wanted, ports, loss, source, evaluated is not None, _agreeing(mesh))
         history = History()
         own = dict(wanted.metrics) if isinstance(wanted.metrics, Mapping) else {}
         watchers = [*callbacks, history]
         runner = TrainingRunner(parameters, environment, watchers, mesh, progress=progress, metrics=own)
+        runner.watchers.on_messages([*getattr(source, "messages", ()), *opened.notes])
         runner.initialize(source.feature_specs())
         summary = runner.run(source, evaluated)
         runner.end_training(evaluated)
     finally:
-        if source is not data:
-            source.close()
+        if opened.source is not data:
+            opened.source.close()
     runner.watchers.raise_failures()
     return FitResult(runner, history, summary, folder)
 
 
-def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh) -> tuple[BatchSource, Loss]:
-    """The source of training batches, and the loss, of which either helps to understand the other."""
+@dataclass(frozen=True)
+class _Opened:
+    """Data and arguments, of which either helps to understand the other.
+
+    Attributes:
+        source: of training batches.
+        evaluated: data of any kind; None: nothing is evaluated.
+        wanted: the arguments, those that were left out chosen.
+        notes: for the user.
+        folder: of packed data, as long as this lives.
+    """
+
+    source: BatchSource
+    evaluated: Any
+    wanted: Wanted
+    notes: tuple[str, ...] = ()
+    folder: TemporaryFolder | None = None
+
+
+def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: _Validation) -> _Opened:
+    """Opens the data; chooses the loss and what else was left out, where none is given."""
+    reading = Reading(wanted.shuffle, wanted.seed, rank=mesh.place.data, size=mesh.topology.data_size)
+    if wanted.loss is None and isinstance(data, str | os.PathLike) and not holds_shards(Path(data)):
+        folder = TemporaryFolder("onward-packed-")
+        wanted, source, test, note = choose_for_path(wanted, ports, Path(data), folder, reading)
+        evaluated = test if validation.is_left_out else validation.take_from(source, wanted.seed)[1]
+        return _Opened(source, evaluated, wanted, (note,), folder)
+    source = open_data(data, _names(wanted, ports), reading)
+    _refuse_second_reading(source, wanted)
+    if wanted.loss is not None:
+        return _Opened(*validation.take_from(source, wanted.seed), wanted)
+    named = wanted.names
+    wanted, note = choose(wanted, ports, source, not validation.is_left_out)
+    if wanted.names != named and source is not data:
+        source = open_data(data, _names(wanted, ports), reading)
+    return _Opened(*validation.take_from(source, wanted.seed), wanted, (note,))
+
+
+def _names(wanted: Wanted, ports: ModelPorts) -> FeatureNames:
     loss = wanted.loss
     named = loss.label if isinstance(loss, Loss) else wanted.label
-    reading = Reading(wanted.shuffle, wanted.seed, rank=mesh.place.data, size=mesh.topology.data_size)
-    given = FeatureNames(ports.inputs, _labels(loss, named), wanted.names)
-    source = open_data(data, given, reading)
-    _refuse_second_reading(source, wanted)
-    features = tuple(source.feature_specs())
-    if loss is None:
-        raise no_loss(ports, features)
-    return source, loss_of(wanted, ports, features)
+    return FeatureNames(ports.inputs, _labels(loss, named), wanted.names)
 
 
 def _labels(loss: Any, named: str | None) -> tuple[str, ...]:

@@ -109,11 +109,14 @@ def _in_memory(arrays: Mapping[str, Any], notes: list[str], reading: Reading) ->
 
 def _open_path(path: Path, names: FeatureNames, reading: Reading) -> BatchSource:
     """Shards as they are; anything else is packed into a temporary folder first."""
-    if path.is_dir() and any(path.glob("*.pb")):
-        return _shards(path, names, reading)
-    if path.is_dir() and any((path / "train").glob("*.pb")):
-        return _shards(path / "train", names, reading)
+    if holds_shards(path):
+        return _shards(path if any(path.glob("*.pb")) else path / "train", names, reading)
     return PackedDataLoader(path, names, reading)
+
+
+def holds_shards(path: Path) -> bool:
+    """Whether a folder, or its folder `train`, holds packed data."""
+    return path.is_dir() and any(any(folder.glob("*.pb")) for folder in (path, path / "train"))
 
 
 def _shards(folder: Path, names: FeatureNames, reading: Reading) -> DataLoader:
