@@ -62,9 +62,9 @@ def workplace(tmp_path: Path) -> Path:
 
 
 def test_the_commands_of_the_readme(workplace: Path) -> None:
-    (block,) = blocks(ROOT / "README.md", "console")
-    commands = [line[2:].split("  #")[0] for line in block.splitlines() if line.startswith("$ ")]
-    assert len(commands) == 4
+    lines = [line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()]
+    commands = [line[2:].split("  #")[0] for line in lines if line.startswith("$ ")]
+    assert len(commands) == 7
     for command in commands:
         run(command, workplace)
     assert (workplace / "out" / "model_trained.onnx").is_file()
