@@ -33,7 +33,13 @@ def test_epochs_train_like_the_steps_they_are(tmp_path: Path) -> None:
 
 def test_a_source_of_unknown_length_is_refused(tmp_path: Path) -> None:
     class Endless:
-        batches = one_pass = feature_specs = close = None
+        """Batches without end of another loader, whose number of samples nobody knows."""
+
+        def __init__(self) -> None:
+            own = loader()
+            self.batches, self.one_pass, self.feature_specs, self.close = (
+                own.batches, own.one_pass, own.feature_specs, own.close,
+            )  # fmt: skip
 
     runner, _ = start(tmp_path, training=IN_EPOCHS)
     words = r"^training\.num_epochs is 2\.0, but the training data \(Endless\) have no sample_count, so that"
