@@ -22,7 +22,7 @@ from onward.parameters import Parameters
 HIDDEN, FEATURES, STEPS = 5, 3, 4
 
 
-def _voice_model(state: tuple[object, ...] = (1, "batch", HIDDEN)) -> onnx.ModelProto:
+def voice_model(state: tuple[object, ...] = (1, "batch", HIDDEN)) -> onnx.ModelProto:
     """A recurrent network with its state and sampling rate as inputs, as voice activity detectors have them."""
     rng = np.random.default_rng(0)
 
@@ -58,21 +58,30 @@ def _voice_model(state: tuple[object, ...] = (1, "batch", HIDDEN)) -> onnx.Model
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def batch_first(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same network for samples as data have them."""
+    model.graph.input[0].type.tensor_type.shape.CopyFrom(
+        helper.make_tensor_type_proto(TensorProto.FLOAT, ["batch", STEPS, FEATURES]).tensor_type.shape
+    )
+    model.graph.node[0].input[0] = "time_first"
+    model.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["time_first"], perm=[1, 0, 2]))
+    return model
+
+
 @pytest.mark.parametrize(("rate", "state"), [(16000, 0.0), (8000, 0.25)])
 @pytest.mark.parametrize("shape", [(1, "batch", HIDDEN), (1, None, HIDDEN), (1, 2, HIDDEN)])
 def test_outputs_are_those_of_the_model_with_these_inputs(
     rate: int, state: float, shape: tuple[object, ...], tmp_path: Path
 ) -> None:
-    model = _voice_model(shape)
+    model = voice_model(shape)
     net = onward.to_torch(model, fixed_inputs={"sr": rate, "state": state})
     x = np.random.default_rng(1).standard_normal((STEPS, 2, FEATURES)).astype(np.float32)
     feeds = {"x": x, "sr": np.array(rate), "state": np.full((1, 2, HIDDEN), state, np.float32)}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     # The second axis of x is the batch; without a name, the state takes the first, which is wrong here and noted.
     if shape[1] is None:
-        assert net.graph.notes == (
-            f"input 'state' is fixed to {state:g}; its open axis 1 has the size of axis 0 of input 'x'.",
-        )
+        note = f"input 'state' is fixed to {state:g}; its open axis 1 has the size of axis 0 of input 'x'."
+        assert note in net.graph.notes
         return
     assert [str(value.name) for value in net.graph.model.graph.inputs] == ["x"]
     np.testing.assert_allclose(net(torch.from_numpy(x)).detach().numpy(), expected, atol=1e-6)
@@ -112,18 +121,12 @@ def test_an_unnamed_open_axis_follows_the_first_axis_of_the_first_input() -> Non
 )
 def test_what_cannot_be_fixed_is_refused(fixed: dict[str, float], words: str) -> None:
     with np.errstate(over="ignore"), pytest.raises(ModelError, match=words):
-        onward.to_torch(_voice_model(), fixed_inputs=fixed)
+        onward.to_torch(voice_model(), fixed_inputs=fixed)
 
 
 def test_a_run_trains_with_them(tmp_path: Path) -> None:
     """Without them the data lack what the model reads, and the message says what to do."""
-    model = _voice_model()
-    # Batch first, as data have it.
-    model.graph.input[0].type.tensor_type.shape.CopyFrom(
-        helper.make_tensor_type_proto(TensorProto.FLOAT, ["batch", STEPS, FEATURES]).tensor_type.shape
-    )
-    model.graph.node[0].input[0] = "time_first"
-    model.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["time_first"], perm=[1, 0, 2]))
+    model = batch_first(voice_model())
     onnx.save(model, tmp_path / "voice.onnx")
     rng = np.random.default_rng(2)
     x = rng.standard_normal((16, STEPS, FEATURES)).astype(np.float32)
@@ -206,7 +209,7 @@ def test_which_inputs_are_no_feature_of_a_sample(
 
 
 def test_inspection_says_what_to_set(tmp_path: Path) -> None:
-    onnx.save(_voice_model(), tmp_path / "voice.onnx")
+    onnx.save(voice_model(), tmp_path / "voice.onnx")
     text = " ".join(describe(tmp_path / "voice.onnx").split())
     assert "inputs 'sr', 'state' look like no feature of a sample" in text
     assert "Set data.fixed_inputs: {sr: 16000, state: 0} to train without them in the data." in text

@@ -165,6 +165,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "seed": 0,
         "weights_to_train": (),
         "weights_not_to_train": (),
+        "freeze_batch_norm": False,
         "tied_weights": (),
         "immutable_weights": {},
         "revive_dropout": (),

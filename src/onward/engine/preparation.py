@@ -75,6 +75,7 @@ def read_training_graph(
         tied_weights=training.tied_weights,
         immutable_weights=training.immutable_weights,
         revive_dropout=training.revive_dropout,
+        freeze_batch_norm=training.freeze_batch_norm,
         loss=None if parameters.loss.type == "function" else loss_spec(parameters),
         count_correct=True,
         fuse=speed.fuse,

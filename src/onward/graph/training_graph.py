@@ -18,6 +18,7 @@ from onward.graph.dimensions import name_open_dimensions
 from onward.graph.dropout import add_dropout
 from onward.graph.export_notes import notes_on_export
 from onward.graph.fixed_inputs import FIXED_INPUT, fix_inputs
+from onward.graph.frozen_statistics import FROZEN_STATISTIC, freeze_running_statistics
 from onward.graph.frozen_tensors import note_on_frozen, why_nothing_trains
 from onward.graph.fusion import passes
 from onward.graph.lifted_tensors import note_on_lifted
@@ -94,6 +95,7 @@ def make_training_graph(
     fusions_off: Collection[str] = (),
     keep: Collection[str] = (),
     fixed_inputs: Mapping[str, float] | None = None,
+    freeze_batch_norm: bool = False,
     why_not_lowered: WhyNotLowered | None = None,
     rebatch: bool = False,
 ) -> TrainingGraph:
@@ -113,6 +115,7 @@ def make_training_graph(
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
         fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
+        freeze_batch_norm: normalize by the running statistics in training, too, and leave them as they are.
         why_not_lowered: asked for every operator; what needs one that is not computed is left out of `model`.
         rebatch: compute any number of samples where the export fixed it; the exported model keeps its own.
 
@@ -133,10 +136,12 @@ def make_training_graph(
     _check_prediction(loss, left_out, model)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
     name_open_dimensions(model)
+    frozen_statistics = freeze_running_statistics(model) if freeze_batch_norm else ()
     states = find_running_statistics(model.graph)
     roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
     known_as = weight_names(model.graph)
-    constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
+    constants = _known_constants(original, model, names, rewritten)
+    constants |= dict.fromkeys(fills, FIXED_INPUT) | dict.fromkeys(frozen_statistics, FROZEN_STATISTIC)
     asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
     chosen, frozen = choose_weights(model, roots, states, *asked)
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)

@@ -65,6 +65,8 @@ class Training:
         seed: of dropout, shuffling and everything else that is drawn.
         weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can.
         weights_not_to_train: exact names or patterns taken out again.
+        freeze_batch_norm: batch normalization uses its stored running statistics in training, too, and leaves them as
+            they are: for batches of a few samples, whose own statistics are noise.
         tied_weights: patterns (initializers or module paths) of all-equal weights shared by layers that stay shared.
         immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.
         revive_dropout: rules, each `{ratio, after_operators, after_values}`: dropout that an export left out.
@@ -90,6 +92,7 @@ class Training:
     seed: Seed = 0
     weights_to_train: tuple[str, ...] = ()
     weights_not_to_train: tuple[str, ...] = ()
+    freeze_batch_norm: Flag = False
     tied_weights: tuple[str, ...] = ()
     immutable_weights: Mapping[str, tuple[tuple[CountFromZero, Number], ...]] = field(default_factory=dict)
     revive_dropout: tuple[DropoutRule, ...] = ()

@@ -138,6 +138,11 @@ class ModelFacts:
         """Whether running statistics change in training."""
         return bool(self.operators.get("BatchNormalization"))
 
+    @property
+    def stores_statistics(self) -> bool:
+        """Whether the file holds running statistics of batch normalization."""
+        return any("running statistic" in why for why in self.frozen.values())
+
     def port(self, name: str) -> Port | None:
         """An input or output of this name."""
         return next((port for port in (*self.inputs, *self.outputs) if port.name == name), None)

@@ -226,7 +226,7 @@ def _best() -> tuple[Choice, ...]:
 
 def _notes(facts: ModelFacts, size: int) -> tuple[str, ...]:
     notes = []
-    if facts.has_batch_normalization and size < 8:
+    if facts.has_batch_normalization and size < 8 and not facts.origin.is_trained:
         notes.append(
             f"batch normalization in training takes mean and deviation from batches of {size} samples, which are noisy."
         )

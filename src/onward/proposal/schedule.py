@@ -17,6 +17,10 @@ _MOST_EPOCHS = {True: 10, False: 40}
 _FEWEST_UPDATES_AN_EPOCH = 8
 
 
+_FEWEST_FOR_STATISTICS = 16
+"""Samples of a batch from which batch normalization takes its own statistics when a trained model is fine-tuned."""
+
+
 def batch_size(model: ModelFacts, task: Task, counts: Counts, answers: Answers) -> Choice:
     """Samples of a micro-batch: usual for the kind of model, and few enough for some updates an epoch."""
     name = "training.batch_size"
@@ -73,6 +77,9 @@ def training_choices(
         Choice("training.num_epochs", epochs, why),
         Choice("training.display_loss_steps", max(1, min(100, round(updates * epochs) // 20))),
     ]
+    if model.stores_statistics and trained and size < _FEWEST_FOR_STATISTICS:
+        said = f"batches of {size} samples are too small for a mean and deviation; those of the file are kept."
+        training.append(Choice("training.freeze_batch_norm", True, said))
     if counts.test:
         period = max(1, math.ceil(epochs / 20))
         each = "after every epoch" if period == 1 else f"every {period} epochs"

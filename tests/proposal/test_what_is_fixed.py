@@ -1,0 +1,39 @@
+"""What a proposal leaves as it is: running statistics for small batches, inputs that no sample has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onward.proposal.propose import propose
+from tests.graph.test_fixed_inputs import batch_first, voice_model
+from tests.graph.test_frozen_statistics import normalized_model
+from tests.mlp import build_mlp, data
+
+
+def _with_data(folder: Path, model: onnx.ModelProto, features: dict[str, np.ndarray]) -> tuple[Path, Path]:
+    onnx.save(model, folder / "model.onnx")
+    np.savez(folder / "data.npz", **features)
+    return folder / "model.onnx", folder / "data.npz"
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "frozen"),
+    [(normalized_model(), 32, True), (normalized_model(), 4096, None), (build_mlp(), 32, None)],
+)
+def test_statistics_are_kept_where_batches_are_small(
+    tmp_path: Path, model: onnx.ModelProto, samples: int, frozen: bool | None
+) -> None:
+    found = propose(*_with_data(tmp_path, model, data(samples)), folder=tmp_path)
+    assert found.value("training.freeze_batch_norm") is frozen
+    assert (found.value("training.batch_size") < 16) == (samples == 32)
+
+
+def test_states_and_rates_are_fixed_unless_the_data_have_them(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((16, 4, 3)).astype(np.float32)
+    labels = {"label": np.arange(16) % 2}
+    found = propose(*_with_data(tmp_path, batch_first(voice_model()), {"x": x, **labels}), folder=tmp_path)
+    assert found.value("data.fixed_inputs") == {"sr": 16000.0, "state": 0.0}
