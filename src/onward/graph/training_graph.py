@@ -136,25 +136,30 @@ def make_training_graph(
     _check_prediction(loss, left_out, model)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
     name_open_dimensions(model)
-    frozen_statistics = freeze_running_statistics(model) if freeze_batch_norm else ()
+    constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
+    constants |= dict.fromkeys(freeze_running_statistics(model) if freeze_batch_norm else (), FROZEN_STATISTIC)
     states = find_running_statistics(model.graph)
     roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
     known_as = weight_names(model.graph)
-    constants = _known_constants(original, model, names, rewritten)
-    constants |= dict.fromkeys(fills, FIXED_INPUT) | dict.fromkeys(frozen_statistics, FROZEN_STATISTIC)
     asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
     chosen, frozen = choose_weights(model, roots, states, *asked)
     sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
     lost = (*notes_on_export(model, chosen, known_as), *sparse, *_note_of_own_training(original))
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
-    stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
-    still = () if not chosen or weights_to_train else note_on_frozen(model.graph, chosen, stored, known_as)
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
-    lost = (*lost, *note_on_lifted(chosen), *notes_on_branches(model.graph, chosen, known_as), *still)
+    lost = (*lost, *_notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train)))
     notes = (*untied, *fixed, *tied, *revived, *lost, *ends, *passes.notes_on_fusions(fusions))
     last = (names, fusions, known_as, rewritten.weights, left_out, rebatching)
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
+
+
+def _notes_on_weights(
+    graph: ir.Graph, chosen: tuple[str, ...], frozen: Mapping[str, str], known_as: WeightNames, are_asked_for: bool
+) -> tuple[str, ...]:
+    stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
+    still = () if not chosen or are_asked_for else note_on_frozen(graph, chosen, stored, known_as)
+    return (*note_on_lifted(chosen), *notes_on_branches(graph, chosen, known_as), *still)
 
 
 def _notes_on_ends(left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None) -> tuple[str, ...]:
