@@ -143,8 +143,7 @@ def make_training_graph(
     known_as = weight_names(model.graph)
     asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
     chosen, frozen = choose_weights(model, roots, states, *asked)
-    sparse = notes_on_sparse_tensors(original.meta.get(SPARSE, {}), chosen)
-    lost = (*notes_on_export(model, chosen, known_as), *sparse, *_note_of_own_training(original))
+    lost = (*notes_on_export(model, chosen, known_as), *_notes_on_source(original, chosen))
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
@@ -193,6 +192,10 @@ def _note_of_reduced_output(source: ir.Model, loss: LossSpec | None) -> tuple[st
         f"{loss.reduction} of its numbers is minimized. If they are predictions, choose a type that compares them "
         "with a label.",
     )
+
+
+def _notes_on_source(source: ir.Model, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    return (*notes_on_sparse_tensors(source.meta.get(SPARSE, {}), chosen), *_note_of_own_training(source))
 
 
 def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:
