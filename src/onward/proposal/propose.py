@@ -81,7 +81,7 @@ def propose(
         *_weights(facts, answers),
         *rate,
         *optimizer_choices(facts),
-        *_record(counts, of_update),
+        *_record(counts, of_update, _output(answers, folder)),
     ]
     return Proposal(
         model=facts.path,
@@ -153,7 +153,7 @@ def _paths(
     if test is not None and counts.test:
         choices.append(Choice("paths.test_data_dir", test))
     said = f"the trained model is written here as {facts.path.stem}_trained.onnx."
-    choices.append(Choice("paths.output_dir", answers.output_dir or "trained", said))
+    choices.append(Choice("paths.output_dir", _output(answers, folder), said))
     return choices
 
 
@@ -199,16 +199,21 @@ def _weights(facts: ModelFacts, answers: Answers) -> list[Choice]:
     return []
 
 
-def _record(counts: Counts, size: int) -> list[Choice]:
+def _output(answers: Answers, folder: Path) -> str:
+    """The folder of all that the run writes, as the RUN.yaml names it; asked for relative to the working folder."""
+    return "trained" if answers.output_dir is None else relative(Path(answers.output_dir), folder)
+
+
+def _record(counts: Counts, size: int, output: str) -> list[Choice]:
     return [
         Choice(
             "checkpoint.checkpoints_dir",
-            "checkpoints",
+            f"{output}/checkpoints",
             "a run that is stopped resumes from here; delete the folder to begin again.",
         ),
         Choice("checkpoint.checkpoint_period", updates_an_epoch(counts, size), "in weight updates: one epoch."),
         *(_best() if counts.test else ()),
-        Choice("tensorboard.log_dir", "logs", "to look at the run: tensorboard --logdir logs"),
+        Choice("tensorboard.log_dir", f"{output}/logs", f"to look at the run: onward report {output}, or TensorBoard."),
     ]
 
 
