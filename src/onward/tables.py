@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 _CELL = "padding: 2px 12px 2px 0; text-align: {}; white-space: pre"
@@ -45,6 +46,25 @@ def html_lines(text: str) -> str:
     return f'<pre class="onward">{html.escape(text)}</pre>'
 
 
+def html_curve(title: str, values: Sequence[float], width: int = 480, height: int = 120) -> str:
+    """Numbers as a line, with the highest and the lowest at its side; those that are not finite are left out."""
+    points = [(index, value) for index, value in enumerate(values) if math.isfinite(value)]
+    if len(points) < 2:
+        return ""
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    across, up = width / max(1, len(values) - 1), height / ((high - low) or 1.0)
+    line = " ".join(f"{index * across:.1f},{8 + height - (value - low) * up:.1f}" for index, value in points)
+    labels = "".join(
+        f'<text x="{width + 6}" y="{y}" font-size="11" fill="currentColor">{value:.4g}</text>'
+        for value, y in ((high, 12), (low, height + 12))
+    )
+    return (
+        f'<figure class="onward" style="margin: 0"><figcaption>{html.escape(title)}</figcaption>'
+        f'<svg width="{width + 70}" height="{height + 16}"><polyline points="{line}" fill="none" stroke="#1f77b4" '
+        f'stroke-width="1.5"/>{labels}</svg></figure>'
+    )
+
+
 def bytes_text(size: float) -> str:
     """A size in the unit that reads best: `512 B`, `1.5 MB`."""
     units = ("B", "kB", "MB", "GB", "TB")
@@ -52,4 +72,4 @@ def bytes_text(size: float) -> str:
     return f"{size / 1000**power:.3g} {units[power]}"
 
 
-__all__ = ["bytes_text", "html_fields", "html_lines", "html_table", "text_table"]
+__all__ = ["bytes_text", "html_curve", "html_fields", "html_lines", "html_table", "text_table"]

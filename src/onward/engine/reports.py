@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
 
+from onward.tables import html_fields
+
 
 @dataclass(frozen=True)
-class StepReport:
+class _Shown:
+    """A report that notebooks show as a table of its fields."""
+
+    def _repr_html_(self) -> str:
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        rows = [(name, _text(value)) for name, value in values if not _is_large(value)]
+        return html_fields(type(self).__name__, rows)
+
+
+def _is_large(value: object) -> bool:
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values())
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items()) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class StepReport(_Shown):
     """One weight update that is to be displayed.
 
     Attributes:
@@ -53,7 +77,7 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class UpdateReport:
+class UpdateReport(_Shown):
     """Any weight update, displayed or not. Nothing is read from the device until it is asked for.
 
     Attributes:
@@ -84,7 +108,7 @@ class UpdateReport:
 
 
 @dataclass(frozen=True)
-class EpochReport:
+class EpochReport(_Shown):
     """A pass over the training data that is finished.
 
     Attributes:
@@ -99,7 +123,7 @@ class EpochReport:
 
 
 @dataclass(frozen=True)
-class RunStart:
+class RunStart(_Shown):
     """What a round begins with, or resumes with.
 
     Attributes:
@@ -121,7 +145,7 @@ class RunStart:
 
 
 @dataclass(frozen=True)
-class EvaluationReport:
+class EvaluationReport(_Shown):
     """One pass over the whole test set: means over its samples.
 
     Attributes:
@@ -140,7 +164,7 @@ class EvaluationReport:
 
 
 @dataclass(frozen=True)
-class CheckpointReport:
+class CheckpointReport(_Shown):
     """A checkpoint that was started: its directory, and how long training stood still for it."""
 
     step: int
@@ -150,7 +174,7 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class RunSummary(_Shown):
     """What `TrainingRunner.run` returns: one round, from its first to its last step.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.tables import html_curve, html_table
 
 _STEP_COLUMNS = ("step", "update", "epoch", "loss", "learning_rate", "gradient_norm", "samples_per_second")
 
@@ -60,6 +61,13 @@ class History:
     def __repr__(self) -> str:
         losses = f", loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}" if self.loss else ""
         return f"History({len(self.loss)} displayed updates{losses}, {len(self.evaluations['step'])} evaluations)"
+
+    def _repr_html_(self) -> str:
+        """The curve of the training loss, and the evaluations as a table."""
+        names = list(self.evaluations)
+        rows = [[f"{value:.6g}" for value in row] for row in zip(*self.evaluations.values(), strict=True)]
+        table = html_table([names, *rows[-20:]], right=range(len(names))) if rows else ""
+        return html_curve(f"training loss, {len(self.loss)} displayed updates", self.loss) + table
 
 
 __all__ = ["History"]

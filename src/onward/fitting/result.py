@@ -16,7 +16,9 @@ from onward.fitting.history import History
 from onward.lowering.conversion import to_torch
 from onward.lowering.module import OnnxModule
 from onward.parameters import Parameters
+from onward.report.lines import summary_rows
 from onward.runner import TrainingRunner
+from onward.tables import html_fields
 
 
 class FitResult:
@@ -93,6 +95,11 @@ class FitResult:
         stopped = "" if summary.stopped is None else f", stopped: {summary.stopped}"
         validation = f"; validation{metrics[1:]}" if metrics else ""
         return f"FitResult({summary.updates} updates{said}{stopped}{validation})"
+
+    def _repr_html_(self) -> str:
+        """What was trained, how it went, and the history."""
+        rows = summary_rows(self.summary, arrow="→", short_path=str)
+        return html_fields("onward.fit", rows) + self.history._repr_html_()
 
 
 __all__ = ["FitResult"]

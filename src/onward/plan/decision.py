@@ -23,6 +23,7 @@ from onward.plan.stages import StagePlan, plan_stages
 from onward.plan.stages_choice import choose_stages
 from onward.plan.stages_values import ValueRoles, find_roles, node_id
 from onward.plan.topology import Place, Topology
+from onward.tables import html_fields
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,20 @@ class Plan:
     zero_stage: int
     sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """The main facts, for notebooks; `onward plan` writes all of it."""
+        sizes, cut = self.topology, len(self.horizontal.shards)
+        ranks = sizes.data_size * sizes.horizontal_size * sizes.pipeline_size
+        rows = [
+            ("ranks", str(ranks)),
+            ("data parallel", f"{sizes.data_size} replicas" + (f", ZeRO {self.zero_stage}" if self.zero_stage else "")),
+            ("tensor parallel", f"{sizes.horizontal_size} ranks, {cut} weights sharded"),
+            ("pipeline parallel", f"{sizes.pipeline_size} ranks, {self.stage_count} stages, {self.schedule}"),
+            ("micro-batches an update", str(self.micro_batches)),
+            *(("note", text) for text in self.notes),
+        ]
+        return html_fields("plan", rows)
 
     def stages_of(self, place: Place) -> tuple[int, ...]:
         """The stages of a rank, ascending."""
