@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +314,57 @@ def test_rank_0_alone_writes_the_model_with_its_loss(tmp_path: Path) -> None:
     assert not (tmp_path / "loss.onnx").exists()
     write_loss_model(asked, 0)
     assert (tmp_path / "loss.onnx").exists()
+
+
+# ------------------------------------------------------------------------------------------- what Python programs hold
+
+
+def test_run_takes_data_of_any_kind(tmp_path: Path) -> None:
+    """Arrays, a tuple and a torch DataLoader train like the loader over the same samples."""
+    expected, losses = start(tmp_path)
+    expected.run(loader(), loader(TEST))
+    tensors = (torch.from_numpy(TRAIN["x"]), torch.from_numpy(TRAIN["label"]))
+    kinds: list[Any] = [
+        TRAIN,
+        (TRAIN["x"], TRAIN["label"]),
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tensors), batch_size=4),
+    ]
+    for given in kinds:
+        runner, recorder = start(tmp_path)
+        runner.run(given, TEST)
+        assert recorder.losses == losses.losses
+        assert_same_bits(weights_of(runner), weights_of(expected))
+        report = runner.end_training(TEST)
+        assert report is not None
+        assert report.metrics == expected.evaluate(loader(TEST)).metrics
+        assert len(recorder.evaluations) == 1  # data that were evaluated after the last update are not again
+
+
+def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
+    runner, _ = start(tmp_path)
+    with pytest.raises(DataError, match=r"data of type int are of no known kind; pass a dictionary of arrays"):
+        runner.run(3)
+    assert runner.run(loader()).steps == 8
+
+
+def test_the_files_of_the_log_folder_are_written(tmp_path: Path) -> None:
+    """`tensorboard.log_dir` counts in Python as on the command line, messages of the start included."""
+    runner, _ = start(tmp_path, tensorboard={"log_dir": tmp_path / "log"}, optimizer={"optimizer_attributes": [
+        {"weights": "nothing", "learning_rate_factor": 1.0}]})  # fmt: skip
+    runner.run(loader(), loader(TEST))
+    runner.end_training(loader(TEST))
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    assert kinds.count("step") == 8
+    assert kinds.count("evaluation") == 1
+    assert kinds[0] == "message"
+    assert len(list((tmp_path / "log").glob("events.out.tfevents.*"))) == 1
+
+
+def test_progress_is_shown_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_mlp(tmp_path)
+    for progress in (True, False):
+        runner = TrainingRunner(parameters(tmp_path), ON_ONE_THREAD, progress=progress)
+        runner.initialize()
+        runner.run(loader())
+        runner.end_training()
+        assert capsys.readouterr().out.count("train  step 8/8") == progress
