@@ -63,6 +63,7 @@ def measure(file: str, cache: Path, limit_seconds: float, memory_gb: float) -> d
         process.communicate()
         ended = f"stopped after {limit_seconds:.0f} s"
     row: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"file": file, "phases": {}}
+    row = json.loads(json.dumps(row).replace(f"{cache / 'files'}/", ""))
     row |= {"ended": ended, "origin": origin_of(cache, file)}
     kept.write_text(json.dumps(row, indent=1))
     return row

@@ -56,13 +56,13 @@ def choose_objective(outputs: Sequence[Array], names: Sequence[str]) -> Objectiv
 def make_target(value: Array) -> tuple[Kind, Array]:
     """What an output is, and a target for it that its own network can come closer to.
 
-    Classes: the network's own, each renamed to the next one. Probabilities: half of the way to their mean.
+    Classes: the network's own, each renamed to the next one. Probabilities: halved and moved.
     Numbers: shrunk by a third and moved by a third of their deviation.
     """
     value = value.astype(np.float32)
     if value.min() >= 0 and value.max() <= 1 + 1e-4:
         if value.ndim > 1 and value.shape[-1] > 1 and np.allclose(value.sum(-1), 1, atol=1e-3):
             return "classes", ((value.argmax(-1) + 1) % value.shape[-1]).astype(np.int64)
-        return "multi-label", np.clip(0.5 * value + 0.25, 0, 1)
+        return "multi-label", np.clip(0.5 * value + 0.1, 0, 1)
     spread = float(value.std()) or 1.0
     return "regression", (value * (2 / 3) + spread / 3).astype(np.float32)

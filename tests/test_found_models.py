@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tarfile
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from benchmarks.found_models import list_files, measure
+import yaml
+from benchmarks.found_models import PAGE, RESULTS, ROOT, list_files, measure
 from benchmarks.found_models_checks import largest_difference
 from benchmarks.found_models_objective import choose_objective, make_target
 from benchmarks.found_models_packages import PACKAGES, Package, unpack
 from benchmarks.found_models_table import gallery
+
+from onward.parameters import Parameters
 
 SHIPPED = Path(onnx.__file__).parent / "backend" / "test" / "data" / "pytorch-converted"
 
@@ -109,3 +113,25 @@ def test_targets_fit_what_an_output_is() -> None:
     chosen = choose_objective([np.array([1, 2]), probabilities], ["label", "probabilities"])
     assert chosen is not None
     assert (chosen.output, chosen.index) == ("probabilities", 1)
+
+
+def test_the_gallery_is_written_from_the_results() -> None:
+    rows = json.loads(RESULTS.read_text())
+    assert len(rows) >= 40
+    assert PAGE.read_text() == gallery(rows), "run python -m benchmarks.found_models --no-collect --page"
+    assert not [row["file"] for row in rows if "/tmp" in json.dumps(row) or str(ROOT) in json.dumps(row)]
+
+
+def test_settings_of_the_page_on_what_trains_are_taken() -> None:
+    page = (ROOT / "docs" / "which-models-train.md").read_text()
+    found = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(found) == 6
+    for block in found:
+        given = {
+            "loss": {"type": "l1", "prediction": "p", "label": "t"},
+            "training": {"batch_size": 1, "num_train_steps": 1},
+            "learning_rate": {"initial_lr": 1e-3},
+            "paths": {"model_path": "model.onnx"},
+            **yaml.safe_load(block),
+        }
+        Parameters.from_mapping(given)

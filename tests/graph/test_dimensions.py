@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, parser
 from onward.errors import ModelError
 from onward.graph.dimensions import bind_dimensions, evaluate_dimension, name_open_dimensions, symbolic_dimensions
 from onward.graph.reading import read_model
+from onward.graph.training_graph import make_training_graph
 
 
 def _model() -> onnx.ModelProto:
@@ -126,3 +127,12 @@ def test_open_dimensions_without_a_name_get_one_each():
     assert symbolic_dimensions(read) == {"batch": ("x[0]",), "x_axis1": ("x[1]",), "N": ("scale[0]",)}
     bind_dimensions(read, {"x_axis1": 5})
     assert [d if isinstance(d, int) else d.value for d in read.graph.inputs[0].shape] == ["batch", 5]
+
+
+def test_a_dimension_of_minus_one_is_open():
+    """PaddlePaddle's exporter writes it, and ONNX Runtime takes it so; the user's own graph keeps it."""
+    model = _model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    graph = make_training_graph(model)
+    assert [d if isinstance(d, int) else d.value for d in graph.model.graph.inputs[0].shape] == ["batch", "sequence", 4]
+    assert graph.source.graph.inputs[0].shape[0] == -1

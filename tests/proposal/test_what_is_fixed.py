@@ -37,3 +37,15 @@ def test_states_and_rates_are_fixed_unless_the_data_have_them(tmp_path: Path) ->
     labels = {"label": np.arange(16) % 2}
     found = propose(*_with_data(tmp_path, batch_first(voice_model()), {"x": x, **labels}), folder=tmp_path)
     assert found.value("data.fixed_inputs") == {"sr": 16000.0, "state": 0.0}
+
+
+def test_an_input_that_the_prediction_does_not_need_is_packed_where_the_data_have_it(tmp_path: Path) -> None:
+    """A run reads every input of the graph; without this one, the trial of `onward init` failed."""
+    model = build_mlp()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.BOOL, ["batch", 3]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("mask_out", onnx.TensorProto.BOOL, ["batch", 3]))
+    model.graph.node.append(onnx.helper.make_node("Identity", ["mask"], ["mask_out"]))
+    features = {**data(32), "mask": np.ones((32, 3), bool)}
+    found = propose(*_with_data(tmp_path, model, features), folder=tmp_path)
+    assert found.packing is not None
+    assert set(getattr(found.packing.options.source, "arrays", ())) in (set(), {"x", "mask", "label"})

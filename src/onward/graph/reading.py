@@ -189,6 +189,7 @@ def prepare_for_lowering(model: ir.Model) -> ir.Model:
     model = model.clone()
     model.meta[MAP_TYPES] = maps
     chain: list[Any] = [
+        _open_negative_dimensions,
         passes.InlinePass(),
         passes.RemoveInitializersFromInputsPass(),
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -207,6 +208,13 @@ def prepare_for_lowering(model: ir.Model) -> ir.Model:
     except (ValueError, TypeError, RuntimeError, ir.passes.InvariantError, ir.passes.PassError) as error:
         raise ModelError(f"the model cannot be prepared for lowering: {_innermost(error)}") from error
     return model
+
+
+def _open_negative_dimensions(model: ir.Model) -> None:
+    """Some exporters write -1 for a dimension that is open, as ONNX Runtime reads it."""
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.shape is not None and any(isinstance(size, int) and size < 0 for size in value.shape):
+            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in value.shape])
 
 
 def _copy_initializers_that_are_nested_outputs(model: ir.Model) -> None:

@@ -37,6 +37,9 @@ def match_features(model: ModelFacts, data: DataFacts, answers: Answers, folder:
         DataError: an input has no feature, no label is there, or none fits; with what to do.
     """
     ports = needed_inputs(model, answers.prediction)
+    # A run reads every input of the graph, those that the prediction does not depend on, too.
+    held = {feature.name for feature in data.features}
+    ports += [port for port in model.inputs if port.name in held and port not in ports]
     found = assign(model, ports, data.features, answers.label)
     operations = [f"{feature.name}={op}" for feature, one in found.chosen.values() for op in one.operations]
     made = _derived(found, operations)
