@@ -104,9 +104,9 @@ def test_overrides() -> None:
     given = ["--a.b", "1", "--a.c=2", "--d.e", "-3", "--f.g=[x, y]", "--h.i="]
     assert read_overrides(given) == {"a.b": "1", "a.c": "2", "d.e": "-3", "f.g": "[x, y]", "h.i": ""}
     for wrong, words in (
-        (["a.b", "1"], r"^'a\.b' is not understood; fields are given as --section\.field value\.$"),
-        (["--batch_size", "1"], r"^'--batch_size' is not understood; fields are given as --section\.field value\.$"),
-        (["--a.b"], r"^--a\.b lacks its value; write --a\.b VALUE\.$"),
+        (["a.b", "1"], r"^'a\.b' is not understood; set fields as --section\.field value\.$"),
+        (["--batch_size", "1"], r"^'--batch_size' is not understood; set fields as --section\.field value\.$"),
+        (["--a.b"], r"^--a\.b has no value; pass --a\.b VALUE\.$"),
     ):
         with pytest.raises(ParametersError, match=words):
             read_overrides(wrong)
@@ -189,7 +189,7 @@ def test_all_rounds_of_a_file(workplace: Path, capsys: pytest.CaptureFixture[str
     trained.unlink()
     assert main(["train", str(run)]) == 0
     out = capsys.readouterr().out
-    assert "all rounds of this run are trained already; evaluating and writing the model." in out
+    assert "all rounds of this run are already trained; evaluating and writing the model." in out
     assert "train " not in out
     assert re.search(r"^eval ", out, re.M)
     assert trained.read_bytes() == content
@@ -345,7 +345,7 @@ def test_a_broken_file_on_the_way(workplace: Path, capsys: pytest.CaptureFixture
     assert first.endswith("copy or pack it again, or set data.skip_corrupt_files to leave it out.")
     saved = workplace / "out" / "checkpoints" / "checkpoint-00000003"
     assert second == f"The steps before, to step 3, are saved as {saved}. The same command goes on from there."
-    assert third == "This path is paths.train_data_dir of the run; correct it there."
+    assert third == "The path is set by paths.train_data_dir; correct it there."
     assert main(["train", str(workplace / "run.yaml"), "--data.skip_corrupt_files", "true"]) == 0
     out = capsys.readouterr().out
     assert "round 0, step 3, 3 updates done." in out
@@ -361,8 +361,8 @@ def test_a_broken_file_on_the_way(workplace: Path, capsys: pytest.CaptureFixture
         ("create gpt2 --layers 0 -o g.onnx", "layers"),
         ("export mlp.onnx --checkpoint nowhere -o t.onnx", "the checkpoint nowhere does not exist"),
         ("export mlp.onnx --checkpoint train -o t.onnx --quantize int8-static", "needs --calibration-data DIR"),
-        ("train run.yaml --seed 3", "'--seed' is not understood; fields are given as --section.field value."),
-        ("train run.yaml --training.seed", "--training.seed lacks its value; write --training.seed VALUE."),
+        ("train run.yaml --seed 3", "'--seed' is not understood; set fields as --section.field value."),
+        ("train run.yaml --training.seed", "--training.seed has no value; pass --training.seed VALUE."),
     ],
 )
 def test_mistakes_of_other_commands(

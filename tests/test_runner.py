@@ -66,7 +66,7 @@ def test_initialize_run_end_training(tmp_path: Path) -> None:
 def test_out_of_order(tmp_path: Path) -> None:
     save_mlp(tmp_path)
     runner = TrainingRunner(parameters(tmp_path), ON_ONE_THREAD)
-    message = r"^TrainingRunner\.initialize\(\) must be called first\.$"
+    message = r"^TrainingRunner is not initialized; call initialize\(\) first\.$"
     for call in (
         lambda: runner.run(loader()),
         lambda: runner.evaluate(loader()),

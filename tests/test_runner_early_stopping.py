@@ -232,7 +232,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown metric": (
         {**STOPPING, "early_stopping": {"patience": 3, "metric": "f1"}},
-        r"^early_stopping\.metric is 'f1', which evaluations do not have; they have: loss, accuracy\. Name one of them",
+        r"^early_stopping\.metric is 'f1', which evaluations do not compute; expected one of loss, accuracy\. Set",
     ),
 }
 
@@ -247,6 +247,6 @@ def test_mistakes_are_refused_before_training(tmp_path: Path, mistake: str) -> N
 def test_without_test_data_nothing_can_be_compared(tmp_path: Path) -> None:
     runner, _ = start(tmp_path, **STOPPING)
     with pytest.raises(
-        OnwardError, match=r"^early_stopping\.patience and checkpoint\.keep_best compare evaluations, and"
+        OnwardError, match=r"^early_stopping\.patience and checkpoint\.keep_best compare evaluations, but"
     ):
         runner.run(InMemoryDataLoader(TRAIN))

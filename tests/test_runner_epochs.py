@@ -42,7 +42,7 @@ def test_a_source_of_unknown_length_is_refused(tmp_path: Path) -> None:
             )  # fmt: skip
 
     runner, _ = start(tmp_path, training=IN_EPOCHS)
-    words = r"^training\.num_epochs is 2\.0, but the training data \(Endless\) have no sample_count, so that"
+    words = r"^training\.num_epochs is 2\.0, but the training data \(Endless\) have no sample_count, so the"
     with pytest.raises(ParametersError, match=words):
         runner.run(Endless())  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ def test_from_the_command_line(workplace: Path, capsys: pytest.CaptureFixture[st
     assert said.index("training.num_epochs") < said.index("train  step")
     assert "step 9/9" in said
     assert main(["train", run]) == 0
-    assert "all rounds of this run are trained already" in capsys.readouterr().out
+    assert "all rounds of this run are already trained" in capsys.readouterr().out
     assert main(["train", run, "--training.num_epochs", "2"]) == 0
     said = capsys.readouterr().out
     assert "resumed from" in said

@@ -182,7 +182,7 @@ def test_weights_that_are_not_there(tmp_path: Path) -> None:
         start(tmp_path, training={"weights_to_train": ["v1"]})
     with pytest.raises(
         ParametersError,
-        match=r"^No weight of the model trains.* 4 x listed in weights_not_to_train .* Change training",
+        match=r"^The model has no trainable weights.* 4 x listed in weights_not_to_train .* Change training",
     ):
         start(tmp_path, training={"weights_not_to_train": ["*"]})
 

@@ -52,8 +52,8 @@ def test_a_static_loss_scale_that_overflows_skips_every_update(tmp_path: Path) -
         runner.run(loader())
     assert str(caught.value) == (
         "all 8 weight updates of this round were skipped, since their gradients were not finite: nothing was trained. "
-        "mixed_precision.loss_scale is 1.07374e+09, under which gradients overflow; set it to 0, which finds a scale "
-        "and adjusts it, or to a smaller one, or set use_bfloat16: true."
+        "mixed_precision.loss_scale is 1.07374e+09, at which gradients overflow. Set it to 0 for dynamic loss scaling "
+        "or to a smaller value, or set use_bfloat16: true."
     )
     (summary,) = recorder.summaries
     assert_same_bits(state_bits(runner), before)
@@ -89,7 +89,7 @@ def test_the_command_ends_with_2_and_writes_no_model(tmp_path: Path, capsys: pyt
 def test_data_without_numbers_end_the_run_and_say_where_to_look(tmp_path: Path) -> None:
     runner, recorder = start(tmp_path, training={"num_train_steps": 400, "display_loss_steps": 10})
     broken = {**TRAIN, "x": np.full_like(TRAIN["x"], np.nan)}
-    with pytest.raises(ParametersError, match=r"the last 1\d\d weight updates were skipped, .*look for such values in"):
+    with pytest.raises(ParametersError, match=r"the last 1\d\d weight updates were skipped, .*Look for such values in"):
         runner.run(loader(broken))
     assert recorder.steps[-1].update < 120
 

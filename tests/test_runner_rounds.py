@@ -314,8 +314,8 @@ def test_accumulation_cannot_change_between_two_of_its_updates(tmp_path: Path) -
     with pytest.raises(ParametersError) as caught:
         resumed.run(loader())
     assert str(caught.value) == (
-        "training.gradient_accumulation_steps is 4, but the run goes on from step 6, which is no multiple of it; use "
-        "the number it was begun with, or change it at the end of a round."
+        "training.gradient_accumulation_steps is 4, but the run resumes from step 6, which is not a multiple of it. "
+        "Set the number that the run began with, or change it at the end of a round."
     )
     resumed, recorder = start(tmp_path, checkpoint=checkpoint, training={**steps, "gradient_accumulation_steps": 3})
     resumed.run(loader())

@@ -140,7 +140,7 @@ class TrainingRunner:
         for pattern in unmatched_rules(self.parameters.optimizer, graph.weights, graph.known_as):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
-        self.watchers.on_phase("looking for a checkpoint and loading it")
+        self.watchers.on_phase("looking for a checkpoint to load")
         self._load_checkpoint()
         self.watchers.on_phase("rehearsing the export of the trained model")
         rehearse_export_of_run(self.parameters, self.state, self._graph)
@@ -195,14 +195,14 @@ class TrainingRunner:
     def state(self) -> TrainState:
         """All that changes while the run trains."""
         if self._assembly is None:
-            raise OnwardError("TrainingRunner.initialize() must be called first.")
+            raise OnwardError("TrainingRunner is not initialized; call initialize() first.")
         return self._assembly.state
 
     @property
     def mesh(self) -> Mesh:
         """All processes of the run, and this one's place among them."""
         if self._mesh is None:
-            raise OnwardError("TrainingRunner.initialize() must be called first.")
+            raise OnwardError("TrainingRunner is not initialized; call initialize() first.")
         return self._mesh
 
     @property

@@ -83,7 +83,7 @@ def check_counts(written: str) -> None:
     size, epochs = training["batch_size"] * training.get("gradient_accumulation_steps", 1), training["num_epochs"]
     updates = -(-train // size)
     joined = " ".join(written.split()).replace(" # ", " ")
-    said = f"{train:,} training samples make {updates:,} updates an epoch, {updates * epochs:,} in all"
+    said = f"{train:,} training samples make {updates:,} updates per epoch, {updates * epochs:,} in total"
     assert said in joined, joined
     assert f"the {test:,} test samples are evaluated" in joined.lower()
 
@@ -132,15 +132,15 @@ def test_the_same_command_again_packs_nothing_and_another_is_refused(
     shard = next((tmp_path / "data" / "train").glob("*.pb"))
     written = shard.stat().st_mtime_ns
     assert main(["init", "net.onnx", "numbers.npz", "--no-trial"]) == 2
-    assert "'run.yaml' already exists. Pass --force to replace it, or name another file with -o." in (
+    assert "'run.yaml' already exists. Pass --force to overwrite it, or -o to write another file." in (
         capsys.readouterr().err
     )
     assert main(["init", "net.onnx", "numbers.npz", "--no-trial", "-o", "other.yaml"]) == 0
-    assert "data holds these data already, packed in the same way." in capsys.readouterr().out
+    assert "data already holds these data, packed with the same options." in capsys.readouterr().out
     assert shard.stat().st_mtime_ns == written
     again = ["init", "net.onnx", "numbers.npz", "--no-trial", "-o", "third.yaml", "--test-fraction", "0.4"]
     assert main(again) == 2
-    assert "'data' holds shards of other data, or packed in another way. Pass --force" in capsys.readouterr().err
+    assert "'data' holds shards of other data, or packed with other options. Pass --force" in capsys.readouterr().err
     assert main([*again, "--force"]) == 0
     assert main(["init", "net.onnx", "numbers.npz", "--no-trial", "--force"]) == 0
 
@@ -187,33 +187,33 @@ def test_what_is_said_on_the_command_line_is_what_is_written(
 @pytest.mark.parametrize(
     ("model", "data", "options", "words"),
     [
-        (perceptron(4, 2), table, [], ["label 'tree' has shape [] a sample and 3 classes (elm, fir, oak), which fits",
+        (perceptron(4, 2), table, [], ["label 'tree' has shape [] per sample and 3 classes (elm, fir, oak), which fits",
                                        "it has 2 classes, the labels have 3. Use a model with 3 outputs"]),
-        (perceptron(6, 3), table, [], ["input 'x' float32 [batch, 6] needs 6 columns, and 'trees.csv' has 5 of numbers "
-                                       "besides the label: 'row', 'length', 'width', 'height', 'weight'",
+        (perceptron(6, 3), table, [], ["input 'x' float32 [batch, 6] needs 6 columns, and 'trees.csv' has 5 numeric "
+                                       "ones besides the label: 'row', 'length', 'width', 'height', 'weight'",
                                        "Add the columns that are missing."]),
         (perceptron(2, 3), table, [], ["needs 2 columns", "Name the columns with --inputs COLUMN,..."]),
         (perceptron(4, 3), table, ["--label", "leaf"], ["has no column 'leaf'; it has 'row', 'length'"]),
         (perceptron(4, 3), table, ["--prediction", "y"], ["--prediction is 'y'; the outputs of the model are 'out'"]),
-        (perceptron(4, 1), table, [], ["it is one number a sample, the label has 3 classes"]),
+        (perceptron(4, 1), table, [], ["it has 1 number per sample, the label 3 classes"]),
         (perceptron(5, 3), numbers(5, lambda x: x.sum(1)), [],
          ["and numbers from", "A regression needs an output of shape [batch, 1] or [batch]."]),
         (perceptron(7, 1), numbers(5, lambda x: x.sum(1)), [],
-         ["the model 'net.onnx' reads 'x' float32 [7] a sample, and no feature of the data has that shape",
+         ["the model 'net.onnx' reads 'x' float32 [7] per sample, and no feature of the data has that shape",
           "the data hold 'x' float32 [5]; 'y' float32 []"]),
         (perceptron(5, 3), numbers(5, lambda x: x[:, :3].argmax(1) - 1), [],
-         ["the smallest label is -1; classes are numbered from 0. Use -100 to ignore one."]),
+         ["the smallest label is -1; classes start at 0. Use -100 for labels to ignore."]),
         (perceptron(4, 3), pictures, [],
-         ["'pictures' is a folder of images, and 'net.onnx' reads 'x' float32 [batch, 4]: that is not one input of "
+         ["'pictures' is a folder of images, and 'net.onnx' reads 'x' float32 [batch, 4]: expected one input of "
           "images ([batch, channels, height, width])."]),
         (classifier_of_images(), text, [],
-         ["is text without labels, and 'net.onnx' has no input of token ids ([batch, sequence], whole numbers)"]),
+         ["is text without labels, and 'net.onnx' has no input of token ids ([batch, sequence], integers)"]),
         (classifier_of_images(), table, [], ["is a table, and 'net.onnx' reads 'image' float32 [batch, 3, 16, 16]"]),
         (perceptron(4, 3), lambda folder: "nowhere", [], ["source 'nowhere' does not exist"]),
         (perceptron(4, 3), table, ["--epochs", "0"], ["--epochs is 0; expected at least 1."]),
         (perceptron(4, 3), table, ["--learning-rate", "-1"], ["--learning-rate is -1; expected a number above 0."]),
-        (perceptron(4, 3), table, ["--test-fraction", "1"], ["--test-fraction is 1; expected a share from 0 to below"]),
-        (perceptron(4, 3), table, ["-o", "."], ["--output '.' is a folder; name a file"]),
+        (perceptron(4, 3), table, ["--test-fraction", "1"], ["--test-fraction is 1; expected a fraction from 0"]),
+        (perceptron(4, 3), table, ["-o", "."], ["--output '.' is a folder; pass a file"]),
     ],
 )  # fmt: skip
 def test_refusals(
@@ -238,7 +238,7 @@ def test_a_table_of_numbers_that_are_not_finite_is_found_by_the_trial(
 
     prepare(Kind(perceptron(5, 1), numbers(5, label), {}), tmp_path, monkeypatch)
     assert main(["init", "net.onnx", "numbers.npz", "--loss", "mean_squared_error"]) == 2
-    assert "one step was tried, and failed: all 1 weight updates of this round were skipped" in capsys.readouterr().err
+    assert "the trial step failed: all 1 weight updates of this round were skipped" in capsys.readouterr().err
 
 
 def test_fewer_classes_than_outputs_are_a_note(
@@ -279,9 +279,10 @@ def test_the_wizard_writes_the_same_file_where_every_default_is_taken(
     assert main(["init", "net.onnx", "trees.csv", "--no-trial", "--wizard", "--force"]) == 0
     assert Path("run.yaml").read_text().split("\n", 1)[1] == plain[1]
     assert [prompt.partition("?")[0] for prompt in asked] == [
-        "Which feature is the label", "What is minimized", "Which share of the samples is kept for testing",
-        "Samples of a batch", "How many passes over the data", "The highest learning rate",
-        "Which weights train (names or *-patterns)", "Where does the trained model go",
+        "Which feature is the label", "Which loss is minimized",
+        "Which fraction of the samples is held out for testing",
+        "How many samples per batch", "How many passes over the data", "Which peak learning rate",
+        "Which weights are trained (names or *-patterns)", "Which folder is the trained model written to",
     ]  # fmt: skip
     assert "[tree]" in asked[0]
     assert "[softmax_cross_entropy]" in asked[1]
@@ -299,9 +300,9 @@ def test_the_wizard_asks_again_until_an_answer_can_be_used(
     for words in (
         "there is no feature 'leaf'; the data hold row, length",
         "expected one of softmax_cross_entropy, binary_cross_entropy",
-        "expected a share from 0 to below 1, like 0.1",
+        "expected a fraction from 0 to below 1, such as 0.1",
         "expected a whole number of at least 1",
-        "expected a number above 0, like 0.001",
+        "expected a number above 0, such as 0.001",
     ):
         assert words in said
     parameters = Parameters.load("run.yaml")
@@ -317,8 +318,8 @@ def test_the_wizard_leaves_out_what_an_option_says_and_says_where_the_input_ende
     asked = answering([""], monkeypatch)
     words = ["init", "net.onnx", "trees.csv", "--wizard", "--label", "tree", "--loss", "softmax_cross_entropy"]
     assert main(words) == 2
-    assert asked[0].startswith("Which share")
-    assert "the input ended at the question 'Samples of a batch?" in capsys.readouterr().err
+    assert asked[0].startswith("Which fraction")
+    assert "the input ended at the question 'How many samples per batch?" in capsys.readouterr().err
     assert not Path("run.yaml").exists()
 
 
@@ -334,7 +335,7 @@ def test_the_wizard_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     os.close(controller)
     os.close(terminal)
     assert process.returncode == 0, output.decode()
-    assert b"Press Enter to take the value in brackets." in output
+    assert b"Press Enter to accept the value in brackets." in output
     assert Parameters.load("run.yaml").learning_rate.initial_lr == 0.004
 
 
@@ -345,7 +346,7 @@ def test_the_wizard_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("data", "words"),
     [
         (None, ["`onward init net.onnx [DATA]` would propose:", "loss: softmax_cross_entropy",
-                "data that it needs, shapes of one sample:", "x: float32 [4]"]),
+                "data that it needs (shapes of one sample):", "x: float32 [4]"]),
         ("trees.csv", ["`onward init net.onnx trees.csv` would propose:", "from output 'out'",
                        "packing: onward pack trees.csv data --test-fraction 0.2"]),
         ("nowhere", ["`onward init net.onnx nowhere` would refuse: source 'nowhere' does not exist"]),

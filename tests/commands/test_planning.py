@@ -138,10 +138,10 @@ def test_a_picture_as_png(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, run, "--image", "plan.gif") == (
-        "onward plan: --image 'plan.gif': pictures are written as .svg or .png."
+        "onward plan: --image 'plan.gif': expected a file that ends in .svg or .png."
     )
     assert refused(capsys, run, "--memory-gb", "0") == (
-        "onward plan: --memory-gb is 0; give the memory of one rank, in GB, above 0."
+        "onward plan: --memory-gb is 0; pass the memory of one rank in GB, above 0."
     )
     lost = tmp_path / "nowhere" / "plan.svg"
     assert refused(capsys, run, "--image", lost) == (
@@ -165,7 +165,7 @@ def test_a_png_without_pillow_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)  # what an import of a package that is not there meets
     assert refused(capsys, run, "--image", "plan.png") == (
-        "onward plan: --image 'plan.png': a PNG needs the package pillow (pip install pillow); or write an .svg."
+        "onward plan: --image 'plan.png': writing PNG needs pillow. Run pip install pillow, or write an .svg file."
     )
     assert not (run.parent / "plan.png").exists()
 

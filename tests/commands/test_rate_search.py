@@ -79,9 +79,12 @@ def test_a_picture_as_png(run_file: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--from", "1", "--to", "0.1"], "--from is 1 and --to is 0.1; expected rates above 0, --to the larger."),
-        (["--steps", "3"], "--steps is 3; expected at least 10, to see a curve."),
-        (["--image", "a.gif"], "--image 'a.gif': pictures are written as .svg or .png."),
+        (
+            ["--from", "1", "--to", "0.1"],
+            "--from is 1 and --to is 0.1; expected rates above 0, with --to above --from.",
+        ),
+        (["--steps", "3"], "--steps is 3; expected at least 10."),
+        (["--image", "a.gif"], "--image 'a.gif': expected a file that ends in .svg or .png."),
         (["--training.nonsense", "1"], "training.nonsense"),
         (["--paths.train_data_dir", "nowhere"], "nowhere"),
         (["--checkpoint", "nowhere"], "nowhere"),

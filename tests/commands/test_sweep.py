@@ -49,11 +49,11 @@ MISTAKES = {
 def test_mistakes_are_found_before_the_first_run(workplace: Path, asked: str) -> None:  # noqa: F811
     with pytest.raises(ParametersError, match=MISTAKES[asked]):
         find_members(workplace / "run.yaml", [asked], {})
-    with pytest.raises(ParametersError, match=r"^--sweep training\.seed is given twice; name all its values in one"):
+    with pytest.raises(ParametersError, match=r"^--sweep training\.seed is set twice; list all its values in one"):
         find_members(workplace / "run.yaml", ["training.seed=1,2"], {"training.seed": "3"})
     write_run(workplace, paths={"output_dir": None})
     with pytest.raises(
-        ParametersError, match=r"^--sweep needs paths\.output_dir: each run writes to a folder of its own"
+        ParametersError, match=r"^--sweep needs paths\.output_dir, in which each run writes to its own folder"
     ):
         find_members(workplace / "run.yaml", [RATES], {})
 
@@ -116,4 +116,4 @@ def test_an_interrupted_sweep_resumes(workplace: Path) -> None:  # noqa: F811
             if "resumed from" in line:
                 break
         os.killpg(process.pid, signal.SIGKILL)
-    assert said[0] == "sweep  1 of 2: training.num_train_steps=8, done already\n"
+    assert said[0] == "sweep  1 of 2: training.num_train_steps=8, already done\n"

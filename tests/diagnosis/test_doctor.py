@@ -27,7 +27,7 @@ def test_the_whole_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    assert told["well"] is True
+    assert told["ok"] is True
     assert {one["topic"] for one in told["findings"]} >= {
         "versions",
         "cpu",
@@ -35,20 +35,20 @@ def test_the_whole_command() -> None:
         "gpu",
         "disk",
         "speed",
-        "exchange",
+        "communication",
     }
-    sums = [one["text"] for one in told["findings"] if one["topic"] == "exchange"]
+    sums = [one["text"] for one in told["findings"] if one["topic"] == "communication"]
     assert any("over 2 processes (cpu, gloo)" in text and text.endswith("sums right") for text in sums)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--seconds", "0"], "onward doctor: --seconds is 0; give a time above 0.\n"),
-        (["--processes", "0"], "onward doctor: --processes is 0; give a number of at least 1.\n"),
+        (["--seconds", "0"], "onward doctor: --seconds is 0; pass a number above 0.\n"),
+        (["--processes", "0"], "onward doctor: --processes is 0; pass at least 1.\n"),
         (
             ["--folder", "nowhere"],
-            "onward doctor: --folder 'nowhere' is no folder; name the one that runs are to be written to.\n",
+            "onward doctor: --folder 'nowhere' is not a folder; pass the folder to write runs to.\n",
         ),
     ],
 )
@@ -74,7 +74,7 @@ def test_findings_as_text_and_json() -> None:
         "disk      note     full\n                   -> Free space.\nversions  ok       fine\n\n0 problems, 1 note"
     )
     assert json.loads(to_json(found)) == {
-        "well": True,
+        "ok": True,
         "findings": [
             {"topic": "disk", "text": "full", "status": "note", "remedy": "Free space."},
             {"topic": "versions", "text": "fine", "status": "ok", "remedy": ""},
@@ -111,7 +111,7 @@ def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = {one.text: one.remedy for one in check_devices() if one.status == "note"}
     assert notes == {
         "8 threads share 2 cores": "Set machine.threads: 2, or OMP_NUM_THREADS=2.",
-        "1.0 GB free": "End other programs, or train on less at a time.",
+        "1.0 GB free": "Close other programs, or train with smaller batches.",
     }
 
 
@@ -120,7 +120,7 @@ def test_variables_left_over_from_a_launcher(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (problem,) = [one for one in check_devices() if one.status == "problem"]
     assert problem.text.startswith("RANK=3 is set, but not WORLD_SIZE")
-    assert problem.remedy == "Unset the variables that are left over from another start."
+    assert problem.remedy == "Unset the environment variables left over from another launcher."
 
 
 def test_a_driver_whose_gpu_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_driver_whose_gpu_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(devices.shutil, "which", lambda name: f"/usr/bin/{name}")
     (problem,) = [one for one in check_devices() if one.topic == "gpu"]
     assert problem.status == "problem"
-    assert problem.text.startswith(f"nvidia-smi is there, but torch {torch.__version__} finds no GPU; it is ")
+    assert problem.text.startswith(f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU; it is ")
 
 
 def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,10 @@ def test_disks_that_are_full_or_read_only(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(disks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6, total=64 * 2**20))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     full, *_, shared = check_disks(tmp_path)
-    assert (full.status, full.remedy) == ("note", "A checkpoint of AdamW takes 12 bytes a parameter; free space.")
+    assert (full.status, full.remedy) == (
+        "note",
+        "Free some space: a checkpoint with AdamW takes 12 bytes per parameter.",
+    )
     assert (shared.status, shared.remedy) == ("problem", "Start the container with --shm-size=8g or --ipc=host.")
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -174,6 +177,6 @@ def test_processes_that_cannot_exchange(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(exchange, "launch_workers", lambda *_: 1)
     (problem,) = check_exchange(2, 0.1)
     assert problem.status == "problem"
-    assert problem.text == "2 processes on this machine's cpu cannot exchange tensors (exit code 1; see above)"
+    assert problem.text == "2 processes on this machine's cpu cannot communicate (exit code 1; see above)"
     (note,) = check_exchange(1, 0.1)
     assert note.status == "note"

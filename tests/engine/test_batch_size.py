@@ -205,7 +205,7 @@ def test_the_plan_finds_it_by_forecast(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Fits 1 GB" in printed
     if not torch.cuda.is_available():
         assert main(["plan", str(file)]) == 2
-        assert "Give it as --memory-gb, or as machine.memory_gb" in capsys.readouterr().err
+        assert "Pass --memory-gb, or set machine.memory_gb" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- ranks

@@ -232,7 +232,7 @@ def test_a_skipped_batch_is_as_if_it_were_not_there(tmp_path: Path) -> None:
 
 def test_skipping_everything_is_an_error_not_a_hang(tmp_path: Path) -> None:
     runner, _ = start(tmp_path, Skips(0, 1, 2, 3))
-    with pytest.raises(DataError, match=r"callbacks skipped 17 batches one after the other, more than an epoch.*Check"):
+    with pytest.raises(DataError, match=r"callbacks skipped 17 batches in a row, more than an epoch.*Check"):
         runner.run(loader())
 
 
@@ -241,7 +241,7 @@ def test_skipping_everything_is_an_error_not_a_hang(tmp_path: Path) -> None:
     [
         (("skip_step",), r"skip_step\(\) belongs in on_batch\(batch\).*call skip_step\(\) in on_batch"),
         (("evaluate_now",), r"evaluate_now\(\) needs test data: pass test_data_loader to run\(\), or validation_data"),
-        (("save_now",), r"save_now\(\) needs checkpoint.checkpoints_dir; set where"),
+        (("save_now",), r"save_now\(\) needs checkpoint.checkpoints_dir; set it to"),
         (("set_learning_rate", -1.0), r"set_learning_rate\(-1.0\): expected a number from 0, or None"),
         (("set_learning_rate", float("nan")), r"set_learning_rate\(nan\): expected a number from 0"),
         (("scale_learning_rate", float("inf")), r"scale_learning_rate\(inf\): expected a number from 0"),

@@ -131,20 +131,23 @@ def test_metrics_of_yes_and_no_are_those_of_sklearn(tmp_path: Path, outputs: int
 
 MISTAKES = {
     "unknown name": (["f1_scor"], r"^training\.metrics: torchmetrics has no metric 'f1_scor'\. Did you mean f1score"),
-    "unknown option": ([{"name": "f1", "avrage": "macro"}], r"^training\.metrics: 'f1' cannot be made with .*avrage"),
-    "wrong value": ([{"name": "f1", "average": "maccro"}], r"^training\.metrics: 'f1' cannot be made with .*maccro"),
+    "unknown option": (
+        [{"name": "f1", "avrage": "macro"}],
+        r"^training\.metrics: 'f1' cannot be created with .*avrage",
+    ),
+    "wrong value": ([{"name": "f1", "average": "maccro"}], r"^training\.metrics: 'f1' cannot be created with .*maccro"),
     "unknown output": (
         [{"name": "f1", "prediction": "logit"}],
-        r"^training\.metrics: 'f1': 'logit' is no output of the model; its outputs are: 'logits'\.$",
+        r"^training\.metrics: 'f1': 'logit' is not an output of the model; its outputs are: 'logits'\.$",
     ),
     "unknown label": (
         [{"name": "f1", "label": "labels"}],
-        r"^training\.metrics: 'f1': 'labels' is no label or input of the run; those are: 'x', 'label'\.$",
+        r"^training\.metrics: 'f1': 'labels' is not a label or input of the run; those are: 'x', 'label'\.$",
     ),
     "no name": ([{"average": "macro"}], r"^training\.metrics\[0\] is .*; expected a name such as f1, or \{name: f1"),
     "twice": (
         ["f1", {"name": "f1", "average": "macro"}],
-        r"^training\.metrics\[1\] is reported as 'f1', as is an entry",
+        r"^training\.metrics\[1\] is reported as 'f1', as is an earlier entry",
     ),
     "a matrix": (
         ["confusion_matrix"],
@@ -166,7 +169,7 @@ def test_mistakes_are_explained(tmp_path: Path, mistake: str) -> None:
 
 def test_a_metric_of_classes_needs_a_task_where_the_loss_has_none(tmp_path: Path) -> None:
     words = (
-        r"^training\.metrics: 'f1' is a metric of classes, and loss\.type 'mean_squared_error' does not say of which"
+        r"^training\.metrics: 'f1' is a classification metric, and loss\.type 'mean_squared_error' does not determine"
     )
     with pytest.raises(ParametersError, match=words):
         start(tmp_path, loss=SQUARES, training={"metrics": ["f1"]})

@@ -196,7 +196,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("how", ["mean", "softmax", "cumulated", "joined", "first"])
 def test_models_that_mix_samples_are_refused(how: str, dynamo: bool) -> None:
     model = _export(Mixed(how).eval(), (STEPS,), dynamo)
-    with pytest.raises(NotRebatched, match=r"mixes the samples of a batch|its samples are not independent|joined with"):
+    with pytest.raises(NotRebatched, match=r"mixes the samples of a batch|its samples are not independent|merged with"):
         prove_rebatching(model)
 
 
@@ -206,7 +206,7 @@ def test_samples_in_another_axis_of_the_output_are_refused() -> None:
         """<ir_version: 8, opset_import: ["": 17]> net (float[1, 4, 3] x) => (float[1, 3, 4] y)
         <int64[1] first = {0}> { a = Squeeze (x, first) b = Transpose <perm = [1, 0]> (a) y = Unsqueeze (b, first) }"""
     )
-    with pytest.raises(NotRebatched, match=r"its output 'y' has the samples in axis 2, joined with others"):
+    with pytest.raises(NotRebatched, match=r"its output 'y' has the batch in axis 2, merged with other axes"):
         prove_rebatching(model)
 
 
@@ -216,7 +216,7 @@ def test_graphs_in_a_node_are_refused() -> None:
         { y = If (c) <then_branch = a () => (float[1, 4] p) { p = Relu (x) },
                       else_branch = b () => (float[1, 4] q) { q = Neg (x) }> }"""
     )
-    with pytest.raises(NotRebatched, match=r"node 'y' \(If\) holds graphs of its own"):
+    with pytest.raises(NotRebatched, match=r"node 'y' \(If\) contains subgraphs"):
         prove_rebatching(model)
 
 
@@ -258,8 +258,8 @@ def test_a_run_with_another_batch_is_that_of_a_file_without_a_fixed_one(
     for name, tensor in results[1][0].items():
         assert torch.equal(results[0][0][name], tensor), name
     notes = results[0][2].graph.notes
-    assert notes[0].startswith(f"the export of the model fixed the batch to {samples}; for training the graph was ")
-    assert notes[0].endswith("The exported model keeps its own sizes.")
+    assert notes[0].startswith(f"the batch size in the model is fixed to {samples}; for training the graph was ")
+    assert notes[0].endswith("The exported model keeps its batch size.")
     trained = onnx.load(fixed / "out" / "mlp_trained.onnx")
     assert trained.graph.input[0].type.tensor_type.shape.dim[0].dim_value == samples
     session = onnxruntime.InferenceSession(fixed / "out" / "mlp_trained.onnx")
@@ -272,12 +272,12 @@ def test_a_run_that_cannot_have_another_batch_says_what_to_do(tmp_path: Path) ->
         start(tmp_path)
     text = str(raised.value)
     assert text.startswith(
-        "training.batch_size is 4, but the export of the model fixed the batch to 1, and the graph cannot be rewritten "
+        "training.batch_size is 4, but the batch size in the model is fixed to 1, and the graph cannot be rewritten "
         "for another, because its samples are not independent: 'logits' differs by "
     )
     assert (
         "Set training.batch_size and training.eval_batch_size to 1 and training.gradient_accumulation_steps to 4, "
-        "which makes the same updates, or export the model with a batch axis of any size" in text
+        "which makes the same updates, or export the model with a dynamic batch axis" in text
     )
     runner, _ = start(tmp_path, training={"batch_size": 1, "gradient_accumulation_steps": 4, "num_train_steps": 8})
     runner.run(InMemoryDataLoader(data(32)))

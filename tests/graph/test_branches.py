@@ -41,9 +41,9 @@ def branched(condition: str = "wide = Greater(sum, zero)") -> onnx.ModelProto:
 
 def test_each_branch_names_its_weights() -> None:
     text = (
-        "node 'h' (If) computes one of two branches, as 'wide' says: only its then_branch reads 2 weights "
-        "(first, second), only its else_branch reads 1 weight (third). Weights of the branch that your data "
-        "do not take get no gradient and stay as they are."
+        "node 'h' (If) computes one of two branches, depending on 'wide': only its then_branch reads 2 weights "
+        "(first, second), only its else_branch reads 1 weight (third). Weights of a branch that your data "
+        "never take get no gradient and do not change."
     )
     assert text in make_training_graph(branched()).notes
     assert "only its then_branch reads 2 weights" in " ".join(render(inspect(branched())).split())
@@ -55,8 +55,8 @@ def test_a_constant_condition_says_which_stay() -> None:
     model = branched("unused = Identity(zero)")
     model.graph.node[2].input[0] = "always"
     assert (
-        "the condition of node 'h' (If) is constant; what only the other branch reads gets no gradient and stays as it "
-        "is: 1 weight (third)."
+        "the condition of node 'h' (If) is constant; weights of the other branch get no gradient and do not "
+        "change: 1 weight (third)."
     ) in make_training_graph(model).notes
 
 
@@ -79,7 +79,7 @@ def test_the_first_update_names_the_weights_that_got_no_gradient(sign: int, tmp_
     names = ["third"] if sign > 0 else ["first", "second"]
     (message,) = [message for message in recorder.messages if "got no gradient in the first update" in message]
     assert message.startswith(
-        f"{len(names)} of 5 weights got no gradient in the first update ({', '.join(names)}): nothing that these data "
+        f"{len(names)} of 5 weights got no gradient in the first update ({', '.join(names)}): no computed node reads "
     )
     still = [name for name, weight in runner.net.weights.items() if bool((weight == before[name]).all())]
     assert still == names

@@ -124,9 +124,7 @@ def test_restored_weights_are_what_the_integers_stand_for(channels_last: bool) -
     ]
     np.testing.assert_allclose(outputs[0], outputs[1], atol=0.2001, rtol=0)  # a step of the output: 0.2
     assert (outputs[0] == outputs[1]).mean() > 0.95
-    assert result.describe() == (
-        "1 QLinearConv written out in real numbers; 54 stored integers are float32 parameters now."
-    )
+    assert result.describe() == ("1 QLinearConv dequantized; 54 stored integers are now float32 parameters.")
 
 
 def test_what_cannot_be_written_stays_and_is_named() -> None:
@@ -142,7 +140,7 @@ def test_what_cannot_be_written_stays_and_is_named() -> None:
     computed.graph.initializer.append(numpy_helper.from_array(np.ones((2, 2), np.int8), "other"))
     computed.graph.node.append(onnx.helper.make_node("DequantizeLinear", ["other", "s"], ["o"]))
     computed.graph.output.append(onnx.helper.make_tensor_value_info("o", 1, [2, 2]))
-    assert "Left as they are, without a gradient: node 'conv' (QLinearConv)." in dequantize(computed).describe()
+    assert "Not dequantized, without a gradient: node 'conv' (QLinearConv)." in dequantize(computed).describe()
 
 
 def test_a_model_of_real_numbers_is_refused() -> None:
@@ -176,7 +174,7 @@ def test_from_an_integer_file_to_a_trained_one(tmp_path: Path, capsys: pytest.Ca
     for kind in ("qdq", "float"):
         folder = tmp_path / kind
         assert main(["export", str(path), "--dequantize", kind, "-o", str(folder / "mlp.onnx")]) == 0
-        assert "2 QGemm written out in real numbers; 80 stored integers" in capsys.readouterr().out
+        assert "2 QGemm dequantized; 80 stored integers" in capsys.readouterr().out
         runner, recorder = start(folder, training={"num_train_steps": 40})
         runner.run(InMemoryDataLoader(data(64)))
         losses = [report.loss for report in recorder.steps]
@@ -192,4 +190,4 @@ def test_from_an_integer_file_to_a_trained_one(tmp_path: Path, capsys: pytest.Ca
 def test_integers_beside_weights_are_told() -> None:
     saved = saved_by_onnxruntime("transformer", "dynamic", "none")
     (note,) = [note for note in onward.to_torch(saved.model).graph.notes if "stored as 8-bit integers" in note]
-    assert "make float parameters of them (onward export MODEL --dequantize qdq -o FILE) and train that model" in note
+    assert "dequantize the model (onward export MODEL --dequantize qdq -o FILE) and train the result" in note

@@ -116,7 +116,7 @@ def test_an_unnamed_open_axis_follows_the_first_axis_of_the_first_input() -> Non
         ({"stat": 0}, r"names 'stat'; the inputs of the model are 'x', 'sr', 'state'\. Did you mean 'state'\?"),
         ({"sr": 0.5}, r"gives 'sr' the value 0\.5, which its type int64 cannot hold\."),
         ({"state": 1e60}, r"gives 'state' the value 1e\+60, which its type float cannot hold\."),
-        ({"x": 0, "sr": 16000, "state": 0}, r"names every input of the model \(x, sr, state\); leave one out\."),
+        ({"x": 0, "sr": 16000, "state": 0}, r"names every input of the model \(x, sr, state\); remove at least one\."),
     ],
 )
 def test_what_cannot_be_fixed_is_refused(fixed: dict[str, float], words: str) -> None:
@@ -211,5 +211,5 @@ def test_which_inputs_are_no_feature_of_a_sample(
 def test_inspection_says_what_to_set(tmp_path: Path) -> None:
     onnx.save(voice_model(), tmp_path / "voice.onnx")
     text = " ".join(describe(tmp_path / "voice.onnx").split())
-    assert "inputs 'sr', 'state' look like no feature of a sample" in text
+    assert "inputs 'sr', 'state' look like states or settings that are the same for every sample" in text
     assert "Set data.fixed_inputs: {sr: 16000, state: 0} to train without them in the data." in text

@@ -61,9 +61,9 @@ def test_integers_and_their_scales_do_not_train_and_that_is_reported() -> None:
     assert graph.weights == ("bias",)
     assert {graph.frozen[name] for name in ("w1", "w2")} == {"a weight stored as 8-bit integers"}
     assert {graph.frozen[name] for name in ("w1_scale", "w2_scale", "b_scale")} == {"a quantization scale"}
-    (note,) = (note for note in graph.notes if "do not train" in note)
-    assert note.startswith("99 parameters do not train (of 103): 2 x a weight stored as 8-bit integers (w1, w2; 96 ")
-    assert "train the model before quantization and quantize it afterwards (onward export --quantize)" in note
+    (note,) = (note for note in graph.notes if "are not trainable" in note)
+    assert note.startswith("99 of 103 parameters are not trainable: 2 x a weight stored as 8-bit integers (w1, w2; 96 ")
+    assert "train the model from before quantization and quantize it afterwards (onward export --quantize)" in note
     text = render(inspect(model))
     assert "2  a weight stored as 8-bit integers          96  96 B  w1, w2" in text
     assert "3  a quantization scale                        3  12 B  w1_scale, w2_scale, b_scale" in text
@@ -212,8 +212,8 @@ def only_constants() -> onnx.ModelProto:
 
 
 NOTHING = (
-    "No weight of the model trains. Its tensors are: 1 x a window function (window; 64 parameters, 256 bytes). Name "
-    "those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
+    "The model has no trainable weights. Its tensors are: 1 x a window function (window; 64 parameters, 256 bytes). "
+    "List those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
 )
 
 
@@ -241,5 +241,5 @@ def test_a_model_of_integers_only_says_what_to_do() -> None:
     model = quantized()
     del model.graph.initializer[-1]
     model.graph.node[-1].CopyFrom(onnx.helper.make_node("Identity", ["c"], ["y"]))
-    with pytest.warns(UserWarning, match="get no gradient: make float parameters of them"):
+    with pytest.warns(UserWarning, match="get no gradient: dequantize the model"):
         onward.to_torch(model)

@@ -138,7 +138,7 @@ def test_a_cross_entropy_starts_before_the_softmax(name: str, fuse: bool) -> Non
     _assert_same(tuple(actual), _reference(lambda z: F.cross_entropy(z, LABELS)))
     (note,) = [note for note in notes if "loss.prediction" in note]
     assert note.startswith("loss.prediction: 'p' is computed by ")
-    assert note.endswith("because the loss applies a softmax of its own. The exported model is unchanged.")
+    assert note.endswith("because the loss applies its own softmax. The exported model is unchanged.")
 
 
 @pytest.mark.parametrize("name", SOFTMAX_LOGARITHMS)
@@ -216,7 +216,7 @@ def test_a_binary_cross_entropy_starts_before_the_sigmoid(name: str, from_logits
     )
     wanted = _reference(lambda z: F.binary_cross_entropy_with_logits(z, YES_OR_NO.double()))
     _assert_same(tuple(actual), wanted)
-    why = "because the loss applies a sigmoid of its own" if from_logits else "because it is more accurate"
+    why = "because the loss applies its own sigmoid" if from_logits else "because it is more accurate"
     assert any("is computed by " in note and why in note for note in notes)
 
 
@@ -237,9 +237,9 @@ def test_what_is_no_fit_is_said() -> None:
     assert any("'p' holds probabilities already, so loss.from_logits is ignored. Set loss.from_logits: false" in n
                for n in notes)  # fmt: skip
     graph = make_training_graph(_model("p = Identity (z)", 17), loss=LossSpec(BCE, "p", "label"))
-    assert any("is the output of Gemm 'node_0', which can give any number" in note for note in graph.notes)
+    assert any("is the output of Gemm 'node_0', which is not limited to 0 to 1" in note for note in graph.notes)
     graph = make_training_graph(_model("p = Sigmoid (z)", 17), loss=LossSpec(CE, "p", "label"))
-    assert any("for one of them set loss.prediction: z." in note for note in graph.notes)
+    assert any("for one class per sample set loss.prediction: z." in note for note in graph.notes)
 
 
 def test_the_prediction_may_be_an_inner_value() -> None:

@@ -169,8 +169,10 @@ def test_a_parameter_that_is_stored_computed_with_is_reported(name: str, tmp_pat
     torch.manual_seed(0)
     graph = make_training_graph(export(Shared(40, way), (torch.randn(2, 3, 40),), tmp_path / "m.onnx", 18, True))
     (note,) = [note for note in graph.notes if "is stored 2 times" in note]
-    assert note.startswith(f"the parameter 'matrix' is stored 2 times ('matrix', '{name}'), computed with at export")
-    assert "torch.onnx.export(..., optimize=False) keeps it once." in note
+    assert note.startswith(
+        f"the parameter 'matrix' is stored 2 times ('matrix', '{name}'), folded with constants at export"
+    )
+    assert "torch.onnx.export(..., optimize=False) to store it once." in note
 
 
 def test_ties_are_reported(tmp_path: Path) -> None:

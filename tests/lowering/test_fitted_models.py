@@ -218,7 +218,7 @@ def test_labels_that_are_strings_are_left_as_they_are(tmp_path: Path) -> None:
     assert list(net.graph.left_out) == ["output_label"]
     notes = " ".join(net.graph.notes)
     assert "the output 'output_label' is not computed: " in notes
-    assert "It stays in the exported model as it is." in notes
+    assert "It stays unchanged in the exported model." in notes
     assert "'iris', 'rose', 'tulip'" in notes
     loss = {"type": "softmax_cross_entropy", "prediction": "output_probability", "label": "label"}
     losses = train(path, {"X": x, "label": classes}, loss)

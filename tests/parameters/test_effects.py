@@ -141,7 +141,9 @@ def test_what_has_no_effect_is_told_or_refused(field: str, tmp_path: Path) -> No
     )
     found = fields_without_effect(asked, NEEDS[field].is_refused)
     shown = str(value).lower() if isinstance(value, bool) else value
-    assert found == [f"{field} is {shown}, but it has an effect only {NEEDS[field].text}; set that, or leave it out."]
+    assert found == [
+        f"{field} is {shown}, but it has an effect only {NEEDS[field].text}. Change that, or remove {field}."
+    ]
     assert fields_without_effect(parameters(tmp_path, **sections), NEEDS[field].is_refused) == []
 
 
@@ -150,7 +152,8 @@ def test_layers_to_recompute_without_recomputing_are_refused(tmp_path: Path) -> 
         parameters(tmp_path, recompute={"number_recompute_layers": 1})
     assert str(caught.value) == (
         "recompute.number_recompute_layers is 1, but it has an effect only with recompute.segments or "
-        "recompute.attention, whose layers it limits, and without recompute.memory_budget; set that, or leave it out."
+        "recompute.attention, whose layers it limits, and without recompute.memory_budget. Change that, or "
+        "remove recompute.number_recompute_layers."
     )
     parameters(tmp_path, recompute={"number_recompute_layers": 1, "segments": True})
 
@@ -158,8 +161,8 @@ def test_layers_to_recompute_without_recomputing_are_refused(tmp_path: Path) -> 
 def test_a_run_reports_what_has_no_effect(tmp_path: Path) -> None:
     _, recorder = start(tmp_path, profiler={"top_nodes": 5}, learning_rate={"power": 2.0})
     assert recorder.messages == [
-        "learning_rate.power is 2.0, but it has an effect only with learning_rate.warmup_mode polynomial; set that, or "
-        "leave it out.",
-        "profiler.top_nodes is 5, but it has an effect only with profiler.first_step and last_step; set that, or leave "
-        "it out.",
+        "learning_rate.power is 2.0, but it has an effect only with learning_rate.warmup_mode polynomial. Change that, "
+        "or remove learning_rate.power.",
+        "profiler.top_nodes is 5, but it has an effect only with profiler.first_step and last_step. Change that, or "
+        "remove profiler.top_nodes.",
     ]

@@ -213,7 +213,7 @@ KINDS: dict[str, Kind] = {
     "images in folders": Kind(
         classifier_of_images(), pictures,
         {"loss.type": CROSS_ENTROPY, "data.input_name_map": {}, "loss.label": "label"},
-        says=("images become 3 x 16 x 16", "pixels become numbers from -1 to 1"),
+        says=("images are resized to 3 x 16 x 16", "pixel values are scaled to -1 to 1"),
     ),
     "images in folders, softmax inside": Kind(
         classifier_of_images(nn.Softmax(1)), pictures, {"loss.type": CROSS_ENTROPY},
@@ -221,12 +221,12 @@ KINDS: dict[str, Kind] = {
     ),
     "images in folders, channels last": Kind(
         channels_last, pictures, {"loss.type": CROSS_ENTROPY, "data.input_name_map": {"image": "input_1"}},
-        says=("the model has channels last",),
+        says=("the model expects channels-last",),
     ),
     "images as bytes": Kind(
         classifier_of_images(), pixels_as_bytes,
         {"loss.type": CROSS_ENTROPY, "data.input_name_map": {"images": "image"}, "loss.label": "labels"},
-        says=("have their channels last", "pixels from 0 to 255 are scaled to 0 to 1"),
+        says=("are channels-last", "pixels from 0 to 255 are scaled to 0 to 1"),
     ),
     "images as bytes, channels last": Kind(
         channels_last, pixels_as_bytes, {"loss.type": CROSS_ENTROPY, "data.input_name_map": {"images": "input_1"}},
@@ -237,7 +237,7 @@ KINDS: dict[str, Kind] = {
     ),
     "table": Kind(
         perceptron(4, 3), table, {"loss.type": CROSS_ENTROPY, "loss.label": "tree"},
-        says=("'row' numbers the rows and is left out", "the rows are sorted by the label"),
+        says=("'row' numbers the rows and is left out", "the rows are sorted by label"),
     ),
     "table of semicolons": Kind(perceptron(4, 3), lambda f: table(f, "semicolon"), {"loss.type": CROSS_ENTROPY}),
     "table of tabulators": Kind(perceptron(4, 3), lambda f: table(f, "tsv"), {"loss.type": CROSS_ENTROPY}),
@@ -268,7 +268,7 @@ KINDS: dict[str, Kind] = {
     ),
     "classes from 1": Kind(
         perceptron(5, 3), numbers(5, lambda x: x[:, :3].argmax(1) + 1), {"loss.type": CROSS_ENTROPY},
-        says=("the labels run from 1 to 3, the model's classes from 0",),
+        says=("the labels range from 1 to 3, the model's classes start at 0",),
     ),
     "batch of one": Kind(
         fixed_batch, numbers(5, lambda x: x[:, :3].argmax(1)), {"loss.type": CROSS_ENTROPY},
@@ -279,12 +279,12 @@ KINDS: dict[str, Kind] = {
     ),
     "text": Kind(
         language_model(True), text, {"loss.type": CROSS_ENTROPY, "data.input_name_map": {"tokens": "input_ids"}},
-        says=("it predicts the next token",),
+        says=("causal language model",),
     ),
     "text with a mask": Kind(language_model(True, True), text, {"loss.type": CROSS_ENTROPY}),
     "masked text": Kind(
         language_model(False), text, {"loss.type": CROSS_ENTROPY, "loss.ignore_index": -100},
-        says=("it fills in masked tokens",),
+        says=("masked language model",),
     ),
     "token ids without labels": Kind(
         language_model(True), token_ids, {"loss.type": CROSS_ENTROPY, "loss.ignore_index": -100},

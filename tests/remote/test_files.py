@@ -118,7 +118,7 @@ def test_there_and_away_again(store: Any, tmp_path: Path) -> None:
     [
         (
             "nonsense://bucket/a",
-            "nonsense:// is no protocol that fsspec knows (file, gs, https, memory, s3 and others)",
+            "nonsense:// is not a protocol that fsspec supports; expected file, gs, https, memory, s3 and others",
         ),
         ("gs://bucket/a", "gs:// needs another package: pip install gcsfs"),
     ],

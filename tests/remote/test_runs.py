@@ -153,8 +153,8 @@ def test_a_checkpoint_without_its_manifest_does_not_count(bucket: Any, tmp_path:
         ),
         (
             ["here/run.yaml", "--checkpoint.checkpoints_dir", "nonsense://bucket/ck"],
-            "checkpoint.checkpoints_dir: 'nonsense://bucket/ck' cannot be read: nonsense:// is no protocol that fsspec "
-            "knows (file, gs, https, memory, s3 and others).",
+            "checkpoint.checkpoints_dir: 'nonsense://bucket/ck' cannot be read: nonsense:// is not a protocol that "
+            "fsspec supports; expected file, gs, https, memory, s3 and others.",
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_store_that_refuses_ends_the_run(
     assert main(["train", "memory://bucket/run.yaml"]) == 2
     text = capsys.readouterr().err
     assert "checkpoint-00000003/" in text
-    assert "cannot be written: Access Denied. Check the address and your right to write there" in text
+    assert "cannot be written: Access Denied. Check the URL and your permission to write there" in text
 
 
 def test_packing_and_exporting_by_url(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,17 +10,19 @@ from pathlib import Path
 from onward.errors import ParametersError
 
 DESCRIPTION = (
-    "Checks versions, devices, disks, matrix products and an exchange between processes; ends with exit code 1 where "
-    "something that onward needs does not work. Takes about ten seconds."
+    "Checks versions, devices, disks, matmuls and communication between processes; ends with exit code 1 if something "
+    "that onward needs does not work. Takes about ten seconds."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what can be chosen of the checks."""
-    parser.add_argument("--folder", metavar="DIR", default=".", help="where runs are to be written (this folder)")
-    parser.add_argument("--processes", type=int, metavar="N", help="of the exchange (the number of GPUs, or 2)")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for products and exchange (5)")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    parser.add_argument("--folder", metavar="DIR", default=".", help="the folder to write runs to (this folder)")
+    parser.add_argument("--processes", type=int, metavar="N", help="of the all-reduce test (the number of GPUs, or 2)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="duration of the matmul and all-reduce tests (5)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -31,11 +33,11 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         SystemExit: with 1 where there is a problem.
     """
     if options.seconds <= 0:
-        raise ParametersError(f"--seconds is {options.seconds:g}; give a time above 0.")
+        raise ParametersError(f"--seconds is {options.seconds:g}; pass a number above 0.")
     if options.processes is not None and options.processes < 1:
-        raise ParametersError(f"--processes is {options.processes}; give a number of at least 1.")
+        raise ParametersError(f"--processes is {options.processes}; pass at least 1.")
     if not Path(options.folder).is_dir():
-        raise ParametersError(f"--folder {options.folder!r} is no folder; name the one that runs are to be written to.")
+        raise ParametersError(f"--folder {options.folder!r} is not a folder; pass the folder to write runs to.")
     from onward.diagnosis.devices import check_devices, check_products
     from onward.diagnosis.disks import check_disks
     from onward.diagnosis.exchange import check_exchange

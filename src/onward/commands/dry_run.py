@@ -1,4 +1,4 @@
-"""`onward train --dry-run`: all that a run does up to its first update, of which nothing is written."""
+"""`onward train --dry-run`: everything that a run does up to its first update, without writing anything."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def _lines(parameters: Parameters, summary: RunSummary, is_tested: bool) -> list
     accumulation = training.gradient_accumulation_steps
     loss = "" if summary.last_loss is None else f", loss {format_value(summary.last_loss)}"
     lines = [
-        f"one update of {summary.samples} samples in {format_duration(summary.train_seconds)}, compilation and "
-        f"specialization included{loss}; the run has {training.steps // accumulation:,} updates."
+        f"one update of {summary.samples} samples took {format_duration(summary.train_seconds)}, including "
+        f"compilation and specialization{loss}; the run has {training.steps // accumulation:,} updates."
     ]
     lines.append(
-        "the test data fit the model." if is_tested else "there are no test data, so that nothing is evaluated."
+        "the test data fit the model." if is_tested else "there are no test data, so nothing would be evaluated."
     )
     folder = checkpoint.checkpoints_dir
     latest = None if folder is None else find_latest(folder)

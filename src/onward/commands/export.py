@@ -18,21 +18,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="DIR", help="a checkpoint, or a folder of them")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the trained model goes")
     parser.add_argument("--optimize", action="store_true", help="fold constants and fuse what onnxscript can")
-    parser.add_argument("--quantize", choices=("fp16", "int8-dynamic", "int8-static"), help="in fewer bits")
+    parser.add_argument("--quantize", choices=("fp16", "int8-dynamic", "int8-static"), help="write in lower precision")
     parser.add_argument(
         "--dequantize",
         choices=("qdq", "float"),
-        help="MODEL, which is quantized, with float32 weights, so that it trains: rounding as it does, or not at all",
+        help="write the quantized MODEL with float32 weights, to train it: qdq keeps the rounding, float does not",
     )
     parser.add_argument("--calibration-data", metavar="DIR", help="shards for int8-static")
-    parser.add_argument("--calibration-batch-size", type=int, default=8, metavar="N", help="samples a batch (8)")
-    parser.add_argument("--calibration-batches", type=int, default=16, metavar="N", help="batches at most (16)")
+    parser.add_argument("--calibration-batch-size", type=int, default=8, metavar="N", help="samples per batch (8)")
+    parser.add_argument(
+        "--calibration-batches", type=int, default=16, metavar="N", help="maximum number of batches (16)"
+    )
     parser.add_argument("--training-graph", metavar="FILE", help="where loss and gradients go as an ONNX graph")
     parser.add_argument("--optimizer-graph", metavar="FILE", help="where the weight update goes as an ONNX graph")
-    parser.add_argument("--train-step", metavar="FILE", help="where a whole training step goes as an ONNX graph")
-    parser.add_argument(
-        "--training-info", metavar="FILE", help="where the model goes with its training as ONNX says it"
-    )
+    parser.add_argument("--train-step", metavar="FILE", help="where an entire training step goes as an ONNX graph")
+    parser.add_argument("--training-info", metavar="FILE", help="where the model goes with its TrainingInfoProto")
     parser.add_argument("--run", metavar="RUN.yaml", dest="run_file", help="loss and optimizer of these graphs")
 
 

@@ -10,8 +10,10 @@ DESCRIPTION = "Explains a command, a section of RUN.yaml or one of its fields: o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what is to be explained."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a command, section or section.field; none: all fields")
+    """Adds the name to explain."""
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a command, section or section.field; default: all fields"
+    )
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -22,25 +22,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder of images per class, text",
     )
     parser.add_argument("-o", "--output", default="run.yaml", metavar="RUN.yaml", help="the file to write (run.yaml)")
-    parser.add_argument("--force", action="store_true", help="replace the file, and data packed differently before")
-    parser.add_argument("--wizard", action="store_true", help="ask in the terminal, the value found being the default")
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite the file, and data that were packed with other options"
+    )
+    parser.add_argument("--wizard", action="store_true", help="ask in the terminal, with the inferred value as default")
     parser.add_argument("--output-dir", metavar="DIR", help="where the trained model will go (trained)")
     parser.add_argument("--label", metavar="NAME", help="the feature or column to predict (several columns: A,B,C)")
     parser.add_argument("--inputs", metavar="COLUMN,...", help="the columns of a table that the model reads")
-    parser.add_argument("--prediction", metavar="OUTPUT", help="the output of the model that is compared")
+    parser.add_argument(
+        "--prediction", metavar="OUTPUT", help="the output of the model that is compared with the label"
+    )
     parser.add_argument(
         "--loss",
         choices=("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1"),
-        help="what to minimize",
+        help="the loss to minimize",
     )
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training data")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a batch")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples per batch")
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help="the highest learning rate")
     parser.add_argument("--weights", metavar="PATTERN,...", help="names or *-patterns of the weights to train (all)")
-    parser.add_argument("--test-fraction", type=float, metavar="SHARE", help="share of the samples kept for testing")
+    parser.add_argument(
+        "--test-fraction", type=float, metavar="SHARE", help="fraction of the samples held out for testing"
+    )
     parser.add_argument("--tokenizer", metavar="PATH", help="for text: a tokenizer.json, 'bytes' or 'bpe'")
-    parser.add_argument("--sequence-length", type=int, metavar="N", help="for text: tokens of a sample")
-    parser.add_argument("--no-trial", action="store_true", help="do not try one step before writing the file")
+    parser.add_argument("--sequence-length", type=int, metavar="N", help="for text: tokens per sample")
+    parser.add_argument("--no-trial", action="store_true", help="do not run a trial step before writing the file")
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:

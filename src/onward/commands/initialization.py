@@ -61,10 +61,12 @@ def initialize(options: argparse.Namespace) -> None:
 
 def _check_target(target: Path, is_forced: bool) -> None:
     if target.is_dir():
-        raise ParametersError(f"--output {str(target)!r} is a folder; name a file, like {str(target / 'run.yaml')!r}.")
+        raise ParametersError(
+            f"--output {str(target)!r} is a folder; pass a file, such as {str(target / 'run.yaml')!r}."
+        )
     if target.exists() and not is_forced:
         raise ParametersError(
-            f"{str(target)!r} already exists. Pass --force to replace it, or name another file with -o."
+            f"{str(target)!r} already exists. Pass --force to overwrite it, or -o to write another file."
         )
 
 
@@ -73,7 +75,9 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{str(folder)!r} cannot be made: {error.strerror}. Name another file with -o.") from error
+        raise StorageError(
+            f"{str(folder)!r} cannot be created: {error.strerror}. Pass another file with -o."
+        ) from error
 
 
 def _answers(options: argparse.Namespace) -> Answers:
@@ -84,7 +88,7 @@ def _answers(options: argparse.Namespace) -> Answers:
     if options.learning_rate is not None and not 0 < options.learning_rate < math.inf:
         raise ParametersError(f"--learning-rate is {options.learning_rate:g}; expected a number above 0.")
     if options.test_fraction is not None and not 0 <= options.test_fraction < 1:
-        raise ParametersError(f"--test-fraction is {options.test_fraction:g}; expected a share from 0 to below 1.")
+        raise ParametersError(f"--test-fraction is {options.test_fraction:g}; expected a fraction from 0 to below 1.")
     return Answers(
         label=options.label,
         inputs=None if options.inputs is None else tuple(options.inputs.split(",")),
@@ -121,12 +125,12 @@ def _pack(proposal: Proposal, is_forced: bool) -> Counts:
     assert packing is not None
     found = _packed_before(packing)
     if found is not None:
-        print(f"{packing.folder} holds these data already, packed in the same way.")
+        print(f"{packing.folder} already holds these data, packed with the same options.")
         return found
     if not is_forced and packing.folder.is_dir() and any(packing.folder.rglob("*.pb")):
         raise DataError(
-            f"{str(packing.folder)!r} holds shards of other data, or packed in another way. Pass --force to replace "
-            "them, or write RUN.yaml into another folder with -o."
+            f"{str(packing.folder)!r} holds shards of other data, or packed with other options. Pass --force to "
+            "overwrite them, or -o to write RUN.yaml to another folder."
         )
     command = pack_command(packing.source, packing.folder, packing.options)
     print(f"packing: {command}", flush=True)
@@ -186,8 +190,8 @@ def _fitted(parameters: Parameters) -> tuple[Parameters, str]:
         gradient_accumulation_steps=chosen.training.gradient_accumulation_steps,
     )
     return replace(parameters, training=training), (
-        f"{parameters.training.batch_size} samples at once need {needs / 1e9:.2g} GB by the forecast, and "
-        f"{limit / 1e9:.2g} GB are free: smaller micro-batches make one update together."
+        f"a micro-batch of {parameters.training.batch_size} samples needs {needs / 1e9:.2g} GB by the forecast, and "
+        f"{limit / 1e9:.2g} GB are free: gradients are accumulated over smaller micro-batches."
     )
 
 
@@ -218,17 +222,15 @@ def _try_a_step(parameters: Parameters) -> str:
         runner.initialize(loader.feature_specs())
         summary = runner.run(loader)
     except UserError as error:
-        raise DataError(
-            f"one step was tried, and failed: {error} Pass --no-trial to write the file all the same."
-        ) from error
+        raise DataError(f"the trial step failed: {error} Pass --no-trial to write the file anyway.") from error
     finally:
         loader.close()
     if summary.first_loss is None or not math.isfinite(summary.first_loss):
         raise DataError(
-            f"one step was tried, and the loss is {summary.first_loss}. Look for numbers that are not finite, or very "
-            "large, in the data; pass --no-trial to write the file all the same."
+            f"the loss of the trial step is {summary.first_loss}. Look for NaN, infinite or very large values in the "
+            "data, or pass --no-trial to write the file anyway."
         )
-    return f"one step was tried: the loss is {summary.first_loss:.4g} at the beginning."
+    return f"trial step: the initial loss is {summary.first_loss:.4g}."
 
 
 # ------------------------------------------------------------------------------------------------------------- result
@@ -250,4 +252,4 @@ def _report(proposal: Proposal, target: Path, tried: str) -> None:
         print(line)
     if tried:
         print(tried)
-    print(f"wrote {target}. Read it, then run: onward train {shlex.quote(str(target))}")
+    print(f"wrote {target}. Review it, then run: onward train {shlex.quote(str(target))}")

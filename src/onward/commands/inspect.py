@@ -1,4 +1,4 @@
-"""`onward inspect`: what a model holds, and what of it is trainable."""
+"""`onward inspect`: inputs, outputs, operators and weights of a model, and which weights are trainable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds model and data, and the length of the table of weights."""
     parser.add_argument("model", metavar="MODEL", help="an .onnx file")
-    parser.add_argument("data", metavar="DATA", nargs="?", help="data as onward init takes them")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="data, as for onward init")
     parser.add_argument("--weights", type=int, default=20, metavar="N", help="rows of the table of weights (20)")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 USAGE = "onward lr-find RUN.yaml [--from RATE] [--to RATE] [--steps N] [--image FILE] [--section.field value ...]"
 DESCRIPTION = (
-    "Trains a few steps while the learning rate rises, and suggests one (the range test of Smith, 2017). "
-    "Nothing of the run changes: no checkpoint is read or written, no model, no logs."
+    "Trains for a few steps while the learning rate rises, and suggests one (the range test of Smith, 2017). "
+    "The run is not changed: no checkpoint, model or log is written, and none is read without --checkpoint."
 )
 
 
@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="lowest", type=float, default=1e-7, metavar="RATE", help="first rate (1e-7)")
     parser.add_argument("--to", dest="highest", type=float, default=1.0, metavar="RATE", help="last rate (1)")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="weight updates (100)")
-    parser.add_argument("--image", metavar="FILE", help="where a picture of the curve goes, .svg or .png")
+    parser.add_argument("--image", metavar="FILE", help="write the curve to this .svg or .png file")
     parser.add_argument(
-        "--checkpoint", metavar="DIR", help="begin with the weights of a checkpoint, as late in a run (the model's own)"
+        "--checkpoint", metavar="DIR", help="start from the weights of a checkpoint (default: those of the model)"
     )
 
 

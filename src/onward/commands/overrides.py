@@ -18,11 +18,11 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
     while rest:
         name = rest.pop(0)
         if not name.startswith("--") or "." not in name:
-            raise ParametersError(f"{name!r} is not understood; fields are given as --section.field value.")
+            raise ParametersError(f"{name!r} is not understood; set fields as --section.field value.")
         name, equals, value = name[2:].partition("=")
         if not equals:
             if not rest:
-                raise ParametersError(f"--{name} lacks its value; write --{name} VALUE.")
+                raise ParametersError(f"--{name} has no value; pass --{name} VALUE.")
             value = rest.pop(0)
         overrides[name] = value
     return overrides

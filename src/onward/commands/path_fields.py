@@ -24,7 +24,7 @@ def naming_path_fields(parameters: Parameters) -> Iterator[None]:
         longest = max(fields, default=(0, ""))[0]
         named = [field for length, field in fields if length == longest]
         if named and not any(field in text for field in named):
-            error.add_note(f"This path is {' and '.join(named)} of the run; correct it there.")
+            error.add_note(f"The path is set by {' and '.join(named)}; correct it there.")
         raise
 
 

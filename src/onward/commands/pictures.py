@@ -17,7 +17,7 @@ def checked_image(path: Path) -> Path:
         ParametersError: pictures of this type are not written.
     """
     if path.suffix.lower() not in IMAGE_TYPES:
-        raise ParametersError(f"--image {str(path)!r}: pictures are written as {' or '.join(IMAGE_TYPES)}.")
+        raise ParametersError(f"--image {str(path)!r}: expected a file that ends in {' or '.join(IMAGE_TYPES)}.")
     return path
 
 
@@ -42,7 +42,7 @@ def _write_png(path: Path, shapes: list[Shape], height: int) -> None:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise ParametersError(
-            f"--image {str(path)!r}: a PNG needs the package pillow (pip install pillow); or write an .svg."
+            f"--image {str(path)!r}: writing PNG needs pillow. Run pip install pillow, or write an .svg file."
         ) from error
     scale = 2
     canvas = Image.new("RGB", (WIDTH * scale, height * scale), "#ffffff")

@@ -14,9 +14,13 @@ DESCRIPTION = "Plans a run for any number of processes, without starting them."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run file and the options."""
     parser.add_argument("file", metavar="RUN.yaml")
-    parser.add_argument("--image", metavar="FILE", help="a picture of the plan, .svg or .png")
-    parser.add_argument("--memory-gb", type=float, metavar="N", help="memory of one rank in GB, for the verdict")
-    parser.add_argument("--write", metavar="FILE", help="the model with the plan in ONNX's multi-device annotations")
+    parser.add_argument("--image", metavar="FILE", help="write a picture of the plan to this .svg or .png file")
+    parser.add_argument(
+        "--memory-gb", type=float, metavar="N", help="memory of one rank in GB, to check whether the run fits"
+    )
+    parser.add_argument(
+        "--write", metavar="FILE", help="write the model with the plan as ONNX multi-device annotations"
+    )
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ def plan(
     """
     target = None if image is None else checked_image(Path(image))
     if memory_gb is not None and memory_gb <= 0:
-        raise ParametersError(f"--memory-gb is {memory_gb:g}; give the memory of one rank, in GB, above 0.")
+        raise ParametersError(f"--memory-gb is {memory_gb:g}; pass the memory of one rank in GB, above 0.")
     parameters = Parameters.load(file, overrides)
     sizes = parameters.distributed
     topology = Topology(sizes.data_parallel_size, sizes.horizontal_parallel_size, sizes.pipeline_parallel_size)
@@ -136,11 +136,11 @@ def _with_found_batch(
     """The run with the micro-batch that a forecast finds, and what to tell."""
     if limit is None:
         raise ParametersError(
-            "training.find_batch_size: how much memory a rank has is not known here. Give it as --memory-gb, or as "
-            "machine.memory_gb; `onward train` takes nine tenths of what is free where it runs."
+            "training.find_batch_size: the memory of a rank is not known here. Pass --memory-gb, or set "
+            "machine.memory_gb; `onward train` uses nine tenths of the free memory."
         )
     chosen, _ = find_by_forecast(parameters, topology, graph, specs, limit)
     return (
         chosen,
-        f"training.find_batch_size: {outcome(parameters, chosen)}; `onward train` tries more, and may differ.",
+        f"training.find_batch_size: {outcome(parameters, chosen)}; `onward train` runs trials and may differ.",
     )

@@ -54,9 +54,11 @@ def find_rate(
         UserError: of any kind, each with what to do.
     """
     if not 0 < lowest < highest < math.inf:
-        raise ParametersError(f"--from is {lowest:g} and --to is {highest:g}; expected rates above 0, --to the larger.")
+        raise ParametersError(
+            f"--from is {lowest:g} and --to is {highest:g}; expected rates above 0, with --to above --from."
+        )
     if updates < 10:
-        raise ParametersError(f"--steps is {updates}; expected at least 10, to see a curve.")
+        raise ParametersError(f"--steps is {updates}; expected at least 10.")
     target = None if image is None else checked_image(Path(image))
     asked = Parameters.load(file, overrides)
     parameters = replace(
@@ -129,11 +131,11 @@ def describe(found: RangeTest, present: float) -> str:
         lines.append(f"{point.learning_rate:>13.3g}  {point.loss:>10.4g}  {point.smoothed:>10.4g}{rows[index]}")
     if found.diverged:
         last = f"at {points[-1].learning_rate:.3g}" if points else "in the first step"
-        lines.append(f"the loss diverged {last}; the test ended there.")
+        lines.append(f"the loss diverged {last}; the test stopped there.")
     if found.suggestion is None:
         lines.append(
-            "the loss fell nowhere: nothing can be suggested. Try other rates (--from, --to), more steps, or look at "
-            "the data and the loss."
+            "the loss did not fall at any rate, so there is no suggestion. Try other rates (--from, --to) or more "
+            "steps (--steps), and check the data and the loss."
         )
     else:
         lines.append(f"suggested: learning_rate.initial_lr: {_yaml(found.suggestion)} (now {present:g})")
@@ -154,7 +156,7 @@ def picture(found: RangeTest) -> tuple[list[Shape], int]:
     points = found.points
     shapes = [Shape(20, 14, text="Learning-rate range test", size=18)]
     if len(points) < 2:
-        return [*shapes, Shape(20, _TOP, text="no points: the loss was not finite")], 120
+        return [*shapes, Shape(20, _TOP, text="no points: the loss is not finite")], 120
     width = WIDTH - _LEFT - 40
     smoothed = [point.smoothed for point in points]
     low = min(smoothed)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 USAGE = "onward report RUN_FOLDER [RUN_FOLDER ...] [-o report.html]"
 DESCRIPTION = (
-    "Writes an HTML page that needs no network and no other file: results, curves, the plan with its memory, the "
-    "slowest nodes of a profile, settings, environment and notes; of several runs, compared."
+    "Writes a self-contained HTML page: results, curves, the plan and its memory, the slowest nodes of a profile, "
+    "settings, environment and notes; several runs are compared."
 )
 
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="the page (report.html in the first folder, or here for several)"
     )
-    parser.add_argument("--no-plan", action="store_true", help="do not plan the run again, which reads its model")
+    parser.add_argument("--no-plan", action="store_true", help="leave out the plan, which needs the model")
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:

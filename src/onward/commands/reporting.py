@@ -51,7 +51,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _plan_of(run: RunRecord) -> PlanPicture:
     if not run.settings:
-        return PlanPicture(missing="The run's parameters are not in its folder, so that it cannot be planned again.")
+        return PlanPicture(missing="There is no plan: the run's parameters are not in its folder.")
     from onward.commands.planning import plan
 
     with tempfile.TemporaryDirectory(prefix="onward_") as folder:
@@ -60,5 +60,5 @@ def _plan_of(run: RunRecord) -> PlanPicture:
         try:
             text = plan(file, image=image)
         except OnwardError as error:
-            return PlanPicture(missing=f"The run cannot be planned again: {error}")
+            return PlanPicture(missing=f"There is no plan: {error}")
         return PlanPicture(text.rpartition("\nwrote ")[0], image.read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ class Member:
 
 
 def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
-    """Trains every member that is not done yet, each in a process of its own, and prints a table.
+    """Trains every member that is not done yet, each in its own process, and prints a table.
 
     A member that fails does not end the others.
 
@@ -59,7 +59,7 @@ def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
         is_done = (_record(member) or {}).get("status") == "done"
         if is_shown:
             print(
-                f"sweep  {number} of {len(members)}: {member.name}" + (", done already" if is_done else ""), flush=True
+                f"sweep  {number} of {len(members)}: {member.name}" + (", already done" if is_done else ""), flush=True
             )
         if is_done and not options.dry_run:
             continue
@@ -89,12 +89,12 @@ def find_members(file: str | Path, asked: Sequence[str], overrides: Mapping[str,
         if not equals or "." not in name or not values:
             raise ParametersError(f"--sweep {text!r} is not understood; expected section.field=A,B,C.")
         if name in axes or name in overrides:
-            raise ParametersError(f"--sweep {name} is given twice; name all its values in one --sweep.")
+            raise ParametersError(f"--sweep {name} is set twice; list all its values in one --sweep.")
         axes[name] = split_values(values)
     base = Parameters.load(file, {**overrides, **{name: values[0] for name, values in axes.items()}})
     output = base.paths.output_dir
     if output is None:
-        raise ParametersError("--sweep needs paths.output_dir: each run writes to a folder of its own in it; set it.")
+        raise ParametersError("--sweep needs paths.output_dir, in which each run writes to its own folder. Set it.")
     members = []
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))

@@ -18,16 +18,16 @@ class Command(NamedTuple):
 COMMANDS = {
     "create": Command("write a reference model as ONNX"),
     "pack": Command("turn text, arrays, tables or images into training shards"),
-    "inspect": Command("report what a model holds and what of it is trainable"),
-    "init": Command("write a RUN.yaml that trains a model on data, every choice with its reason"),
-    "lr-find": Command("try learning rates on a RUN.yaml and suggest one", True),
-    "plan": Command("report who does what in a run, what it takes, and whether it fits; no GPU needed", True),
+    "inspect": Command("report a model's inputs, operators and weights, and which weights are trainable"),
+    "init": Command("write a RUN.yaml that trains a model on data, with the reason for every choice"),
+    "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", True),
+    "plan": Command("report what each rank of a run computes, its cost, and whether it fits; no GPU needed", True),
     "train": Command("train as a RUN.yaml says", True),
-    "export": Command("write a trained model from a checkpoint"),
-    "report": Command("write one HTML page about a run, or several compared"),
+    "export": Command("write a trained model from a checkpoint; quantize or dequantize a model"),
+    "report": Command("write one HTML page about a run, or one that compares several"),
     "help": Command("explain a command, a section of RUN.yaml or a field: onward help training.batch_size"),
     "completion": Command("print a script that completes commands and fields in bash, zsh or fish"),
-    "doctor": Command("report what this machine has, whether it works, and how fast it is"),
+    "doctor": Command("check this machine: versions, devices, disks, speed, communication"),
 }
 """Name -> what `onward --help` prints of it; the module of that name in `onward.commands` holds the rest."""
 

@@ -17,7 +17,7 @@ USAGE = (
     "onward train RUN.yaml [--section.field value ...] [--sweep section.field=A,B ...] [--dry-run] [--quiet | --json] "
     "[--log-level LEVEL]"
 )
-DESCRIPTION = "Trains as RUN.yaml says; any field can be given here as --section.field value."
+DESCRIPTION = "Trains as RUN.yaml says; any field can be set here as --section.field value."
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="section.field=A,B,...",
-        help="train once for each value, each run in a folder of its own under paths.output_dir, and print a table; "
-        "several --sweep: every combination",
+        help="train once for each value, each run in its own folder under paths.output_dir, and print a table; "
+        "several --sweep: each combination",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="read model and data, build everything, compute one update, report, and write nothing",
+        help="read model and data, build everything, compute one update, report, and write no files",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="print warnings and errors only")

@@ -167,7 +167,7 @@ def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phase
     try:
         runner.initialize(data[0][0].feature_specs())
         if runner.round >= len(rounds):
-            runner.watchers.on_message("all rounds of this run are trained already; evaluating and writing the model.")
+            runner.watchers.on_message("all rounds of this run are already trained; evaluating and writing the model.")
         first = min(runner.round, len(rounds) - 1)
         for number, (training, test) in enumerate(data[first:], first):
             runner.update_parameters(rounds[number], training.feature_specs())

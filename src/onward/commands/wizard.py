@@ -43,7 +43,7 @@ def ask(model: ModelFacts, data: DataFacts | None, answers: Answers, folder: Pat
         UserError: nothing can be proposed, whatever is answered.
     """
     print(f"{model.path.name}: {model.element_count:,} trainable parameters; {_looks(model)}.")
-    print("Press Enter to take the value in brackets.")
+    print("Press Enter to accept the value in brackets.")
     if data is not None and data.kind != "text":
         answers = _ask_label(model, data, answers, folder)
     for question in _QUESTIONS:
@@ -106,7 +106,7 @@ def _read(prompt: str) -> str:
         return input(prompt).strip()
     except EOFError as error:
         raise ParametersError(
-            f"the input ended at the question {prompt.strip()!r}; answer all questions, or run without --wizard."
+            f"the input ended at the question {prompt.strip()!r}. Answer all questions, or run without --wizard."
         ) from error
 
 
@@ -145,7 +145,7 @@ def _rate(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e6:
-        raise ValueError("expected a number above 0, like 0.001")
+        raise ValueError("expected a number above 0, such as 0.001")
     return number
 
 
@@ -155,7 +155,7 @@ def _share(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1:
-        raise ValueError("expected a share from 0 to below 1, like 0.1")
+        raise ValueError("expected a fraction from 0 to below 1, such as 0.1")
     return number
 
 
@@ -168,10 +168,16 @@ def _share_found(proposal: Proposal) -> float | None:
 
 
 _QUESTIONS = (
-    _Question("loss", "What is minimized?", _value("loss.type"), _reason("loss.type"), _loss),
-    _Question("test_fraction", "Which share of the samples is kept for testing?", _share_found, lambda _: "", _share),
+    _Question("loss", "Which loss is minimized?", _value("loss.type"), _reason("loss.type"), _loss),
     _Question(
-        "batch_size", "Samples of a batch?", _value("training.batch_size"), _reason("training.batch_size"), _count
+        "test_fraction", "Which fraction of the samples is held out for testing?", _share_found, lambda _: "", _share
+    ),
+    _Question(
+        "batch_size",
+        "How many samples per batch?",
+        _value("training.batch_size"),
+        _reason("training.batch_size"),
+        _count,
     ),
     _Question(
         "epochs",
@@ -182,11 +188,13 @@ _QUESTIONS = (
     ),
     _Question(
         "learning_rate",
-        "The highest learning rate?",
+        "Which peak learning rate?",
         _value("learning_rate.initial_lr"),
         _reason("learning_rate.initial_lr"),
         _rate,
     ),
-    _Question("weights", "Which weights train (names or *-patterns)?", lambda _: "all", lambda _: "", _patterns),
-    _Question("output_dir", "Where does the trained model go?", _value("paths.output_dir"), lambda _: "", str),
+    _Question("weights", "Which weights are trained (names or *-patterns)?", lambda _: "all", lambda _: "", _patterns),
+    _Question(
+        "output_dir", "Which folder is the trained model written to?", _value("paths.output_dir"), lambda _: "", str
+    ),
 )

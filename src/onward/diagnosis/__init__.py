@@ -1,1 +1,1 @@
-"""What `onward doctor` looks at: versions, devices, disks, speed, and processes that exchange tensors."""
+"""What `onward doctor` looks at: versions, devices, disks, speed, and communication between processes."""

@@ -23,7 +23,7 @@ def check_devices() -> Iterator[Finding]:
     cores, threads = usable_cores(), torch.get_num_threads()
     name = processor_name() or "unknown processor"
     usable = f"{cores} of {_plural(os.cpu_count() or cores, 'core')} usable"
-    yield Finding("cpu", f"{name}; {usable}, torch computes with {_plural(threads, 'thread')}")
+    yield Finding("cpu", f"{name}; {usable}, torch uses {_plural(threads, 'thread')}")
     if threads > cores:
         yield Finding(
             "cpu",
@@ -33,14 +33,18 @@ def check_devices() -> Iterator[Finding]:
         )
     free = free_memory_bytes()
     if free < SMALL_MEMORY_BYTES:
-        yield Finding("memory", f"{free / 1e9:.1f} GB free", "note", "End other programs, or train on less at a time.")
+        yield Finding(
+            "memory", f"{free / 1e9:.1f} GB free", "note", "Close other programs, or train with smaller batches."
+        )
     else:
         yield Finding("memory", f"{free / 1e9:.1f} GB free")
     yield from _check_gpus()
     try:
         launch = detect()
     except ParametersError as error:
-        yield Finding("launcher", str(error), "problem", "Unset the variables that are left over from another start.")
+        yield Finding(
+            "launcher", str(error), "problem", "Unset the environment variables left over from another launcher."
+        )
     else:
         is_alone = launch.launcher == "none"
         yield Finding(
@@ -60,9 +64,9 @@ def _check_gpus() -> Iterator[Finding]:
         build = "is a build for CPUs" if torch.version.cuda is None else f"is built for CUDA {torch.version.cuda}"
         yield Finding(
             "gpu",
-            f"nvidia-smi is there, but torch {torch.__version__} finds no GPU; it {build}",
+            f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU; it {build}",
             "problem",
-            "Install a CUDA build of torch that the driver supports, and look at CUDA_VISIBLE_DEVICES.",
+            "Install a CUDA build of torch that the driver supports, and check CUDA_VISIBLE_DEVICES.",
         )
         return
     for index in range(torch.cuda.device_count()):
@@ -77,10 +81,10 @@ def _check_gpus() -> Iterator[Finding]:
 
 
 def check_products(seconds: float) -> Iterator[Finding]:
-    """The rate of large matrix products of the element types that training uses, on each kind of device.
+    """The throughput of large matmuls in the element types that training uses, on each kind of device.
 
     Args:
-        seconds: for all of them together.
+        seconds: for all of them in total.
     """
     kinds = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
     cases = [(device, dtype) for device in kinds for dtype in (torch.float32, torch.bfloat16)]

@@ -17,7 +17,7 @@ from onward.report.formatting import format_bytes
 TRIAL_BYTES = 64 * 2**20
 SMALL_DISK_BYTES = 5e9
 SMALL_SHARED_BYTES = 1e9
-"""NCCL exchanges through /dev/shm between GPUs of one machine; Docker gives 64 MiB unless it is told otherwise."""
+"""NCCL communicates between GPUs of one machine through /dev/shm; Docker's default is 64 MiB."""
 
 
 def check_disks(folder: Path) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def check_disks(folder: Path) -> Iterator[Finding]:
         if total < SMALL_SHARED_BYTES:
             yield Finding(
                 "disk",
-                f"{shared}: {format_bytes(total)}, through which NCCL exchanges",
+                f"{shared}: {format_bytes(total)}, which is too small for NCCL",
                 "problem",
                 "Start the container with --shm-size=8g or --ipc=host.",
             )
@@ -44,7 +44,7 @@ def _space(what: str, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{what} ({folder}): {format_bytes(free)} free"
     if free < SMALL_DISK_BYTES:
-        return Finding("disk", text, "note", "A checkpoint of AdamW takes 12 bytes a parameter; free space.")
+        return Finding("disk", text, "note", "Free some space: a checkpoint with AdamW takes 12 bytes per parameter.")
     return Finding("disk", text)
 
 
@@ -66,7 +66,7 @@ def _check_folder(folder: Path) -> Finding:
             "disk",
             f"this folder ({folder}) cannot be written: {error.strerror or error}",
             "problem",
-            "Go to a folder that you may write to, or name one with --folder.",
+            "Change to a writable folder, or pass one with --folder.",
         )
     found = _space("this folder", folder)
     return Finding("disk", f"{found.text}, writes {TRIAL_BYTES / 1e6 / seconds:,.0f} MB/s", found.status, found.remedy)

@@ -1,4 +1,4 @@
-"""Whether processes of this machine find each other and exchange tensors, and how fast."""
+"""Whether processes of this machine rendezvous and communicate, and how fast."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def check_exchange(processes: int | None, seconds: float) -> Iterator[Finding]:
 
     Args:
         processes: how many; None: one for each GPU, or two on a machine without several of them.
-        seconds: of the exchange; starting the processes comes on top.
+        seconds: of the all-reduce; starting the processes takes additional time.
     """
     gpus = torch.cuda.device_count()
     count = processes or (gpus if gpus > 1 else min(2, usable_cores()))
     kind = "cuda" if gpus >= count else "cpu"
     if kind == "cuda":
         version = ".".join(str(number) for number in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-        yield Finding("exchange", f"NCCL {version}")
+        yield Finding("communication", f"NCCL {version}")
     if count < 2 or not operating_system.is_linux():
-        yield Finding("exchange", "not tried: several processes need two cores or GPUs, and Linux", "note")
+        yield Finding("communication", "not tested: several processes need Linux and two cores or GPUs", "note")
         return
     with tempfile.TemporaryDirectory(prefix="onward_doctor_") as folder:
         result = Path(folder) / "speed.json"
@@ -37,16 +37,16 @@ def check_exchange(processes: int | None, seconds: float) -> Iterator[Finding]:
         code = launch_workers(count, trial)
         if code != 0 or not result.is_file():
             yield Finding(
-                "exchange",
-                f"{count} processes on this machine's {kind} cannot exchange tensors (exit code {code}; see above)",
+                "communication",
+                f"{count} processes on this machine's {kind} cannot communicate (exit code {code}; see above)",
                 "problem",
-                "Look at firewalls on the loopback interface, at GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; "
-                "NCCL_DEBUG=INFO tells more.",
+                "Check firewalls on the loopback interface, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; "
+                "set NCCL_DEBUG=INFO for details.",
             )
             return
         speed = json.loads(result.read_text())
     yield Finding(
-        "exchange",
+        "communication",
         f"all-reduce of 32 MiB over {speed['processes']} processes ({kind}, {speed['backend']}): "
-        f"{speed['bytes_per_second'] / 1e9:.2f} GB/s; of 4 bytes: {speed['latency_seconds'] * 1e6:.0f} us; sums right",
+        f"{speed['bytes_per_second'] / 1e9:.2f} GB/s; 4 bytes: {speed['latency_seconds'] * 1e6:.0f} us; sums correct",
     )

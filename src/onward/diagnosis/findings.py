@@ -22,7 +22,7 @@ class Finding:
         topic: what was looked at, such as `versions` or `disk`.
         text: what was found, with its numbers.
         status: whether it is well.
-        remedy: what to do, in the imperative; "" where it is well.
+        remedy: what to do, in the imperative; "" if there is no problem.
     """
 
     topic: str
@@ -47,5 +47,5 @@ def render(findings: Sequence[Finding]) -> str:
 
 def to_json(findings: Sequence[Finding]) -> str:
     """The same as one JSON object, for programs."""
-    is_well = all(finding.status != "problem" for finding in findings)
-    return json.dumps({"well": is_well, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
+    is_ok = all(finding.status != "problem" for finding in findings)
+    return json.dumps({"ok": is_ok, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)

@@ -31,9 +31,9 @@ def check_packages() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         yield Finding(
             "versions",
-            "onward runs from its source folder and is not installed; what it requires is not checked",
+            "onward runs from its source folder and is not installed; its requirements are not checked",
             "note",
-            "Install it (pip install -e .) to have the packages checked.",
+            "Run pip install -e . to have the packages checked.",
         )
         return
     yield from check_requirements(lines)
@@ -76,5 +76,5 @@ def _lack(requirement: Requirement) -> str | None:
     except metadata.PackageNotFoundError:
         return f"{requirement.name} is not installed"
     if not requirement.specifier.contains(version, prereleases=True):
-        return f"{requirement.name} is {version}, needed is {requirement.specifier}"
+        return f"{requirement.name} is {version}, but {requirement.specifier} is required"
     return None

@@ -26,7 +26,7 @@ from onward.parameters import Parameters
 
 
 class Control:
-    """What a callback asks of the run; in a run of many ranks what rank 0's callbacks ask counts.
+    """What a callback asks of the run; in a run of several ranks the requests of rank 0's callbacks count.
 
     Args:
         parameters: of the round.
@@ -57,7 +57,7 @@ class Control:
         self._stop_reason = self._stop_reason or reason
 
     def set_learning_rate(self, rate: float | None) -> None:
-        """Trains at this rate from the next update to the end of the round; None: as the schedule says again.
+        """Trains at this rate from the next update to the end of the round; None: the schedule applies again.
 
         Raises:
             ParametersError: the rate is negative or not finite.
@@ -81,7 +81,7 @@ class Control:
         self._is_adjusted = True
 
     def skip_step(self) -> None:
-        """Leaves out the batch that `on_batch` was given: the next one takes its place, the step count stays.
+        """Leaves out the batch that `on_batch` was given: the next one replaces it, and the step count does not change.
 
         Raises:
             ParametersError: it is called from another hook.
@@ -89,7 +89,7 @@ class Control:
         if self._skips is None:
             raise ParametersError(
                 "skip_step() belongs in on_batch(batch), which is called before each step with the batch that is to be "
-                "skipped. Remember the wish in an attribute, and call skip_step() in on_batch."
+                "skipped. Store the decision in an attribute, and call skip_step() in on_batch."
             )
         self._skips = True
 
@@ -113,7 +113,7 @@ class Control:
             ParametersError: the run has no folder of checkpoints.
         """
         if self.parameters.checkpoint.checkpoints_dir is None:
-            raise ParametersError("save_now() needs checkpoint.checkpoints_dir; set where checkpoints go.")
+            raise ParametersError("save_now() needs checkpoint.checkpoints_dir; set it to a folder.")
         self._saves = True
 
     @property
@@ -150,7 +150,7 @@ class Callback:
 
     `self.control` is there from `on_run_start` on. An exception in a hook ends the run, after what was trained is
     saved; with `stop_on_error = False` it is reported once, the callback is closed, and training continues.
-    Hooks are called on every rank of a run; what rank 0 asks for is done.
+    Hooks are called on every rank of a run; the requests of rank 0 are carried out.
     """
 
     control: Control

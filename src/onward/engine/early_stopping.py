@@ -18,7 +18,7 @@ from onward.parameters import Parameters
 from onward.parameters.evaluation import EarlyStopping
 
 NOTHING_TO_COMPARE = (
-    "early_stopping.patience and checkpoint.keep_best compare evaluations, and there are no test data; set "
+    "early_stopping.patience and checkpoint.keep_best compare evaluations, but there are no test data. Set "
     "paths.test_data_dir, or pass test_data_loader to run()."
 )
 
@@ -59,7 +59,7 @@ class BestEvaluation(Callback):
         self._is_running = False
 
     def on_run_start(self, start: RunStart) -> None:
-        """Every round compares its own evaluations; one that resumes goes on with those from before."""
+        """Every round compares its own evaluations; a resumed round continues with the earlier ones."""
         if start.step == 0 or start.round != self.best.round:
             self.best = BestSoFar(start.round)
         self._is_running = True
@@ -119,7 +119,7 @@ class BestEvaluation(Callback):
     def _reason(self, patience: int) -> str:
         best = self.best
         times = "the last evaluation" if patience == 1 else f"the last {patience} evaluations"
-        reached = "no evaluation was a number" if best.value is None else f"best {best.value:.4g} at step {best.step:,}"
+        reached = "every value was NaN" if best.value is None else f"best {best.value:.4g} at step {best.step:,}"
         return f"early stopping: {self.settings.metric} did not improve in {times}; {reached}"
 
 
@@ -138,7 +138,7 @@ def best_evaluation(parameters: Parameters, evaluator: Evaluator) -> BestEvaluat
         raise ParametersError(_unknown(settings.metric, directions))
     if settings.mode == "auto" and known is None:
         raise ParametersError(
-            f"early_stopping.mode is auto, and whether a larger {settings.metric} is better is not known; set it to "
+            f"early_stopping.mode is auto, but it is unknown whether a larger {settings.metric} is better. Set it to "
             "min or max."
         )
     is_larger_better = bool(known) if settings.mode == "auto" else settings.mode == "max"
@@ -147,6 +147,6 @@ def best_evaluation(parameters: Parameters, evaluator: Evaluator) -> BestEvaluat
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
     return (
-        f"early_stopping.metric is {name!r}, which evaluations do not have; they have: {', '.join(known)}. Name one of "
-        "them, or add it to training.metrics."
+        f"early_stopping.metric is {name!r}, which evaluations do not compute; expected one of {', '.join(known)}. "
+        "Set one of these, or add it to training.metrics."
     )

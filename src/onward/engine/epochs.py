@@ -1,4 +1,4 @@
-"""Rounds given in epochs, converted to steps by the samples of the data; all ranks come to the same number."""
+"""Rounds given in epochs, converted to steps by the samples of the data; all ranks get the same number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onward.plan.epochs import in_steps, is_in_epochs
 
 
 def count_in_steps(parameters: Parameters, replicas: int, say: Callable[[str], None]) -> Parameters:
-    """The run with all its rounds in steps, where `paths.train_data_dir` holds their data; `say` is told how.
+    """The run with all its rounds in steps, where `paths.train_data_dir` holds their data; `say` gets a note.
 
     Raises:
         DataError: the data cannot be read.
@@ -46,7 +46,7 @@ def count_in_steps_of(
     if samples is None:
         raise ParametersError(
             f"training.num_epochs is {parameters.training.num_epochs}, but the training data ({type(source).__name__}) "
-            "have no sample_count, so that the length of an epoch is not known; set training.num_train_steps instead."
+            "have no sample_count, so the length of an epoch is unknown. Set training.num_train_steps instead."
         )
     place, counts = mesh.place, gather_numbers(mesh, float(samples))
     of_replicas = {mesh.topology.place(rank).data: int(count) for rank, count in enumerate(counts)}

@@ -84,8 +84,8 @@ class MetricSums:
             value = held.compute()
             if not isinstance(value, torch.Tensor) or value.ndim > 1:
                 raise ParametersError(
-                    f"training.metrics: {metric.title!r} is {_describe(value)}; expected a number, or a list of one "
-                    "for each class. Remove it, or choose options that reduce it."
+                    f"training.metrics: {metric.title!r} is {_describe(value)}; expected a number, or a list with "
+                    "one for each class. Remove it, or choose options that reduce it."
                 )
             numbers = value.double().reshape(-1).tolist()
             named = {metric.title: numbers[0]} if value.numel() == 1 else {}
@@ -114,17 +114,17 @@ def _make(request: MetricRequest, loss: Loss, graph: TrainingGraph) -> Metric:
     where = f"training.metrics: {request.title!r}"
     if prediction is None or label is None:
         raise ParametersError(
-            f"{where}: with loss.type {loss.type!r} what it compares is not known; set prediction (an output of the "
-            f"model) and label (a feature of the data), like {{name: {request.name}, prediction: ..., label: ...}}."
+            f"{where}: with loss.type {loss.type!r} it is unknown what to compare. Set prediction (an output of the "
+            f"model) and label (a feature of the data), such as {{name: {request.name}, prediction: ..., label: ...}}."
         )
     shapes = {str(value.name): value.shape for value in graph.model.graph.outputs}
     if prediction not in shapes:
         listed = ", ".join(repr(str(v.name)) for v in graph.source.graph.outputs)
-        raise ParametersError(f"{where}: {prediction!r} is no output of the model; its outputs are: {listed}.")
+        raise ParametersError(f"{where}: {prediction!r} is not an output of the model; its outputs are: {listed}.")
     inputs = [str(value.name) for value in graph.model.graph.inputs]
     if label not in inputs and loss.type != "function":
         raise ParametersError(
-            f"{where}: {label!r} is no label or input of the run; those are: {', '.join(map(repr, inputs))}."
+            f"{where}: {label!r} is not a label or input of the run; those are: {', '.join(map(repr, inputs))}."
         )
     shape = [size if isinstance(size, int) else None for size in shapes[prediction] or ()]
     options, prepare = _settings(kind, request, loss, shape, graph.loss_names is not None and _is_probable(graph))
@@ -135,7 +135,7 @@ def _make(request: MetricRequest, loss: Loss, graph: TrainingGraph) -> Metric:
     try:
         held = make()
     except (ValueError, TypeError, ModuleNotFoundError) as error:
-        raise ParametersError(f"{where} cannot be made with {options}: {_first_line(error)}") from error
+        raise ParametersError(f"{where} cannot be created with {options}: {_first_line(error)}") from error
     return Metric(request.title, prediction, label, make, prepare, held.higher_is_better)
 
 
@@ -166,7 +166,7 @@ def _find_class(request: MetricRequest) -> Any:
         near = difflib.get_close_matches(plain, [*classes, *ALIASES], n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ParametersError(
-            f"training.metrics: torchmetrics has no metric {request.name!r}.{hint} Names are those of its classes."
+            f"training.metrics: torchmetrics has no metric {request.name!r}.{hint} Expected one of its classes."
         )
     return found
 
@@ -213,8 +213,8 @@ def _task_of(request: MetricRequest, loss: Loss, shape: Sequence[int | None]) ->
     if loss.type == "binary_cross_entropy":
         return "multilabel" if len(shape) == 2 and shape[1] != 1 else "binary"
     raise ParametersError(
-        f"training.metrics: {request.title!r} is a metric of classes, and loss.type {loss.type!r} does not say "
-        f"of which kind; set task: {', '.join(TASKS[:-1])} or {TASKS[-1]}."
+        f"training.metrics: {request.title!r} is a classification metric, and loss.type {loss.type!r} does not "
+        f"determine its task. Set task: {', '.join(TASKS[:-1])} or {TASKS[-1]}."
     )
 
 
@@ -222,8 +222,8 @@ def _classes(request: MetricRequest, shape: Sequence[int | None], axis: int) -> 
     size = shape[axis] if -len(shape) <= axis < len(shape) else None
     if size is None:
         raise ParametersError(
-            f"training.metrics: the model leaves open how many classes its output has, which {request.title!r} needs; "
-            "set num_classes (num_labels for multilabel) in it."
+            f"training.metrics: {request.title!r} needs the number of classes, which the model's output does not fix. "
+            "Set num_classes (num_labels for multilabel) in its entry."
         )
     return size
 

@@ -108,15 +108,15 @@ def _prove_rebatching(parameters: Parameters, model: ModelSource, fixed: int) ->
     except NotRebatched as error:
         steps = training.gradient_accumulation_steps * -(-training.batch_size // fixed)
         raise ParametersError(
-            f"training.batch_size is {training.batch_size}, but the export of the model fixed the batch to {fixed}, "
+            f"training.batch_size is {training.batch_size}, but the batch size in the model is fixed to {fixed}, "
             f"and the graph cannot be rewritten for another, because {error}. Set training.batch_size and "
             f"training.eval_batch_size to {fixed} and training.gradient_accumulation_steps to {steps}, which makes the "
-            "same updates, or export the model with a batch axis of any size (dynamic_shapes of torch.onnx.export)."
+            "same updates, or export the model with a dynamic batch axis (dynamic_shapes of torch.onnx.export)."
         ) from error
     return (
-        f"the export of the model fixed the batch to {fixed}; for training the graph was rewritten for any batch size. "
-        f"Samples computed at once and one by one differ by {difference:.0e} of the largest output. The exported model "
-        "keeps its own sizes."
+        f"the batch size in the model is fixed to {fixed}; for training the graph was rewritten for any batch size. "
+        f"Samples computed as one batch and one by one differ by {difference:.0e} of the largest output. The exported "
+        "model keeps its batch size."
     )
 
 
@@ -190,8 +190,8 @@ def check_step(parameters: Training, step: int) -> None:
     accumulation = parameters.gradient_accumulation_steps
     if step % accumulation:
         raise ParametersError(
-            f"training.gradient_accumulation_steps is {accumulation}, but the run goes on from step {step}, which "
-            "is no multiple of it; use the number it was begun with, or change it at the end of a round."
+            f"training.gradient_accumulation_steps is {accumulation}, but the run resumes from step {step}, which "
+            "is not a multiple of it. Set the number that the run began with, or change it at the end of a round."
         )
 
 

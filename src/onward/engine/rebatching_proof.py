@@ -62,8 +62,8 @@ def _difference(
     found = float(difference) / largest
     if not found <= BOUND:
         raise NotRebatched(
-            f"its samples are not independent: {name!r} differs by {found:.1e} of its largest where {SAMPLES} samples "
-            f"are computed at once (allowed: {BOUND:.0e})"
+            f"its samples are not independent: {name!r} differs by {found:.1e} of its largest value when {SAMPLES} "
+            f"samples are computed as one batch (allowed: {BOUND:.0e})"
         )
     return found
 

@@ -76,11 +76,11 @@ def _what_to_do(state: TrainState) -> str:
     scale = state.loss_scale
     if scale is not None and not scale.dynamic:
         return (
-            f"mixed_precision.loss_scale is {scale.scale:g}, under which gradients overflow; set it to 0, which finds "
-            "a scale and adjusts it, or to a smaller one, or set use_bfloat16: true."
+            f"mixed_precision.loss_scale is {scale.scale:g}, at which gradients overflow. Set it to 0 for dynamic "
+            "loss scaling or to a smaller value, or set use_bfloat16: true."
         )
     where = "" if scale is None else f" at a loss scale of {scale.scale:g}"
     return (
-        f"The loss or a gradient is infinite or not a number{where}: look for such values in the data and in the "
+        f"The loss or a gradient is infinite or NaN{where}. Look for such values in the data and in the "
         "model's weights, and lower learning_rate.initial_lr or set optimizer.max_norm_clip."
     )

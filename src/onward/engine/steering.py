@@ -122,8 +122,8 @@ class Steering:
             skipped += 1
             if batch.epoch > since + 1:
                 raise DataError(
-                    f"callbacks skipped {skipped} batches one after the other, more than an epoch: nothing would ever "
-                    "be trained. Check the condition under which on_batch calls skip_step()."
+                    f"callbacks skipped {skipped} batches in a row, more than an epoch, so the run would never "
+                    "train. Check the condition under which on_batch calls skip_step()."
                 )
 
     def _own(self) -> tuple[float | None, ...]:

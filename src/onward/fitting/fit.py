@@ -72,7 +72,7 @@ def fit(
             `cross_entropy`, `mse`, `bce`, `mae`), a torch function of (outputs, batch), a `Loss` or its fields; left
             out: chosen from model and data, with batch size, learning rate and epochs, as `onward init` does.
         epochs, steps: passes over the data, 1 by default, or forward/backward passes.
-        batch_size: samples of a batch, 32 by default; loaders of batches have their own.
+        batch_size: samples per batch, 32 by default; data that are batched already keep their own.
         learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
         validation_data, validation_fraction: what is evaluated after every epoch: data of any kind, or a share of
             `data`, drawn by `seed`.
@@ -82,17 +82,17 @@ def fit(
         names: name in the data -> name in the model; "" leaves a feature out.
         weights_to_train, weights_not_to_train: names or `*`-patterns of weights.
         gradient_accumulation_steps: batches that make one weight update.
-        shuffle, seed: the order of samples; loaders and iterables decide on theirs.
+        shuffle, seed: the order of samples; loaders and iterables keep theirs.
         output_dir, checkpoints_dir, log_dir: where `<model>_trained.onnx`, checkpoints (from which a call resumes),
             TensorBoard's files and `metrics.jsonl` go; None: nowhere.
-        parameters: any further fields of a RUN.yaml, section to fields; they win over the arguments above.
+        parameters: any further fields of a RUN.yaml, section to fields; they override the arguments above.
         environment: the machine.
         progress: show progress on the console, or in the notebook.
 
     Raises:
         ModelError: the model cannot be read or trained.
         DataError: the data are of no known kind or do not fit the model.
-        ParametersError: arguments contradict each other, or what the loss compares cannot be told.
+        ParametersError: arguments contradict each other, or what the loss compares is ambiguous.
     """
     arguments = dict(locals())
     given = {name: value for name, value in arguments.items() if name in Wanted.__dataclass_fields__}
@@ -102,11 +102,11 @@ def fit(
 
 
 class _Validation:
-    """What is evaluated: other data, or a share of the training data."""
+    """What is evaluated: other data, or a fraction of the training data."""
 
     def __init__(self, data: Any, fraction: float | None) -> None:
         if data is not None and fraction is not None:
-            raise ParametersError("validation_data and validation_fraction are both given; pass one of the two.")
+            raise ParametersError("validation_data and validation_fraction are both set; pass one of the two.")
         self.data = data
         self.fraction = fraction
 
@@ -126,9 +126,9 @@ class _Validation:
         split: Callable[[float, int], tuple[BatchSource, BatchSource]] | None = getattr(source, "split", None)
         if split is None:
             raise DataError(
-                f"validation_fraction is {self.fraction:g}, but no share can be drawn from {type(source).__name__}, "
-                "whose samples cannot be asked for by number. Pass validation_data, or the samples as arrays or a data "
-                "set; a folder is split by onward pack --test-fraction."
+                f"validation_fraction is {self.fraction:g}, but {type(source).__name__} cannot be split, because its "
+                "samples cannot be indexed. Pass validation_data, or the samples as arrays or a map-style data set; "
+                "split a folder with onward pack --test-fraction."
             )
         return split(self.fraction, seed)
 
@@ -220,12 +220,12 @@ def _refuse_second_reading(source: BatchSource, wanted: Wanted) -> None:
         return
     if wanted.epochs is not None and wanted.epochs > 1:
         raise DataError(
-            f"epochs is {wanted.epochs:g}, but the data are an iterator, which can be read once only. Pass a list, a "
-            "DataLoader or an object whose __iter__ begins anew, or epochs=1."
+            f"epochs is {wanted.epochs:g}, but the data are an iterator, which can be read only once. Pass a list, a "
+            "DataLoader or an object whose __iter__ starts again, or epochs=1."
         )
     if wanted.steps is None:
         raise DataError(
-            "the data are an iterator, whose length is not known before it is read, and schedule and progress need it. "
+            "the data are an iterator of unknown length, and the learning-rate schedule needs the number of steps. "
             "Pass steps=..., or list(data) if the data fit in memory."
         )
 

@@ -1,4 +1,4 @@
-"""The course of a run as columns: what was reported of its updates, and of its evaluations."""
+"""The history of a run as columns: what its updates and evaluations reported."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _STEP_COLUMNS = ("step", "update", "epoch", "loss", "learning_rate", "gradient_n
 
 
 class History:
-    """A watcher that remembers.
+    """A watcher that records what a run reports.
 
     Attributes:
         steps: column -> values, one for each displayed update: step, update, epoch, loss, learning_rate,
             gradient_norm, samples_per_second. `pandas.DataFrame(history.steps)` is a table of them.
         evaluations: column -> values, one for each evaluation: step, update, and every metric by its name.
-        messages: what was reported in sentences.
-        summaries: of the rounds.
+        messages: the notes of the run.
+        summaries: one per round.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class History:
         """Nothing to remember."""
 
     def on_message(self, text: str) -> None:
-        """Remembers."""
+        """Records it."""
         self.messages.append(text)
 
     def on_end(self, summary: RunSummary) -> None:
-        """Remembers."""
+        """Records it."""
         self.summaries.append(summary)
 
     def close(self) -> None:

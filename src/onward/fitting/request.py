@@ -75,7 +75,7 @@ def loss_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> Loss:
     """The loss as `Parameters` have it: a name is completed by the model's output and the data's label.
 
     Raises:
-        ParametersError: the name is unknown, or which output or feature is meant cannot be told.
+        ParametersError: the name is unknown, or the output or feature is ambiguous.
     """
     loss = wanted.loss
     if isinstance(loss, Loss):
@@ -112,7 +112,7 @@ def _only(what: str, kind: str, found: Sequence[str], model: ModelPorts, feature
     if len(found) == 1:
         return found[0]
     raise ParametersError(
-        f"which {kind} the loss compares cannot be told: there are {len(found)}. The outputs of the model are "
+        f"the loss needs one {kind}, and there are {len(found)}. The outputs of the model are "
         f"{_listed(model.outputs)}, its inputs {_listed(model.inputs)}; the data hold {_listed(features)}. Pass "
         f"{what}='...'."
     )
@@ -122,8 +122,8 @@ def no_loss(model: ModelPorts, features: Sequence[str]) -> ParametersError:
     """What is raised where no loss is given and none can be proposed."""
     return ParametersError(
         f"loss is missing. The outputs of the model are {_listed(model.outputs)}; the data hold {_listed(features)}. "
-        "Pass loss='softmax_cross_entropy' for class numbers, 'mean_squared_error' for numbers, "
-        "'binary_cross_entropy' for yes and no, or a function of (outputs, batch) that returns a torch scalar."
+        "Pass loss='softmax_cross_entropy' for class numbers, 'mean_squared_error' for regression, "
+        "'binary_cross_entropy' for labels of 0 and 1, or a function of (outputs, batch) that returns a torch scalar."
     )
 
 
@@ -212,11 +212,11 @@ def steps_of(wanted: Wanted, source: BatchSource, size: int) -> int:
     length = Fraction(samples or 0, size) if batches is None else Fraction(batches)
     if not length:
         raise ParametersError(
-            f"epochs is {epochs:g}, but how many samples the data ({type(source).__name__}) hold is not known; pass "
+            f"epochs is {epochs:g}, but the number of samples in the data ({type(source).__name__}) is unknown. Pass "
             "steps=... instead."
         )
     asked = Fraction(epochs).limit_denominator(1_000_000)
-    # Batches that are put together here run on into the next epoch.
+    # Batches that are assembled here continue into the next epoch.
     exact = math.ceil(asked * length)
     return max(1, -(-exact // accumulation)) * accumulation
 

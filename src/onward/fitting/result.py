@@ -25,7 +25,7 @@ class FitResult:
     """What `onward.fit` returns.
 
     Attributes:
-        runner: that trained; its `state` holds weights and moments.
+        runner: the `TrainingRunner`; its `state` holds weights and moments.
         history: losses and metrics as columns.
         summary: of the run.
         parameters: with which it was trained, as a RUN.yaml would say it.
@@ -41,7 +41,7 @@ class FitResult:
 
     @property
     def parameters(self) -> Parameters:
-        """What was asked, with all that was filled in."""
+        """The parameters of the run, defaults included."""
         return self.runner.parameters
 
     @property

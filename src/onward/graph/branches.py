@@ -37,8 +37,8 @@ def _note(node: ir.Node, only: dict[str, list[str]], known_as: WeightNames) -> s
         idle = only["else_branch" if bool(stored.numpy().reshape(-1)[0]) else "then_branch"]
         if idle:
             return (
-                f"the condition of node {shown} (If) is constant; what only the other branch reads gets no "
-                f"gradient and stays as it is: {_counted(idle)} ({known_as.listed(idle, _SHOWN)})."
+                f"the condition of node {shown} (If) is constant; weights of the other branch get no "
+                f"gradient and do not change: {_counted(idle)} ({known_as.listed(idle, _SHOWN)})."
             )
     parts = [
         f"only its {branch} reads {_counted(names)} ({known_as.listed(names, _SHOWN)})"
@@ -47,8 +47,8 @@ def _note(node: ir.Node, only: dict[str, list[str]], known_as: WeightNames) -> s
     ]
     name = "a condition" if condition is None else repr(condition.name)
     return (
-        f"node {shown} (If) computes one of two branches, as {name} says: {', '.join(parts)}. Weights of the branch "
-        "that your data do not take get no gradient and stay as they are."
+        f"node {shown} (If) computes one of two branches, depending on {name}: {', '.join(parts)}. Weights of a branch "
+        "that your data never take get no gradient and do not change."
     )
 
 
@@ -56,8 +56,8 @@ def note_on_missing_gradients(missing: Collection[str], weights: int, known_as: 
     """What to tell a user after the first update, if some weights got no gradient."""
     return (
         f"{len(missing)} of {weights} weights got no gradient in the first update "
-        f"({known_as.listed(missing, _SHOWN)}): nothing that these data compute reads them, as in a branch that is not "
-        "taken. They stay as they are until data reach them; put them in training.weights_not_to_train to freeze them."
+        f"({known_as.listed(missing, _SHOWN)}): no computed node reads them, for example in a branch that is not "
+        "taken. They do not change until data reach them; list them in training.weights_not_to_train to freeze them."
     )
 
 

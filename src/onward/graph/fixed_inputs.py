@@ -42,7 +42,9 @@ def fix_inputs(model: ir.Model, values: Mapping[str, float]) -> tuple[tuple[str,
         _check(name, number, inputs)
     rest = [value for name, value in inputs.items() if name not in values]
     if not rest:
-        raise ModelError(f"data.fixed_inputs names every input of the model ({', '.join(inputs)}); leave one out.")
+        raise ModelError(
+            f"data.fixed_inputs names every input of the model ({', '.join(inputs)}); remove at least one."
+        )
     writer = NodeWriter(model, "onward_fixed_")
     notes: list[str] = []
     for name, number in values.items():
@@ -63,8 +65,8 @@ def _check(name: str, number: float, inputs: Mapping[str, ir.Value]) -> None:
     value = inputs[name]
     if value.dtype is None or value.shape is None or value.dtype == ir.DataType.STRING:
         raise ModelError(
-            f"data.fixed_inputs names {name!r}, which is {value.type}; only tensors of numbers whose number of axes "
-            "the model states can be fixed. Remove the entry."
+            f"data.fixed_inputs names {name!r}, which is {value.type}; only numeric tensors of known rank "
+            "can be fixed. Remove the entry."
         )
     held = np.asarray(number).astype(value.dtype.numpy())
     if value.dtype.is_floating_point():
@@ -159,7 +161,7 @@ def note_on_inputs(model: ir.Model) -> tuple[str, ...]:
     names = ", ".join(map(repr, found))
     many = len(found) > 1
     return (
-        f"input{'s' if many else ''} {names} look{'' if many else 's'} like no feature of a sample, but like "
-        f"{'states or settings that are' if many else 'a state or setting that is'} the same for all. Set "
+        f"input{'s' if many else ''} {names} look{'' if many else 's'} like "
+        f"{'states or settings that are' if many else 'a state or setting that is'} the same for every sample. Set "
         f"data.fixed_inputs: {{{listed}}} to train without {'them' if many else 'it'} in the data.",
     )

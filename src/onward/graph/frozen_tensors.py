@@ -11,8 +11,8 @@ from onward.graph.weight_names import WeightNames
 
 _SHOWN = 3
 _WAY_OUT = (
-    "make float parameters of them (onward export MODEL --dequantize qdq -o FILE) and train that model, or train the "
-    "model before quantization and quantize it afterwards (onward export --quantize)."
+    "dequantize the model (onward export MODEL --dequantize qdq -o FILE) and train the result, or train the "
+    "model from before quantization and quantize it afterwards (onward export --quantize)."
 )
 _UNREMARKABLE = (
     "a rank-0 constant", "a one-element constant", "a constant", "a Constant node", "a mask", "a table of angles",
@@ -58,7 +58,7 @@ def note_on_frozen(
     still = sum(group.elements for group in groups)
     advice = f" Integers get no gradient: {_WAY_OUT}" if any("stored as" in group.reason for group in groups) else ""
     return (
-        f"{still:,} parameters do not train (of {trained + still:,}): {_listed(groups, known_as)}. "
+        f"{still:,} of {trained + still:,} parameters are not trainable: {_listed(groups, known_as)}. "
         f"`onward inspect` lists them; training.weights_to_train overrides this by exact name.{advice}",
     )
 
@@ -68,7 +68,7 @@ def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str], known_as: Wei
     groups = frozen_groups(graph, frozen)
     if not groups:
         return (
-            "The model stores no float tensor that a node reads, so there is nothing to train. Export it again with "
+            "The model stores no float tensor that a node reads, so it has no trainable weights. Export it again with "
             "its parameters (torch.onnx.export(..., export_params=True))."
         )
     if all(group.reason.startswith(_BY_USER) for group in groups):
@@ -77,9 +77,9 @@ def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str], known_as: Wei
         advice = f"Its weights are stored as integers, which get no gradient: {_WAY_OUT}"
     else:
         advice = (
-            "Name those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
+            "List those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
         )
-    return f"No weight of the model trains. Its tensors are: {_listed(groups, known_as)}. {advice}"
+    return f"The model has no trainable weights. Its tensors are: {_listed(groups, known_as)}. {advice}"
 
 
 def _listed(groups: Sequence[FrozenGroup], known_as: WeightNames) -> str:

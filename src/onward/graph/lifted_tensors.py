@@ -56,8 +56,8 @@ def note_on_lifted(weights: Collection[str]) -> tuple[str, ...]:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
         f"{len(names)} weights ({', '.join(map(repr, names[:_SHOWN]))}{more}) lost their names at export: the module "
-        "keeps its parameters in a dict or list, where torch.onnx.export takes them for constants, and computes what "
-        "it can from them. They train. Keep them in torch.nn.ParameterDict or ParameterList to export all of them.",
+        "keeps its parameters in a dict or list, which torch.onnx.export treats as constants and folds where it "
+        "can. They are trainable. Use torch.nn.ParameterDict or ParameterList to export all of them.",
     )
 
 

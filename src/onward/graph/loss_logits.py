@@ -1,4 +1,4 @@
-"""The logits under a prediction: losses that apply a softmax or sigmoid of their own start before the model's.
+"""The logits of a prediction: losses that apply their own softmax or sigmoid start before the model's.
 
 Where a model ends in probabilities, the loss takes the value before its last activation, or the logarithm of the
 probabilities where that value cannot be reached; the model's own outputs stay as they are.
@@ -56,7 +56,7 @@ def for_cross_entropy(writer: NodeWriter, prediction: ir.Value, class_axis: int)
         return LossInput(found, True, _note_of_logits(prediction, search, "softmax"), are_probabilities)
     if are_probabilities:
         note = (
-            f"loss.prediction: {prediction.name!r} holds probabilities, and the value before their softmax cannot be "
+            f"loss.prediction: {prediction.name!r} holds probabilities, and the logits before their softmax cannot be "
             "used; softmax_cross_entropy is computed from their logarithm. The exported model is unchanged."
         )
         return LossInput(_logarithm(writer, prediction), True, (note,), True)
@@ -82,8 +82,8 @@ def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logi
     origin = search.origin(prediction)
     if not from_logits and origin is not None and origin.op_type in _LINEAR:
         note = (
-            f"loss.prediction: {prediction.name!r} is the output of {origin.op_type} {origin.name!r}, which can give "
-            "any number, but binary_cross_entropy expects probabilities. Set loss.from_logits: true if they are "
+            f"loss.prediction: {prediction.name!r} is the output of {origin.op_type} {origin.name!r}, which is not "
+            "limited to 0 to 1, but binary_cross_entropy expects probabilities. Set loss.from_logits: true if they are "
             "logits."
         )
         return LossInput(prediction, False, (note,), are_probabilities)
@@ -93,7 +93,7 @@ def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logi
 def _note_of_logits(prediction: ir.Value, search: _Search, applies: str) -> tuple[str, ...]:
     activations = ", ".join(dict.fromkeys(f"{node.op_type} {node.name!r}" for node, _ in search.passed))
     befores = ", ".join(dict.fromkeys(repr(value.name) for _, value in search.passed))
-    why = f"the loss applies a {applies} of its own" if applies else "it is more accurate"
+    why = f"the loss applies its own {applies}" if applies else "it is more accurate"
     return (
         f"loss.prediction: {prediction.name!r} is computed by {activations}; the loss is computed from the value "
         f"before it, {befores}, because {why}. The exported model is unchanged.",
@@ -108,8 +108,8 @@ def _warnings_for_cross_entropy(search: _Search, prediction: ir.Value, class_axi
         before = "" if origin.inputs[0] is None else origin.inputs[0].name
         return (
             f"loss.prediction: {prediction.name!r} is computed by Sigmoid {origin.name!r}, and softmax_cross_entropy "
-            "applies a softmax to it, which trains slowly. For several classes at a time set loss.type: "
-            f"binary_cross_entropy; for one of them set loss.prediction: {before}.",
+            "applies a softmax on top of it, which trains slowly. For multi-label data set loss.type: "
+            f"binary_cross_entropy; for one class per sample set loss.prediction: {before}.",
         )
     if origin.op_type in ("Softmax", "LogSoftmax"):
         return (

@@ -37,9 +37,9 @@ def notes_on_split_parameters(graph: ir.Graph) -> tuple[str, ...]:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             notes.append(
                 f"the parameter {parameter!r} is stored {len(values)} times ({', '.join(names[:_SHOWN])}{more}), "
-                f"computed with at export ({', '.join(repr(str(value.name)) for value in computed[:_SHOWN])}): each "
-                "stays apart from the others, so that gradients are not those of the module. "
-                "torch.onnx.export(..., optimize=False) keeps it once."
+                f"folded with constants at export ({', '.join(repr(str(value.name)) for value in computed[:_SHOWN])}): "
+                "each copy is trained separately, so gradients differ from those of the module. Export with "
+                "torch.onnx.export(..., optimize=False) to store it once."
             )
     return tuple(notes)
 

@@ -36,14 +36,14 @@ class Distributed:
             separated by commas; a tensor alone stands for all its consumers. Absent: balanced by cost.
         op_id_to_stage: name of a node, or of its output -> stage; another way to say the same.
         pipeline_stage_paths: one ONNX model per stage, cut already; the inputs of each are outputs of earlier ones.
-            They are trained in the place of `paths.model_path`.
+            They are trained instead of `paths.model_path`.
         pipeline_schedule: `1F1B`, `GPipe`, `Interleaved1F1B`, `InterleavedZeroBubble` or `ZBVZeroBubble`.
         stage_memory_gb: where stages are balanced by cost, no stage may need more than this for weights, gradients,
             Adam's moments and kept activations, in 10^9 bytes, as if nothing else shared them out.
         stages_per_rank: of the interleaved schedules (absent: 2); `ZBVZeroBubble` always has 2, the others 1.
         use_nccl: absent: NCCL on GPUs, Gloo on CPUs; true demands NCCL, false Gloo.
-        timeout_seconds: how long an exchange may wait for the slowest process before the run is ended.
-        start_timeout_seconds: how long the processes may take to find each other.
+        timeout_seconds: how long a collective may wait for the slowest process before the run ends.
+        start_timeout_seconds: how long the rendezvous of the processes may take.
     """
 
     __pydantic_config__ = STRICT
@@ -73,7 +73,7 @@ class Recompute:
     """Trading time for memory: activations are not kept for the backward pass but computed again in it.
 
     Attributes:
-        segments: recompute whole segments (the layers between two cut points of the graph).
+        segments: recompute entire segments (the layers between two cut points of the graph).
         attention: recompute only the attention of every layer.
         number_recompute_layers: of these, only the first so many of every process; 0: all.
         memory_budget: share of the activations' memory that may be kept, from 0 (recompute all) to 1 (nothing);

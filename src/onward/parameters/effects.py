@@ -17,7 +17,7 @@ class Need:
     Attributes:
         text: completes "it has an effect only ...".
         is_met: whether the parameters have it.
-        is_refused: whether a run that lacks it is refused; else it is told.
+        is_refused: whether a run that lacks it is refused; otherwise a note reports it.
     """
 
     text: str
@@ -100,14 +100,14 @@ def fields_without_effect(parameters: Parameters, refused: bool) -> list[str]:
 
     Args:
         parameters: of a round.
-        refused: those for which a run is refused, or those that are only told.
+        refused: those for which a run is refused, or those that only a note reports.
     """
     found = []
     for field, need in NEEDS.items():
         value = _set_value(parameters, field)
         if value is not None and need.is_refused is refused and not need.is_met(parameters):
             shown = str(value).lower() if isinstance(value, bool) else f"{value}"
-            found.append(f"{field} is {shown}, but it has an effect only {need.text}; set that, or leave it out.")
+            found.append(f"{field} is {shown}, but it has an effect only {need.text}. Change that, or remove {field}.")
     return found
 
 

@@ -17,11 +17,11 @@ class EarlyStopping:
     """When a round ends before its last step, and which of its evaluations is the best.
 
     Attributes:
-        metric: the metric of evaluations that is compared, `loss` or a name of `training.metrics`; also what
-            `checkpoint.keep_best` goes by.
-        mode: `min`: smaller is better; `max`: larger is better; `auto`: as the metric's name says.
-        patience: evaluations in a row without improvement after which the round ends; absent: it never does.
-        min_delta: by how much an evaluation has to be better to count as an improvement here.
+        metric: the evaluation metric to compare, `loss` or a name in `training.metrics`; also decides which
+            checkpoint `checkpoint.keep_best` keeps.
+        mode: `min`: smaller is better; `max`: larger is better; `auto`: decided by the metric's name.
+        patience: evaluations in a row without improvement after which the round ends; absent: no early stopping.
+        min_delta: the smallest change that counts as an improvement.
     """
 
     __pydantic_config__ = STRICT
@@ -69,10 +69,10 @@ def read_metrics(specs: Sequence[MetricSpec]) -> tuple[MetricRequest, ...]:
             raise ValueError(f"{where}.{wrong[0]} is {own[wrong[0]]!r}; expected text.")
         title = options.pop("as", name)
         if not isinstance(title, str) or not title or title == "loss":
-            raise ValueError(f"{where}.as is {title!r}; expected another name to report it under.")
+            raise ValueError(f"{where}.as is {title!r}; expected another name.")
         if title in found:
             raise ValueError(
-                f"{where} is reported as {title!r}, as is an entry before it; set `as: another name` in one of them."
+                f"{where} is reported as {title!r}, as is an earlier entry. Set `as: NAME` in one of them."
             )
         found[title] = MetricRequest(name, title, own["prediction"], own["label"], own["task"], options)
     return tuple(found.values())

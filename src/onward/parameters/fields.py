@@ -27,8 +27,8 @@ _TYPES = {
     "NonNegative": "a number from 0",
     "Positive": "a number above 0",
     "Share": "a number from 0 to 1",
-    "Ratio": "a number from 0, below 1",
-    "Decay": "a number from 0, below 1",
+    "Ratio": "a number from 0 to below 1",
+    "Decay": "a number from 0 to below 1",
     "Path": "a path",
     "str": "text",
 }

@@ -20,21 +20,22 @@ class Loss:
 
     Attributes:
         type: `softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `bert`,
-            `graph` (a loss model of the user's own), `output` (an output of the model is the loss already) or
+            `graph` (your own ONNX loss model), `output` (an output of the model is the loss already) or
             `function` (in Python only).
         prediction: the output of the model that is compared; for `output`, the loss itself.
         label: the feature of the data that it is compared with.
         class_axis: axis of the classes in the prediction (softmax_cross_entropy).
-        ignore_index: label value that does not count (softmax_cross_entropy; bert, where it is 0 if absent).
-        class_weights: one weight a class (softmax_cross_entropy; bert, for the masked tokens).
-        reduction: `mean` or `sum`; a sum is shown per sample, in training as in evaluation.
+        ignore_index: label value to ignore (softmax_cross_entropy; bert, where it is 0 if absent).
+        class_weights: one weight per class (softmax_cross_entropy; bert, for the masked tokens).
+        reduction: `mean` or `sum`; a sum is reported per sample, in training and in evaluation.
         from_logits: the prediction is logits, not probabilities (binary_cross_entropy).
         dense_labels: labels are float probabilities in the prediction's shape (softmax_cross_entropy).
         label_type: element type of the label in ONNX's spelling ("int32"); absent: int64 for classes, else float.
         graph: path of an ONNX loss model (type `graph`).
         graph_inputs: input of the loss model -> output of the model or feature of the data.
         graph_output: output of the loss model that is the loss; absent: its only or first one.
-        function: a torch function of (outputs, batch) that gives a scalar; both map names to tensors (type `function`).
+        function: a torch function of (outputs, batch) that returns a scalar; both map names to tensors
+            (type `function`).
         masked_lm_prediction, next_sentence_prediction: the two outputs of a BERT (type `bert`).
         masked_lm_positions, masked_lm_ids, next_sentence_label: the three features they are compared with.
     """

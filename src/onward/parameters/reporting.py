@@ -16,14 +16,14 @@ class Checkpoint:
     Attributes:
         checkpoints_dir: folder of checkpoints; absent: none are written.
         checkpoint_period: weight updates between two checkpoints; 0: only at the end of a round.
-        max_num_checkpoints: how many of the newest are kept.
+        max_num_checkpoints: how many of the newest checkpoints are kept.
         keep_best: also save and keep the checkpoint of the round's best evaluation, by `early_stopping.metric`.
-        keep_every: also keep the checkpoints after every so many weight updates for good; 0: none.
+        keep_every: weight updates between two checkpoints that are kept permanently; 0: none.
         export: `last`: the trained model has the weights that training ended with; `best`: those of the best
             evaluation (with `keep_best`).
-        checkpoint_to_load_path: a checkpoint, or a folder of them, from which a run starts that has none of its own;
-            what `checkpoints_dir` holds comes first, so that the same command goes on after a stop.
-        blocking: stand still until a checkpoint is on disk.
+        checkpoint_to_load_path: a checkpoint, or a folder of them, from which a run starts if `checkpoints_dir` holds
+            none, so that the same command resumes after an interruption.
+        blocking: wait until a checkpoint is on disk.
     """
 
     __pydantic_config__ = STRICT
@@ -39,7 +39,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoard:
-    """What goes to TensorBoard, beside the standard scalars.
+    """What goes to TensorBoard, in addition to the standard scalars.
 
     Attributes:
         log_dir: folder of event files and of `metrics.jsonl`; absent: neither is written.

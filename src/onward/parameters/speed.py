@@ -58,8 +58,8 @@ class Speed:
         compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
             on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
             run uncompiled.
-        channels_last: convolve images with the channels of a pixel side by side in memory, which is faster on CPUs, and
-            on GPUs in 16 bits; compiled code lies as torch's compiler wants it.
+        channels_last: compute convolutions in channels-last (NHWC) memory format, which is faster on CPUs, and
+            on GPUs in 16 bits; torch's compiler chooses the memory format of compiled code.
         cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches
             have one shape, without accumulation and recompute. Not tried on a GPU yet.
     """

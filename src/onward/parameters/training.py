@@ -32,7 +32,7 @@ class DropoutRule:
     """Where dropout that an export left out belongs, and how much of it.
 
     Attributes:
-        ratio: share of the elements that are set to zero in training.
+        ratio: fraction of the elements that are set to zero in training.
         after_operators: operator types; dropout follows every node of them (`Softmax`: attention dropout).
         after_values: names or `*`-patterns of values that dropout follows.
     """
@@ -50,21 +50,20 @@ class Training:
     Attributes:
         batch_size: samples in one micro-batch of one replica.
         eval_batch_size: samples in one batch of evaluation; absent: `batch_size`.
-        num_train_steps: forward/backward passes of a round; give this or `num_epochs`.
+        num_train_steps: forward/backward passes of a round; set this or `num_epochs`.
         num_epochs: passes over the training data in a round, converted to `num_train_steps` by the number of samples,
             `batch_size` and the replicas, and rounded up; the run reports how. Fractions such as 0.5 are allowed.
-        gradient_accumulation_steps: passes whose mean gradient makes one weight update.
+        gradient_accumulation_steps: passes whose gradients are averaged for one weight update.
         display_loss_steps: weight updates between two displayed losses.
         evaluation_period: steps between two evaluations; 0: only at the end.
-        evaluation_period_epochs: the same in passes over the training data (1: after every epoch), converted to steps;
-            give one of the two.
+        evaluation_period_epochs: the same in epochs (1: after every epoch), converted to steps; set one of the two.
         skip_evaluation: never evaluate.
-        metrics: what evaluations compute besides the loss: names of torchmetrics' classes (`f1`, `auroc`, `r2`), or
-            mappings such as `{name: f1, average: macro}` with their options; `prediction`, `label` and `task` instead
-            of what follows from the loss, `as` for the name in reports. Accuracy of class labels is always computed.
-        seed: of dropout, shuffling and everything else that is drawn.
-        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can.
-        weights_not_to_train: exact names or patterns taken out again.
+        metrics: what evaluations compute besides the loss: names of torchmetrics classes (`f1`, `auroc`, `r2`), or
+            mappings with their options such as `{name: f1, average: macro}`; `prediction`, `label` and `task` override
+            what follows from the loss, `as` sets the name in reports. Accuracy of class labels is always computed.
+        seed: of dropout, shuffling and all other random numbers.
+        weights_to_train: exact names or `*`-patterns of initializers or module paths; empty: all trainable ones.
+        weights_not_to_train: exact names or patterns to exclude from these.
         freeze_batch_norm: batch normalization uses its stored running statistics in training, too, and leaves them as
             they are: for batches of a few samples, whose own statistics are noise.
         tied_weights: patterns (initializers or module paths) of all-equal weights shared by layers that stay shared.
@@ -73,8 +72,8 @@ class Training:
         mapped_dimensions: symbolic dimension of the model -> its size.
         find_batch_size: find the largest micro-batch that fits the memory of a rank (`machine.memory_gb`), by forecast
             and trial. An update stays `batch_size` times `gradient_accumulation_steps` samples of each replica, and
-            what is counted in steps is converted; the run says how. A resumed run keeps what it found.
-        is_perf_test: train on random batches made from the model's inputs, and say how fast and how large that is;
+            fields in steps are converted; the run reports how. A resumed run keeps the size it found.
+        is_perf_test: train on random batches made from the model's inputs, and report throughput and memory;
             nothing is saved or evaluated, and no data are needed.
     """
 
@@ -110,7 +109,7 @@ class Training:
         if self.num_train_steps is None:
             raise ParametersError(
                 f"training.num_epochs is {self.num_epochs}, and the number of samples is not known here; set "
-                "training.num_train_steps instead, or name the data in paths.train_data_dir."
+                "training.num_train_steps instead, or set paths.train_data_dir."
             )
         return self.num_train_steps
 
@@ -120,10 +119,10 @@ class LearningRate:
     """The learning rate over the steps of a round.
 
     Attributes:
-        initial_lr: the rate at its highest.
+        initial_lr: the peak learning rate.
         warmup_mode: `none`, `constant`, `linear`, `polynomial` or `cosine`: what follows the warm-up; `none` has none.
-        warmup_ratio: share of the round's steps over which the rate rises from 0.
-        warmup_steps: the same in steps; give one of the two.
+        warmup_ratio: fraction of the round's steps over which the rate rises from 0.
+        warmup_steps: the same in steps; set one of the two.
         power: exponent of `polynomial`.
     """
 

@@ -107,7 +107,7 @@ def read_data_facts(path: Path) -> DataFacts:
     if packed is not None:
         return _read_packed(path, *packed)
     if path.is_dir() and path.name in ("train", "test") and not any(path.iterdir()):
-        raise DataError(f"data folder {str(path)!r} is empty; name a folder or file with data.")
+        raise DataError(f"data folder {str(path)!r} is empty; pass a folder or file with data.")
     kind, paths = find_source_files(path, None)
     readers = {"arrays": _read_arrays, "table": _read_table, "images": _read_images, "text": _read_text}
     return readers[kind](path, paths)
@@ -295,7 +295,7 @@ def _read_images(path: Path, paths: list[Path]) -> DataFacts:
         except (OSError, ValueError, SyntaxError):
             continue
     if not sizes:
-        raise DataError(f"none of the images of {str(path)!r} that were tried can be decoded; replace them.")
+        raise DataError(f"none of the images of {str(path)!r} that were sampled can be decoded; replace them.")
     height, width = sorted(sizes)[len(sizes) // 2]
     channels = 1 if all(mode in ("L", "1", "I;16", "I") for mode in modes) else 3
     numbers = {name: number for number, name in enumerate(classes)}

@@ -65,7 +65,7 @@ def fit(feature: Feature, port: Port, is_scaled_inside: bool = False) -> Fit | N
         if port.dtype == "bool" or not feature.holds_whole_numbers():
             return None
         cast, cost = port.dtype, cost + 1
-        reasons.append(f"whole numbers stored as {feature.dtype} become {port.dtype}")
+        reasons.append(f"integers stored as {feature.dtype} are cast to {port.dtype}")
     elif (port.dtype == "bool") != (feature.dtype == "bool"):
         cast = port.dtype
     if port.is_float and feature.dtype in ("int64", "int32") and len(feature.shape) == 1:
@@ -79,14 +79,14 @@ def _fit_shape(found: tuple[int, ...], wanted: tuple[Size, ...] | None) -> Fit |
     if _same_elements(found, wanted):
         sizes = _fill_in(found, wanted)
         if sizes is not None:
-            reason = f"the shape {list(found)} of a sample becomes {list(sizes)}"
+            reason = f"the shape {list(found)} of a sample is reshaped to {list(sizes)}"
             return Fit(0.25, (f"reshape:{'x'.join(map(str, sizes))}",), "", (reason,))
     image = _fit_image(found, wanted)
     if image is not None:
         return image
     fixed = [size for size in wanted if isinstance(size, int)]
     if len(fixed) == len(wanted) and math.prod(fixed) == math.prod(found) and found and wanted:
-        reason = f"the shape {list(found)} of a sample becomes {list(fixed)}"
+        reason = f"the shape {list(found)} of a sample is reshaped to {list(fixed)}"
         return Fit(2.0, (f"reshape:{'x'.join(map(str, fixed))}",), "", (reason,))
     return None
 
@@ -136,10 +136,10 @@ def _fit_image(found: tuple[int, ...], wanted: tuple[Size, ...]) -> Fit | None:
     operations, reasons, cost = [], [], 0.5
     if len(found) == 2:
         operations.append(f"reshape:1x{found[0]}x{found[1]}")
-        reasons.append("images get an axis of one channel")
+        reasons.append("a channel axis of size 1 is added")
     elif has_last:
         operations.append("transpose:2,0,1")
-        reasons.append(f"images of shape {list(found)} have their channels last")
+        reasons.append(f"images of shape {list(found)} are channels-last")
     channels, height, width = (shape[2], *shape[:2]) if has_last else shape
     count = wanted[2] if wants_last else wanted[0]
     if channels != count:
@@ -156,7 +156,7 @@ def _fit_image(found: tuple[int, ...], wanted: tuple[Size, ...]) -> Fit | None:
         cost += 1
     if wants_last:
         operations.append("transpose:1,2,0")
-        reasons.append("the model has channels last")
+        reasons.append("the model expects channels-last (NHWC)")
     if operations == ["transpose:2,0,1", "transpose:1,2,0"]:
         operations, reasons = [], []
     return Fit(cost, tuple(operations), "", tuple(reasons))

@@ -48,11 +48,11 @@ def find_origin(training: TrainingGraph) -> Origin:
     statistics = [value for name in training.states if (value := graph.initializers.get(name)) is not None]
     moved_statistics = [value for value in statistics if not (_is_all(value, 0.0) or _is_all(value, 1.0))]
     if moved_statistics:
-        return Origin(True, f"{len(moved_statistics)} running statistics of batch normalization are not 0 or 1")
+        return Origin(True, f"{len(moved_statistics)} running statistics of batch normalization differ from 0 and 1")
     if scales and len(moved_scales) + len(moved_shifts) > (len(scales) + len(shifts)) / 2:
         count = len(moved_scales) + len(moved_shifts)
         total = len(scales) + len(shifts)
-        return Origin(True, f"{count} of {total} scales and shifts of normalization layers are not 1 and 0")
+        return Origin(True, f"{count} of {total} scales and shifts of normalization layers differ from 1 and 0")
     if scales and not moved_scales and not moved_shifts:
         return Origin(False, f"all {len(scales)} scales of normalization layers are 1, as initialized")
     return _by_distribution(tensors)
@@ -92,8 +92,8 @@ def _by_distribution(tensors: dict[str, ir.Value]) -> Origin:
         return Origin(not is_fresh, "all weights are 0" if is_fresh else "its few weights are not all 0")
     share = f"{fresh} of {judged} weight matrices"
     if fresh * 2 >= judged:
-        return Origin(False, f"{share} are distributed as initializers draw them")
-    return Origin(True, f"only {share} are distributed as initializers draw them")
+        return Origin(False, f"{share} have the distribution of a common initializer")
+    return Origin(True, f"only {share} have the distribution of a common initializer")
 
 
 def _has_drawn_biases(tensors: dict[str, ir.Value]) -> bool:

@@ -27,7 +27,7 @@ from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Choice, Packing
 from onward.proposal.task import Label, Task, candidates, find_task, loss_of_output, own_loss
 
-_TEXT_NEEDS = "Give text, or a feature of labels of the same shape."
+_TEXT_NEEDS = "Pass text, or add a feature of labels with the same shape."
 
 
 def match_features(model: ModelFacts, data: DataFacts, answers: Answers, folder: Path) -> Match:
@@ -88,8 +88,8 @@ def _without_label(
                 return _autoencoder(model, data, found, operations, feature, wanted, port, folder)
     listed = ", ".join(f"{one.name!r} {one.dtype} {list(one.shape)}" for one in data.features)
     raise DataError(
-        f"{str(data.path)!r} holds no label: its features ({listed}) are all inputs of the model. Add one with an "
-        "entry for each sample, called 'label'."
+        f"{str(data.path)!r} holds no label: its features ({listed}) are all inputs of the model. Add a "
+        "feature 'label' with an entry for each sample."
     )
 
 
@@ -105,13 +105,13 @@ def _next_token(
     if data.kind == "packed":
         raise DataError(
             f"{str(data.path)!r} holds {tokens.name!r} but no labels. Pack it again with --transform "
-            f"{tokens.name}=next-token:labels, or run onward init with the data that it was packed from."
+            f"{tokens.name}=next-token:labels, or run onward init on the data that it was packed from."
         )
     from onward.proposal.causality import is_causal  # runs the model
 
     if not is_causal(model):
         raise DataError(
-            f"{str(model.path)!r} sees the tokens after a position, so that predicting the next one would be copying; "
+            f"{str(model.path)!r} attends to later tokens, so it cannot be trained to predict the next token, "
             f"and {str(data.path)!r} holds no labels. {_TEXT_NEEDS}"
         )
     name = free_label_name(model, "labels")
@@ -170,7 +170,7 @@ def _complete(
     pairs = tuple((one.partition("=")[0], one.partition("=")[2]) for one in operations)
     options = PackOptions(ArrayOptions(arrays), transform=pairs, cast=tuple(casts), shuffle_buffer=_buffer(data, label))
     if options.shuffle_buffer:
-        reasons.append("the samples are sorted by their labels: they are mixed while they are packed")
+        reasons.append("the samples are sorted by label: they are shuffled during packing")
     return replace(match, name_map=names, packing=Packing(data.path, folder, options, tuple(reasons)))
 
 
@@ -183,7 +183,7 @@ def _refuse_operations(
     options = " ".join([f"--transform {one}" for one in operations] + [f"--cast {n}={d}" for n, d in casts])
     raise DataError(
         f"the shards of {str(data.path)!r} do not fit the model as they are ({'; '.join(reasons) or options}). Run "
-        f"onward init with the data that they were packed from, or pack them again with {options}."
+        f"onward init on the data that they were packed from, or pack them again with {options}."
     )
 
 

@@ -29,8 +29,8 @@ def match_images(model: ModelFacts, data: DataFacts, answers: Answers, folder: P
     if len(images) != 1 or len(ports) != 1:
         listed = "; ".join(str(port) for port in ports)
         raise DataError(
-            f"{str(data.path)!r} is a folder of images, and {str(model.path)!r} reads {listed}: that is not one input "
-            "of images ([batch, channels, height, width]). Give data of those inputs, as an .npz file with an array "
+            f"{str(data.path)!r} is a folder of images, and {str(model.path)!r} reads {listed}: expected one input "
+            "of images ([batch, channels, height, width]). Pass data for these inputs as an .npz file with an array "
             "for each."
         )
     port = images[0]
@@ -42,14 +42,14 @@ def match_images(model: ModelFacts, data: DataFacts, answers: Answers, folder: P
     channels = wanted[2] if last else wanted[0]
     count = channels if isinstance(channels, int) else found[0]
     if count not in (1, 3):
-        raise DataError(f"input {port} has {count} channels; images are packed with 1 or 3. Prepare an .npz file.")
+        raise DataError(f"input {port} has {count} channels; images are packed with 1 or 3. Pass an .npz file.")
     height, width = image_size(wanted, (found[1], found[2]))
     mean, std, why, questions = _normalization(model, port, count)
     operations, reasons = _operations(port, last, count, height, width)
     if port.name in model.scaled_inputs:
         operations.insert(0, ("image", "scale:255"))
-        reasons.append("the model scales its input itself: pixels stay from 0 to 255")
-    reasons = [f"images become {count} x {height} x {width}, as input {port} has them", why, *reasons]
+        reasons.append("the model scales its input itself: pixel values stay in 0 to 255")
+    reasons = [f"images are resized to {count} x {height} x {width}, the shape of input {port}", why, *reasons]
     options = PackOptions(
         ImageOptions(image_size=(height, width), image_mode="rgb" if count == 3 else "grayscale", mean=mean, std=std),
         transform=tuple(operations),
@@ -86,11 +86,11 @@ def _operations(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     assert port.sample is not None
     if last:
-        return [("image", "transpose:1,2,0")], ["the model has channels last"]
+        return [("image", "transpose:1,2,0")], ["the model expects channels-last (NHWC)"]
     if len(port.sample) == 1:
         return [("image", f"reshape:{count * height * width}")], ["the model reads images as vectors"]
     if len(port.sample) == 2:
-        return [("image", f"reshape:{height}x{width}")], ["the model has no axis of channels"]
+        return [("image", f"reshape:{height}x{width}")], ["the model has no channel axis"]
     return [], []
 
 
@@ -102,13 +102,13 @@ def _normalization(
         return *plain, "the model normalizes its input itself", ()
     if not model.origin.is_trained:
         if channels == 3:
-            return (0.5,), (0.5,), "pixels become numbers from -1 to 1: the weights are new, so any scaling will do", ()
-        return *plain, "pixels become numbers from 0 to 1: the weights are new, so any scaling will do", ()
+            return (0.5,), (0.5,), "pixel values are scaled to -1 to 1: the weights are new, so any scaling will do", ()
+        return *plain, "pixel values are scaled to 0 to 1: the weights are new, so any scaling will do", ()
     text = (
         "How was the model's input normalized when it was trained? The file does not say; check --mean and --std of "
         "the onward pack command."
     )
     if channels == 3:
-        why = "pixels are normalized by ImageNet's mean and deviation, as for most trained image models"
-        return *IMAGENET, why, (Question("normalization", text, "ImageNet's mean and deviation"),)
-    return *plain, "pixels become numbers from 0 to 1", (Question("normalization", text, "pixels from 0 to 1"),)
+        why = "pixel values are normalized by ImageNet's mean and standard deviation, as for most trained image models"
+        return *IMAGENET, why, (Question("normalization", text, "ImageNet's mean and standard deviation"),)
+    return *plain, "pixel values are scaled to 0 to 1", (Question("normalization", text, "pixel values from 0 to 1"),)

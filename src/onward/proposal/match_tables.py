@@ -45,8 +45,8 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     if any(port.sample is not None and len(port.sample) > 1 for port in ports):
         listed = "; ".join(str(port) for port in ports)
         raise DataError(
-            f"{str(data.path)!r} is a table, and {str(model.path)!r} reads {listed}: a row of a table becomes one "
-            "vector a sample. Give the data as an .npz file with an array for each input."
+            f"{str(data.path)!r} is a table, and {str(model.path)!r} reads {listed}: a table gives one "
+            "vector per sample. Pass the data as an .npz file with an array for each input."
         )
     columns = _divide(model, ports, data, answers)
     words = [name for names in columns.inputs.values() for name in names if _column(data, name).dtype == WORDS]
@@ -61,9 +61,9 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     reasons += [f"{label.name}: {why}" for why in task.reasons]
     categories = [*words, *(one.name for one in columns.label if one.dtype == WORDS)]
     if words:
-        reasons.append(f"words in {_listed(words)} become numbers by their order")
+        reasons.append(f"the text values of {_listed(words)} are numbered in alphabetical order")
     if data.missing_rows:
-        reasons.append(f"{data.missing_rows} rows lack a value and are left out")
+        reasons.append(f"{data.missing_rows} rows with missing values are left out")
     operations, casts = _to_ports(ports, columns, data)
     options = PackOptions(
         TableOptions(
@@ -78,7 +78,7 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
         shuffle_buffer=min(data.sample_count, 100_000) if _is_sorted(label) else 0,
     )  # fmt: skip
     if options.shuffle_buffer:
-        reasons.append("the rows are sorted by the label: they are mixed while they are packed")
+        reasons.append("the rows are sorted by label: they are shuffled during packing")
     packing = Packing(data.path, folder, options, tuple(reasons))
     return Match(task, name, {}, packing, columns.questions, (*columns.notes, *_notes_on_ranges(columns, data, model)))
 
@@ -169,7 +169,10 @@ def _several_outputs(model: ModelFacts, answers: Answers) -> int | None:
 
 def _required(label: Feature | None, data: DataFacts) -> Feature:
     if label is None:
-        raise DataError(f"{str(data.path)!r} has no column that could be the label: all are inputs of the model.")
+        raise DataError(
+            f"{str(data.path)!r} has no column left for the label: all are inputs of the model. "
+            "Add a label column, or pass --inputs."
+        )
     return label
 
 
@@ -208,13 +211,15 @@ def _inputs_of(
             "Name the columns with --inputs COLUMN,..." if len(chosen) > wanted else "Add the columns that are missing."
         )
         raise DataError(
-            f"input {port} needs {wanted} columns, and {str(data.path)!r} has {len(chosen)} of numbers besides the "
-            f"label: {names}. {what}" + (f" Columns of words ({_listed(dropped)}) are not counted." if dropped else "")
+            f"input {port} needs {wanted} columns, and {str(data.path)!r} has {len(chosen)} numeric ones besides the "
+            f"label: {names}. {what}" + (f" Text columns ({_listed(dropped)}) are not counted." if dropped else "")
         )
     if not chosen:
-        raise DataError(f"{str(data.path)!r} has no column of numbers besides the label; input {port} needs some.")
+        raise DataError(
+            f"{str(data.path)!r} has no numeric column besides the label, and input {port} needs some. Add them."
+        )
     if dropped:
-        notes.append(f"columns of words are left out: {_listed(dropped)}.")
+        notes.append(f"text columns are left out: {_listed(dropped)}.")
     return tuple(one.name for one in chosen), tuple(notes)
 
 
@@ -224,7 +229,9 @@ def _label(columns: Sequence[Feature], data: DataFacts) -> tuple[Feature, tuple[
         return columns[0], columns[0].words
     wrong = [one.name for one in columns if one.values is None]
     if wrong:
-        raise DataError(f"several columns are the label, and {_listed(wrong)} holds words; only numbers can be joined.")
+        raise DataError(
+            f"the label has several columns, and {_listed(wrong)} holds text. Pass numeric columns with --label."
+        )
     values = np.stack([one.values for one in columns if one.values is not None], axis=1)
     return Feature("labels", str(values.dtype), (len(columns),), values), ()
 
@@ -265,7 +272,7 @@ def _notes_on_ranges(columns: _Columns, data: DataFacts, model: ModelFacts) -> t
         return ()
     name = max(wide, key=lambda one: largest[one])
     return (
-        f"columns with large numbers are packed as they are (the largest: {name!r}, up to {largest[name]:g}); a "
-        "network learns faster from columns with mean 0 and deviation 1. Scale them in the file if the model was not "
-        "made for these units.",
+        f"columns with large values are packed without scaling (the largest: {name!r}, up to {largest[name]:g}); a "
+        "network trains faster on columns with mean 0 and standard deviation 1. Standardize them in the file unless "
+        "the model expects these units.",
     )

@@ -35,12 +35,12 @@ def match_text(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pat
     outputs = [port for port in candidates(model, answers.prediction) if port.shape is None or len(port.shape) == 3]
     if tokens is None or not outputs:
         what = (
-            "no input of token ids ([batch, sequence], whole numbers)"
+            "no input of token ids ([batch, sequence], integers)"
             if tokens is None
             else ("no output with a score for every token ([batch, sequence, vocabulary])")
         )
         raise DataError(
-            f"{str(data.path)!r} is text without labels, and {str(model.path)!r} has {what}. Give data with labels: an "
+            f"{str(data.path)!r} is text without labels, and {str(model.path)!r} has {what}. Pass data with labels: an "
             ".npz file with an array for each input and one of labels."
         )
     prediction = outputs[0]
@@ -61,8 +61,8 @@ def match_text(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pat
     missing = [name for name, operation in made.items() if operation is None]
     if missing:
         raise DataError(
-            f"{str(model.path)!r} reads {', '.join(map(repr, missing))} besides token ids, which text does not give. "
-            "Prepare an .npz file with an array for each input and one of labels."
+            f"{str(model.path)!r} reads {', '.join(map(repr, missing))} besides token ids, which text lacks. "
+            "Pass an .npz file with an array for each input and one of labels."
         )
     pairs = [(one.partition("=")[0], one.partition("=")[2]) for one in made.values() if one]
     casts = [(port.name, port.dtype) for port in ports if port is not tokens and port.dtype != "int64"]
@@ -77,10 +77,10 @@ def _task(model: ModelFacts, prediction: Port, objective: Objective, length: int
     name = free_label_name(model, "labels")
     task = find_task(model, Label(Feature(name, "int64", (length,), values)), prediction.name, answers.loss)
     if objective == "causal":
-        why = "the scores at a position do not depend on later tokens (tried): it predicts the next token."
+        why = "the scores at a position do not depend on later tokens (tested): causal language model."
         task = replace(task, kind="language_model", text="predicting the next token")
     else:
-        why = "the scores at a position depend on later tokens (tried): it fills in masked tokens."
+        why = "the scores at a position depend on later tokens (tested): masked language model."
         task = replace(task, kind="masked_language_model", text="predicting masked tokens")
     loss = [Choice("loss.type", "softmax_cross_entropy", why), *task.loss[1:]]
     if objective == "masked":
@@ -115,24 +115,27 @@ def _tokenizer(
 ) -> tuple[str, str]:
     beside = model.path.parent / "tokenizer.json"
     if answers.tokenizer is not None:
-        return answers.tokenizer, "the tokenizer is the one asked for"
+        return answers.tokenizer, "the tokenizer is set by --tokenizer"
     if beside.is_file():
         return str(beside), f"{beside.name} is next to the model"
     if model.origin.is_trained:
         raise DataError(
-            f"{str(model.path)!r} looks trained ({model.origin.evidence}), and its tokens mean what its own tokenizer "
-            f"says; there is no tokenizer.json next to it. Put it there, or pass --tokenizer PATH ('bytes' or 'bpe' to "
-            "train the model anew with other tokens)."
+            f"{str(model.path)!r} looks trained ({model.origin.evidence}), so it needs its own tokenizer, and "
+            f"there is no tokenizer.json next to it. Put it there, or pass --tokenizer PATH ('bytes' or 'bpe' to train "
+            "the model from scratch with other tokens)."
         )
     least = _BYTES if objective == "causal" else _BYTES_MASKED
     if vocabulary is not None and vocabulary < least:
         raise DataError(
-            f"{str(model.path)!r} has a vocabulary of {vocabulary} tokens, fewer than bytes have ({least}); no "
+            f"{str(model.path)!r} has a vocabulary of {vocabulary} tokens, too small for bytes ({least}), and no "
             "tokenizer.json is next to it. Pass --tokenizer PATH."
         )
     if vocabulary is not None and vocabulary >= 2 * least and data.bytes >= 20 * vocabulary:
-        return "bpe", f"the weights are new and the vocabulary has room for {vocabulary} tokens: a BPE is trained here"
-    return "bytes", "the weights are new: bytes are the simplest tokens"
+        return (
+            "bpe",
+            f"the weights are new and the vocabulary has {vocabulary} tokens: a BPE tokenizer is trained on the text",
+        )
+    return "bytes", "the weights are new: tokens are bytes, the simplest tokenizer"
 
 
 def _end_of_text(tokenizer: str, objective: Objective) -> str:
@@ -151,12 +154,12 @@ def _end_of_text(tokenizer: str, objective: Objective) -> str:
 def _length(model: ModelFacts, tokens: Port, answers: Answers) -> tuple[int, str]:
     size = tokens.sample[0] if tokens.sample else None
     if isinstance(size, int):
-        return size, f"the model fixes sequences of {size} tokens"
+        return size, f"the sequence length in the model is fixed to {size} tokens"
     if answers.sequence_length is not None:
-        return answers.sequence_length, "the sequence length is the one asked for"
+        return answers.sequence_length, "the sequence length is set by --sequence-length"
     if model.positions is not None and model.positions < _USUAL_LENGTH:
-        return model.positions, f"the model's table of positions has {model.positions} rows"
-    return _USUAL_LENGTH, f"sequences of {_USUAL_LENGTH} tokens are a good length to begin with"
+        return model.positions, f"the model has {model.positions} position embeddings"
+    return _USUAL_LENGTH, f"sequences of {_USUAL_LENGTH} tokens are a common starting point"
 
 
 def _match_bert(
@@ -173,7 +176,7 @@ def _match_bert(
         features[kind] = port.name
     loss = (
         Choice(
-            "loss.type", "bert", "one output has scores for every token, the other for two classes a pair of texts."
+            "loss.type", "bert", "one output has scores for every token, the other for two classes per pair of texts."
         ),
         Choice("loss.masked_lm_prediction", tokens.name),
         Choice("loss.next_sentence_prediction", pair.name),

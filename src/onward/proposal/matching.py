@@ -152,7 +152,7 @@ def choose_label(
         found = next((one for one in all_features if one.name == asked), None)
         if found is None:
             names = ", ".join(repr(one.name) for one in all_features)
-            raise DataError(f"--label is {asked!r}, which the data do not hold; they hold {names}.")
+            raise DataError(f"--label is {asked!r}, which is not in the data. Pass one of {names}.")
         return found, ()
     if not left:
         return None, ()
@@ -170,7 +170,7 @@ def missing_inputs(model: ModelFacts, missing: Sequence[Port], features: Sequenc
     wanted = "; ".join(f"{port.name!r} {port.dtype} {_sample(port)}" for port in missing)
     held = "; ".join(f"{one.name!r} {one.dtype} {list(one.shape)}" for one in features)
     return DataError(
-        f"the model {str(model.path)!r} reads {wanted} a sample, and no feature of the data has that shape and type; "
+        f"the model {str(model.path)!r} reads {wanted} per sample, and no feature of the data has that shape and type; "
         f"the data hold {held}. Prepare a feature of that shape, or pack the data by hand with onward pack "
         "--transform."
     )

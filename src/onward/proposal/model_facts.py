@@ -194,14 +194,16 @@ def _refuse_obstacles(training: TrainingGraph, path: Path) -> None:
     if found:
         listed = "; ".join(f"{name} ({reason})" for name, reason in list(found.items())[:5])
         raise ModelError(
-            f"{str(path)!r} cannot be trained: it holds {len(found)} kinds of operators that cannot be computed here: "
+            f"{str(path)!r} cannot be trained: it has {len(found)} kinds of operators that onward cannot compute: "
             f"{listed}. Export the model without them, or cut the model before them with onnx.utils.extract_model."
         )
 
 
 def _refuse_untrainable(facts: ModelFacts) -> None:
     if not facts.inputs:
-        raise ModelError(f"{str(facts.path)!r} has no input tensor, so that nothing can be learned from data.")
+        raise ModelError(
+            f"{str(facts.path)!r} has no input tensor, so it cannot be trained on data. Export it with its inputs."
+        )
     if facts.weights:
         return
     reasons = Counter(facts.frozen.values())
@@ -211,19 +213,19 @@ def _refuse_untrainable(facts: ModelFacts) -> None:
     if quantized:
         raise ModelError(
             f"{str(facts.path)!r} has no trainable weights: it is quantized ({', '.join(quantized)}), and integers "
-            "have no gradient. Write it with float weights "
-            f"(onward export {facts.path} --dequantize qdq -o float.onnx), or take the model that it was "
-            "quantized from; train that, and quantize the result (onward export --quantize)."
+            "have no gradient. Dequantize it "
+            f"(onward export {facts.path} --dequantize qdq -o float.onnx), or take the model from before "
+            "quantization; train that, and quantize the result (onward export --quantize)."
         )
     if any("Tree" in name for name in facts.operators):
         raise ModelError(
-            f"{str(facts.path)!r} has no trainable weights: it is made of decision trees, which have no gradient. Fit "
-            "them again with the library that made them."
+            f"{str(facts.path)!r} has no trainable weights: it consists of decision trees, which have no gradient. Fit "
+            "them again with the library that created them, or put trainable layers after them."
         )
     raise ModelError(
-        f"{str(facts.path)!r} has no trainable weights. Its {len(facts.frozen)} float initializers do not train"
+        f"{str(facts.path)!r} has no trainable weights. Its {len(facts.frozen)} float initializers are not trainable"
         + (f": {said}" if said else "")
-        + ". Run onward inspect to see each; name those that should train in training.weights_to_train."
+        + ". Run onward inspect to list them; set training.weights_to_train to those to train."
     )
 
 

@@ -113,9 +113,9 @@ def _with_split(match: Match, data: DataFacts, answers: Answers) -> Match:
     options = replace(match.packing.options, test_fraction=share, seed=seed)
     reasons = match.packing.reasons
     if share:
-        reasons = (*reasons, f"{share:.0%} of the samples are kept for testing")
+        reasons = (*reasons, f"{share:.0%} of the samples are held out for testing")
     else:
-        reasons = (*reasons, f"{data.sample_count} samples are too few to keep some for testing")
+        reasons = (*reasons, f"{data.sample_count} samples are too few to hold some out for testing")
     return replace(match, packing=replace(match.packing, options=options, reasons=reasons))
 
 
@@ -176,13 +176,13 @@ def _without_features(facts: ModelFacts, data: DataFacts | None) -> ModelFacts:
 def _data(facts: ModelFacts, match: Match) -> list[Choice]:
     choices = []
     if facts.fixed_inputs:
-        said = "these inputs are the same for every sample: a rate, or states that begin at 0."
+        said = "these inputs are the same for every sample, such as a sampling rate or an initial state of zeros."
         choices.append(Choice("data.fixed_inputs", dict(facts.fixed_inputs), said))
     if match.name_map:
         choices.append(
-            Choice("data.input_name_map", dict(match.name_map), "names in the data: names in the model and the loss.")
+            Choice("data.input_name_map", dict(match.name_map), "feature in the data -> input of the model, or label.")
         )
-    choices.append(Choice("data.shuffle_data", True, "every epoch reads the samples in another order."))
+    choices.append(Choice("data.shuffle_data", True, "the order of the samples changes every epoch."))
     return choices
 
 
@@ -195,7 +195,7 @@ def _loss(match: Match) -> list[Choice]:
 
 def _weights(facts: ModelFacts, answers: Answers) -> list[Choice]:
     if answers.weights:
-        return [Choice("training.weights_to_train", list(answers.weights), "as asked for.")]
+        return [Choice("training.weights_to_train", list(answers.weights), "set on the command line or in the wizard.")]
     return []
 
 
@@ -209,11 +209,11 @@ def _record(counts: Counts, size: int, output: str) -> list[Choice]:
         Choice(
             "checkpoint.checkpoints_dir",
             f"{output}/checkpoints",
-            "a run that is stopped resumes from here; delete the folder to begin again.",
+            "an interrupted run resumes from here; delete the folder to start from the beginning.",
         ),
-        Choice("checkpoint.checkpoint_period", updates_an_epoch(counts, size), "in weight updates: one epoch."),
+        Choice("checkpoint.checkpoint_period", updates_an_epoch(counts, size), "in weight updates; here one epoch."),
         *(_best() if counts.test else ()),
-        Choice("tensorboard.log_dir", f"{output}/logs", f"to look at the run: onward report {output}, or TensorBoard."),
+        Choice("tensorboard.log_dir", f"{output}/logs", f"view with onward report {output}, or with TensorBoard."),
     ]
 
 
@@ -224,7 +224,7 @@ def _best() -> tuple[Choice, ...]:
         Choice(
             "early_stopping.patience",
             PATIENCE,
-            f"the run ends where {PATIENCE} evaluations in a row have no smaller test loss.",
+            f"the run stops after {PATIENCE} evaluations in a row without a lower test loss.",
         ),
     )
 
@@ -238,7 +238,7 @@ def _notes(facts: ModelFacts, size: int) -> tuple[str, ...]:
     frozen = [name for name, why in facts.frozen.items() if "running statistic" not in why and "rank-0" not in why]
     if frozen:
         notes.append(
-            f"{len(frozen)} stored float tensors are not trainable weights, as {frozen[0]!r} "
+            f"{len(frozen)} stored float tensors are not trainable weights, such as {frozen[0]!r} "
             f"({facts.frozen[frozen[0]]}); onward inspect lists them."
         )
     return tuple(notes)
@@ -251,4 +251,4 @@ def refuse_empty(counts: Counts, data: Path) -> None:
         DataError: there are none.
     """
     if counts.train == 0:
-        raise DataError(f"{str(data)!r} gave no training samples; nothing can be learned from it.")
+        raise DataError(f"{str(data)!r} has no training samples. Add samples, or pass a smaller --test-fraction.")

@@ -25,9 +25,9 @@ def batch_size(model: ModelFacts, task: Task, counts: Counts, answers: Answers) 
     """Samples of a micro-batch: usual for the kind of model, and few enough for some updates an epoch."""
     name = "training.batch_size"
     if model.fixed_batch is not None:
-        return Choice(name, model.fixed_batch, f"the file fixes the batch to {model.fixed_batch}.")
+        return Choice(name, model.fixed_batch, f"the batch size in the file is fixed to {model.fixed_batch}.")
     if answers.batch_size is not None:
-        return Choice(name, answers.batch_size, "as asked for.")
+        return Choice(name, answers.batch_size, "set on the command line or in the wizard.")
     usual, kind = _usual_batch(model, task)
     if not counts.train:
         return Choice(name, usual, f"usual for {kind}.")
@@ -37,7 +37,9 @@ def batch_size(model: ModelFacts, task: Task, counts: Counts, answers: Answers) 
         size //= 2
     if size < usual:
         return Choice(
-            name, size, f"smaller than the usual {usual}, so that {counts.train:,} samples make some updates an epoch."
+            name,
+            size,
+            f"smaller than the usual {usual}, so that {counts.train:,} samples give enough updates per epoch.",
         )
     return Choice(name, size, f"usual for {kind}.")
 
@@ -52,7 +54,7 @@ def accumulation(model: ModelFacts, task: Task, counts: Counts, answers: Answers
     count = wanted // model.fixed_batch
     if count < 2:
         return []
-    reason = f"so many batches of {model.fixed_batch} make an update: {count * model.fixed_batch} samples."
+    reason = f"{count} batches of {model.fixed_batch} make one update: {count * model.fixed_batch} samples."
     return [Choice("training.gradient_accumulation_steps", count, reason)]
 
 
@@ -95,15 +97,15 @@ def updates_an_epoch(counts: Counts, size: int) -> int:
 
 def _epochs(counts: Counts, answers: Answers, updates: int, trained: bool) -> tuple[int, str]:
     if answers.epochs is not None:
-        return answers.epochs, "as asked for."
+        return answers.epochs, "set on the command line or in the wizard."
     if not counts.train:
-        return 3, "passes over the data; a common number to begin with."
+        return 3, "passes over the data; a common starting point."
     aim, most = _UPDATES[trained], _MOST_EPOCHS[trained]
     epochs = min(most, max(1 if updates >= aim else 3, math.ceil(aim / updates)))
     about = "" if counts.is_exact else "about "
     what = "trained weights need few updates" if trained else "new weights need many updates"
     return epochs, (
-        f"{about}{counts.train:,} training samples make {updates:,} updates an epoch, {updates * epochs:,} in all; "
+        f"{about}{counts.train:,} training samples make {updates:,} updates per epoch, {updates * epochs:,} in total; "
         f"{what}."
     )
 
@@ -112,15 +114,15 @@ def _rate(model: ModelFacts, task: Task, answers: Answers) -> list[Choice]:
     trained = model.origin.is_trained
     rate, why = _usual_rate(model, task, trained)
     if answers.learning_rate is not None:
-        rate, why = answers.learning_rate, "as asked for"
+        rate, why = answers.learning_rate, "set on the command line or in the wizard"
     warmup = 0.1 if model.is_transformer or trained else 0.05
     return [
-        Choice("learning_rate.initial_lr", rate, f"{why}; onward lr-find tries others."),
+        Choice("learning_rate.initial_lr", rate, f"{why}; onward lr-find tests others."),
         Choice("learning_rate.warmup_mode", "linear" if model.is_transformer and trained else "cosine"),
         Choice(
             "learning_rate.warmup_ratio",
             warmup,
-            "the rate rises at first, while the moments of Adam are still unreliable, and falls to 0 at the end.",
+            "warm-up: the rate rises while Adam's moments are still unreliable; then it decays to 0.",
         ),
     ]
 
@@ -128,9 +130,9 @@ def _rate(model: ModelFacts, task: Task, answers: Answers) -> list[Choice]:
 def _usual_rate(model: ModelFacts, task: Task, trained: bool) -> tuple[float, str]:
     evidence = model.origin.evidence
     if trained:
-        found = f"the weights look trained ({evidence}): a small rate keeps what they know"
+        found = f"the weights look trained ({evidence}): a small rate fine-tunes them"
         return (5e-5 if model.is_transformer else 1e-4 if model.is_convolutional else 3e-4), found
-    found = f"the weights look new ({evidence}): a rate to train from scratch"
+    found = f"the weights look new ({evidence}): a rate for training from scratch"
     return (5e-4 if model.is_transformer else 1e-3 if model.element_count > 20_000 else 3e-3), found
 
 
@@ -142,13 +144,11 @@ def optimizer_choices(model: ModelFacts) -> list[Choice]:
     if bare:
         rules.append({"weights": bare, "lambda": 0.0})
     choices = [
-        Choice(
-            "optimizer.training_optimizer_name", "AdamW", "it needs little tuning, whatever the scale of the weights."
-        ),
+        Choice("optimizer.training_optimizer_name", "AdamW", "it needs little tuning."),
         Choice("optimizer.optimizer_attributes", rules, "weight decay for matrices, none for biases and norms."),
     ]
     if model.is_transformer or model.is_recurrent:
-        choices.append(Choice("optimizer.max_norm_clip", 1.0, "a single bad batch cannot throw the weights off."))
+        choices.append(Choice("optimizer.max_norm_clip", 1.0, "limits the effect of a single bad batch."))
     return choices
 
 

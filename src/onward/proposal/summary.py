@@ -23,7 +23,7 @@ def summary_lines(proposal: Proposal) -> list[str]:
     for name, title in _SHOWN:
         reason = reasons.get(name, "").rstrip(".")
         lines.append(f"{title}: {proposal.value(name)}" + (f" ({reason})" if reason else ""))
-    lines += [f"to be checked: {question.text} Taken: {question.found}." for question in proposal.questions]
+    lines += [f"please check: {question.text} Assumed: {question.found}." for question in proposal.questions]
     lines += [f"note: {note}" for note in proposal.notes]
     return lines
 
@@ -43,6 +43,6 @@ def describe_proposal(model: str, data: str | None) -> str:
         packing = proposal.packing
         lines.append(f"  packing: {pack_command(packing.source, packing.folder, packing.options)}")
     if proposal.needed_data:
-        lines.append("  data that it needs, shapes of one sample:")
+        lines.append("  data that it needs (shapes of one sample):")
         lines += [f"    {name}: {what}" for name, what in proposal.needed_data.items()]
     return "\n".join(lines)

@@ -78,14 +78,14 @@ class Label:
 
     def describe(self) -> str:
         """The label in a message."""
-        what = f"label {self.feature.name!r} has shape {list(self.feature.shape)} a sample"
+        what = f"label {self.feature.name!r} has shape {list(self.feature.shape)} per sample"
         if self.classes:
             shown = ", ".join(self.classes[:6]) + (", ..." if len(self.classes) > 6 else "")
             return f"{what} and {len(self.classes)} classes ({shown})"
         values = self.feature.values
         if values is None or not values.size:
             return what
-        kind = "whole numbers" if self.are_whole else "numbers"
+        kind = "integers" if self.are_whole else "numbers"
         return f"{what} and {kind} from {values.min():g} to {values.max():g}"
 
 
@@ -161,7 +161,7 @@ def find_task(model: ModelFacts, label: Label, asked_output: str | None, asked_l
         listed = ", ".join(str(port) for port in model.outputs) or "none"
         raise DataError(
             f"{str(model.path)!r} has no output of floating-point numbers that a loss could compare with a label; its "
-            f"outputs are {listed}. Export the model with its scores as an output."
+            f"outputs are {listed}. Export the model with its logits as an output."
         )
     raise DataError(f"{label.describe()}, which fits no output of the model. " + " ".join(reasons))
 
@@ -169,7 +169,7 @@ def find_task(model: ModelFacts, label: Label, asked_output: str | None, asked_l
 def _as_asked(task: Task, loss: str | None, port: Port) -> Task:
     if loss is None or any(choice.field == "loss.type" and choice.value == loss for choice in task.loss):
         return task
-    kept = [Choice("loss.type", loss, "as asked for"), Choice("loss.prediction", port.name)]
+    kept = [Choice("loss.type", loss, "set on the command line or in the wizard"), Choice("loss.prediction", port.name)]
     if loss == "binary_cross_entropy":
         kept += [choice for choice in task.loss if choice.field == "loss.from_logits"]
     kinds = {"mean_squared_error": "regression", "l1": "regression", "binary_cross_entropy": "binary"}
@@ -191,9 +191,9 @@ def _compare(port: Port, ends_in: str, label: Label) -> Task | str:
     if label.are_whole and len(output) == 2 and len(found) == 1:
         return _ctc(port, ends_in, label)
     if not found and output and not label.are_whole:
-        sizes = f"{output[-1]} numbers a sample"
-        return f"it gives {sizes}, the label is one. A regression needs an output of shape [batch, 1] or [batch]."
-    return "the shapes do not fit together."
+        sizes = f"{output[-1]} numbers per sample"
+        return f"it has {sizes}, the label has one. A regression needs an output of shape [batch, 1] or [batch]."
+    return "the shapes do not match."
 
 
 def _same_but_ones(found: Sequence[int], output: Sequence[Size]) -> bool:
@@ -222,13 +222,13 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
     classes = size if isinstance(size, int) else None
     if label.feature.values is not None and label.lowest == 1 and count - 1 == classes:
         operations, count = ["shift:-1"], count - 1
-        reasons.append(f"the labels run from 1 to {classes}, the model's classes from 0")
+        reasons.append(f"the labels range from 1 to {classes}, the model's classes start at 0")
     elif label.feature.values is not None and label.lowest < 0:
-        return f"the smallest label is {label.lowest}; classes are numbered from 0. Use {IGNORED_LABEL} to ignore one."
+        return f"the smallest label is {label.lowest}; classes start at 0. Use {IGNORED_LABEL} for labels to ignore."
     if classes is not None and count > classes:
         return (
-            f"it has {classes} classes, the labels have {count}. Use a model with {count} outputs, or leave the "
-            f"samples of {count - classes} classes out."
+            f"it has {classes} classes, the labels have {count}. Use a model with {count} outputs, or leave out "
+            f"the samples of {count - classes} classes."
         )
     if classes is not None and count < classes:
         notes.append(
@@ -237,13 +237,15 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
         )
     where = {2: "samples", 3: "every position of a sequence", 4: "every pixel"}.get(len(port.shape), "every element")
     loss = [
-        Choice("loss.type", "softmax_cross_entropy", f"the labels are class numbers, and {port} has a score a class."),
+        Choice(
+            "loss.type", "softmax_cross_entropy", f"the labels are class numbers, and {port} has a score per class."
+        ),
         Choice("loss.prediction", port.name, _reason_of_activation(port, ends_in)),
     ]
     if axis != len(port.shape) - 1:
         loss.append(Choice("loss.class_axis", axis, f"axis {axis} of the prediction is the axis of the classes."))
     if label.has_ignored:
-        loss.append(Choice("loss.ignore_index", IGNORED_LABEL, f"labels of {IGNORED_LABEL} mark what does not count."))
+        loss.append(Choice("loss.ignore_index", IGNORED_LABEL, f"labels of {IGNORED_LABEL} are ignored."))
     cast = "" if label.feature.dtype in (WORDS, "int64", "int32") else "int64"
     text = f"classification of {where} into {classes or count} classes"
     return Task(
@@ -262,14 +264,12 @@ def _elementwise(port: Port, ends_in: str, label: Label) -> Task | str:
     many = label.feature.shape not in ((), (1,)) and port.sample not in ((), (1,))
     prediction = Choice("loss.prediction", port.name)
     if label.feature.dtype == WORDS and len(label.classes) > 2:
-        return (
-            f"it is one number a sample, the label has {len(label.classes)} classes. Use a model with as many outputs."
-        )
+        return f"it has 1 number per sample, the label {len(label.classes)} classes. Use a model with as many outputs."
     if many and label.is_one_hot():
         one_hot = (
-            Choice("loss.type", "softmax_cross_entropy", "each label has one 1 among zeros: one class of several."),
+            Choice("loss.type", "softmax_cross_entropy", "the labels are one-hot."),
             replace(prediction, reason=_reason_of_activation(port, ends_in)),
-            Choice("loss.dense_labels", True, "the labels are one-hot."),
+            Choice("loss.dense_labels", True),
         )
         cast = "" if label.feature.dtype.startswith("float") else "float32"
         classes = label.feature.shape[-1]
@@ -284,11 +284,11 @@ def _elementwise(port: Port, ends_in: str, label: Label) -> Task | str:
     if ends_in == "Sigmoid" and label.feature.values is not None:
         low, high = float(label.feature.values.min()), float(label.feature.values.max())
         if low < 0 or high > 1:
-            return f"it ends in Sigmoid and cannot leave 0 to 1, the labels run from {low:g} to {high:g}. Scale them."
-    loss = (Choice("loss.type", "mean_squared_error", "the labels are numbers, no classes."), prediction)
+            return f"it ends in Sigmoid (0 to 1), but the labels range from {low:g} to {high:g}. Scale them."
+    loss = (Choice("loss.type", "mean_squared_error", "the labels are numbers, not classes."), prediction)
     note: tuple[str, ...] = ()
     if label.are_whole and not many:
-        note = ("the labels are whole numbers, and the model gives one number a sample: taken as a quantity.",)
+        note = ("the labels are integers, and the model has one output per sample: treated as regression.",)
     return Task("regression", "regression", port.name, loss, notes=note)
 
 
@@ -297,9 +297,9 @@ def _binary(port: Port, ends_in: str, label: Label, prediction: Choice, many: bo
     end = (
         f"it ends in {ends_in}: probabilities."
         if is_probability
-        else "the output is no probability: no Sigmoid ends it."
+        else "the output is logits: the model does not end in a Sigmoid."
     )
-    what = "several of the classes may be true at a time" if many else "the labels are 0 and 1"
+    what = "several classes may be true for one sample" if many else "the labels are 0 and 1"
     names = f" ({label.classes[0]}: 0, {label.classes[1]}: 1)" if len(label.classes) == 2 else ""
     loss = (
         Choice("loss.type", "binary_cross_entropy", f"{what}{names}."),
@@ -319,7 +319,7 @@ def _ctc(port: Port, ends_in: str, label: Label) -> str:
 
 
 def _unknown_shape(port: Port, label: Label) -> Task | str:
-    note = (f"the shape of output {port.name!r} is not in the file; what is proposed follows from the labels.",)
+    note = (f"the shape of output {port.name!r} is not in the file; the loss is inferred from the labels.",)
     if label.are_whole and not label.feature.shape:
         loss = (
             Choice("loss.type", "softmax_cross_entropy", "the labels are class numbers."),
@@ -327,7 +327,7 @@ def _unknown_shape(port: Port, label: Label) -> Task | str:
         )
         return Task("classification", "classification", port.name, loss, notes=note)
     loss = (
-        Choice("loss.type", "mean_squared_error", "the labels are numbers, no classes."),
+        Choice("loss.type", "mean_squared_error", "the labels are numbers, not classes."),
         Choice("loss.prediction", port.name),
     )
     return Task("regression", "regression", port.name, loss, notes=note)

@@ -8,7 +8,7 @@ from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Choice, Question
 from onward.proposal.task import Task, candidates, loss_of_output, own_loss
 
-_GUESS = "Which loss? It was taken from the output alone; with data, onward init MODEL DATA knows better."
+_GUESS = "Which loss? It was inferred from the output alone; run onward init MODEL DATA to infer it from data."
 
 
 def match_nothing(model: ModelFacts, answers: Answers) -> Match:
@@ -30,7 +30,7 @@ def match_nothing(model: ModelFacts, answers: Answers) -> Match:
     port = ports[0]
     kind, why = _guess(port, model.ends_in.get(port.name, ""), model)
     if answers.loss is not None:
-        kind, why = answers.loss, "as asked for."
+        kind, why = answers.loss, "set on the command line or in the wizard."
     choices = [Choice("loss.type", kind, why), Choice("loss.prediction", port.name)]
     if kind == "binary_cross_entropy" and model.ends_in.get(port.name) not in ("Sigmoid", "Softmax", "HardSigmoid"):
         choices.append(Choice("loss.from_logits", True))

@@ -36,14 +36,14 @@ def _head(proposal: Proposal, command: str) -> str:
         lines += ["", f"The data were packed by: {pack_command(packing.source, packing.folder, packing.options)}"]
         lines += [f"- {reason}" for reason in packing.reasons]
     if proposal.needed_data:
-        lines += ["", "There are no data yet. Pack a source that has these features (shapes of one sample):"]
+        lines += ["", "There are no data yet. Pack data with these features (shapes of one sample):"]
         lines += [f"- {name}: {what}" for name, what in proposal.needed_data.items()]
-        lines += ["as in: onward pack SOURCE data --test-fraction 0.1"]
+        lines += ["for example: onward pack SOURCE data --test-fraction 0.1"]
     if proposal.questions:
-        lines += ["", "To be checked, since the files do not tell:"]
-        lines += [f"- {question.text} Taken: {question.found}." for question in proposal.questions]
+        lines += ["", "Please check, since the files do not say:"]
+        lines += [f"- {question.text} Assumed: {question.found}." for question in proposal.questions]
     if proposal.notes:
-        lines += ["", "To know:"]
+        lines += ["", "Notes:"]
         lines += [f"- {note}" for note in proposal.notes]
     return "".join(_comment(line, 0) for line in lines)
 

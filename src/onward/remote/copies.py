@@ -125,6 +125,6 @@ def upload_file(source: Path, target: Path) -> None:
         upload(source, target)
     except OSError as error:
         raise StorageError(
-            f"{shown(target)!r} cannot be written: {error.strerror or error}. Check the address and your right to "
-            "write there, or name another place."
+            f"{shown(target)!r} cannot be written: {error.strerror or error}. Check the URL and your permission "
+            "to write there, or pass another one."
         ) from error

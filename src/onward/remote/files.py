@@ -178,7 +178,7 @@ def _explained(url: str) -> Iterator[tuple[Any, str]]:
     except ValueError as error:
         known = "file, gs, https, memory, s3 and others"
         raise OSError(
-            errno.EPROTONOSUPPORT, f"{protocol}:// is no protocol that fsspec knows ({known})", url
+            errno.EPROTONOSUPPORT, f"{protocol}:// is not a protocol that fsspec supports; expected {known}", url
         ) from error
     try:
         yield system, root

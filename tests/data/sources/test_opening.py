@@ -236,7 +236,7 @@ def test_an_endless_data_set() -> None:
 
 def test_a_generator_that_ends() -> None:
     source = open_data((batch for batch in batches_of(4)), NAMES)
-    with pytest.raises(DataError, match=r"training data ended after 6 batches: generator can be read once only. Pass"):
+    with pytest.raises(DataError, match=r"training data ended after 6 batches: generator can be read only once. Pass"):
         list(source.batches(4))
 
 
@@ -251,19 +251,19 @@ def read(source: BatchSource) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda: 3, r"data of type int are of no known kind; pass a dictionary of arrays, a tuple \(x, y\)"),
+        (lambda: 3, r"data of type int are not supported; pass a dictionary of arrays, a tuple \(x, y\)"),
         (lambda: {"x": X, "label": LABEL[:5]}, r"sample counts \{'x': 22, 'label': 5\}; expected .* the same number"),
         (lambda: {"x": [f"{i}" for i in range(22)], "label": LABEL}, r"feature 'x' holds text, not numbers; convert"),
         (lambda: {"x": RAGGED, "label": LABEL[:2]}, r"feature 'x' holds rows of unequal lengths.*collate_fn"),
-        (lambda: [{"x": row, "label": 0} for row in RAGGED], r"feature 'x' have the shapes \[3\] and \[4\]; pad"),
+        (lambda: [{"x": row, "label": 0} for row in RAGGED], r"feature 'x' have shapes \[3\] and \[4\]; pad"),
         (lambda: [{"x": X[0]}, {"y": X[0]}], r"samples hold different features: x and, 1 later, y"),
-        (lambda: [], r"the data \(list\) are empty; give at least one sample"),
-        (lambda: iter(()), r"the data \(tuple_iterator\) give nothing; they are empty"),
+        (lambda: [], r"the data \(list\) are empty; pass at least one sample"),
+        (lambda: iter(()), r"the data \(tuple_iterator\) are empty\. Pass at least one"),
         (lambda: (X, LABEL, LABEL), r"the data have 3 parts, but names for 2: 'x', 'label'.*Pass dictionaries"),
         (lambda: iter([{"x": X[None]}]), r"hold 'x' of rank 3; the model reads 'x' of rank 2, batch axis included"),
         (lambda: iter([{"z": X}]), r"items of the data hold 'z'; the model reads 'x' of rank 2. Pass names="),
         (lambda: iter([(X, LABEL[:3])]), r"a batch holds \{'x': 22, 'label': 3\} samples; expected the same number"),
-        (lambda: {"x": [1.0, None], "label": [0, 1]}, r"feature 'x' lacks 1 of 2 values; fill them in or leave"),
+        (lambda: {"x": [1.0, None], "label": [0, 1]}, r"feature 'x' has 1 missing values of 2; fill them in or leave"),
         (lambda: Path("nowhere"), r"source 'nowhere' does not exist"),
     ],
 )
@@ -279,7 +279,7 @@ def test_a_column_of_words_in_a_table() -> None:
     ):
         open_data(frame, NAMES)
     source: Any = open_data(frame, FeatureNames({"x": 2}, renamed={"colour": ""}))
-    assert source.messages == ["columns x0, x1, x2, x3, x4, x5 are the input 'x', in this order."]
+    assert source.messages == ["columns x0, x1, x2, x3, x4, x5 form the input 'x', in this order."]
 
 
 def test_too_few_samples_for_the_processes() -> None:

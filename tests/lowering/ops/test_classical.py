@@ -75,7 +75,7 @@ def test_linear_classifier(transform: str, classes: int) -> None:
     labels = {"classlabels_ints": [5, 7, 9][: max(classes, 2)]}
     x = np.abs(X) / 10 + 0.1 if transform == "PROBIT" else X
     if (transform, classes) == ("PROBIT", 1):
-        with pytest.raises(ModelError, match="PROBIT for its post_transform and a single score"):
+        with pytest.raises(ModelError, match="post_transform PROBIT and a single score"):
             onward.to_torch(model_of("LinearClassifier", x, post_transform=transform, **numbers, **labels))
         return
     tolerance = 1e-4 if transform == "PROBIT" else 1e-5
@@ -83,7 +83,9 @@ def test_linear_classifier(transform: str, classes: int) -> None:
 
 
 def test_coefficients_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"node 'node' \(LinearRegressor\): its 3 coefficients cannot be shared by 2"):
+    with pytest.raises(
+        ModelError, match=r"node 'node' \(LinearRegressor\): its 3 coefficients cannot be divided among 2"
+    ):
         onward.to_torch(model_of("LinearRegressor", coefficients=[1.0, 2.0, 3.0], targets=2))
 
 

@@ -143,11 +143,11 @@ def test_a_browser_shows_it_and_the_pointer_reads_values(runs: tuple[Path, Path]
 def test_folders_that_hold_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == (
-        f"onward report: {str(tmp_path / 'none')!r} is no folder; give the output folder of a run.\n"
+        f"onward report: {str(tmp_path / 'none')!r} is not a folder; pass the output folder of a run.\n"
     )
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"onward report: {str(tmp_path)!r} holds no metrics.jsonl, nor does a folder in it; give the folder of a run "
+        f"onward report: {str(tmp_path)!r} holds no metrics.jsonl, nor does a folder in it. Pass the folder of a run "
         "that was trained with tensorboard.log_dir set.\n"
     )
 
@@ -161,7 +161,7 @@ def test_damaged_files_and_unfinished_runs(tmp_path: Path) -> None:
     assert not record.is_finished
     page = render_page([record], {})
     assert "not finished" in page
-    assert "No evaluation and no end of a round is recorded yet." in page
+    assert "No evaluation or end of a round has been recorded yet." in page
     metrics.write_text(f"nonsense\n{step}\n")
     with pytest.raises(DataError, match=r"line 1 is not JSON: .*Restore the file\."):
         read_run(tmp_path, "x")
@@ -179,7 +179,7 @@ def test_a_run_that_cannot_be_planned_again(runs: tuple[Path, Path], tmp_path: P
         resolved.unlink()
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run/report.html").read_text()
-    assert "The run&#x27;s parameters are not in its folder, so that it cannot be planned again." in page
+    assert "There is no plan: the run&#x27;s parameters are not in its folder." in page
 
 
 def test_text_of_a_run_is_no_markup(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ def arrays_of_frame(data: Any, names: FeatureNames) -> tuple[dict[str, np.ndarra
     if words:
         raise DataError(
             f"columns {', '.join(map(repr, words))} hold no numbers and cannot be part of the input {lacking[0]!r}. "
-            "Turn them into numbers, or leave them out: names={'column': ''}."
+            "Convert them to numbers, or leave them out: names={'column': ''}."
         )
     joined = np.stack([_flat_column(columns[name], name) for name in spare], axis=1)
     kept = {name: value for name, value in columns.items() if name not in spare}
     features, notes = _numbers(kept, names)
-    said = f"columns {', '.join(spare)} are the input {lacking[0]!r}, in this order."
+    said = f"columns {', '.join(spare)} form the input {lacking[0]!r}, in this order."
     return {lacking[0]: joined, **features}, [said, *notes]
 
 

@@ -103,7 +103,7 @@ class IndexedDataLoader:
         if cursor.sample > self.sample_count:
             raise DataError(
                 f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
-                f"{self.sample_count} samples: the data changed."
+                f"{self.sample_count} samples: the data changed. Restore the data, or start a new run."
             )
         batches = cut_batches(self._segments(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
         # Where chunks begin depends on the position itself, and is no part of it.
@@ -152,7 +152,7 @@ def _check_same_names(samples: Sequence[dict[str, Any]]) -> None:
         if sample.keys() != samples[0].keys():
             raise DataError(
                 f"samples hold different features: {', '.join(samples[0])} and, {number} later, "
-                f"{', '.join(sample)}. Give every sample the same."
+                f"{', '.join(sample)}. Give every sample the same features."
             )
 
 
@@ -160,7 +160,7 @@ def _stack(arrays: Sequence[np.ndarray], name: str) -> np.ndarray:
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         raise DataError(
-            f"samples of feature {name!r} have the shapes {list(shapes[0])} and {list(shapes[-1])}; pad or cut them to "
+            f"samples of feature {name!r} have shapes {list(shapes[0])} and {list(shapes[-1])}; pad or crop them to "
             "one shape, or pass a torch DataLoader whose collate_fn pads each batch."
         )
     return np.stack(arrays)

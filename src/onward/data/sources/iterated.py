@@ -32,7 +32,7 @@ class IteratedDataLoader:
         is_one_shot: whether it can be iterated once only.
 
     Raises:
-        DataError: there are no items, or it cannot be told whether they are batches.
+        DataError: there are no items, or it is unclear whether they are batches.
     """
 
     def __init__(self, items: Iterable[Any], names: FeatureNames) -> None:
@@ -96,11 +96,11 @@ class IteratedDataLoader:
                 yield batch
             if self.is_one_shot:
                 raise DataError(
-                    f"the training data ended after {count} batches: {type(self._items).__name__} can be read once "
-                    "only. Pass a list or a DataLoader, which can be read again, or train fewer steps."
+                    f"the training data ended after {count} batches: {type(self._items).__name__} can be read only "
+                    "once. Pass a list or a DataLoader, which can be read again, or train fewer steps."
                 )
             if not count and not passed:
-                raise DataError(f"the training data gave no batch in epoch {epoch}; give at least one.")
+                raise DataError(f"the training data have no batch in epoch {epoch}; pass at least one.")
             epoch, passed = epoch + 1, 0
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
@@ -119,7 +119,9 @@ class IteratedDataLoader:
         try:
             first = next(iterator)
         except StopIteration:
-            raise DataError(f"the data ({type(self._items).__name__}) give nothing; they are empty.") from None
+            raise DataError(
+                f"the data ({type(self._items).__name__}) are empty. Pass at least one batch or sample."
+            ) from None
         if self.is_one_shot:
             self._begun = chain([first], iterator)
         return first
@@ -135,7 +137,7 @@ class IteratedDataLoader:
             wanted = ", ".join(f"{name!r} of rank {rank or '?'}" for name, rank in self._names.inputs.items())
             raise DataError(
                 f"the items of the data hold {', '.join(f'{name!r} of rank {rank}' for name, rank in ranks.items())}; "
-                f"the model reads {wanted}, batch axis included. Give batches, or samples without the batch axis."
+                f"the model reads {wanted}, batch axis included. Pass batches, or samples without the batch axis."
                 if ranks
                 else f"the items of the data hold {', '.join(map(repr, self._first))}; the model reads {wanted}. Pass "
                 "names={'name in the data': 'name in the model'}."
@@ -175,7 +177,7 @@ def _stack(samples: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
     except (ValueError, KeyError) as error:
         raise DataError(
-            "samples of one batch hold different features or shapes; pad or cut them to one shape, or give batches."
+            "samples of one batch hold different features or shapes; pad or crop them to one shape, or pass batches."
         ) from error
 
 

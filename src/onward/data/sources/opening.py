@@ -73,7 +73,7 @@ def open_data(data: Any, names: FeatureNames, reading: Reading = Reading()) -> B
         )
     if isinstance(data, Iterable):
         return IteratedDataLoader(data, names)
-    raise DataError(f"data of type {type(data).__name__} are of no known kind; pass {KINDS}.")
+    raise DataError(f"data of type {type(data).__name__} are not supported; pass {KINDS}.")
 
 
 def _is_source(data: Any) -> bool:
@@ -92,7 +92,7 @@ def _is_indexed(data: Any) -> bool:
 def _holds_batches(data: Any, names: FeatureNames) -> bool:
     """Whether a list holds batches."""
     if not len(data):
-        raise DataError(f"the data ({type(data).__name__}) are empty; give at least one sample.")
+        raise DataError(f"the data ({type(data).__name__}) are empty; pass at least one sample.")
     return isinstance(data, Sequence) and bool(names.is_batch(data[0]))
 
 

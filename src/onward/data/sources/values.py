@@ -79,7 +79,7 @@ def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
     missing = sum(cell is None for cell in cells)
     if missing:
         raise DataError(
-            f"feature {name!r} lacks {missing} of {len(cells)} values; fill them in or leave these samples out."
+            f"feature {name!r} has {missing} missing values of {len(cells)}; fill them in or leave out these samples."
         )
     if any(isinstance(cell, str | bytes | dict) for cell in cells):
         return array
@@ -98,6 +98,6 @@ def _kind(array: np.ndarray) -> str:
 
 def _unequal(name: str) -> str:
     return (
-        f"feature {name!r} holds rows of unequal lengths, which do not make an array; pad or cut them to one length, "
+        f"feature {name!r} holds rows of unequal lengths, which form no array; pad or truncate them to one length, "
         "or pass a torch DataLoader whose collate_fn pads each batch."
     )

@@ -71,7 +71,7 @@ def rewrite_label_encoder(at: NodeRewriter) -> None:
     if keys is None or values is None or len(keys) != len(values):
         raise ModelError(
             f"{at.what} has {0 if keys is None else len(keys)} numeric keys for "
-            f"{0 if values is None else len(values)} values; expected one value a key. Export it again."
+            f"{0 if values is None else len(values)} values; expected one value per key. Export it again."
         )
     order = np.argsort(keys, kind="stable")
     # Of equal keys onnxruntime takes the first; NaN, which sorts last, is a key since version 4 of the domain.
@@ -116,8 +116,8 @@ def rewrite_zip_map(at: NodeRewriter) -> None:
     labels = at.strings("classlabels_strings") or at.ints("classlabels_int64s")
     shown = ", ".join(map(repr, labels[:_LABELS_SHOWN])) + (", ..." if len(labels) > _LABELS_SHOWN else "")
     at.done.notes.append(
-        f"the output {at.node.outputs[0].name!r} is a sequence of maps in the file; here it is the tensor that they "
-        f"are made of, a row for every sample and a column for every class: {shown}."
+        f"the output {at.node.outputs[0].name!r} is a sequence of maps in the file; in training it is the tensor "
+        f"behind them, with a row per sample and a column per class: {shown}."
     )
     at.node.outputs[0].type = at.node.outputs[0].type or ir.TensorType(ir.DataType.FLOAT)
     at.finish(at.apply("Identity", at.input(), what="numbers"))

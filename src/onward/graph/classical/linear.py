@@ -1,4 +1,4 @@
-"""Linear models of ai.onnx.ml, Scaler included, as products and sums with weights that train."""
+"""Linear models of ai.onnx.ml, Scaler included, as matmuls and sums with trainable weights."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def linear_scores(at: NodeRewriter, targets: int) -> ir.Value:
     count = len(at.floats("coefficients"))
     if targets < 1 or count % targets:
         raise ModelError(
-            f"{at.what}: its {count} coefficients cannot be shared by {targets} targets or classes. Export it again."
+            f"{at.what}: its {count} coefficients cannot be divided among {targets} targets. Export it again."
         )
     rows = at.rows()
     coefficients = at.weight("coefficients", (targets, count // targets))
@@ -99,7 +99,7 @@ def two_classes(at: NodeRewriter, score: ir.Value, transform: str) -> ir.Value:
         return at.apply("Softmax", both, axis=1, what="probabilities")
     if transform == "PROBIT":
         raise ModelError(
-            f"{at.what} has PROBIT for its post_transform and a single score, for which the standard defines no score "
+            f"{at.what} has post_transform PROBIT and a single score, for which the standard defines no score "
             "of the other class. Export it with another post_transform."
         )
     signed = at.apply("Mul", score, at.constant([[-1.0, 1.0]], "signs"))

@@ -65,9 +65,9 @@ def _refuse_strings(model: ir.Model, left: Mapping[str, str]) -> None:
     others = [str(value.name) for value in model.graph.inputs if value not in strings]
     named = ", ".join(repr(name) for name in firsts)
     raise OperatorError(
-        f"the model reads strings, which torch tensors cannot hold: {', '.join(map(repr, inputs))}. The first numbers "
-        f"that it makes of them are {named}. Compute these with onnxruntime while you prepare the data, and train the "
-        f"part behind them: onnx.utils.extract_model(model, part, {[*firsts, *others]}, {list(left)}). Or convert the "
+        f"the model reads strings, which torch tensors cannot hold: {', '.join(map(repr, inputs))}. The first numeric "
+        f"values computed from them are {named}. Compute these with onnxruntime to prepare the data, and train the "
+        f"rest: onnx.utils.extract_model(model, part, {[*firsts, *others]}, {list(left)}). Or convert the "
         "pipeline again with its categories as integers."
     )
 
@@ -75,7 +75,7 @@ def _refuse_strings(model: ir.Model, left: Mapping[str, str]) -> None:
 def notes_on_side_outputs(left: Mapping[str, str]) -> tuple[str, ...]:
     """What becomes of the outputs that are not computed, one sentence each, for the user."""
     return tuple(
-        f"the output {name!r} is not computed: {reason}. It stays in the exported model as it is."
+        f"the output {name!r} is not computed: {reason}. It stays unchanged in the exported model."
         for name, reason in left.items()
     )
 

@@ -234,7 +234,9 @@ def _new_trees(at: NodeRewriter, targets: int) -> Trees:
     follow, roots = np.stack(ways), np.asarray(at.ints("tree_roots"), np.int64)
     whole = np.concatenate([modes, np.full(leaves, LEAF)])
     if follow.shape[1] != whole.size or (follow < 0).any() or (follow >= whole.size).any():
-        raise ModelError(f"{at.what} has attributes of unequal lengths, or refers to nodes it does not have.")
+        raise ModelError(
+            f"{at.what} has attributes of unequal lengths, or refers to nodes it does not have. Export it again."
+        )
     thresholds, members = _members(at, splits, modes)
     missing = np.asarray(at.ints("nodes_missing_value_tracks_true"), bool)
     rows = np.concatenate([np.zeros(nodes, np.int64), np.arange(leaves)])
@@ -265,7 +267,10 @@ def _members(at: NodeRewriter, splits: Array, modes: Array) -> tuple[Array, Arra
     values = np.asarray(attribute.as_tensor().numpy()).reshape(-1)
     sets = [part[~np.isnan(part)] for part in np.split(values, np.flatnonzero(np.isnan(values)) + 1)][: where.size]
     if len(sets) < where.size:
-        raise ModelError(f"{at.what} has {where.size} BRANCH_MEMBER nodes for {len(sets)} sets of membership_values.")
+        raise ModelError(
+            f"{at.what} has {where.size} BRANCH_MEMBER nodes for {len(sets)} sets of membership_values. "
+            "Export it again."
+        )
     members = np.full((where.size, max(map(len, sets))), np.nan, splits.dtype)
     for row, one in enumerate(sets):
         members[row, : len(one)] = one

@@ -23,7 +23,7 @@ class Dequantized:
         model: the network; its inputs and outputs are as they were.
         operators: quantized operators that were written out, with how many.
         elements: how many stored integers became float parameters.
-        left: quantized nodes that stay as they are, since they have no form in real numbers here.
+        left: quantized nodes that are not dequantized, since there is no float form of them here.
     """
 
     model: ir.Model
@@ -34,9 +34,9 @@ class Dequantized:
     def describe(self) -> str:
         """What was done, in a sentence or two."""
         counted = ", ".join(f"{count} {name}" for name, count in sorted(self.operators.items())) or "no operator"
-        text = f"{counted} written out in real numbers; {self.elements:,} stored integers are float32 parameters now."
+        text = f"{counted} dequantized; {self.elements:,} stored integers are now float32 parameters."
         if self.left:
-            text += f" Left as they are, without a gradient: {', '.join(self.left[:5])}"
+            text += f" Not dequantized, without a gradient: {', '.join(self.left[:5])}"
             text += f" and {len(self.left) - 5} more." if len(self.left) > 5 else "."
         return text
 

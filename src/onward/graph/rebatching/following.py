@@ -128,7 +128,7 @@ class BatchFollower:
             found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=imports)
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise NotRebatched(f"{label(node)} does not fit another number of samples ({reason})") from error
+            raise NotRebatched(f"{label(node)} does not allow another batch size ({reason})") from error
         for value in node.outputs:
             if value.name in found:
                 self.types[value] = found[value.name]
@@ -147,7 +147,7 @@ class BatchFollower:
             elif dims and axis is not None and axis < len(dims) and dims[axis] == self.size:
                 dims[axis] = BATCH
             elif axis is not None and dims is None:
-                raise NotRebatched(f"the shape of what {label(node)} computes is not known")
+                raise NotRebatched(f"the output shape of {label(node)} is unknown")
             self.types[value] = _type(value.dtype, dims)
 
     def follow_numbers(self, node: ir.Node) -> None:

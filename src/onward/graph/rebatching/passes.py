@@ -66,12 +66,12 @@ def _check_outputs(walk: BatchFollower) -> None:
         if axis is None or dims is None or declared is None or len(declared) != len(dims):
             continue
         if declared[axis] != (dims[axis] or 0) // BATCH * walk.size or (declared[0] == walk.size and axis != 0):
-            raise NotRebatched(f"its output {value.name!r} has the samples in axis {axis}, joined with others")
+            raise NotRebatched(f"its output {value.name!r} has the batch in axis {axis}, merged with other axes")
 
 
 def _visit(walk: BatchFollower, node: ir.Node) -> None:
     if any(attribute.type is ir.AttributeType.GRAPH for attribute in node.attributes.values()):
-        raise NotRebatched(f"{label(node)} holds graphs of its own")
+        raise NotRebatched(f"{label(node)} contains subgraphs")
     rewrite = REWRITES.get(node.op_type)
     if node.domain == "" and rewrite is not None:
         rewrite(walk, node)

@@ -31,7 +31,7 @@ def reshape(walk: BatchFollower, node: ir.Node) -> None:
     outside = prod(before[:axis]) * walk.outside.get(data, 1)  # type: ignore[arg-type]
     place = None if resolved is None else _place(walk, resolved, before, axis, outside)
     if resolved is None or place is None:
-        raise NotRebatched(f"{label(node)} puts the samples of a batch into other axes")
+        raise NotRebatched(f"{label(node)} moves the batch into other axes")
     walk.outside[node.outputs[0]] = outside // prod(resolved[:place])
     wanted = [size // walk.size * BATCH if at == place else size for at, size in enumerate(resolved)]
     if _resolve(target, sizes) != wanted:
@@ -101,7 +101,7 @@ def squeeze(walk: BatchFollower, node: ir.Node) -> None:
     left = [int(size or 0) for place, size in enumerate(dims) if place not in gone]
     behind = sum(1 for place in range(axis) if place not in gone)
     if behind >= len(left):
-        raise NotRebatched(f"{label(node)} takes the axis of the samples away")
+        raise NotRebatched(f"{label(node)} removes the batch axis")
     left[behind] = -1
     _replace_by_reshape(walk, node, data, left)
 
@@ -167,7 +167,7 @@ def concat(walk: BatchFollower, node: ir.Node) -> None:
     if given.as_int() % len(dims) == batched:
         if all(value in walk.known or len(dims) == 1 for value in node.inputs):
             return
-        raise NotRebatched(f"{label(node)} appends to the samples of a batch")
+        raise NotRebatched(f"{label(node)} appends along the batch axis")
     for place, axis in enumerate(axes):
         sizes = walk.dims(node.inputs[place])
         if axis is None and sizes is not None and sizes[batched] == 1:
@@ -182,7 +182,7 @@ def recurrent(walk: BatchFollower, node: ir.Node) -> None:
     layout = node.attributes.get("layout")
     axis = 1 if layout is None or layout.as_int() == 0 else 0
     if walk.batch_axis(node.inputs[0]) != axis:
-        raise NotRebatched(f"{label(node)} steps along the axis of the samples")
+        raise NotRebatched(f"{label(node)} iterates along the batch axis")
     for place, along, rank in ((4, 0, 1), (5, axis, 3), (6, axis, 3)):
         value = node.inputs[place] if len(node.inputs) > place else None
         if value is None or walk.batch_axis(value) is not None:
@@ -197,7 +197,7 @@ def _first_of_equal(walk: BatchFollower, node: ir.Node, value: ir.Value, axis: i
     """The state of one sample, where those of all are the same numbers that do not train: zeros."""
     tensor = value.const_value
     if tensor is None or np.asarray(tensor.numpy()).any():
-        raise NotRebatched(f"{label(node)} reads {value.name!r}, which holds a state for each of its samples")
+        raise NotRebatched(f"{label(node)} reads {value.name!r}, which holds a different state for each sample")
     array = np.asarray(tensor.numpy())
     return walk.constant(np.take(array, [0], axis), f"{value.name}_of_one")
 

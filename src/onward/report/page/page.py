@@ -19,11 +19,11 @@ _TITLES = {
     "loss": "Loss",
     "gradient_norm": "Gradient norm",
     "learning_rate": "Learning rate",
-    "samples_per_second": "Samples a second",
-    "tokens_per_second": "Tokens a second",
+    "samples_per_second": "Samples per second",
+    "tokens_per_second": "Tokens per second",
     "loss_scale": "Loss scale",
     "skipped_updates": "Skipped updates",
-    "data_wait_seconds": "Waiting for data, seconds",
+    "data_wait_seconds": "Data wait (seconds)",
 }
 _LESS_IS_BETTER = ("loss", "seconds", "error", "perplexity")
 
@@ -84,7 +84,7 @@ def _about(runs: Sequence[RunRecord]) -> str:
 
 def _state(run: RunRecord) -> str:
     state = "finished" if run.is_finished else "not finished"
-    return f"{state}, {format_duration(run.seconds)} from its first to its last event"
+    return f"{state}, {format_duration(run.seconds)} from the first to the last event"
 
 
 def _heading(run: RunRecord, count: int) -> str:
@@ -102,7 +102,7 @@ def _table(header: Sequence[str], rows: Sequence[str]) -> str:
 def _results(runs: Sequence[RunRecord]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.final))
     if not names:
-        return '<p class="missing">No evaluation and no end of a round is recorded yet.</p>'
+        return '<p class="missing">No evaluation or end of a round has been recorded yet.</p>'
     rows = []
     for name in names:
         values = [run.final.get(name) for run in runs]
@@ -194,7 +194,7 @@ def _nodes(run: RunRecord, count: int) -> str:
         f"<td><code>{_text(node.name)}</code></td></tr>"
         for node in run.nodes[:MOST_NODES]
     ]
-    header = ["share", "", "forward ms a call", "backward ms a call", "calls", "operator", "node"]
+    header = ["share", "", "forward ms per call", "backward ms per call", "calls", "operator", "node"]
     left = len(run.nodes) - MOST_NODES
     more = f'<p class="missing">and {left} more</p>' if left > 0 else ""
     return f"{_heading(run, count)}<p>Profile of {_text(run.profile_name)}.</p>{_table(header, rows)}{more}"
@@ -217,8 +217,8 @@ def _settings(runs: Sequence[RunRecord]) -> str:
         return _table(["field", "value"], list(rows.values()))
     same = _table(["field", "all runs"], [rows[name] for name in names if name not in differing])
     changed = _table(["field", *(run.name for run in runs)], [rows[name] for name in differing])
-    top = changed if differing else '<p class="missing">All settings are the same.</p>'
-    return f"{top}<details><summary>{len(names) - len(differing)} that are the same</summary>{same}</details>"
+    top = changed if differing else '<p class="missing">All settings are equal.</p>'
+    return f"{top}<details><summary>{len(names) - len(differing)} settings that are equal</summary>{same}</details>"
 
 
 def _environment(runs: Sequence[RunRecord]) -> str:

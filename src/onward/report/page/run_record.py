@@ -37,7 +37,7 @@ class ProfiledNode:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run as its files tell it.
+    """A run as read from its files.
 
     Attributes:
         name: of the run in the report.
@@ -75,11 +75,11 @@ def read_run(folder: Path, name: str) -> RunRecord:
         CheckpointError: the settings are in a checkpoint alone, and its manifest is damaged.
     """
     if not folder.is_dir():
-        raise DataError(f"{str(folder)!r} is no folder; give the output folder of a run.")
+        raise DataError(f"{str(folder)!r} is not a folder; pass the output folder of a run.")
     metrics = _newest(folder.rglob(METRICS_NAME))
     if metrics is None:
         raise DataError(
-            f"{str(folder)!r} holds no {METRICS_NAME}, nor does a folder in it; give the folder of a run that was "
+            f"{str(folder)!r} holds no {METRICS_NAME}, nor does a folder in it. Pass the folder of a run that was "
             "trained with tensorboard.log_dir set."
         )
     events = list(_events(metrics))
