@@ -38,7 +38,7 @@ def test_the_whole_command() -> None:
         "communication",
     }
     sums = [one["text"] for one in told["findings"] if one["topic"] == "communication"]
-    assert any("over 2 processes (cpu, gloo)" in text and text.endswith("sums right") for text in sums)
+    assert any("over 2 processes (cpu, gloo)" in text and text.endswith("sums correct") for text in sums)
 
 
 @pytest.mark.parametrize(
