@@ -94,3 +94,15 @@ def test_a_run_that_skipped_most_of_its_updates_says_so() -> None:
     rows = dict(summary_rows(run_summary(skipped_updates=150), "->", lambda path: path))
     assert rows["updates"] == "200, 150 of them skipped (most): gradients were not finite, and little was trained"
     assert "most" not in dict(summary_rows(run_summary(skipped_updates=100), "->", lambda path: path))["updates"]
+
+
+def test_mfu_and_peak_memory_where_they_are_known() -> None:
+    report = step_report(mfu=0.4321, peak_memory_bytes=3 * 2**30)
+    texts = [f"{f.label} {f.value}".strip() for f in step_fields(report, None, with_memory=True)]
+    assert "MFU 43%" in texts
+    assert "memory 3.00 GiB" in texts
+    assert not [f for f in step_fields(step_report(), None, with_memory=True) if f.label in ("MFU", "memory")]
+    rows = dict(summary_rows(run_summary(mfu=0.4321, peak_memory_bytes=3 * 2**30), "->", str))
+    assert rows["MFU"] == "43.2% at the stable throughput"
+    assert rows["peak memory"] == "3.00 GiB"
+    assert "MFU" not in dict(summary_rows(run_summary(), "->", str))

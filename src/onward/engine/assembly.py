@@ -24,6 +24,7 @@ from onward.engine.pipelined import PipelinedForward, StageCompute
 from onward.engine.precision import Precision, float8_notes
 from onward.engine.preparation import make_loss_scale, watched_names
 from onward.engine.state import TrainState
+from onward.engine.utilization import Utilization
 from onward.errors import ParametersError
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
@@ -67,6 +68,7 @@ class Assembly:
         precision: of all passes.
         notes: for the user, one sentence each.
         say: takes sentences for the user that come up while it trains.
+        utilization: measures how well this process uses its device.
     """
 
     graph: TrainingGraph
@@ -81,6 +83,7 @@ class Assembly:
     precision: Precision
     notes: tuple[str, ...]
     say: Callable[[str], None]
+    utilization: Utilization
 
     def reader(
         self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
@@ -186,9 +189,12 @@ def assemble(
     }
     state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, cut_states)
     exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
+    utilization = Utilization(graph, mesh.device, precision.dtype or torch.float32, mesh.world_size, say)
+    notes_of_all = tuple(notes)
     return Assembly(
-        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes), say
-    )
+        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, notes_of_all, say,
+        utilization,
+    )  # fmt: skip
 
 
 def _compilation(

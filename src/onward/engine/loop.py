@@ -7,6 +7,7 @@ time it takes there is not counted as training.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from onward.data.batches import Batch
 from onward.engine.reports import RunSummary, StepReport, UpdateReport
 from onward.engine.state import Counters
 from onward.engine.steps import Steps, UpdateResult
+from onward.engine.utilization import Utilization
 from onward.optim.schedules import LearningRateSchedule
 from onward.parameters import Training
 
@@ -108,10 +110,12 @@ def train_steps(
     num_train_steps: int,
     display_loss_steps: int,
     clock: Clock,
+    utilization: Utilization | None = None,
 ) -> Iterator[StepDone]:
     """Trains until the round has `num_train_steps` steps, and says so after each.
 
-    Reports come with the first update, with every `display_loss_steps`-th update and with the last.
+    Reports come with the first update, with every `display_loss_steps`-th update and with the last; `utilization`
+    completes them.
     """
     state = steps.state
     replicas = state.mesh.topology.data_size
@@ -133,6 +137,8 @@ def train_steps(
         else:
             steps.accumulate(batch)
         state.counters.step = step
+        if utilization is not None:
+            utilization.see(batch)
         samples = batch.sample_count * replicas
         state.counters.samples += samples
         epochs, state.cursor = batch.cursor.epoch - state.cursor.epoch, batch.cursor
@@ -146,9 +152,18 @@ def train_steps(
             done = _report_update(state.counters, batch.epoch, learning_rate, num_train_steps, result)
         if shown and result is not None:
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
+            report = _with_utilization(report, utilization, clock)
             window = _Window()
         yield StepDone(step, done, report, epochs)
     state.count_skipped()
+
+
+def _with_utilization(report: StepReport, utilization: Utilization | None, clock: Clock) -> StepReport:
+    """The report completed; where MFU is measured now, that time is not counted as training."""
+    if utilization is None:
+        return report
+    mfu = utilization.mfu(report.samples_per_second, clock.train_seconds)
+    return dataclasses.replace(report, mfu=mfu, peak_memory_bytes=utilization.peak_memory_bytes())
 
 
 def _report_update(
@@ -231,6 +246,7 @@ def summarize(
     seconds: float,
     checkpoint: str | None,
     stopped: str | None = None,
+    utilization: Utilization | None = None,
 ) -> RunSummary:
     """The summary of one call of `TrainingRunner.run`, from what the loop counted and its first and last report."""
     return RunSummary(
@@ -250,6 +266,8 @@ def summarize(
         metrics=metrics,
         checkpoint=checkpoint,
         stopped=stopped,
+        mfu=None if utilization is None else utilization.known_mfu(clock.stable_samples_per_second),
+        peak_memory_bytes=None if utilization is None else utilization.peak_memory_bytes(),
     )
 
 

@@ -16,7 +16,6 @@ from onward.engine.reports import RunSummary
 from onward.graph.cuts import reads
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
-from onward.operating_system import peak_memory_bytes
 from onward.parameters import Parameters
 from onward.plan.costs import measure_costs
 
@@ -85,7 +84,7 @@ def performance_lines(
     rate = per_sample * summary.stable_samples_per_second / world_size
     dtype = Precision.of(parameters.mixed_precision).dtype or torch.float32
     possible = product_rate(device, dtype)
-    memory = _peak_memory_bytes(device)
+    memory = summary.peak_memory_bytes or 0
     kind = str(dtype).removeprefix("torch.")
     return [
         f"performance: {summary.stable_samples_per_second:,.1f} samples/s on synthetic data, over the last steps.",
@@ -108,8 +107,9 @@ def product_rate(device: torch.device, dtype: torch.dtype, seconds: float = PROD
     The best, since whatever else the machine does can only make a product slower.
     """
     size = PRODUCT_SIZE[device.type]
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
+    own = torch.Generator(device).manual_seed(0)  # the run's random numbers stay as they are
+    a = torch.randn(size, size, device=device, generator=own).to(dtype)
+    b = torch.randn(size, size, device=device, generator=own).to(dtype)
     a @ b
     _wait(device)
     count = 8 if device.type == "cuda" else 1  # at once, so that starting them costs nothing
@@ -126,9 +126,3 @@ def product_rate(device: torch.device, dtype: torch.dtype, seconds: float = PROD
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_memory_bytes()

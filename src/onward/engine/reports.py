@@ -52,6 +52,9 @@ class StepReport(_Shown):
         samples_per_second, tokens_per_second: since the last report; tokens None where a sample is not a sequence.
         data_wait_seconds: time since the last report spent waiting for batches.
         seconds_left: estimate until the end of the round.
+        mfu: model FLOPs utilization since the last report, 1.0 for all of it (`onward.engine.utilization`); None where
+            it was not measured yet or cannot be known.
+        peak_memory_bytes: of this process since it was started: what torch allocated on the GPU, or all it held.
         tensors: values asked for by name (`scalar_names`, `histogram_names`, `norm_names`), detached;
             a weight under its own name, its gradient under `<weight>_grad`.
         module_paths: of the weights and gradients among them, by which they may have been asked for.
@@ -72,6 +75,8 @@ class StepReport(_Shown):
     tokens_per_second: float | None
     data_wait_seconds: float
     seconds_left: float
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     module_paths: Mapping[str, str] = field(default_factory=dict)
 
@@ -188,6 +193,7 @@ class RunSummary(_Shown):
         metrics: of the last evaluation; empty where none was made.
         checkpoint: the last checkpoint's directory, or None.
         stopped: why a callback ended the round before its last step; None: none did.
+        mfu: at `stable_samples_per_second`; peak_memory_bytes: at the end; both as in `StepReport`.
     """
 
     round: int
@@ -206,6 +212,8 @@ class RunSummary(_Shown):
     metrics: Mapping[str, float]
     checkpoint: str | None
     stopped: str | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 class Watcher(Protocol):

@@ -38,6 +38,8 @@ _KEEPS_INPUTS = frozenset(
 )  # fmt: skip
 _CHEAP = frozenset({"LayerNormalization", "RMSNormalization", "Gelu", "Swish", "SwiGLU", "Mish", "HardSwish"})
 """What these give is computed again for the gradient of a weight, unless `recompute.cheap_inputs` is off."""
+_UNCOUNTED = frozenset({"QLinearMatMul", "QLinearConv", "LinearAttention", "FlexAttention"})
+"""Operators of the standard that multiply matrices and that `_operations` does not count."""
 _READS_REMADE = frozenset({"Conv", "MaxPool", "AveragePool", "HardSwish", "Swish"})
 """These read what follows a batch normalization without keeping it, under the same field."""
 _KEEPS_OUTPUT = frozenset(
@@ -92,11 +94,14 @@ class GraphCosts:
         nodes: by the name of their first output.
         value_bytes: of every value, as far as its shape is known.
         weight_bytes: of every trained weight and running statistic, as stored.
+        uncounted: nodes whose operations are guessed or left out: sizes that depend on values, nested graphs,
+            operators outside the standard.
     """
 
     nodes: Mapping[str, NodeCost]
     value_bytes: Mapping[str, float]
     weight_bytes: Mapping[str, int]
+    uncounted: frozenset[str] = frozenset()
 
     def total(self, nodes: Iterable[str]) -> NodeCost:
         """What some nodes cost together."""
@@ -125,7 +130,18 @@ def measure_costs(graph: TrainingGraph, sizes: Mapping[str, int], roles: ValueRo
         for name in (*graph.weights, *graph.states)
         if name in initializers
     }
-    return GraphCosts(nodes, value_bytes, weight_bytes)
+    uncounted = frozenset(node_id(n) for n in roles.nodes if not _is_counted(n, nodes[node_id(n)], shapes, sizes))
+    return GraphCosts(nodes, value_bytes, weight_bytes, uncounted)
+
+
+def _is_counted(node: ir.Node, cost: NodeCost, shapes: _Shapes, sizes: Mapping[str, int]) -> bool:
+    """Whether the operations of a node are known: it has none, or they follow from known shapes."""
+    if node.domain not in ("", "ai.onnx") or node.op_type in _UNCOUNTED:
+        return False
+    if any(one.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for one in node.attributes.values()):
+        return False
+    values = (*node.inputs, *node.outputs)
+    return not cost.forward or all(shapes.is_known(value, sizes) for value in values if value is not None)
 
 
 class _Shapes:
@@ -160,6 +176,16 @@ class _Shapes:
             read = [] if node is None else [self.of(v) for v in node.inputs if v is not None and v.const_value is None]
             self._guessed[value] = max(read, key=math.prod, default=())
         return self._guessed[value]
+
+    def is_known(self, value: ir.Value, sizes: Mapping[str, int]) -> bool:
+        """Whether the shape of a value follows from the sizes of the inputs' dimensions."""
+        if value.const_value is not None or not value.name:
+            return True
+        shape = (self._values.get(str(value.name)) or self._inputs.get(str(value.name)) or value).shape
+        return shape is not None and all(
+            isinstance(size, int) or (size.value is not None and evaluate_dimension(str(size.value), sizes) is not None)
+            for size in shape
+        )
 
     def _size_of(self, dimension: ir.SymbolicDim) -> int:
         found = None if dimension.value is None else evaluate_dimension(str(dimension.value), self._sizes)

@@ -198,7 +198,7 @@ class ConsoleWatcher:
         )
         first = Table.grid(padding=(0, 1), pad_edge=False)
         first.add_row(head, bar, tail)
-        fields = step_fields(report, self._previous)
+        fields = step_fields(report, self._previous, with_memory=True)
         if self._encodes(SPARKLINE_SAMPLE):
             fields.insert(1, Field("", self._history.sparkline(16), style="cyan", importance=0))
         # The number of lines follows from the width alone, so that the live area never jumps.

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from onward.engine.reports import EvaluationReport, RunSummary, StepReport
 from onward.report.formatting import (
+    format_bytes,
     format_duration,
     format_learning_rate,
     format_loss_scale,
@@ -47,13 +48,16 @@ class Field:
     is_rate: bool = False
 
 
-def step_fields(report: StepReport, previous: StepReport | None, with_time_left: bool = False) -> list[Field]:
+def step_fields(
+    report: StepReport, previous: StepReport | None, with_time_left: bool = False, with_memory: bool = False
+) -> list[Field]:
     """Everything a training line says besides the step; what is not always there comes last.
 
     Args:
         report: what to say.
         previous: the report before it in the same round, from which the time between the two is known.
         with_time_left: whether to say how long the round still takes.
+        with_memory: whether to say the peak memory, where it is known.
     """
     finite = math.isfinite(report.loss)
     norm_style = "" if math.isfinite(report.gradient_norm) else "yellow"
@@ -71,6 +75,10 @@ def step_fields(report: StepReport, previous: StepReport | None, with_time_left:
         fields.append(Field("scale", format_loss_scale(report.loss_scale), 4, importance=3))
     if report.skipped_updates:
         fields.append(Field("skipped", str(report.skipped_updates), style="yellow", importance=7))
+    if report.mfu is not None:
+        fields.append(Field("MFU", f"{report.mfu:.0%}", 4, importance=3, is_rate=True))
+    if with_memory and report.peak_memory_bytes is not None:
+        fields.append(Field("memory", format_bytes(report.peak_memory_bytes), importance=2, is_rate=True))
     wait = data_wait_share(report, previous)
     if wait is not None and wait >= DATA_WAIT_SHOWN_FROM:
         fields.append(Field("data wait", f"{wait:.0%}", style="yellow", importance=7, is_rate=True))
@@ -121,9 +129,16 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
             f"{'step' if stable == 1 else f'{stable} steps'}",
         ),
         ("time", f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"),
+        *([] if summary.mfu is None else [("MFU", f"{summary.mfu:.1%} at the stable throughput")]),
+        *_memory_rows(summary),
         ("checkpoint", "none" if summary.checkpoint is None else short_path(summary.checkpoint)),
     ]
     return rows
+
+
+def _memory_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    peak = summary.peak_memory_bytes
+    return [] if peak is None else [("peak memory", format_bytes(peak))]
 
 
 class LossHistory:

@@ -31,7 +31,8 @@ class TensorBoardWatcher:
     """Writes event files into a directory, rank 0 alone.
 
     Scalars: `train/` loss, learning_rate, gradient_norm, loss_scale, skipped_updates, samples_per_second,
-    tokens_per_second and `test/<metric>`; of named tensors `train/scalar/<name>`, `train/histogram/<name>` and the L2
+    tokens_per_second, mfu, peak_memory_bytes and `test/<metric>`; of named tensors
+    `train/scalar/<name>`, `train/histogram/<name>` and the L2
     norm `train/norm/<name>`, with `train/non_finite/<name>`, the count of values a histogram had to leave out.
 
     Args:
@@ -94,6 +95,8 @@ class TensorBoardWatcher:
             "skipped_updates": report.skipped_updates,
             "samples_per_second": report.samples_per_second,
             "tokens_per_second": report.tokens_per_second,
+            "mfu": report.mfu,
+            "peak_memory_bytes": report.peak_memory_bytes,
         }
         writer = self._open_writer
         with _storing(self.log_dir), torch.no_grad():
