@@ -315,8 +315,7 @@ class TrainingRunner:
         metrics = {} if evaluated is None else dict(evaluated.metrics)
         self._finish_round()
         seconds = time.perf_counter() - started
-        counters, used = self.state.counters, None if self._assembly is None else self._assembly.utilization
-        summary = summarize(training, begin, counters, clock, reports, metrics, seconds, checkpoint, stopped, used)
+        summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint, stopped)
         self.watchers.on_end(summary)
         skips.at_end()
         if between.is_interrupted_at_end(stop.signal_name is not None) and checkpoint is not None:

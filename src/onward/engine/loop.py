@@ -57,6 +57,7 @@ class Clock:
         train_seconds: spent in steps and in waiting for data.
         data_wait_seconds: the waiting alone.
         recent: (seconds, samples) of the last steps, the first of the call left out where there are others.
+        utilization: what measures how well these times were used.
     """
 
     steps: int = 0
@@ -64,6 +65,7 @@ class Clock:
     train_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STABLE_STEPS))
+    utilization: Utilization | None = None
 
     def add(self, seconds: float, waited_seconds: float, samples: int) -> None:
         """Counts one step."""
@@ -110,12 +112,10 @@ def train_steps(
     num_train_steps: int,
     display_loss_steps: int,
     clock: Clock,
-    utilization: Utilization | None = None,
 ) -> Iterator[StepDone]:
     """Trains until the round has `num_train_steps` steps, and says so after each.
 
-    Reports come with the first update, with every `display_loss_steps`-th update and with the last; `utilization`
-    completes them.
+    Reports come with the first update, with every `display_loss_steps`-th update and with the last.
     """
     state = steps.state
     replicas = state.mesh.topology.data_size
@@ -137,8 +137,8 @@ def train_steps(
         else:
             steps.accumulate(batch)
         state.counters.step = step
-        if utilization is not None:
-            utilization.see(batch)
+        if clock.utilization is not None:
+            clock.utilization.see(batch)
         samples = batch.sample_count * replicas
         state.counters.samples += samples
         epochs, state.cursor = batch.cursor.epoch - state.cursor.epoch, batch.cursor
@@ -152,14 +152,15 @@ def train_steps(
             done = _report_update(state.counters, batch.epoch, learning_rate, num_train_steps, result)
         if shown and result is not None:
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
-            report = _with_utilization(report, utilization, clock)
+            report = _with_utilization(report, clock)
             window = _Window()
         yield StepDone(step, done, report, epochs)
     state.count_skipped()
 
 
-def _with_utilization(report: StepReport, utilization: Utilization | None, clock: Clock) -> StepReport:
+def _with_utilization(report: StepReport, clock: Clock) -> StepReport:
     """The report completed; where MFU is measured now, that time is not counted as training."""
+    utilization = clock.utilization
     if utilization is None:
         return report
     mfu = utilization.mfu(report.samples_per_second, clock.train_seconds)
@@ -246,9 +247,9 @@ def summarize(
     seconds: float,
     checkpoint: str | None,
     stopped: str | None = None,
-    utilization: Utilization | None = None,
 ) -> RunSummary:
     """The summary of one call of `TrainingRunner.run`, from what the loop counted and its first and last report."""
+    used = clock.utilization
     return RunSummary(
         round=begin.round,
         steps=clock.steps,
@@ -266,8 +267,8 @@ def summarize(
         metrics=metrics,
         checkpoint=checkpoint,
         stopped=stopped,
-        mfu=None if utilization is None else utilization.known_mfu(clock.stable_samples_per_second),
-        peak_memory_bytes=None if utilization is None else utilization.peak_memory_bytes(),
+        mfu=None if used is None else used.known_mfu(clock.stable_samples_per_second),
+        peak_memory_bytes=None if used is None else used.peak_memory_bytes(),
     )
 
 

@@ -56,6 +56,5 @@ def round_steps(
         parameters.loss.reduction == "sum",
     )
     schedule = make_schedule(parameters)
-    return train_steps(
-        steps, batches, schedule, training.steps, training.display_loss_steps, clock, assembly.utilization
-    )
+    clock.utilization = assembly.utilization
+    return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)

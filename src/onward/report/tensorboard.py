@@ -31,9 +31,9 @@ class TensorBoardWatcher:
     """Writes event files into a directory, rank 0 alone.
 
     Scalars: `train/` loss, learning_rate, gradient_norm, loss_scale, skipped_updates, samples_per_second,
-    tokens_per_second, mfu, peak_memory_bytes and `test/<metric>`; of named tensors
-    `train/scalar/<name>`, `train/histogram/<name>` and the L2
-    norm `train/norm/<name>`, with `train/non_finite/<name>`, the count of values a histogram had to leave out.
+    tokens_per_second, mfu, peak_memory_bytes and `test/<metric>`; of named tensors `train/scalar/<name>`,
+    `train/histogram/<name>` and the L2 norm `train/norm/<name>`, with `train/non_finite/<name>`, the count of values a
+    histogram had to leave out.
 
     Args:
         log_dir: the directory, made if need be.
