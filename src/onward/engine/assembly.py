@@ -5,6 +5,7 @@ The order of events is: cut, lower, distribute, and only then make the optimizer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,6 @@ class Assembly:
         precision: of all passes.
         notes: for the user, one sentence each.
         say: takes sentences for the user that come up while it trains.
-        utilization: measures how well this process uses its device.
     """
 
     graph: TrainingGraph
@@ -83,7 +83,12 @@ class Assembly:
     precision: Precision
     notes: tuple[str, ...]
     say: Callable[[str], None]
-    utilization: Utilization
+
+    @functools.cached_property
+    def utilization(self) -> Utilization:
+        """Measures how well this process uses its device."""
+        state, dtype = self.state, self.precision.dtype or torch.float32
+        return Utilization(self.graph, state.device, dtype, state.mesh.world_size, self.say)
 
     def reader(
         self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
@@ -189,12 +194,9 @@ def assemble(
     }
     state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, cut_states)
     exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
-    utilization = Utilization(graph, mesh.device, precision.dtype or torch.float32, mesh.world_size, say)
-    notes_of_all = tuple(notes)
     return Assembly(
-        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, notes_of_all, say,
-        utilization,
-    )  # fmt: skip
+        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes), say
+    )
 
 
 def _compilation(
