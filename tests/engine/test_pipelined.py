@@ -62,3 +62,6 @@ def test_programs_are_instrumented_when_a_pass_asks_for_it() -> None:
     compute.instrument = instrument
     compute(batch, (loss,))
     assert len(seen) == 1
+    with torch.no_grad():  # evaluation, and finding out the shapes of what travels, are no step's
+        compute(batch, (loss,))
+    assert len(seen) == 1

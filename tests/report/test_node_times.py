@@ -18,9 +18,16 @@ BACKWARD = "autograd::engine::evaluate_function: "
 
 
 def _event(
-    name: str, host: float, parent: Any = None, kernels: float = 0.0, sequence: int = -1, on: str = "CPU"
+    name: str,
+    host: float,
+    parent: Any = None,
+    kernels: float = 0.0,
+    sequence: int = -1,
+    on: str = "CPU",
+    start: float = 0.0,
 ) -> Any:
     """An event as torch gives it: times in microseconds, `kernels` those that it launched itself."""
+    start = start if parent is None else parent.time_range.start
     event = SimpleNamespace(
         name=name,
         device_type=SimpleNamespace(name=on),
@@ -28,7 +35,7 @@ def _event(
         device_time_total=kernels,
         cpu_parent=parent,
         sequence_nr=sequence,
-        time_range=SimpleNamespace(elapsed_us=lambda: host),
+        time_range=SimpleNamespace(elapsed_us=lambda: host, start=start, end=start + host),
     )
     while parent is not None:
         parent.device_time_total += kernels
@@ -36,9 +43,9 @@ def _event(
     return event
 
 
-def _step(gpu: bool) -> list[Any]:
+def _step(gpu: bool, start: float = 0.0) -> list[Any]:
     """One step: forward of two nodes, backward of both, recomputation of the large one within the small one's."""
-    step = _event("ProfilerStep*", 1000.0)
+    step = _event("ProfilerStep*", 1000.0, start=start)
     forward = _event("onward::forward", 100.0, step)
     large = _event("onnx::MatMul::large", 60.0, forward)
     product = _event("aten::mm", 50.0, large, 400.0 if gpu else 0.0)
@@ -84,6 +91,34 @@ def test_on_a_gpu_its_kernels_count_and_the_clock_stands_beside() -> None:
     assert _microseconds(rows["small"].forward_seconds, rows["small"].backward_seconds) == [30, 20]
     assert _microseconds(rows["large"].forward_host_seconds, rows["large"].backward_host_seconds) == [60, 70 + 55]
     assert sum(row.seconds for row in times.nodes) == pytest.approx(times.forward_seconds + times.backward_seconds)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_time_a_step_is_a_mean_as_the_passes_are(gpu: bool) -> None:
+    """Steps of a pipeline that compute nothing until the update's last one: a median would be nearly 0."""
+    short = [_event("ProfilerStep*", 2.0, start=start) for start in (0.0, 10.0, 20.0)]
+    times = attribute_times([*_step(gpu, 30.0), *short], LABELS, CALLS, {})
+    assert _microseconds(times.step_seconds) == [1006 / 4]
+
+
+def test_only_what_runs_in_the_counted_steps_is_counted() -> None:
+    """Neither evaluation and callbacks between two steps, nor a step that failed, nor the profiler's preparation."""
+    steps = [*_step(False, 0.0), *_step(False, 5000.0)]
+    failed = _step(False, 8000.0)
+    between = _event("onward::forward", 70.0, start=2000.0)
+    node = _event("onnx::MatMul::large", 60.0, between)
+    backward = _event(f"{BACKWARD}MmBackward0", 50.0, sequence=7, start=3000.0)
+    preparation = _event("onward::profiler_preparation", 300.0, steps[0])
+    times = attribute_times([*steps, *failed, between, node, backward, preparation], LABELS, CALLS, {}, 2)
+    assert _microseconds(times.step_seconds, times.forward_seconds, times.backward_seconds) == [850, 200, 338]
+    rows = {row.name: row for row in times.nodes}
+    assert rows["large"].calls == 2
+
+
+def test_an_update_of_several_steps_is_printed_too(tmp_path: Path) -> None:
+    times = attribute_times(_step(False), LABELS, CALLS, {})
+    text = ProfileReport(5, 8, times, tmp_path / "trace", tmp_path / "table", gradient_accumulation_steps=4).table()
+    assert text.startswith("profile of steps 5 to 8: 1.000 ms a step, 4.000 ms an update of 4 steps; on the cpu ")
 
 
 def test_nothing_recorded_makes_an_empty_table(tmp_path: Path) -> None:

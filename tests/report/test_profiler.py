@@ -240,6 +240,35 @@ def test_a_resumed_round_profiles_what_is_left_of_the_range(net: OnnxModule, tmp
     assert report.trace_path.name == "steps-5-6.pt.trace.json"
 
 
+@pytest.mark.parametrize(
+    ("asked", "widened"), [((2, 3), (1, 4)), ((4, 5), (1, 8)), ((5, 8), (5, 8)), ((9, 9), (9, 12))]
+)
+def test_the_range_is_widened_to_entire_updates(
+    tmp_path: Path, asked: tuple[int, int], widened: tuple[int, int]
+) -> None:
+    profiler = NodeProfiler(*asked, tmp_path, gradient_accumulation_steps=4)
+    reports = []
+    for step in range(1, 13):
+        profiler.before_step(step)
+        assert profiler.active == (widened[0] <= step <= widened[1])
+        reports.append(profiler.after_step(step))
+    (report,) = [report for report in reports if report is not None]
+    assert (report.first_step, report.last_step) == widened
+
+
+def test_an_update_that_is_not_completed_does_not_count(net: OnnxModule, tmp_path: Path) -> None:
+    """A step of the second update failed: nobody knows its time."""
+    profiler = NodeProfiler(1, 8, tmp_path, gradient_accumulation_steps=2)
+    for step in (1, 2, 3):
+        profiler.before_step(step)
+        profiler.instrument(net.program)(True, net.device, (torch.randn(8, WIDTH),), net.tensors_by_name())
+        assert profiler.after_step(step) is None
+    profiler.before_step(4)
+    report = profiler.stop()
+    assert (report.first_step, report.last_step) == (1, 2)
+    assert _by_name(report)["loss"].calls == 2
+
+
 def test_nodes_of_a_nested_graph_have_their_own_rows(tmp_path: Path) -> None:
     """A branch's product is the branch's, not the If node's around it, forward and backward."""
     branches = []

@@ -16,10 +16,9 @@ from onward.commands.rehearsal import training_loader, without_traces
 from onward.data.loader import DataLoader
 from onward.engine.assembly import assemble
 from onward.engine.loop import closing_batches
-from onward.engine.loss_shares import LossShares
 from onward.engine.preparation import check_dimensions, label_ranges, plan_run, read_training_graph
 from onward.engine.range_test import Point, RangeTest, rates, run_range_test
-from onward.engine.steps import Steps, WatchedNames
+from onward.engine.rounds import make_steps
 from onward.environment import Environment
 from onward.errors import ParametersError
 from onward.parallel.process import in_world_of_one
@@ -89,23 +88,13 @@ def _test(
     torch.manual_seed(parameters.training.seed)
     mesh = in_world_of_one(environment.device_kind)
     graph, specs = read_training_graph(parameters), loader.feature_specs()
-    assert graph.loss_names is not None
     plan = plan_run(parameters, mesh.topology, graph, specs)
     check_dimensions(parameters.training.mapped_dimensions, graph)
     assembly = assemble(parameters, mesh, graph, plan, lambda _: None)
     if checkpoint is not None:
         RunCheckpoints(mesh).resume(Checkpoint(checkpoint_to_load_path=Path(checkpoint)), assembly.state)
     training = parameters.training
-    shares = LossShares(mesh, parameters.loss, graph.loss_names, parameters.data.last_batch == "short")
-    ranges = label_ranges(parameters.loss, graph)
-    steps = Steps(
-        assembly.state,
-        assembly.micro_batches(shares, (), training.mapped_dimensions, ranges, None),
-        training.gradient_accumulation_steps,
-        parameters.optimizer.max_norm_clip,
-        WatchedNames(),
-        assembly.exchange,
-    )
+    steps = make_steps(parameters, assembly, training.mapped_dimensions, label_ranges(parameters.loss, graph))
     with closing_batches(loader.batches(training.batch_size)) as batches:
         return run_range_test(steps, batches, tried)
 

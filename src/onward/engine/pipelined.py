@@ -60,7 +60,10 @@ class StageCompute:
         return self._forwards[names](values)
 
     def _instrumented(self, program: Program) -> Program:
-        return program if self.instrument is None else self.instrument(program)
+        # Evaluation, and the pass that finds out the shapes of what travels, are no micro-batch of an update.
+        if self.instrument is None or not torch.is_grad_enabled():
+            return program
+        return self.instrument(program)
 
 
 class PipelinedForward:

@@ -16,6 +16,41 @@ from onward.lowering.program import Program
 from onward.parameters import Parameters
 
 
+def make_steps(
+    parameters: Parameters,
+    assembly: Assembly,
+    dimensions: Mapping[str, int],
+    label_ranges: Mapping[str, LabelRange],
+    instrument: Callable[[Program], Program] | None = None,
+    report_missing: Callable[[Sequence[str]], None] | None = None,
+) -> Steps:
+    """The step modes as the parameters ask for them, for whatever trains: a round, a range test, a trial.
+
+    Args:
+        parameters: of the round.
+        assembly: what is trained.
+        dimensions: sizes that symbolic dimensions of the inputs must have.
+        label_ranges: features that are class labels -> which there are.
+        instrument: gives the program to call instead of one (a profiler's twin).
+        report_missing: called once, after the first update, with the weights that got no gradient, if any.
+    """
+    state, graph = assembly.state, assembly.graph
+    assert graph.loss_names is not None
+    watched = watched_names(parameters.tensorboard, graph)
+    may_differ = parameters.data.last_batch == "short"
+    shares = LossShares(state.mesh, parameters.loss, graph.loss_names, may_differ)
+    return Steps(
+        state,
+        assembly.micro_batches(shares, watched.values, dimensions, label_ranges, instrument),
+        parameters.training.gradient_accumulation_steps,
+        parameters.optimizer.max_norm_clip,
+        watched,
+        assembly.exchange,
+        report_missing,
+        parameters.loss.reduction == "sum",
+    )
+
+
 def round_steps(
     parameters: Parameters,
     assembly: Assembly,
@@ -37,24 +72,12 @@ def round_steps(
         instrument: gives the program to call instead of one (a profiler's twin).
     """
     training, state, graph = parameters.training, assembly.state, assembly.graph
-    assert graph.loss_names is not None
-    watched = watched_names(parameters.tensorboard, graph)
-    may_differ = parameters.data.last_batch == "short"
-    shares = LossShares(state.mesh, parameters.loss, graph.loss_names, may_differ)
 
     def report_missing(names: Sequence[str]) -> None:
         assembly.say(note_on_missing_gradients(names, len(state.weights), graph.known_as))
 
-    steps = Steps(
-        state,
-        assembly.micro_batches(shares, watched.values, dimensions, label_ranges, instrument),
-        training.gradient_accumulation_steps,
-        parameters.optimizer.max_norm_clip,
-        watched,
-        assembly.exchange,
-        None if state.counters.round else report_missing,
-        parameters.loss.reduction == "sum",
-    )
+    reports = None if state.counters.round else report_missing
+    steps = make_steps(parameters, assembly, dimensions, label_ranges, instrument, reports)
     schedule = make_schedule(parameters)
     clock.utilization = assembly.utilization
     return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)

@@ -12,7 +12,6 @@ from onward.data.shard import FeatureSpec
 from onward.engine.allocations import Allocations
 from onward.engine.assembly import assemble
 from onward.engine.loop import Clock, train_steps
-from onward.engine.loss_shares import LossShares
 from onward.engine.performance import synthetic_loader
 from onward.engine.preparation import (
     input_sizes,
@@ -20,9 +19,8 @@ from onward.engine.preparation import (
     label_ranges,
     make_schedule,
     plan_run,
-    watched_names,
 )
-from onward.engine.steps import Steps
+from onward.engine.rounds import make_steps
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
 from onward.parallel.process import Mesh
@@ -98,7 +96,6 @@ def _update(
     specs: Mapping[str, FeatureSpec],
     log: Allocations | None,
 ) -> None:
-    assert graph.loss_names is not None
     dimensions = known_dimensions(parameters.training, graph, specs)
     ranges = label_ranges(parameters.loss, graph)
     assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), lambda _: None)
@@ -107,15 +104,7 @@ def _update(
             for tensor in network.net.tensors_by_name().values():
                 log.note(tensor.detach())
     training = parameters.training
-    shares = LossShares(mesh, parameters.loss, graph.loss_names, False)
-    steps = Steps(
-        assembly.state,
-        assembly.micro_batches(shares, (), dimensions, ranges, None),
-        training.gradient_accumulation_steps,
-        parameters.optimizer.max_norm_clip,
-        watched_names(parameters.tensorboard, graph),
-        assembly.exchange,
-    )
+    steps = make_steps(parameters, assembly, dimensions, ranges)
     batches = synthetic_loader(parameters, graph, dimensions, ranges).batches(training.batch_size)
     for _ in train_steps(steps, batches, make_schedule(parameters), training.steps, 1, Clock()):
         pass

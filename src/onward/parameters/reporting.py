@@ -59,7 +59,8 @@ class Profiler:
     """Profiling a range of steps.
 
     Attributes:
-        first_step, last_step: steps of the round to profile, the last included; absent: none.
+        first_step, last_step: steps of the round to profile, the last included, widened to entire weight updates;
+            absent: none.
         trace_dir: folder of the trace and the per-node table; absent: `profile` in `output_dir`.
         top_nodes: rows of the table that are printed.
     """

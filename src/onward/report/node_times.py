@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from onward.lowering.program import NodeLabel
@@ -17,6 +17,9 @@ FORWARD = "onward::forward"
 
 STEP = "ProfilerStep#"
 """What the range of a whole step is called in the trace, its number following."""
+
+PREPARATION = "onward::profiler_preparation"
+"""What the range is called in which a program gets the twin that marks its nodes: time of the profiler, of no step."""
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 
@@ -88,7 +91,8 @@ class Times:
 
     Attributes:
         device: "cpu", or "cuda" where kernels were recorded; what `seconds` of nodes and passes refer to.
-        step_seconds: wall clock of a step, the median; the first one also prepares the programs.
+        step_seconds: wall clock of a step, the mean as every figure here: steps that only pass a micro-batch to a
+            pipeline, steps that update the weights, waiting for data and for other ranks included.
         forward_seconds, backward_seconds: whole passes, the work between nodes included.
         nodes: longest first; they sum to both passes.
     """
@@ -105,7 +109,7 @@ class ProfileReport:
     """What was profiled, and where it lies.
 
     Attributes:
-        first_step, last_step: of the round, both included.
+        first_step, last_step: of the round, both included; they make entire weight updates where any is complete.
         times: of steps, passes and nodes.
         trace_path: opens in Perfetto and in TensorBoard's profile page.
         table_path: all nodes as CSV.
@@ -116,6 +120,7 @@ class ProfileReport:
     times: Times
     trace_path: Path
     table_path: Path
+    gradient_accumulation_steps: int = 1
 
     def table(self, top: int = 20) -> str:
         """A printed table of the nodes that take most, in milliseconds a step, under a line about the whole."""
@@ -138,16 +143,24 @@ def attribute_times(
     labels: Mapping[str, NodeLabel],
     calls: Sequence[NodeCall],
     result_bytes: Mapping[str, int],
+    step_count: int | None = None,
 ) -> Times:
-    """Gives every recorded microsecond of forward and backward passes to an ONNX node, or to a row between nodes.
+    """Gives every microsecond of the steps' forward and backward passes to an ONNX node, or to a row between nodes.
+
+    What runs between two steps (evaluation, callbacks) is not counted.
 
     Args:
         events: `FunctionEvent`s of a stopped profile.
         labels: name of a range in the trace -> the node it marks.
         calls: what every call of a node left behind; a nested graph's nodes before the node that holds them.
         result_bytes: name of a range -> memory that the results of its node take.
+        step_count: how many of the recorded steps count, from the first on; None: all.
     """
     on_host = [event for event in events if event.device_type.name == "CPU"]
+    # torch calls every step "ProfilerStep*" here, for its own tables, and by its number in the trace.
+    ranges = [event.time_range for event in on_host if event.name.startswith(STEP.removesuffix("#"))]
+    steps = sorted((one.start, one.end) for one in ranges)[:step_count]
+    on_host = [event for event in on_host if _is_within(event, steps)]
     on_device = any(event.kernels for event in on_host)
     owners: dict[int, NodeLabel] = {}
     for call in calls:
@@ -174,15 +187,22 @@ def attribute_times(
             _add(sums, owned[id(outer)], _is_backward(outer, owned), -host, -device)
     sizes = {labels[text]: size for text, size in result_bytes.items()}
     rows = [_row(label, total, sizes.get(label, 0)) for label, total in sums.items()]
-    # torch calls every step "ProfilerStep*" here, for its own tables, and by its number in the trace.
-    steps = [event.time_range.elapsed_us() for event in on_host if event.name.startswith(STEP.removesuffix("#"))]
+    preparation = sum(event.time_range.elapsed_us() for event in on_host if event.name == PREPARATION)
+    in_steps = sum(end - start for start, end in steps) - preparation
     return Times(
         device="cuda" if on_device else "cpu",
-        step_seconds=median(steps) * 1e-6 if steps else 0.0,
+        step_seconds=in_steps * 1e-6 / len(steps) if steps else 0.0,
         forward_seconds=passes[False] * 1e-6,
         backward_seconds=passes[True] * 1e-6,
         nodes=tuple(sorted(rows, key=lambda row: row.seconds, reverse=True)),
     )
+
+
+def _is_within(event: Any, steps: Sequence[tuple[float, float]]) -> bool:
+    """Whether an event began during one of the steps, which are in order; on any thread, so by the clock."""
+    began = event.time_range.start
+    index = bisect_right(steps, (began, float("inf"))) - 1
+    return index >= 0 and began <= steps[index][1]
 
 
 def _label_of(event: Any, labels: Mapping[str, NodeLabel], owners: Mapping[int, NodeLabel]) -> NodeLabel | None:
@@ -263,6 +283,8 @@ def write_table(report: ProfileReport) -> None:
 def _format_table(report: ProfileReport, top: int) -> str:
     times, steps = report.times, report.last_step - report.first_step + 1
     which = f"step {report.first_step}" if steps == 1 else f"steps {report.first_step} to {report.last_step}"
+    of_update = report.gradient_accumulation_steps
+    update = f", {1e3 * of_update * times.step_seconds:.3f} ms an update of {of_update} steps" if of_update > 1 else ""
     whole = times.forward_seconds + times.backward_seconds
     shown, rest = times.nodes[:top], times.nodes[top:]
 
@@ -270,7 +292,7 @@ def _format_table(report: ProfileReport, top: int) -> str:
         return f"{1e3 * seconds / steps:.3f}"
 
     lines = [
-        f"profile of {which}: {1e3 * times.step_seconds:.3f} ms a step; on the {times.device} "
+        f"profile of {which}: {1e3 * times.step_seconds:.3f} ms a step{update}; on the {times.device} "
         f"{per_step(times.forward_seconds)} ms forward, {per_step(times.backward_seconds)} ms backward",
         "",
         f"{'share':>6}  {'forward ms':>10}  {'backward ms':>11}  {'calls':>6}  {'results':>9}  {'operator':<24}  node",

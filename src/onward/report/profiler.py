@@ -26,14 +26,25 @@ from onward.errors import StorageError
 from onward.lowering.host import to_host, to_tensor
 from onward.lowering.program import NodeLabel, Program
 from onward.parameters import Profiler
-from onward.report.node_times import FORWARD, STEP, NodeCall, ProfileReport, attribute_times, write_table
+from onward.report.node_times import (
+    FORWARD,
+    PREPARATION,
+    STEP,
+    NodeCall,
+    ProfileReport,
+    attribute_times,
+    write_table,
+)
 
 _BETWEEN_HOST_AND_DEVICE: dict[Callable[..., Any], str] = {to_tensor: "(to tensor)", to_host: "(to host)"}
 """Steps of a program that stand between ONNX nodes; named too, since the second makes the host wait for the device."""
 
 
 class NodeProfiler:
-    """Profiles the steps `first_step` to `last_step` of a round, both included.
+    """Profiles the weight updates that the steps `first_step` to `last_step` of a round belong to.
+
+    A step of a pipeline passes on a micro-batch, and the last one of an update computes them all: only entire updates
+    have a time a step.
 
     The loop calls `before_step` and `after_step` around every step, and calls `instrument(program)` in the place of
     each program; the last profiled step gives the report. A round that ends earlier calls `stop` if `active`.
@@ -42,18 +53,27 @@ class NodeProfiler:
         first_step, last_step: steps of the round, counted from 1.
         trace_dir: where `steps-<first>-<last>.pt.trace.json` and `steps-<first>-<last>.nodes.csv` go; made if need be.
         rank: of this process; it is part of the file names from 1 on.
+        gradient_accumulation_steps: steps of an update.
     """
 
-    def __init__(self, first_step: int, last_step: int, trace_dir: str | Path, rank: int = 0) -> None:
+    def __init__(
+        self,
+        first_step: int,
+        last_step: int,
+        trace_dir: str | Path,
+        rank: int = 0,
+        gradient_accumulation_steps: int = 1,
+    ) -> None:
         if not 1 <= first_step <= last_step:
             raise ValueError(f"first_step is {first_step} and last_step {last_step}; expected 1 <= first <= last.")
-        self.first_step = first_step
-        self.last_step = last_step
+        self.accumulation = gradient_accumulation_steps
+        self.first_step = first_step - (first_step - 1) % self.accumulation
+        self.last_step = last_step + -last_step % self.accumulation
         self.trace_dir = Path(trace_dir)
         self.rank = rank
         self._profile: profile | None = None
         self._step_range: record_function | None = None
-        self._started_at = self._last_done = first_step
+        self._started_at = self._last_done = self.first_step
         self._finished = False
         self._labels: dict[str, NodeLabel] = {}
         self._calls: list[NodeCall] = []
@@ -73,7 +93,8 @@ class NodeProfiler:
         if not self.active:
             return program
         if id(program) not in self._twins:
-            self._twins[id(program)] = (program, self._make_twin(program))
+            with record_function(PREPARATION):
+                self._twins[id(program)] = (program, self._make_twin(program))
         return self._twins[id(program)][1]
 
     def before_step(self, step: int) -> None:
@@ -89,14 +110,19 @@ class NodeProfiler:
         """Closes the range of a step; after the last one to profile, stops and gives the report."""
         if not self.active:
             return None
+        is_update = step % self.accumulation == 0
+        if is_update:
+            _wait_for_device()  # the host runs ahead of a GPU, whose work belongs to the step that asked for it
         self._close_range()
-        self._last_done = step
+        if is_update or self._last_done % self.accumulation:
+            self._last_done = step
         return self.stop() if step >= self.last_step else None
 
     def _start(self, step: int) -> None:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
+        _wait_for_device()
         with _quiet_kineto():
             # The very first profile of a process sets up the tracing libraries; that time is no step's.
             # `acc_events` here too: without it torch 2.11 warns on the console, whatever is profiled.
@@ -120,21 +146,22 @@ class NodeProfiler:
         if self._profile is None:
             raise RuntimeError("nothing is being profiled; stop() belongs after before_step() and before the report")
         self._close_range()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        _wait_for_device()
         recorded, self._profile = self._profile, None
         recorded.stop()
         self._finished = True
         rank = f"-rank{self.rank}" if self.rank else ""
         stem = f"steps-{self._started_at}-{self._last_done}{rank}"
         events = recorded.events()  # type: ignore[no-untyped-call]
-        times = attribute_times(events, self._labels, self._calls, self._result_bytes)
+        step_count = self._last_done - self._started_at + 1
+        times = attribute_times(events, self._labels, self._calls, self._result_bytes, step_count)
         report = ProfileReport(
             first_step=self._started_at,
             last_step=self._last_done,
             times=times,
             trace_path=self.trace_dir / f"{stem}.pt.trace.json",
             table_path=self.trace_dir / f"{stem}.nodes.csv",
+            gradient_accumulation_steps=self.accumulation,
         )
         self._twins.clear()
         self._labels.clear()
@@ -202,6 +229,11 @@ def _marked(
     return call
 
 
+def _wait_for_device() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def _new_bytes(result: Any, given: Any) -> int:
     """Size of the storages that a result holds and its arguments do not: a view takes no memory."""
     sizes = _storage_sizes(result)
@@ -245,6 +277,7 @@ def profiled(
     state: TrainState,
     make_steps: Callable[[Callable[[Program], Program] | None], Iterator[StepDone]],
     on_table: Callable[[str], None],
+    gradient_accumulation_steps: int = 1,
 ) -> Iterator[StepDone]:
     """The steps of a round, those of the range that the user asked for under a profiler.
 
@@ -254,12 +287,15 @@ def profiled(
         state: of the run.
         make_steps: makes the steps, with what instruments their programs.
         on_table: gets the table when the range is over.
+        gradient_accumulation_steps: steps of an update; the range is widened to entire updates.
     """
     if settings.first_step is None or settings.last_step is None:
         yield from make_steps(None)
         return
     folder = settings.trace_dir or folder
-    profiler = NodeProfiler(settings.first_step, settings.last_step, folder, state.mesh.rank)
+    profiler = NodeProfiler(
+        settings.first_step, settings.last_step, folder, state.mesh.rank, gradient_accumulation_steps
+    )
     steps, step, top_nodes = make_steps(profiler.instrument), state.counters.step, settings.top_nodes
     try:
         profiler.before_step(step + 1)
