@@ -6,12 +6,20 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from onward.cli import main
+from onward.commands.initialization import _try_a_step
+from onward.commands.rate_search import find_rate
+from onward.commands.rehearsal import training_loader, without_traces
+from onward.engine.loop import closing_batches
+from onward.environment import Environment
 from onward.parameters import Parameters
+from onward.runner import TrainingRunner
 from tests.commands.test_init import losses_of_run
 from tests.proposal.kinds import numbers, perceptron
+from tests.watching import Recorder
 
 
 @pytest.fixture
@@ -103,3 +111,29 @@ def test_it_begins_with_a_checkpoint_if_asked(run_file: Path, capsys: pytest.Cap
         assert main(["lr-find", "run.yaml", "--steps", "12", *options]) == 0
         first.append(float(capsys.readouterr().out.splitlines()[1].split()[1]))
     assert first[1] < 0.5 * first[0]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_range_test_the_trial_step_and_training_show_one_unit(
+    run_file: Path, reduction: str, accumulation: int
+) -> None:
+    """The loss of the first update as onnxruntime has it, a sample: of one output a sample that is the mean as well."""
+    asked = {"training.gradient_accumulation_steps": str(accumulation), "loss.reduction": reduction}
+    parameters = Parameters.load("run.yaml", asked)
+    session, loader = onnxruntime.InferenceSession("net.onnx"), training_loader(parameters)
+    with closing_batches(loader.batches(parameters.training.batch_size)) as batches:
+        first = [next(batches).features for _ in range(accumulation)]
+    loader.close()
+    squares = [(session.run(None, {"x": one["x"]})[0].reshape(-1) - one["y"].reshape(-1)) ** 2 for one in first]
+    expected = np.concatenate(squares).astype(np.float64).mean()
+    table = find_rate("run.yaml", asked, updates=10)
+    assert float(table.splitlines()[1].split()[1]) == pytest.approx(expected, rel=1e-3)
+    shown = _try_a_step(parameters).removeprefix("one step was tried: the loss is ").split()[0]
+    assert float(shown) == pytest.approx(expected, rel=1e-3)
+    recorder, loader = Recorder(), training_loader(parameters)
+    runner = TrainingRunner(without_traces(parameters, 4), Environment(), [recorder], progress=False)
+    runner.initialize(loader.feature_specs())
+    runner.run(loader)
+    loader.close()
+    assert recorder.losses[0] == pytest.approx(expected, rel=1e-5)
