@@ -230,7 +230,7 @@ def _marked(
 
 
 def _wait_for_device() -> None:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
