@@ -359,8 +359,7 @@ class TrainingRunner:
             round_steps, self.parameters, self._assembly, self._dimensions, self._label_ranges, batches, clock
         )
         folder = (self.parameters.paths.output_dir or Path()) / "profile"
-        accumulation = self.parameters.training.gradient_accumulation_steps
-        return profiled(self.parameters.profiler, folder, self.state, make, self.watchers.on_message, accumulation)
+        return profiled(self.parameters, folder, self.state, make, self.watchers.on_message)
 
     def evaluate(self, test_data_loader: Any) -> EvaluationReport:
         """Means over the entire test set, with the weights as they are now; data of any kind that `run` takes."""

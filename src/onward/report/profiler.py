@@ -25,7 +25,7 @@ from onward.engine.state import TrainState
 from onward.errors import StorageError
 from onward.lowering.host import to_host, to_tensor
 from onward.lowering.program import NodeLabel, Program
-from onward.parameters import Profiler
+from onward.parameters import Parameters
 from onward.report.node_times import (
     FORWARD,
     PREPARATION,
@@ -272,30 +272,27 @@ __all__ = ["NodeProfiler", "ProfileReport"]
 
 
 def profiled(
-    settings: Profiler,
+    parameters: Parameters,
     folder: Path,
     state: TrainState,
     make_steps: Callable[[Callable[[Program], Program] | None], Iterator[StepDone]],
     on_table: Callable[[str], None],
-    gradient_accumulation_steps: int = 1,
 ) -> Iterator[StepDone]:
     """The steps of a round, those of the range that the user asked for under a profiler.
 
     Args:
-        settings: the range, and how many rows the table of the slowest nodes has.
-        folder: where trace and table go, unless `settings` say where.
+        parameters: of the round; the range is widened to entire updates.
+        folder: where trace and table go, unless `parameters` say where.
         state: of the run.
         make_steps: makes the steps, with what instruments their programs.
         on_table: gets the table when the range is over.
-        gradient_accumulation_steps: steps of an update; the range is widened to entire updates.
     """
+    settings, accumulation = parameters.profiler, parameters.training.gradient_accumulation_steps
     if settings.first_step is None or settings.last_step is None:
         yield from make_steps(None)
         return
     folder = settings.trace_dir or folder
-    profiler = NodeProfiler(
-        settings.first_step, settings.last_step, folder, state.mesh.rank, gradient_accumulation_steps
-    )
+    profiler = NodeProfiler(settings.first_step, settings.last_step, folder, state.mesh.rank, accumulation)
     steps, step, top_nodes = make_steps(profiler.instrument), state.counters.step, settings.top_nodes
     try:
         profiler.before_step(step + 1)
