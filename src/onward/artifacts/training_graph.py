@@ -78,6 +78,11 @@ def write_train_step(
 
 def build_training_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -> ir.Model:
     """The model that `write_training_graph` writes."""
+    if any(node.op_type == "CTCLoss" for node in net.graph.model.graph):
+        raise ModelError(
+            "the training graph cannot be written in standard ONNX operators: ONNX has none for loss.type 'ctc'. Train "
+            "this model with `onward train`, which needs none."
+        )
     joint = trace_joint_graph(net, sizes)
     arguments = example_arguments(net, joint)
     model = _translate(joint, arguments)

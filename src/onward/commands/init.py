@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--loss",
-        choices=("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1"),
+        choices=("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1", "ctc"),
         help="the loss to minimize",
     )
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training data")

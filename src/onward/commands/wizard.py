@@ -13,7 +13,7 @@ from onward.proposal.model_facts import ModelFacts
 from onward.proposal.proposal import Answers, Proposal
 from onward.proposal.propose import propose
 
-LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1")
+LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1", "ctc")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Evaluator:
     def directions(self) -> dict[str, bool | None]:
         """Every metric of an evaluation, with whether a larger one is better; None: that is not known."""
         losses = dict.fromkeys((*self._outputs.totals, *self._outputs.means), False)
-        accuracy = {"accuracy": True} if self._outputs.counted is not None else {}
+        accuracy = {self._outputs.accuracy: True} if self._outputs.counted is not None else {}
         own = {name: False if name == "loss" else None for name in self._functions}
         return {**losses, **own, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
 
@@ -127,6 +127,7 @@ class EvaluationOutputs:
         are_sums: the values are sums over the batch; their metric is the sum over the test set by its samples.
         per_label: metrics that are means over the labels that count, not over the samples.
         totals: metric name -> metrics that it is the sum of.
+        accuracy: name of the metric that `correct` of `counted` are.
         label: feature with the class labels.
         class_weights: weight of each class in the means over labels; None: all alike.
         ignore_index: label that does not count.
@@ -138,6 +139,7 @@ class EvaluationOutputs:
     are_sums: bool = False
     per_label: frozenset[str] = frozenset()
     totals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    accuracy: str = "accuracy"
     label: str | None = None
     class_weights: tuple[float, ...] | None = None
     ignore_index: int | None = None
@@ -173,7 +175,8 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
         per_label, totals = frozenset({masked_lm}), {"loss": (masked_lm, next_sentence)}
     else:
         means, totals = {"loss": loss.loss, **{part: part for part in loss.parts}}, {}
-        per_label = frozenset({"loss"}) if has_classes and not parameters.dense_labels else frozenset[str]()
+        is_per_label = has_classes and not parameters.dense_labels and parameters.type != "ctc"
+        per_label = frozenset({"loss"}) if is_per_label else frozenset[str]()
     ignored = 0 if parameters.type == "bert" and parameters.ignore_index is None else parameters.ignore_index
     return EvaluationOutputs(
         means,
@@ -182,6 +185,7 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
         are_sums=parameters.reduction == "sum",
         per_label=per_label,
         totals=totals,
+        accuracy="sequence_accuracy" if parameters.type == "ctc" else "accuracy",
         label=parameters.masked_lm_ids if parameters.type == "bert" else parameters.label,
         class_weights=None if parameters.dense_labels else parameters.class_weights,
         ignore_index=ignored,
@@ -321,5 +325,5 @@ class _Sums:
         pairs = zip(self.sums, values[: len(self.sums)], values[len(self.sums) :], strict=True)
         means = {metric: total / share if share else math.nan for metric, total, share in pairs}
         totals = {metric: sum(means[part] for part in parts) for metric, parts in self.outputs.totals.items()}
-        accuracy = {"accuracy": correct / counted} if counted else {}
+        accuracy = {self.outputs.accuracy: correct / counted} if counted else {}
         return {**totals, **means, **accuracy}, int(samples)

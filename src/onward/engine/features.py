@@ -19,10 +19,24 @@ from onward.lowering.module import input_types
 
 @dataclass(frozen=True)
 class LabelRange:
-    """Which class labels there are: 0 to `classes` - 1, and one that does not count."""
+    """Which class labels there are: 0 to `classes` - 1, and one that does not count.
+
+    Attributes:
+        classes: how many there are.
+        ignored: label that does not count.
+        blank: class that only pads (ctc).
+    """
 
     classes: int
     ignored: int | None = None
+    blank: int | None = None
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """From which label to which, the end excluded, all count."""
+        if self.blank is None:
+            return 0, self.classes
+        return (self.blank + 1, self.classes) if self.blank < self.classes // 2 else (0, self.blank)
 
     def check(self, name: str, labels: np.ndarray) -> None:
         """Checks a feature of a batch here, where its numbers still are at hand: a GPU would stop without a word.

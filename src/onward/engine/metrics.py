@@ -102,7 +102,7 @@ def make_metrics(requests: Sequence[MetricRequest], loss: Loss, graph: TrainingG
     """
     assert graph.loss_names is not None
     # "accuracy" of class labels is counted by the graph itself.
-    counted = graph.loss_names.counted is not None
+    counted = graph.loss_names.counted is not None and loss.type != "ctc"
     wanted = [r for r in requests if not (counted and r == MetricRequest("accuracy", "accuracy"))]
     return tuple(_make(request, loss, graph) for request in wanted)
 

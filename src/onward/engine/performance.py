@@ -44,8 +44,9 @@ def synthetic_loader(
     features = {}
     for name, shape in sizes.items():
         dtype = torch.empty(0, dtype=dtypes[name]).numpy().dtype
-        high = label_ranges[name].classes if name in label_ranges else rows.get(name, 2 if dtype.kind in "iub" else 1)
-        features[name] = SyntheticFeature(shape[1:], dtype, 0, high)
+        highest = rows.get(name, 2 if dtype.kind in "iub" else 1)
+        low, high = label_ranges[name].counted if name in label_ranges else (0, highest)
+        features[name] = SyntheticFeature(shape[1:], dtype, low, high)
     samples = parameters.training.batch_size * SYNTHETIC_BATCHES
     return make_synthetic_loader(features, samples, seed=parameters.training.seed)
 

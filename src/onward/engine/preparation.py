@@ -19,6 +19,7 @@ from onward.engine.state import TrainState
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
 from onward.graph.loss import LossNames, LossSpec
+from onward.graph.loss_ctc import DEFAULT_BLANK, DEFAULT_PADDING
 from onward.graph.loss_file import write_model_with_loss
 from onward.graph.reading import ModelSource
 from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
@@ -140,6 +141,10 @@ def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange
     """Features that are class labels, with their classes, where the model fixes how many there are."""
     classes = {} if graph.loss_names is None else graph.loss_names.classes
     ignored: dict[str, int | None] = dict.fromkeys(classes, parameters.ignore_index)
+    if parameters.type == "ctc":
+        padding = DEFAULT_PADDING if parameters.ignore_index is None else parameters.ignore_index
+        blank = DEFAULT_BLANK if parameters.blank is None else parameters.blank
+        return {label: LabelRange(count, padding, blank) for label, count in classes.items()}
     if parameters.type == "bert":
         ignored[parameters.masked_lm_ids] = 0 if parameters.ignore_index is None else parameters.ignore_index
         ignored[parameters.next_sentence_label] = None

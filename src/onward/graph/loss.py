@@ -14,13 +14,14 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph import loss_terms as terms
+from onward.graph.loss_ctc import add_ctc, find_axes
 from onward.graph.loss_graph import merge_loss_graph
 from onward.graph.loss_logits import LossInput, for_binary_cross_entropy, for_cross_entropy
 from onward.graph.loss_values import add_label, describe_shape, find_prediction, publish
 from onward.graph.node_writer import NodeWriter
 
 LossType = Literal[
-    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output"
+    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "ctc", "bert", "graph", "output"
 ]
 OLDEST_OPSET = 7
 PREFIX = "loss/"
@@ -35,14 +36,18 @@ class LossSpec:
         type: which loss; `graph`: an ONNX model of the user's own; `output`: an output of the model is the loss.
         prediction: the output, or another value, of the model that is compared; for `output`, the loss itself.
         label: the input that it is compared with; added to the graph, unless the graph has an input of that name.
-        class_axis: axis of the classes in the prediction (softmax_cross_entropy).
-        ignore_index: label that does not count (softmax_cross_entropy; bert: 0, its padding id).
+        class_axis: axis of the classes in the prediction (softmax_cross_entropy, ctc).
+        ignore_index: label that does not count (softmax_cross_entropy; bert: 0, its padding id; ctc: pads labels, -1).
         class_weights: one weight a class (softmax_cross_entropy).
         reduction: mean, or sum.
         from_logits: the prediction is logits, not probabilities (binary_cross_entropy).
         dense_labels: labels are float probabilities in the prediction's shape (softmax_cross_entropy).
         label_type: element type of the added label input in ONNX's spelling ("int32"); absent: int64 for classes,
             else float (double for a model that computes in double).
+        blank: class that stands for no label (ctc; absent: 0).
+        time_axis: axis of the time steps in the prediction (ctc); absent: the one that is not the batch.
+        prediction_lengths: input `[batch]`: how many time steps of each sample count (ctc); absent: all.
+        zero_infinity: samples with more labels than time steps count as 0 (ctc; absent: true).
         graph: path of the user's ONNX loss model (type `graph`).
         graph_inputs: input of the loss model -> output of the model, or name of the label input to add.
         graph_output: output of the loss model that is the loss; absent: its first.
@@ -63,6 +68,10 @@ class LossSpec:
     from_logits: bool = False
     dense_labels: bool = False
     label_type: str | None = None
+    blank: int | None = None
+    time_axis: int | None = None
+    prediction_lengths: str | None = None
+    zero_infinity: bool | None = None
     graph: str | os.PathLike[str] | None = None
     graph_inputs: Mapping[str, str] = field(default_factory=dict)
     graph_output: str | None = None
@@ -82,7 +91,7 @@ class LossNames:
         parts: further outputs of the graph that the loss is made of (bert: mlm_loss, nsp_loss).
         labels: inputs of the graph that are labels, those it had already included.
         constants: initializers that belong to the loss and never train.
-        correct: how many labels the prediction hits (class losses, if asked for): an int64 output of rank 0.
+        correct: how many labels (ctc: label sequences) the prediction hits, if asked for: an int64 output of rank 0.
         counted: of how many.
         classes: labels that are classes, each with how many there are, where the model fixes that.
         notes: what the loss is computed from instead of the prediction, for the user.
@@ -131,6 +140,8 @@ def add_loss(model: ir.Model, spec: LossSpec, *, count_correct: bool = False) ->
     writer = NodeWriter(model, PREFIX)
     if spec.type == "softmax_cross_entropy":
         return _add_cross_entropy(writer, spec, count_correct)
+    if spec.type == "ctc":
+        return _add_ctc(writer, spec, count_correct)
     if spec.type in ("mean_squared_error", "l1", "binary_cross_entropy"):
         return _add_elementwise(writer, spec)
     if spec.type == "bert":
@@ -174,6 +185,34 @@ def _add_cross_entropy(writer: NodeWriter, spec: LossSpec, count_correct: bool) 
         counts = terms.count_correct(writer, rows, flat, spec.ignore_index) if count_correct else ()
     names = _finish(writer, loss, dtype, (str(labels.name),), counts=counts)
     return replace(names, classes=classes, notes=source.notes, holds_probabilities=source.holds_probabilities)
+
+
+def _add_ctc(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNames:
+    prediction = find_prediction(writer, _required(spec.prediction, spec, "prediction"), "prediction")
+    axes = find_axes(writer, prediction, spec.class_axis, spec.time_axis)
+    source = for_cross_entropy(writer, prediction, axes.classes if prediction.shape is not None else -1, "ctc")
+    dtype, int64 = terms.computing_type(source.value), ir.DataType.INT64
+    batch = None if prediction.shape is None else prediction.shape[axes.batch]
+    shape = [batch, ir.SymbolicDim("label_length")]
+    label_type = _label_type(spec, int64, terms.INTEGER_TYPES)
+    labels = add_label(writer, _required(spec.label, spec, "label"), label_type, shape)
+    lengths = None if not spec.prediction_lengths else add_label(writer, spec.prediction_lengths, int64, [batch])
+    loss, counts = add_ctc(
+        writer,
+        terms.to_computing_type(writer, source.value, dtype),
+        labels,
+        lengths,
+        axes,
+        blank=spec.blank,
+        ignore_index=spec.ignore_index,
+        reduction=spec.reduction,
+        zero_infinity=spec.zero_infinity is not False,
+        count_correct=count_correct,
+    )
+    names = _finish(writer, loss, dtype, tuple(str(one.name) for one in (labels, lengths) if one), counts=counts)
+    classes = terms.known_size(prediction, axes.classes)
+    known = {} if classes is None else {str(labels.name): classes}
+    return replace(names, classes=known, notes=source.notes, holds_probabilities=source.holds_probabilities)
 
 
 def _class_counts(*labels: tuple[ir.Value, terms.Rows]) -> dict[str, int]:

@@ -31,6 +31,8 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
     target = Path(path)
     if isinstance(source, str | os.PathLike) and target.resolve() == Path(source).resolve():
         raise ModelError(f"the model with its loss cannot be written over the model itself, {str(target)!r}.")
+    if spec.type == "ctc":
+        raise ModelError("loss.type is 'ctc', for which ONNX has no operator; the model with its loss is no ONNX file.")
     model = read_model(source)
     names = add_loss(model, spec, count_correct=True)
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

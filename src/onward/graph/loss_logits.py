@@ -43,10 +43,12 @@ class LossInput:
     holds_probabilities: bool = False
 
 
-def for_cross_entropy(writer: NodeWriter, prediction: ir.Value, class_axis: int) -> LossInput:
+def for_cross_entropy(
+    writer: NodeWriter, prediction: ir.Value, class_axis: int, loss: str = "softmax_cross_entropy"
+) -> LossInput:
     """What a softmax cross entropy over `class_axis` is to be computed from, given the model's prediction.
 
-    `class_axis` counts from the front, or is -1 where the rank is unknown.
+    `class_axis` counts from the front, or is -1 where the rank is unknown; `loss` is its type, in messages.
     """
     search = _Search(writer, AxisTracker(writer.model))
     are_probabilities = search.sums_to_one(prediction, class_axis)
@@ -57,10 +59,10 @@ def for_cross_entropy(writer: NodeWriter, prediction: ir.Value, class_axis: int)
     if are_probabilities:
         note = (
             f"loss.prediction: {prediction.name!r} holds probabilities, and the logits before their softmax cannot be "
-            "used; softmax_cross_entropy is computed from their logarithm. The exported model is unchanged."
+            f"used; {loss} is computed from their logarithm. The exported model is unchanged."
         )
         return LossInput(_logarithm(writer, prediction), True, (note,), True)
-    return LossInput(prediction, True, _warnings_for_cross_entropy(search, prediction, class_axis))
+    return LossInput(prediction, True, _warnings_for_cross_entropy(search, prediction, class_axis, loss))
 
 
 def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logits: bool) -> LossInput:
@@ -100,16 +102,18 @@ def _note_of_logits(prediction: ir.Value, search: _Search, applies: str) -> tupl
     )
 
 
-def _warnings_for_cross_entropy(search: _Search, prediction: ir.Value, class_axis: int) -> tuple[str, ...]:
+def _warnings_for_cross_entropy(
+    search: _Search, prediction: ir.Value, class_axis: int, loss: str
+) -> tuple[str, ...]:
     origin = search.origin(prediction)
     if origin is None or origin.domain != "":
         return ()
     if origin.op_type == "Sigmoid":
         before = "" if origin.inputs[0] is None else origin.inputs[0].name
+        several = "For multi-label data set loss.type: binary_cross_entropy; for one class per sample set"
         return (
-            f"loss.prediction: {prediction.name!r} is computed by Sigmoid {origin.name!r}, and softmax_cross_entropy "
-            "applies a softmax on top of it, which trains slowly. For multi-label data set loss.type: "
-            f"binary_cross_entropy; for one class per sample set loss.prediction: {before}.",
+            f"loss.prediction: {prediction.name!r} is computed by Sigmoid {origin.name!r}, and {loss} applies a "
+            f"softmax on top of it, which trains slowly. {'Set' if loss == 'ctc' else several} loss.prediction: {before}.",
         )
     if origin.op_type in ("Softmax", "LogSoftmax"):
         return (

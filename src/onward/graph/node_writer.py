@@ -88,6 +88,15 @@ class NodeWriter:
         self.graph.append(node)
         return value
 
+    def apply_own(self, domain: str, op_type: str, *inputs: ir.Value, name: str, **attributes: Attribute) -> ir.Value:
+        """Appends a node of a domain of onward's own, which the model imports from then on."""
+        self.model.opset_imports.setdefault(domain, 1)
+        value = self.apply(op_type, *inputs, name=name, **attributes)
+        node = value.producer()
+        assert node is not None
+        node.domain = domain
+        return value
+
     def unique_node_name(self, stem: str) -> str:
         """`stem` if no node has that name, else `stem_2`, ...; ONNX Runtime refuses two nodes of one name."""
         return free_name(stem, self._node_names)

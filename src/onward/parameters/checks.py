@@ -39,6 +39,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_learning_rate(parameters.learning_rate, parameters.training),
         *_check_loss(parameters.loss),
         *_check_loss_function(parameters),
+        *_check_ctc(parameters),
         *_check_precision(parameters.mixed_precision),
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
         *_check_optimizer(parameters.optimizer),
@@ -181,16 +182,41 @@ def _check_loss_function(parameters: Parameters) -> list[str]:
     ]
 
 
+def _check_ctc(parameters: Parameters) -> list[str]:
+    """A loss that ONNX has no operator for, computed on the host in part: not in files, not in CUDA graphs."""
+    if parameters.loss.type != "ctc":
+        return []
+    paths = parameters.paths
+    problems = [
+        f"loss.type is 'ctc', for which ONNX has no operator, so that {field} cannot be written; leave it out."
+        for field, is_met in {
+            "paths.model_with_loss_func_path": paths.model_with_loss_func_path,
+            "paths.model_with_training_graph_path": paths.model_with_training_graph_path,
+        }.items()
+        if is_met
+    ]
+    if parameters.speed.cuda_graphs:
+        problems.append(
+            "loss.type is 'ctc', which reads labels on the host in every pass, and speed.cuda_graphs records passes "
+            "that do not; set speed.cuda_graphs: false."
+        )
+    return problems
+
+
 _NEEDS = {"output": ("prediction",), "graph": ("graph",), "bert": (), "function": ("function",)}
 """Type of loss -> fields that it needs; others need `prediction` and `label`."""
 
 
 _LOSS_TYPES_WITH = {
     "function": ("function",),
-    "ignore_index": ("softmax_cross_entropy", "bert"),
+    "ignore_index": ("softmax_cross_entropy", "ctc", "bert"),
     "class_weights": ("softmax_cross_entropy", "bert"),
     "dense_labels": ("softmax_cross_entropy",),
     "from_logits": ("binary_cross_entropy",),
+    "blank": ("ctc",),
+    "time_axis": ("ctc",),
+    "prediction_lengths": ("ctc",),
+    "zero_infinity": ("ctc",),
     "graph": ("graph",),
     "graph_inputs": ("graph",),
     "graph_output": ("graph",),

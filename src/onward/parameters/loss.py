@@ -10,7 +10,8 @@ from typing import Any, Literal
 from onward.parameters.field_types import STRICT, FiniteNumber, Flag, WholeNumber
 
 LossType = Literal[
-    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "bert", "graph", "output", "function"
+    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "ctc", "bert", "graph", "output",
+    "function",
 ]
 
 
@@ -19,18 +20,27 @@ class Loss:
     """What training minimizes.
 
     Attributes:
-        type: `softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `bert`,
+        type: `softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`,
+            `ctc` (connectionist temporal classification: sequences of labels without positions in time), `bert`,
             `graph` (your own ONNX loss model), `output` (an output of the model is the loss already) or
             `function` (in Python only).
         prediction: the output of the model that is compared; for `output`, the loss itself.
         label: the feature of the data that it is compared with.
-        class_axis: axis of the classes in the prediction (softmax_cross_entropy).
-        ignore_index: label value to ignore (softmax_cross_entropy; bert, where it is 0 if absent).
+        class_axis: axis of the classes in the prediction (softmax_cross_entropy, ctc).
+        ignore_index: label value to ignore (softmax_cross_entropy; bert, where it is 0 if absent; ctc, where it pads
+            labels `[batch, length]` at the end and is -1 if absent; the blank pads them as well).
         class_weights: one weight per class (softmax_cross_entropy; bert, for the masked tokens).
         reduction: `mean` or `sum`; a sum is reported per sample, in training and in evaluation.
         from_logits: the prediction is logits, not probabilities (binary_cross_entropy).
         dense_labels: labels are float probabilities in the prediction's shape (softmax_cross_entropy).
         label_type: element type of the label in ONNX's spelling ("int32"); absent: int64 for classes, else float.
+        blank: class that stands for no label (ctc); absent: 0.
+        time_axis: axis of the time steps in the prediction (ctc); absent: of the two axes that are not the classes the
+            one that does not have the batch size of the model's inputs, else the second.
+        prediction_lengths: feature `[batch]` with the number of time steps of each sample that count (ctc); absent:
+            all of them.
+        zero_infinity: whether samples with more labels than their time steps can hold count as a loss of 0, with a
+            warning, and do not end the run (ctc); absent: true.
         graph: path of an ONNX loss model (type `graph`).
         graph_inputs: input of the loss model -> output of the model or feature of the data.
         graph_output: output of the loss model that is the loss; absent: its only or first one.
@@ -51,6 +61,10 @@ class Loss:
     from_logits: Flag = False
     dense_labels: Flag = False
     label_type: str | None = None
+    blank: WholeNumber | None = None
+    time_axis: WholeNumber | None = None
+    prediction_lengths: str | None = None
+    zero_infinity: Flag | None = None
     graph: Path | None = None
     graph_inputs: Mapping[str, str] = field(default_factory=dict)
     graph_output: str | None = None

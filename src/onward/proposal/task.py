@@ -12,6 +12,7 @@ from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError, ParametersError
 from onward.proposal.data_facts import WORDS, Feature
 from onward.proposal.fitting import fits
+from onward.proposal.label_sequences import PADDING, is_sequence_without_places, read_sequences
 from onward.proposal.model_facts import ModelFacts, Port, Size
 from onward.proposal.proposal import Choice
 
@@ -153,7 +154,9 @@ def find_task(model: ModelFacts, label: Label, asked_output: str | None, asked_l
     """
     reasons = []
     for port in candidates(model, asked_output):
-        found = _compare(port, model.ends_in.get(port.name, ""), label)
+        found = _as_sequences(port, model, label, asked_loss)
+        if found is None:
+            found = _compare(port, model.ends_in.get(port.name, ""), label)
         if isinstance(found, Task):
             return _as_asked(found, asked_loss, port)
         reasons.append(f"output {port}: {found}")
@@ -188,8 +191,6 @@ def _compare(port: Port, ends_in: str, label: Label) -> Task | str:
             return _classification(port, ends_in, label, axis)
     if _same_but_ones(found, output):
         return _elementwise(port, ends_in, label)
-    if label.are_whole and len(output) == 2 and len(found) == 1:
-        return _ctc(port, ends_in, label)
     if not found and output and not label.are_whole:
         sizes = f"{output[-1]} numbers per sample"
         return f"it has {sizes}, the label has one. A regression needs an output of shape [batch, 1] or [batch]."
@@ -310,12 +311,51 @@ def _binary(port: Port, ends_in: str, label: Label, prediction: Choice, many: bo
     return Task(kind, "multi-label classification" if many else "classification into two classes", port.name, loss)
 
 
-def _ctc(port: Port, ends_in: str, label: Label) -> str:
-    return (
-        f"it has a score for each of {port.sample[0] if port.sample else '?'} steps, the label is a sequence of "
-        f"{label.feature.shape[0]}: that is CTC. Write the loss as an ONNX model and name it in loss.graph "
-        "(loss.type: graph)."
-    )
+def _as_sequences(port: Port, model: ModelFacts, label: Label, asked_loss: str | None) -> Task | str | None:
+    """Labels without a place in time each; None: they are not, and `ctc` was not asked for."""
+    values, sizes = label.feature.values, port.shape
+    fits_ctc = label.are_whole and values is not None and len(label.feature.shape) == 1 and len(sizes or ()) == 3
+    if asked_loss == "ctc" and not fits_ctc:
+        return "CTC needs scores of three axes, as [batch, time, classes], and labels of whole numbers [length]."
+    if asked_loss not in (None, "ctc") or not fits_ctc:
+        return None
+    assert sizes is not None and values is not None
+    inputs = [one for one in model.inputs if one.shape]
+    axis = 1 if isinstance(sizes[1], int) and isinstance(sizes[2], str) else 2
+    batches = {one.shape[0] for one in inputs if one.shape}
+    is_time_first = axis == 2 and sizes[0] not in batches and sizes[1] in batches
+    time = sizes[0] if is_time_first else sizes[3 - axis]
+    others = [size for one in inputs for size in (one.sample or ())]
+    if asked_loss is None and not is_sequence_without_places(time, label.feature.shape[0], values, others):
+        return None
+    return _ctc(port, model.ends_in.get(port.name, ""), label, axis, time)
+
+
+def _ctc(port: Port, ends_in: str, label: Label, axis: int, time: Size) -> Task | str:
+    assert port.shape is not None and label.feature.values is not None
+    size = port.shape[axis]
+    classes = size if isinstance(size, int) else None
+    sequences = read_sequences(label.feature.values, classes)
+    if isinstance(sequences, str):
+        return sequences
+    if isinstance(time, int) and sequences.longest > time:
+        return (
+            f"it has {time} time steps, and the longest labels need {sequences.longest} (CTC, a blank between equal "
+            "neighbors). Leave long samples out, or export the model for longer inputs."
+        )
+    what = f"the labels are sequences of up to {label.feature.shape[0]}, {port} has a score a class for every time step."
+    loss = [
+        Choice("loss.type", "ctc", what),
+        Choice("loss.prediction", port.name, _reason_of_activation(port, ends_in)),
+        Choice("loss.blank", sequences.blank, sequences.reason),
+    ]
+    if axis != 2:
+        loss.append(Choice("loss.class_axis", axis, f"axis {axis} of the prediction is the axis of the classes."))
+    if sequences.padding != PADDING:
+        loss.append(Choice("loss.ignore_index", sequences.padding, f"{sequences.padding} pads the labels."))
+    cast = "" if label.feature.dtype in ("int64", "int32") else "int64"
+    text = f"recognition of label sequences (CTC) of {classes or 'an open number of'} classes"
+    return Task("ctc", text, port.name, tuple(loss), cast=cast, classes=classes)
 
 
 def _unknown_shape(port: Port, label: Label) -> Task | str:

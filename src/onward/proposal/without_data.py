@@ -87,6 +87,8 @@ def _label_text(task: Task, port: Port | None) -> str:
         place = axis - 1 if axis > 0 else len(sample) - 1
         rest = tuple(size for index, size in enumerate(sample) if index != place)
         return f"int64 {_shape(rest)}, the number of the class, 0 to {_last(sample[place])}"
+    if kind == "ctc":
+        return "int64 [length], the numbers of the classes in order, -1 at the end of shorter ones; 0 is the blank"
     return f"float32 {_shape(sample)}" + (", 0 or 1" if kind == "binary_cross_entropy" else "")
 
 
