@@ -153,6 +153,13 @@ def words(samples: int) -> dict[str, np.ndarray]:
     return {"ids": found["input_ids"], "labels": found["labels"]}
 
 
+def spelled(samples: int) -> dict[str, np.ndarray]:
+    """Sequences of one to five labels, none of them the blank, 0."""
+    labels = random((samples, 5), WORDS - 1, seed=1) + 1
+    labels[np.arange(5)[None] > np.arange(samples)[:, None] % 5] = -1
+    return {"ids": random((samples, TOKENS), WORDS), "labels": labels}
+
+
 def doubled(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in data.items()}
 
@@ -176,5 +183,8 @@ CASES = {
     "squeezenet_64": Case(lambda: in_float64(squeezenet()), CROSS_ENTROPY, lambda n: doubled(images(n))),
     "u_net": Case(u_net, SQUARES, pictures),
     "u_net_64": Case(lambda: in_float64(u_net()), SQUARES, lambda n: doubled(pictures(n))),
+    "spelled_words": Case(
+        tied_words, {"type": "ctc", "prediction": "logits", "label": "labels"}, spelled, {"weights_to_train": ["*"]}
+    ),
     "tied_words": Case(tied_words, IGNORING, words, {"weights_to_train": ["*"]}),
 }

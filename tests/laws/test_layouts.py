@@ -78,6 +78,9 @@ ON_TWO = [
     ("tied_words", layout(2, 1, 1, zero_stage=3), 2, CLIPPING),
     ("tied_words", layout(1, 2, 1), 2, LAMB),
     ("tied_words", layout(1, 1, 2), 2, RECOMPUTE),
+    ("spelled_words", layout(2, 1, 1, zero_stage=1), 2, CLIPPING),
+    ("spelled_words", layout(1, 2, 1), 1, {}),
+    ("spelled_words", layout(1, 1, 2), 2, RECOMPUTE),
 ]
 ON_FOUR = [
     ("gpt2", layout(2, 2, 1, zero_stage=3), 1, LAMB),

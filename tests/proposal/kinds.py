@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from tests.graph.exported import export
+from tests.proposal.recognizers import digit_strings, recognizer
 
 SAMPLES = 240
 
@@ -272,6 +273,23 @@ KINDS: dict[str, Kind] = {
     ),
     "batch of one": Kind(
         fixed_batch, numbers(5, lambda x: x[:, :3].argmax(1)), {"loss.type": CROSS_ENTROPY},
+    ),
+    "digit strings": Kind(
+        recognizer(), digit_strings(),
+        {"loss.type": "ctc", "loss.label": "text", "loss.blank": 0},
+        says=("class 0 is never a label", "recognition of label sequences (CTC) of 11 classes"),
+    ),
+    "digit strings, time first, softmax, recurrent": Kind(
+        recognizer(nn.Softmax(-1), time_first=True, recurrent=True), digit_strings(),
+        {"loss.type": "ctc"}, says=("it is the result of Softmax; the loss is computed from the value before it",),
+    ),
+    "digit strings, any width, the last class blank": Kind(
+        recognizer(nn.LogSoftmax(-1), width=True), digit_strings(0, dtype=np.int32),
+        {"loss.type": "ctc", "loss.blank": 10}, says=("class 10, the last, is never a label",),
+    ),
+    "digit strings padded with the blank": Kind(
+        recognizer(), digit_strings(padding=0, dtype=np.uint8),
+        {"loss.type": "ctc", "loss.blank": 0},
     ),
     "autoencoder": Kind(
         perceptron(5, 5), lambda folder: only_inputs(folder), {"loss.type": SQUARES, "loss.label": "x"},

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph import loss_terms as terms
-from onward.graph.loss_ctc import add_ctc, find_axes
+from onward.graph.loss_ctc import add_ctc, check_blank, find_axes
 from onward.graph.loss_graph import merge_loss_graph
 from onward.graph.loss_logits import LossInput, for_binary_cross_entropy, for_cross_entropy
 from onward.graph.loss_values import add_label, describe_shape, find_prediction, publish
@@ -190,6 +190,7 @@ def _add_cross_entropy(writer: NodeWriter, spec: LossSpec, count_correct: bool) 
 def _add_ctc(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNames:
     prediction = find_prediction(writer, _required(spec.prediction, spec, "prediction"), "prediction")
     axes = find_axes(writer, prediction, spec.class_axis, spec.time_axis)
+    check_blank(prediction, axes, spec.blank)
     source = for_cross_entropy(writer, prediction, axes.classes if prediction.shape is not None else -1, "ctc")
     dtype, int64 = terms.computing_type(source.value), ir.DataType.INT64
     batch = None if prediction.shape is None else prediction.shape[axes.batch]
@@ -197,11 +198,10 @@ def _add_ctc(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNam
     label_type = _label_type(spec, int64, terms.INTEGER_TYPES)
     labels = add_label(writer, _required(spec.label, spec, "label"), label_type, shape)
     lengths = None if not spec.prediction_lengths else add_label(writer, spec.prediction_lengths, int64, [batch])
+    logits = terms.to_computing_type(writer, source.value, dtype)
     loss, counts = add_ctc(
         writer,
-        terms.to_computing_type(writer, source.value, dtype),
-        labels,
-        lengths,
+        *(logits, labels, lengths),
         axes,
         blank=spec.blank,
         ignore_index=spec.ignore_index,

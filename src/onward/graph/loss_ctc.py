@@ -51,11 +51,26 @@ def find_axes(writer: NodeWriter, prediction: ir.Value, class_axis: int, time_ax
         if time_axis % 3 == classes:
             raise ModelError(f"loss.time_axis and loss.class_axis are both axis {classes}; give two different axes.")
         return Axes(3 - classes - time_axis % 3, time_axis % 3, classes)
-    batches = {
-        _size(value.shape[0]) for value in writer.graph.inputs if not value.is_initializer() and value.shape
-    } - {None}
+    batches = {_size(value.shape[0]) for value in writer.graph.inputs if not value.is_initializer() and value.shape} - {
+        None
+    }
     is_batch = [shape is not None and _size(shape[axis]) in batches for axis in (first, second)]
     return Axes(second, first, classes) if is_batch == [False, True] else Axes(first, second, classes)
+
+
+def check_blank(prediction: ir.Value, axes: Axes, blank: int | None) -> None:
+    """Checks that the blank is a class, where the model fixes how many there are.
+
+    Raises:
+        ModelError: it is none.
+    """
+    classes = terms.known_size(prediction, axes.classes)
+    if blank is not None and (blank < 0 or (classes is not None and blank >= classes)):
+        expected = "0 or more" if classes is None else f"0 to {classes - 1}"
+        raise ModelError(
+            f"loss.blank is {blank}, but {prediction.name!r} {describe_shape(prediction)} has {classes or 'its'} "
+            f"classes on axis {axes.classes}; expected {expected}."
+        )
 
 
 def _size(size: Dimension) -> int | str | None:
@@ -75,22 +90,13 @@ def add_ctc(
     zero_infinity: bool,
     count_correct: bool,
 ) -> tuple[ir.Value, tuple[ir.Value, ...]]:
-    """The loss, and how many samples are decoded without a mistake of how many; all of rank 0.
-
-    Raises:
-        ModelError: the blank is no class.
-    """
-    classes = terms.known_size(logits, axes.classes)
+    """The loss, and how many samples are decoded without a mistake of how many; all of rank 0."""
     given: dict[str, Attribute] = {
         "blank": DEFAULT_BLANK if blank is None else blank,
         "ignore_index": DEFAULT_PADDING if ignore_index is None else ignore_index,
         "class_axis": axes.classes,
         "time_axis": axes.time,
     }
-    if classes is not None and not 0 <= given["blank"] < classes:  # type: ignore[operator]
-        raise ModelError(
-            f"loss.blank is {blank}, but {logits.name!r} has {classes} classes; expected 0 to {classes - 1}."
-        )
     inputs = [logits, labels] if lengths is None else [logits, labels, lengths]
     loss = writer.apply_own(
         DOMAIN, "CTCLoss", *inputs, name="ctc", reduction=reduction, zero_infinity=int(zero_infinity), **given

@@ -102,9 +102,7 @@ def _note_of_logits(prediction: ir.Value, search: _Search, applies: str) -> tupl
     )
 
 
-def _warnings_for_cross_entropy(
-    search: _Search, prediction: ir.Value, class_axis: int, loss: str
-) -> tuple[str, ...]:
+def _warnings_for_cross_entropy(search: _Search, prediction: ir.Value, class_axis: int, loss: str) -> tuple[str, ...]:
     origin = search.origin(prediction)
     if origin is None or origin.domain != "":
         return ()

@@ -10,7 +10,14 @@ from typing import Any, Literal
 from onward.parameters.field_types import STRICT, FiniteNumber, Flag, WholeNumber
 
 LossType = Literal[
-    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "ctc", "bert", "graph", "output",
+    "softmax_cross_entropy",
+    "mean_squared_error",
+    "binary_cross_entropy",
+    "l1",
+    "ctc",
+    "bert",
+    "graph",
+    "output",
     "function",
 ]
 

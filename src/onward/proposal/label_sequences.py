@@ -42,7 +42,7 @@ def read_sequences(values: np.ndarray, classes: int | None) -> LabelSequences | 
     if lowest > 0 or _only_pads(values, 0, padding):
         blank, reason = 0, "class 0 is never a label."
     elif classes is None:
-        blank, reason = highest + 1, f"0 is a label, and {highest + 1} is none; the file leaves open how many there are."
+        blank, reason = highest + 1, f"0 is a label, {highest + 1} is none; the file leaves their number open."
     elif _only_pads(values, classes - 1, padding):
         blank, reason = classes - 1, f"class {classes - 1}, the last, is never a label."
     else:
@@ -62,9 +62,7 @@ def _steps_needed(values: np.ndarray, blank: int, padding: int) -> int:
     return int((counted.sum(axis=1) + repeats.sum(axis=1)).max(initial=0))
 
 
-def is_sequence_without_places(
-    time: Size, length: int, values: np.ndarray | None, input_sizes: Sequence[Size]
-) -> bool:
+def is_sequence_without_places(time: Size, length: int, values: np.ndarray | None, input_sizes: Sequence[Size]) -> bool:
     """Whether labels of a length stand for a prediction of so many time steps without one for each step.
 
     Where the file leaves the number of steps open, labels that end in -1 or steps that no input has as a size tell.

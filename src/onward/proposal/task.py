@@ -319,7 +319,8 @@ def _as_sequences(port: Port, model: ModelFacts, label: Label, asked_loss: str |
         return "CTC needs scores of three axes, as [batch, time, classes], and labels of whole numbers [length]."
     if asked_loss not in (None, "ctc") or not fits_ctc:
         return None
-    assert sizes is not None and values is not None
+    assert sizes is not None
+    assert values is not None
     inputs = [one for one in model.inputs if one.shape]
     axis = 1 if isinstance(sizes[1], int) and isinstance(sizes[2], str) else 2
     batches = {one.shape[0] for one in inputs if one.shape}
@@ -332,7 +333,8 @@ def _as_sequences(port: Port, model: ModelFacts, label: Label, asked_loss: str |
 
 
 def _ctc(port: Port, ends_in: str, label: Label, axis: int, time: Size) -> Task | str:
-    assert port.shape is not None and label.feature.values is not None
+    assert port.shape is not None
+    assert label.feature.values is not None
     size = port.shape[axis]
     classes = size if isinstance(size, int) else None
     sequences = read_sequences(label.feature.values, classes)
@@ -343,7 +345,8 @@ def _ctc(port: Port, ends_in: str, label: Label, axis: int, time: Size) -> Task 
             f"it has {time} time steps, and the longest labels need {sequences.longest} (CTC, a blank between equal "
             "neighbors). Leave long samples out, or export the model for longer inputs."
         )
-    what = f"the labels are sequences of up to {label.feature.shape[0]}, {port} has a score a class for every time step."
+    length = label.feature.shape[0]
+    what = f"the labels are sequences of up to {length}, {port} has a score a class for every time step."
     loss = [
         Choice("loss.type", "ctc", what),
         Choice("loss.prediction", port.name, _reason_of_activation(port, ends_in)),

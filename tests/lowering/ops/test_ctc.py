@@ -96,14 +96,18 @@ def test_samples_without_an_alignment_are_told_or_refused() -> None:
         found = ctc_loss(logits, made, reduction="sum")
     alone = ctc_loss(logits[:1], made[:1], reduction="sum")
     assert torch.equal(found, alone)
-    with pytest.raises(ValueError, match="sample 1 of the batch: CTC: a sample has 3 labels.*its loss is infinite"):
+    with pytest.raises(ValueError, match=r"sample 1 of the batch: CTC: a sample has 3 labels.*its loss is infinite"):
         ctc_loss(logits, made, zero_infinity=0)
 
 
 @pytest.mark.parametrize(
-    "rows, lengths, words",
+    ("rows", "lengths", "words"),
     [
-        ([[1, 0, 2], [1, 2, 3]], None, "sample 0 of the batch has label 0 at position 1, which is padding .*Set loss.blank"),
+        (
+            [[1, 0, 2], [1, 2, 3]],
+            None,
+            "sample 0 of the batch has label 0 at position 1, which is padding .*Set loss.blank",
+        ),
         ([[1, 2, 3], [1, 6, -1]], None, "sample 1 of the batch has the label 6; expected 0 to 5, or padding"),
         ([[1, 2, 3], [1, -7, -1]], None, "has the label -7; .*set loss.ignore_index"),
         ([[1, 2, 3]] * 3, None, r"the labels have shape \[3, 3\].*2 samples of 8 time steps.*set loss.time_axis"),

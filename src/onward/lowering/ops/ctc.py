@@ -52,7 +52,9 @@ def ctc_loss(
         log_probs = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
         if isinstance(log_probs, FakeTensor) and not torch.compiler.is_compiling():
             return _of_same_memory(log_probs, labels)
-        return _loss(log_probs, labels, lengths, blank, ignore_index, reduction, bool(zero_infinity))
+        options = (blank, ignore_index, reduction, bool(zero_infinity))
+        loss: Tensor = _loss(log_probs, labels, lengths, *options)
+    return loss
 
 
 def _of_same_memory(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -61,7 +63,7 @@ def _of_same_memory(log_probs: Tensor, labels: Tensor) -> Tensor:
     return lattice.exp().sum()
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _loss(
     log_probs: Tensor,
     labels: Tensor,
@@ -114,10 +116,11 @@ def ctc_greedy_matches(
     best = scores.argmax(-1)
     if isinstance(best, FakeTensor) and not torch.compiler.is_compiling():
         return best.sum()
-    return _matches(best, labels, lengths, scores.shape[2], blank, ignore_index)
+    matches: Tensor = _matches(best, labels, lengths, scores.shape[2], blank, ignore_index)
+    return matches
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _matches(
     best: Tensor, labels: Tensor, lengths: Tensor | None, classes: int, blank: int, ignore_index: int
 ) -> Tensor:
