@@ -108,10 +108,14 @@ def _warnings_for_cross_entropy(search: _Search, prediction: ir.Value, class_axi
         return ()
     if origin.op_type == "Sigmoid":
         before = "" if origin.inputs[0] is None else origin.inputs[0].name
-        several = "For multi-label data set loss.type: binary_cross_entropy; for one class per sample set"
+        advice = (
+            "Set"
+            if loss == "ctc"
+            else "For multi-label data set loss.type: binary_cross_entropy; for one class per sample set"
+        )
         return (
             f"loss.prediction: {prediction.name!r} is computed by Sigmoid {origin.name!r}, and {loss} applies a "
-            f"softmax on top of it, which trains slowly. {'Set' if loss == 'ctc' else several} loss.prediction: {before}.",
+            f"softmax on top of it, which trains slowly. {advice} loss.prediction: {before}.",
         )
     if origin.op_type in ("Softmax", "LogSoftmax"):
         return (
