@@ -83,7 +83,9 @@ def origin_of(cache: Path, file: str) -> dict[str, str]:
 def read_rows(cache: Path, files: Sequence[str]) -> list[dict[str, Any]]:
     """The rows that are kept, in the order of the files."""
     kept = [cache / "rows" / f"{file.replace('/', '--')}.json" for file in files]
-    return [json.loads(path.read_text()) for path in kept if path.exists()]
+    rows = [json.loads(path.read_text()) for path in kept if path.exists()]
+    # A row without an end is being measured, or its benchmark was killed: it counts as not there.
+    return [row for row in rows if "ended" in row]
 
 
 def write_results(rows: Sequence[Row], path: Path) -> None:

@@ -53,6 +53,7 @@ EXPECTED: tuple[tuple[str, Expected], ...] = (
     (r"ppocr_mobile.*cls", Expected({"x:2": 48, "x:3": 192})),
     (r"rapidocr.*det|nudenet", Expected({"x:2": 160, "x:3": 160, "height": 160, "width": 160})),
     (r"magika", Expected(ranges={"bytes": (0, 257)})),
+    (r"sklearn/one_hot", Expected(ranges={"X": (5, 8)})),
     (r"brainmaze.*model[AB]", Expected({"time": 24})),
     (r"caustic", Expected(
         {"num_atoms": 48, "num_edges": 160, "num_residues": 6},

@@ -36,8 +36,9 @@ class Objective:
         """The mean loss of one batch."""
         value = outputs[self.index].float()
         if self.kind == "classes":
-            # Added, not clamped: a clamp has no gradient where a probability underflows.
-            flat = (value.reshape(-1, value.shape[-1]) + _LEAST).log()
+            flat = value.reshape(-1, value.shape[-1])
+            # Added, not clamped: a clamp has no gradient where a probability underflows. Below 0 it is a log-softmax.
+            flat = flat if float(flat.detach().max()) <= 0 else (flat + _LEAST).log()
             return torch.nn.functional.nll_loss(flat, self.target.reshape(-1))
         if self.kind == "multi-label":
             return torch.nn.functional.binary_cross_entropy(value * (1 - 2 * _LEAST) + _LEAST, self.target)
@@ -60,6 +61,8 @@ def make_target(value: Array) -> tuple[Kind, Array]:
     Numbers: shrunk by a third and moved by a third of their deviation.
     """
     value = value.astype(np.float32)
+    if value.max() <= 0 and value.ndim > 1 and np.allclose(np.exp(value).sum(-1), 1, atol=1e-3):
+        value = np.exp(value)  # a log-softmax
     if value.min() >= 0 and value.max() <= 1 + 1e-4:
         if value.ndim > 1 and value.shape[-1] > 1 and np.allclose(value.sum(-1), 1, atol=1e-3):
             return "classes", ((value.argmax(-1) + 1) % value.shape[-1]).astype(np.int64)

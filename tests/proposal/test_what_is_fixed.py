@@ -49,3 +49,16 @@ def test_an_input_that_the_prediction_does_not_need_is_packed_where_the_data_hav
     found = propose(*_with_data(tmp_path, model, features), folder=tmp_path)
     assert found.packing is not None
     assert set(getattr(found.packing.options.source, "arrays", ())) in (set(), {"x", "mask", "label"})
+
+
+def test_numbers_are_no_distributions_because_the_model_gives_some(tmp_path: Path) -> None:
+    """Behind a softmax, labels that are negative or do not sum to one are compared as numbers."""
+    model = build_mlp()
+    model.graph.node.append(onnx.helper.make_node("Softmax", ["logits"], ["p"]))
+    model.graph.output[0].name = "p"
+    x = data(32)["x"]
+    shares = np.exp(np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32))
+    shares /= shares.sum(axis=1, keepdims=True)
+    for label, loss in ((shares, "softmax_cross_entropy"), (shares - 0.5, "mean_squared_error")):
+        found = propose(*_with_data(tmp_path, model, {"x": x, "label": label}), folder=tmp_path)
+        assert found.value("loss.type") == loss

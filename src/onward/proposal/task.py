@@ -77,6 +77,13 @@ class Label:
             return False
         return bool((values.sum(axis=1) == 1).all())
 
+    def are_distributions(self) -> bool:
+        """Whether the numbers of every sample, along their last axis, are probabilities that sum to one."""
+        values = self.feature.values
+        if values is None or values.ndim < 2 or not values.size or values.min() < 0:
+            return False
+        return bool(np.allclose(values.sum(axis=-1), 1, atol=1e-3))
+
     def describe(self) -> str:
         """The label in a message."""
         what = f"label {self.feature.name!r} has shape {list(self.feature.shape)} per sample"
@@ -278,7 +285,7 @@ def _elementwise(port: Port, ends_in: str, label: Label) -> Task | str:
         return Task("classification", text, port.name, one_hot, (), cast, classes=classes)
     if label.is_binary:
         return _binary(port, ends_in, label, prediction, many)
-    if ends_in in _PROBABILITIES and many:
+    if ends_in in _PROBABILITIES and many and label.are_distributions():
         text = "each prediction is a distribution, and so is each label."
         dense = (Choice("loss.type", "softmax_cross_entropy", text), prediction, Choice("loss.dense_labels", True))
         return Task("classification", "learning distributions", port.name, dense)
