@@ -88,7 +88,8 @@ def test_packages_that_are_too_old_or_missing() -> None:
     required, pack = check_requirements(lines)
     assert required.status == "problem"
     assert required.text == (
-        f"required packages: torch is {metadata.version('torch')}, needed is >=99; no-such-package is not installed"
+        f"required packages: torch is {metadata.version('torch')}, but >=99 is required; "
+        "no-such-package is not installed"
     )
     assert required.remedy == 'pip install "torch>=99" "no-such-package>=1"'
     assert (pack.topic, pack.status, pack.remedy) == ("extras", "note", 'To use it: pip install "onward[pack]"')

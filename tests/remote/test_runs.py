@@ -145,11 +145,13 @@ def test_a_checkpoint_without_its_manifest_does_not_count(bucket: Any, tmp_path:
         (["memory://bucket/none.yaml"], "'memory://bucket/none.yaml' does not exist; give the path of a RUN.yaml."),
         (
             ["memory://bucket/run.yaml", "--paths.train_data_dir", "memory://bucket/none"],
-            "data directory 'memory://bucket/none' does not exist; give a directory with .pb shards.",
+            "data directory 'memory://bucket/none' does not exist; give a directory with .pb shards.\n"
+            "The path is set by paths.train_data_dir; correct it there.",
         ),
         (
             ["memory://bucket/run.yaml", "--paths.model_path", "memory://bucket/none.onnx"],
-            "model 'memory://bucket/none.onnx' cannot be fetched: does not exist.",
+            "model 'memory://bucket/none.onnx' cannot be fetched: does not exist.\n"
+            "The path is set by paths.model_path; correct it there.",
         ),
         (
             ["here/run.yaml", "--checkpoint.checkpoints_dir", "nonsense://bucket/ck"],
