@@ -75,7 +75,7 @@ def _loss(folder: Path, overrides: dict[str, str], model: Path) -> float:
     parameters = replace(parameters, checkpoint=Checkpoint(), tensorboard=TensorBoard())
     assert parameters.paths.train_data_dir is not None
     loader = DataLoader(parameters.data.input_name_map, parameters.paths.train_data_dir)
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"))
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), progress=False)
     try:
         runner.initialize(loader.feature_specs())
         return float(runner.evaluate(loader).metrics["loss"])

@@ -33,7 +33,6 @@ from onward.environment import Environment
 from onward.models import create_model
 from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
-from onward.report.watching import make_watchers
 from onward.runner import TrainingRunner
 
 SIZES = {
@@ -90,10 +89,7 @@ def make_runner(folder: Path, out: Path, steps: int) -> TrainingRunner:
         }
     )
     log = open(out / "log.txt", "w")  # noqa: SIM115 - closed with the process
-    watchers = make_watchers(
-        console=ConsoleWatcher(log), metrics_path=out / "metrics.jsonl", tensorboard_dir=out / "tensorboard"
-    )
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), watchers.watchers)
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), [ConsoleWatcher(log)], progress=False)
     runner.initialize()
     return runner
 

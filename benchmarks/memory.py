@@ -124,7 +124,7 @@ def measure(path: Path, name: str) -> float:
     data = PAIRS[name][1]()
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watching:
-        runner = TrainingRunner(parameters_of(path, name), Environment(execution_provider="CPU"))
+        runner = TrainingRunner(parameters_of(path, name), Environment(execution_provider="CPU"), progress=False)
         loader = InMemoryDataLoader(data)
         runner.initialize(loader.feature_specs())
         runner.run(loader)

@@ -75,7 +75,6 @@ def find_batch_size(size: str, device: str) -> None:
     from onward.environment import Environment
     from onward.models import create_model
     from onward.parameters import Parameters
-    from onward.report.console import ConsoleWatcher
     from onward.runner import TrainingRunner
 
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +99,7 @@ def find_batch_size(size: str, device: str) -> None:
         }
         parameters = Parameters.from_mapping(sections)
         environment = Environment(execution_provider="CUDA" if device == "cuda" else "CPU")
-        runner = TrainingRunner(parameters, environment, [ConsoleWatcher()])
+        runner = TrainingRunner(parameters, environment)
         runner.initialize()
         sizes = known_dimensions(runner.parameters.training, runner.graph, {})
         ranges = label_ranges(parameters.loss, runner.graph)

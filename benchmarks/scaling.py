@@ -91,7 +91,7 @@ def by_onward(path: str, ids: np.ndarray, updates: int, zero_stage: int) -> Iter
     }  # fmt: skip
     recorder = Recorder()
     environment = Environment(execution_provider="CPU", threads=1)
-    runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder])
+    runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder], progress=False)
     loader = InMemoryDataLoader({"input_ids": ids, "labels": ids})
     runner.initialize(loader.feature_specs())
     runner._dimensions = {}

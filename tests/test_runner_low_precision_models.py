@@ -50,7 +50,7 @@ def train(folder: Path, rate: float, element_type: int = TensorProto.FLOAT16) ->
     x = generator.normal(0, 1, (8, 16)).astype(helper.tensor_dtype_to_np_dtype(element_type))
     loader = InMemoryDataLoader({"x": x, "labels": np.arange(8) % 4})
     recorder = Recorder()
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), [recorder])
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), [recorder], progress=False)
     runner.initialize()
     runner.run(loader)
     runner.end_training()

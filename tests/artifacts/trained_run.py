@@ -85,7 +85,7 @@ def train(folder: Path, **training: object) -> TrainingRunner:
             "checkpoint": {"checkpoints_dir": folder / "checkpoints"},
         }
     )
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"))
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), progress=False)
     runner.initialize()
     runner.run(InMemoryDataLoader(samples(32)))
     runner.end_training()

@@ -160,7 +160,7 @@ def run(case: Case, kind: str, folder: Path, compiled: bool = False) -> dict[str
         sections["training"]["num_train_steps"] = end
         recorder = AfterTheFirst()
         environment = Environment(execution_provider=kind, threads=1)
-        runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder])
+        runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder], progress=False)
         runner.initialize()
         runner.run(loader)
         waits = WAITS.take()

@@ -48,7 +48,9 @@ def main(folder: Path) -> None:
         }
     )
     watchers = make_watchers(metrics_path=folder / "metrics.jsonl", resumed_update=None)
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU", threads=1), [Slow(), *watchers.watchers])
+    runner = TrainingRunner(
+        parameters, Environment(execution_provider="CPU", threads=1), [Slow(), *watchers.watchers], progress=False
+    )
     runner.initialize()
     print("ready", flush=True)
     assert parameters.paths.train_data_dir is not None

@@ -182,7 +182,7 @@ def train_here(
 ) -> Result:
     """The part of one rank; `parts` are the replicas' data."""
     recorder, parameters = Recorder(), Parameters.from_mapping(sections)
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU", threads=1), [recorder])
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU", threads=1), [recorder], progress=False)
     runner.initialize(InMemoryDataLoader(parts[0]).feature_specs())
     place, topology = runner.mesh.place, runner.mesh.topology
     tests = None

@@ -159,7 +159,7 @@ def onward_losses(
         }
     )
     recorder = Recorder()
-    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), [recorder])
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), [recorder], progress=False)
     runner.initialize()
     runner.run(InMemoryDataLoader(data))
     return recorder.losses
