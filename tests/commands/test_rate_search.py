@@ -107,7 +107,7 @@ def test_it_begins_with_a_checkpoint_if_asked(run_file: Path, capsys: pytest.Cap
     assert main(["train", "run.yaml", "--training.num_epochs", "30"]) == 0
     capsys.readouterr()
     first = []
-    for options in ([], ["--checkpoint", "checkpoints"]):
+    for options in ([], ["--checkpoint", "trained/checkpoints"]):
         assert main(["lr-find", "run.yaml", "--steps", "12", *options]) == 0
         first.append(float(capsys.readouterr().out.splitlines()[1].split()[1]))
     assert first[1] < 0.5 * first[0]
