@@ -65,8 +65,11 @@ def _steps_needed(values: np.ndarray, blank: int, padding: int) -> int:
 def is_sequence_without_places(time: Size, length: int, values: np.ndarray | None, input_sizes: Sequence[Size]) -> bool:
     """Whether labels of a length stand for a prediction of so many time steps without one for each step.
 
-    Where the file leaves the number of steps open, labels that end in -1 or steps that no input has as a size tell.
+    Where the file leaves the number of steps open, labels that end in -1 or steps that no input has as a size tell;
+    labels of -100 are of language models and taggers, which have one for each token.
     """
     if isinstance(time, int):
         return time != length
-    return time not in input_sizes or (values is not None and bool((values == PADDING).any()))
+    if values is None or (values == IGNORED_LABEL).any():
+        return False
+    return time not in input_sizes or bool((values == PADDING).any())

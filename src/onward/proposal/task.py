@@ -334,7 +334,9 @@ def _as_sequences(port: Port, model: ModelFacts, label: Label, asked_loss: str |
     is_time_first = axis == 2 and sizes[0] not in batches and sizes[1] in batches
     time = sizes[0] if is_time_first else sizes[3 - axis]
     others = [size for one in inputs for size in (one.sample or ())]
-    if asked_loss is None and not is_sequence_without_places(time, label.feature.shape[0], values, others):
+    length = label.feature.shape[0]
+    reads_tokens = bool(model.tables) and not isinstance(time, int)
+    if asked_loss is None and (reads_tokens or not is_sequence_without_places(time, length, values, others)):
         return None
     return _ctc(port, model.ends_in.get(port.name, ""), label, axis, time)
 
