@@ -95,7 +95,7 @@ class TrainingRunner:
         self.parameters, self.files = localize(check(parameters))
         self.environment = Environment() if environment is None else environment
         self.watchers = Watchers(watchers)
-        self._own_watchers = RunWatchers(self.watchers)
+        self._own_watchers = RunWatchers(self.watchers, self.parameters)
         self._shows_progress, self._metrics = progress, dict(metrics or {})
         self._mesh = mesh
         if mesh is not None:
@@ -429,7 +429,7 @@ class TrainingRunner:
         if self.parameters.paths.output_dir is not None:
             what = export_run(self.parameters, self.state, self._graph, self.trained_model_path, self._best, report)
             self.files.publish()
-            self.watchers.on_message(f"{what} written to {self.files.shown(self.trained_model_path)}.")
+            self._own_watchers.on_trained_model(what, self.files.shown(self.trained_model_path))
         self._data.close()
         self._own_watchers.close()
         return report

@@ -32,6 +32,7 @@ from onward.parameters import (
 )
 from onward.parameters.distributed import Distributed, Recompute
 from onward.parameters.evaluation import EarlyStopping
+from onward.parameters.trackers import Aim, Mlflow, Wandb
 from onward.runner import TrainingRunner
 
 DESIGN = """\
@@ -224,6 +225,9 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     },
     EarlyStopping: {"metric": "loss", "mode": "auto", "patience": None, "min_delta": 0.0},
     TensorBoard: {"log_dir": None, "scalar_names": (), "histogram_names": (), "norm_names": ()},
+    Wandb: {"project": None, "entity": None, "name": None, "mode": "online"},
+    Mlflow: {"experiment": None, "tracking_uri": None, "name": None},
+    Aim: {"experiment": None, "repo": None, "name": None},
     Profiler: {"first_step": None, "last_step": None, "trace_dir": None, "top_nodes": 20},
     Machine: {"execution_provider": None, "threads": None, "deterministic": False, "memory_gb": None},
 }

@@ -11,7 +11,7 @@ from onward.engine.epochs import count_in_steps
 from onward.engine.reports import RunSummary, Watcher
 from onward.environment import Environment
 from onward.parallel.process import start, stop
-from onward.parameters import Checkpoint, EarlyStopping, Parameters, Profiler, TensorBoard
+from onward.parameters import Aim, Checkpoint, EarlyStopping, Mlflow, Parameters, Profiler, TensorBoard, Wandb
 from onward.report.formatting import format_duration, format_value
 from onward.runner import TrainingRunner
 
@@ -68,6 +68,9 @@ def _of_one_update(parameters: Parameters) -> Parameters:
         checkpoint=Checkpoint(checkpoint_to_load_path=parameters.checkpoint.checkpoint_to_load_path),
         early_stopping=EarlyStopping(),
         tensorboard=TensorBoard(),
+        wandb=Wandb(),
+        mlflow=Mlflow(),
+        aim=Aim(),
         profiler=Profiler(),
         next_rounds=(),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onward.data.loader import DataLoader
 from onward.errors import ParametersError
-from onward.parameters import Checkpoint, EarlyStopping, Parameters, TensorBoard
+from onward.parameters import Aim, Checkpoint, EarlyStopping, Mlflow, Parameters, TensorBoard, Wandb
 
 
 def without_traces(parameters: Parameters, steps: int) -> Parameters:
@@ -36,6 +36,9 @@ def without_traces(parameters: Parameters, steps: int) -> Parameters:
         checkpoint=Checkpoint(),
         early_stopping=EarlyStopping(),
         tensorboard=TensorBoard(),
+        wandb=Wandb(),
+        mlflow=Mlflow(),
+        aim=Aim(),
         profiler=replace(parameters.profiler, first_step=None, last_step=None),
         next_rounds=(),
     )

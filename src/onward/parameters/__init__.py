@@ -18,5 +18,8 @@ from onward.parameters.run import check as check
 from onward.parameters.speed import Machine as Machine
 from onward.parameters.speed import MixedPrecision as MixedPrecision
 from onward.parameters.speed import Speed as Speed
+from onward.parameters.trackers import Aim as Aim
+from onward.parameters.trackers import Mlflow as Mlflow
+from onward.parameters.trackers import Wandb as Wandb
 from onward.parameters.training import LearningRate as LearningRate
 from onward.parameters.training import Training as Training

@@ -42,6 +42,9 @@ _COMPARED = Need(
 )
 _PROFILED = Need("with profiler.first_step and last_step", lambda p: p.profiler.first_step is not None)
 _FLAGS_DECIDE = Need("without recompute.memory_budget", lambda p: p.recompute.memory_budget is None)
+_WANDB = Need("with wandb.project", lambda p: p.wandb.project is not None)
+_MLFLOW = Need("with mlflow.experiment", lambda p: p.mlflow.experiment is not None)
+_AIM = Need("with aim.experiment", lambda p: p.aim.experiment is not None)
 _BERT = Need("with loss.type bert", lambda p: p.loss.type == "bert")
 
 NEEDS: dict[str, Need] = {
@@ -89,6 +92,9 @@ NEEDS: dict[str, Need] = {
     "early_stopping.metric": _COMPARED,
     "early_stopping.mode": _COMPARED,
     "early_stopping.min_delta": _COMPARED,
+    **{f"wandb.{name}": _WANDB for name in ("entity", "name", "mode")},
+    **{f"mlflow.{name}": _MLFLOW for name in ("tracking_uri", "name")},
+    **{f"aim.{name}": _AIM for name in ("repo", "name")},
     "profiler.trace_dir": _PROFILED,
     "profiler.top_nodes": _PROFILED,
 }

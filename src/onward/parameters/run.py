@@ -24,6 +24,7 @@ from onward.parameters.optimizer import Optimizer
 from onward.parameters.paths import Data, Paths
 from onward.parameters.reporting import Checkpoint, Profiler, TensorBoard
 from onward.parameters.speed import Machine, MixedPrecision, Speed
+from onward.parameters.trackers import Aim, Mlflow, Wandb
 from onward.parameters.training import LearningRate, Training
 from onward.parameters.yaml_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
 from onward.remote.files import url_of
@@ -51,6 +52,9 @@ class Parameters:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     tensorboard: TensorBoard = field(default_factory=TensorBoard)
+    wandb: Wandb = field(default_factory=Wandb)
+    mlflow: Mlflow = field(default_factory=Mlflow)
+    aim: Aim = field(default_factory=Aim)
     profiler: Profiler = field(default_factory=Profiler)
     machine: Machine = field(default_factory=Machine)
     next_rounds: tuple[Parameters, ...] = ()

@@ -1,12 +1,15 @@
-"""The watchers that a run has by itself on the rank that reports: progress, and the files of `tensorboard.log_dir`."""
+"""The watchers that a run has by itself on the rank that reports: progress, its files, and experiment trackers."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from onward.checkpoint.reading import find_latest
 from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import Interrupted, StorageError
@@ -15,6 +18,8 @@ from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.run_folder import RECORD_NAME, RESOLVED_NAME
 from onward.report.run_record import RunRecord, command_line, describe_run, hyperparameters, resolved_yaml
+from onward.report.trackers.opening import check_packages, open_trackers
+from onward.report.trackers.tracker import Tracker
 from onward.report.watching import Watchers, make_watchers
 
 
@@ -23,14 +28,20 @@ class RunWatchers:
 
     Args:
         watchers: of the run.
+        parameters: of the run.
+
+    Raises:
+        ParametersError: the package of a tracker is missing.
     """
 
-    def __init__(self, watchers: Watchers) -> None:
+    def __init__(self, watchers: Watchers, parameters: Parameters) -> None:
+        check_packages(parameters)
         self._watchers = watchers
         self._progress: Watcher | None = None
         self._opening: _OpeningMessages | None = None
         self._files: tuple[Watcher, ...] = ()
         self._record: RunRecord | None = None
+        self._trackers: tuple[Tracker, ...] = ()
 
     def begin(self, rank: int, shows_progress: bool) -> None:
         """On rank 0 shows progress from now on, and remembers messages for files that cannot be opened yet."""
@@ -50,7 +61,11 @@ class RunWatchers:
         run_file: Path | None,
         resumed_update: int | None,
     ) -> None:
-        """Opens the record of the run, and TensorBoard's files and `metrics.jsonl`, cut back to the resumed update.
+        """Opens the record of the run, its trackers, and the files of TensorBoard, cut back to the resumed update.
+
+        Args:
+            parameters, environment, mesh, run_file: of the run.
+            resumed_update: the update of the checkpoint that was loaded; None: there was none.
 
         Raises:
             StorageError: a file cannot be made.
@@ -59,10 +74,22 @@ class RunWatchers:
         opening = self._opening
         if opening is None or opening not in self._watchers.watchers:
             return
+        about = describe_run(environment, mesh.world_size, run_file, command_line())
+        texts = {RESOLVED_NAME: resolved_yaml(parameters), RECORD_NAME: json.dumps(about, indent=1)}
+
+        kept_in = parameters.checkpoint.checkpoints_dir
+        # A run that starts from a checkpoint of another run is a new one in its trackers.
+        continues = kept_in is not None and find_latest(kept_in) is not None
+
+        def state_of(name: str) -> Mapping[str, Any]:
+            return self._watchers.state_of(name) if continues else {}
+
+        told = self._watchers.on_message
+        self._trackers = tuple(open_trackers(parameters, folder, texts, tuple(opening.texts), state_of, told))
         self._watchers.remove([opening])
+        self._watchers.add(self._trackers)
         if folder is None:
             return
-        about = describe_run(environment, mesh.world_size, run_file, command_line())
         self._record = RunRecord(folder, parameters, about, resumed_update is not None)
         self._watchers.add([self._record])
         self._files = (self._record,)
@@ -75,7 +102,7 @@ class RunWatchers:
             histogram_names=board.histogram_names,
             norm_names=board.norm_names,
             resumed_update=resumed_update,
-            texts={RESOLVED_NAME: resolved_yaml(parameters), RECORD_NAME: json.dumps(about, indent=1)},
+            texts=texts,
             hyperparameters=hyperparameters(parameters),
         )
         for text in opening.texts:
@@ -85,11 +112,36 @@ class RunWatchers:
 
     def finish(self, error: BaseException | None = None) -> None:
         """Records that the run is done, or with which kind of error it ended."""
-        if self._record is None:
-            return
         is_interrupted = isinstance(error, Interrupted | KeyboardInterrupt)
-        with contextlib.suppress(StorageError):
-            self._record.finish("done" if error is None else "interrupted" if is_interrupted else "failed")
+        status = "done" if error is None else "interrupted" if is_interrupted else "failed"
+        self._finish_trackers(status)
+        if self._record is not None:
+            with contextlib.suppress(StorageError):
+                self._record.finish(status)
+
+    def on_trained_model(self, what: str, path: str) -> None:
+        """Reports that the trained model is written, and has trackers refer to it."""
+        self._watchers.on_message(f"{what} written to {path}.")
+        for tracker in self._trackers:
+            if tracker in self._watchers.watchers:
+                try:
+                    tracker.on_trained_model(path)
+                except Exception as error:
+                    self._watchers.on_message(f"{type(tracker).__name__}: {type(error).__name__}: {error}")
+
+    def _finish_trackers(self, status: str) -> None:
+        """Ends the runs in trackers; what fails is reported, and is no failure of the run."""
+        trackers = [tracker for tracker in self._trackers if tracker in self._watchers.watchers]
+        self._trackers = ()
+        self._watchers.remove(trackers)
+        for tracker in trackers:
+            tracker.finish(status)
+            try:
+                tracker.close()
+            except Exception as error:
+                self._watchers.on_message(
+                    f"{type(tracker).__name__} could not complete its run: {type(error).__name__}: {error}"
+                )
 
     def leave_screen(self) -> None:
         """Leaves a terminal as it was; progress comes back with the next event."""

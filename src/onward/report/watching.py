@@ -141,6 +141,10 @@ class Watchers:
         self._states = dict(states)
         self._hand_out_states()
 
+    def state_of(self, name: str) -> Mapping[str, Any]:
+        """What the checkpoint kept of a callback that is not added yet, by its class's name; {}: nothing."""
+        return dict(self._states.get(name, {}))
+
     def _hand_out_states(self) -> None:
         for name, callback in self._named_callbacks() if self._states else ():
             if name in self._states:

@@ -1,0 +1,1 @@
+"""Experiment trackers: W&B, MLflow and Aim as callbacks that report what the console shows."""
