@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class WandbRun:
             settings=wandb.Settings(silent=True, console="off"),
         )
         # A resumed run may have other values than the first one had: the number of steps, for instance.
-        self._run.config.update(dict(config), allow_val_change=True)
+        typing.cast(Any, self._run.config).update(dict(config), allow_val_change=True)
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
 
