@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.callbacks import Callback
@@ -83,6 +85,14 @@ def train(folder: Path, *watchers: Any, **sections: Any) -> list[dict[str, Any]]
     return [json.loads(line) for line in (folder / "tb" / "metrics.jsonl").read_text().splitlines()]
 
 
+def documented(section: str) -> dict[str, Any]:
+    """The section of a tracker as docs/watching.md shows it."""
+    page = (Path(__file__).parents[3] / "docs" / "watching.md").read_text()
+    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL) if b.startswith("wandb:")]
+    found: dict[str, Any] = yaml.safe_load(block)[section]
+    return found
+
+
 def expected_points(records: list[dict[str, Any]]) -> set[tuple[str, int, float]]:
     points = set()
     for record in records:
@@ -97,9 +107,9 @@ def expected_points(records: list[dict[str, Any]]) -> set[tuple[str, int, float]
 
 
 def test_aim_gets_what_metrics_jsonl_holds(tmp_path: Path, aim_runs: list[FakeRun]) -> None:
-    records = train(tmp_path, aim={"experiment": "digits", "repo": "there", "name": "first"})
+    records = train(tmp_path, aim={**documented("aim"), "name": "first"})
     (run,) = aim_runs
-    assert (run.options["experiment"], run.options["repo"], run.name) == ("digits", "there", "first")  # type: ignore[attr-defined]
+    assert (run.options["experiment"], run.options["repo"], run.name) == ("digits", ".", "first")  # type: ignore[attr-defined]
     assert {(f"{subset}/{name}", step, value) for subset, name, step, value in run.points} == expected_points(records)
     assert run.attributes["parameters"]["learning_rate"]["initial_lr"] == 0.1
     assert run.attributes["trained_model"] == str(tmp_path / "out" / "mlp_trained.onnx")
@@ -178,7 +188,7 @@ def test_mlflow_holds_what_metrics_jsonl_holds(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
     uri = (tmp_path / "mlruns").as_uri()
     sections = {
-        "mlflow": {"experiment": "digits", "tracking_uri": uri},
+        "mlflow": {**documented("mlflow"), "tracking_uri": uri},
         "checkpoint": {"checkpoints_dir": tmp_path / "kept", "checkpoint_period": 2},
     }
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -209,7 +219,7 @@ def test_wandb_offline_holds_what_metrics_jsonl_holds(tmp_path: Path, monkeypatc
     from tests.report.trackers.wandb_files import read_run
 
     sections = {
-        "wandb": {"project": "digits", "mode": "offline"},
+        "wandb": documented("wandb"),
         "checkpoint": {"checkpoints_dir": tmp_path / "kept", "checkpoint_period": 2},
     }
     with pytest.raises(KeyboardInterrupt):
