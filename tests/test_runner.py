@@ -342,7 +342,7 @@ def test_run_takes_data_of_any_kind(tmp_path: Path) -> None:
 
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     runner, _ = start(tmp_path)
-    with pytest.raises(DataError, match=r"data of type int are of no known kind; pass a dictionary of arrays"):
+    with pytest.raises(DataError, match=r"data of type int are not supported; pass a dictionary of arrays"):
         runner.run(3)
     assert runner.run(loader()).steps == 8
 
