@@ -234,7 +234,7 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
         ({"loss": {"type": "graph"}}, "loss.graph is missing; loss.type 'graph' needs it."),
         (
             {"loss": {"ignore_index": 0}},
-            "loss.ignore_index is given, but belongs to softmax_cross_entropy and bert, not to 'l1'.",
+            "loss.ignore_index is given, but belongs to softmax_cross_entropy and ctc and bert, not to 'l1'.",
         ),
         (
             {"loss": {"class_weights": [1.0]}},
