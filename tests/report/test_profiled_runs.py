@@ -143,8 +143,8 @@ def assert_possible(found: Profiled, accumulation: int) -> None:
     begin, end = found.steps
     steps = end - begin + 1
     clocked = 1e3 * (sum(found.seconds[begin - 1 : end]) - found.twin_seconds) / steps
-    # Wide, since a busy machine stops a process in one of the two clocks and not in the other; the median over steps that
-    # only store a micro-batch, which was shown once, was off by a factor of 180.
+    # Wide, since a busy machine stops a process in one of the two clocks and not in the other; the median over steps
+    # that only store a micro-batch, which was shown once, was off by a factor of 180.
     assert clocked / 2 - 2 <= found.printed("a step") <= 3 * clocked + 20, found.line
     if accumulation > 1:
         of_update = found.printed(f"an update of {accumulation} steps")
