@@ -129,7 +129,7 @@ def test_the_range_test_the_trial_step_and_training_show_one_unit(
     expected = np.concatenate(squares).astype(np.float64).mean()
     table = find_rate("run.yaml", asked, updates=10)
     assert float(table.splitlines()[1].split()[1]) == pytest.approx(expected, rel=1e-3)
-    shown = _try_a_step(parameters).removeprefix("one step was tried: the loss is ").split()[0]
+    shown = _try_a_step(parameters).removeprefix("trial step: the initial loss is ").rstrip(".")
     assert float(shown) == pytest.approx(expected, rel=1e-3)
     recorder, loader = Recorder(), training_loader(parameters)
     runner = TrainingRunner(without_traces(parameters, 4), Environment(), [recorder], progress=False)

@@ -100,7 +100,7 @@ def test_a_dry_run_writes_nothing(workplace: Path, run_file: str, capsys: pytest
     assert main(["train", run_file, "--dry-run", *extra]) == 0
     assert {path: path.stat().st_mtime_ns for path in workplace.rglob("*")} == before
     said = capsys.readouterr().out
-    assert "dry run: one update of 8 samples in" in said
+    assert "dry run: one update of 8 samples took" in said
     assert "the run has 4 updates." in said
     assert "dry run: the test data fit the model." in said
     assert f"the trained model to {workplace / 'out'}" in said
