@@ -130,8 +130,8 @@ def test_features_that_do_not_fit() -> None:
         forward.reader.to_tensors({"x": np.zeros((2, 4), np.float32)})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 5\] \(batch axis first\); the model expects \[batch, 4\]"):
         forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 5), np.float32)})
-    with pytest.raises(DataError, match=r"'x' has shape \[2, 4, 1\]"):
-        forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 4, 1), np.float32)})
+    with pytest.raises(DataError, match=r"'x' has shape \[2, 4, 2\]"):
+        forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 4, 2), np.float32)})
     with pytest.raises(
         DataError, match=r"'labels' is float32 in the data; the model expects int64. Pack the data again"
     ):
