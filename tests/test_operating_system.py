@@ -24,8 +24,10 @@ from onward.parameters import Distributed
 from tests.mlp import data, save_mlp, write_shards
 
 ELSEWHERE = """
-import builtins, io, os, signal, sys
+import builtins, io, os, shutil, signal, sys
 import psutil, torch, onnx, google.protobuf, tensorboard  # what reads /proc for itself, and does without elsewhere
+disk = shutil.disk_usage("/")
+shutil.disk_usage = lambda path: disk  # Windows has it, by another call than statvfs
 for name in ("fcntl", "resource", "pwd", "grp"):
     sys.modules[name] = None
 for module, names in ((os, ("sched_getaffinity", "O_DIRECTORY", "getsid", "killpg", "getuid", "statvfs")),

@@ -135,8 +135,10 @@ def test_signal_tables_do_not_train(named: bool) -> None:
         (np.abs(normal(64, 1, 256)), False),
         (np.cumsum(normal(64, 1, 256), -1), False),
         (np.maximum(0, normal(64, 1, 256) - 1.2).astype(np.float32), False),
+        (np.full((64, 1, 128), 0.02, np.float32), False),
+        (np.repeat(fourier(128)[4:5, None], 64, 0), False),
     ],
-    ids=["stft", "constant q", "random", "identity", "positive", "smooth", "sparse"],
+    ids=["stft", "constant q", "random", "identity", "positive", "smooth", "sparse", "one number", "one frequency"],
 )
 def test_which_numbers_are_a_signal_table(array: np.ndarray, table: bool) -> None:
     model = model_of("(float[N, 1, L] x) => (float[N, C, M] y) { y = Conv(x, w) }", w=array.astype(np.float32))

@@ -22,6 +22,8 @@ from tests.laws.layouts import Layout, merged_sections, rows_of_replica
 from tests.laws.rank_pool import call_on_ranks
 
 BATCH, ACCUMULATION = 8, 2
+MESSAGE = 6
+"""Numbers of the message by which ranks agree after an update: whether to stop, and what callbacks ask for."""
 Calls = Counter[tuple[str, int, int]]
 """(exchange, elements of its operands, bytes of an element) -> calls."""
 _BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "unsigned char": 1}

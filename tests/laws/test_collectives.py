@@ -17,15 +17,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.laws import exchanges
 from tests.laws.cases import TOKENS, WORDS
-from tests.laws.exchanges import ACCUMULATION, BATCH, Calls, counted
+from tests.laws.exchanges import ACCUMULATION, BATCH, MESSAGE, Calls, counted
 from tests.laws.layouts import Layout
 from tests.laws.rank_pool import call_on_ranks, end_ranks
 
 WIDTH, LAYERS = 32, 2
 LAYER = 12 * WIDTH**2 + 13 * WIDTH
 """Elements of the weights of a layer."""
-NUMBERS = {("all_reduce", 1): ACCUMULATION + 3}
-"""The labels of each micro-batch, the norm, the loss, whether to stop."""
+NUMBERS = {("all_reduce", 1): ACCUMULATION + 2, ("all_reduce", MESSAGE): 1}
+"""The labels of each micro-batch, the norm, the loss; how to go on after the update."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +47,7 @@ def test_replicas_of_a_horizontal_pair_exchange_what_megatron_does_and_one_mean_
     """Shoeybi et al., 2019, section 3: two sums of b·s·h elements a layer forward, two backward, for every micro-batch.
 
     Beside them: the embedding's sum and that before the output layer; of each row of logits, whose classes are cut, the
-    largest, and two sums; single numbers: the labels of each micro-batch, the norm, the loss, whether to stop.
+    largest, and two sums; single numbers: the labels of each micro-batch, the norm, the loss; how to go on.
     """
     layers = LAYERS
     calls, elements = of_one_update(tmp_path, Layout(2, 2, 1), layers)

@@ -24,6 +24,8 @@ _LARGEST = 2**22
 _SHORTEST = 64
 _FEWEST = 8
 _LEAST_ENERGY = 0.9
+_LEAST_DIFFERENT = 0.25
+"""The share of rows with a frequency of their own: a table has a cosine and a sine of each, a fill has one in all."""
 
 
 def why_signal_table(value: ir.Value) -> str:
@@ -64,24 +66,30 @@ def _holds_frequencies(rows: np.ndarray) -> bool:
     if count < _FEWEST or length < _SHORTEST:
         return False
     # One row decides nearly always, without reading the rest.
-    return _are_frequencies(rows[count // 3 : count // 3 + 1]) and _are_frequencies(rows)
+    if not len(_frequencies(rows[count // 3 : count // 3 + 1])):
+        return False
+    found = _frequencies(rows)
+    return len(found) > 0 and len(np.unique(found)) >= _LEAST_DIFFERENT * len(found)
 
 
-def _are_frequencies(rows: np.ndarray) -> bool:
+def _frequencies(rows: np.ndarray) -> np.ndarray:
+    """The frequency of each row that is not zero, in bins; empty where a row holds more than one."""
+    none = np.empty(0, np.int64)
     rows = rows.astype(np.float64)
     rows = rows[np.abs(rows).max(1) > 1e-4 * max(float(np.abs(rows).max()), 1e-30)]
     if not len(rows):
-        return False
+        return none
     length = rows.shape[1]
     cumulated = np.cumsum(rows**2, axis=1)
     cumulated /= cumulated[:, -1:]
     support = (cumulated < 0.999).sum(1) - (cumulated < 0.001).sum(1) + 1
     spectrum = np.abs(np.fft.rfft(rows, axis=1)) ** 2
     bins = np.arange(spectrum.shape[1])
-    near = np.abs(bins - spectrum.argmax(1)[:, None]) <= 2.5 * (length / support)[:, None] + 1
+    highest = spectrum.argmax(1)
+    near = np.abs(bins - highest[:, None]) <= 2.5 * (length / support)[:, None] + 1
     share = (spectrum * near).sum(1) / spectrum.sum(1)
     # A stretch so short that its frequency fills the spectrum shows nothing.
-    return bool((share > _LEAST_ENERGY).all()) and bool(near.mean() < 0.5)
+    return highest if bool((share > _LEAST_ENERGY).all()) and bool(near.mean() < 0.5) else none
 
 
 def _is_filter_bank(rows: np.ndarray) -> bool:
