@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import onward
 from onward.errors import OperatorError
+from tests.lowering.saved_models import Transformer
 from tests.lowering.test_exports_vision import IMAGE, TOKENS, _close, _export
 from tests.lowering.vision_models import RecurrentClassifier, SmallResNet, SmallUNet, randomize
 from tests.one_node import run_onnxruntime
@@ -74,30 +75,11 @@ def test_a_model_optimized_by_onnxruntime_trains(name: str, tmp_path: Path) -> N
         _close(net.weights[weight].grad, parameters[weight].grad, largest)
 
 
-class Block(nn.Module):
-    """Attention and a feed-forward layer with normalization before each, in operators that opset 11 has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 16)
-        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(2))
-        self.projections = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-        self.wide, self.narrow, self.head = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 20)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        normal = self.norms[0](x)
-        q, k, v = (f(normal).reshape(2, 5, 4, 4).transpose(1, 2) for f in self.projections[:3])
-        mixed = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v
-        x = x + self.projections[3](mixed.transpose(1, 2).reshape(2, 5, 16))
-        return self.head(x + self.narrow(torch.nn.functional.gelu(self.wide(self.norms[1](x)))))
-
-
 @pytest.mark.parametrize("opset", [11, 13, 16])
 def test_layer_normalization_below_opset_17_trains(opset: int, tmp_path: Path) -> None:
     """onnxruntime's optimizer writes it into the standard's domain, which has it from opset 17 on."""
     torch.manual_seed(0)
-    module, file = randomize(Block()).eval(), io.BytesIO()
+    module, file = randomize(Transformer()).eval(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module, (TOKENS,), file, dynamo=False, opset_version=opset)
