@@ -13,6 +13,8 @@ from benchmarks.found_models_inputs import Array
 
 Kind = Literal["classes", "multi-label", "regression"]
 _LEAST = 1e-6
+_TINY = 1e-30
+"""Far below what a network gives the class that it is surest against, so that its logarithm still has a gradient."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Objective:
         if self.kind == "classes":
             flat = value.reshape(-1, value.shape[-1])
             # Added, not clamped: a clamp has no gradient where a probability underflows. Below 0 it is a log-softmax.
-            flat = flat if float(flat.detach().max()) <= 0 else (flat + _LEAST).log()
+            flat = flat if float(flat.detach().max()) <= 0 else (flat + _TINY).log()
             return torch.nn.functional.nll_loss(flat, self.target.reshape(-1))
         if self.kind == "multi-label":
             return torch.nn.functional.binary_cross_entropy(value * (1 - 2 * _LEAST) + _LEAST, self.target)
