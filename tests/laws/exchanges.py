@@ -13,6 +13,7 @@ import onnx_ir as ir
 from torch.profiler import ProfilerActivity, profile
 
 from onward.data.in_memory import InMemoryDataLoader
+from onward.engine import steering
 from onward.environment import Environment
 from onward.models import create_model
 from onward.parameters import Parameters
@@ -22,7 +23,7 @@ from tests.laws.layouts import Layout, merged_sections, rows_of_replica
 from tests.laws.rank_pool import call_on_ranks
 
 BATCH, ACCUMULATION = 8, 2
-MESSAGE = 6
+MESSAGE = 1 + len(steering.MESSAGE)
 """Numbers of the message by which ranks agree after an update: whether to stop, and what callbacks ask for."""
 Calls = Counter[tuple[str, int, int]]
 """(exchange, elements of its operands, bytes of an element) -> calls."""

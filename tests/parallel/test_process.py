@@ -72,10 +72,12 @@ def test_wish_of_one_rank_stops_all_after_the_same_update_the_next_or_at_the_end
 def given_numbers() -> list[object]:
     """Rank 0 alone gives the first number, every rank the second; after the third update nothing follows."""
     mesh = start(Distributed(data_parallel_size=3), "cpu")
-    agreement = UpdateAgreement(mesh, 2)
-    heard = [agreement.after_update(False, [0.25 if mesh.rank == 0 and update == 1 else None, float(mesh.rank)])
-             for update in range(3)]  # fmt: skip
-    return [*(one.numbers for one in heard), agreement.settle().numbers, agreement.settle().numbers]
+    agreement = UpdateAgreement(mesh, ("rate", "rank"))
+    heard = []
+    for update in range(3):
+        rate = {"rate": 0.25} if mesh.rank == 0 and update == 1 else {}
+        heard.append(agreement.after_update(False, {"rank": float(mesh.rank), **rate}))
+    return [tuple(one.numbers.values()) for one in (*heard, agreement.settle(), agreement.settle())]
 
 
 def test_the_largest_of_each_number_is_heard_by_all_one_update_later() -> None:

@@ -130,17 +130,17 @@ class Control:
         skips, self._skips = bool(self._skips), None
         return skips
 
-    def take_numbers(self) -> tuple[float | None, ...]:
-        """What was asked since the last call, as numbers that can travel (see `Steering`)."""
+    def take_numbers(self) -> dict[str, float | None]:
+        """What was asked since the last call, as numbers that can travel (see `onward.engine.steering.MESSAGE`)."""
         adjustment, is_adjusted = self._adjustment, self._is_adjusted
         fixed = -1.0 if adjustment.fixed is None else adjustment.fixed
-        numbers = (
-            None if self._stop_reason is None else 1.0,
-            1.0 if self._evaluates else None,
-            1.0 if self._saves else None,
-            adjustment.scale if is_adjusted else None,
-            fixed if is_adjusted else None,
-        )
+        numbers = {
+            "stop": None if self._stop_reason is None else 1.0,
+            "evaluate": 1.0 if self._evaluates else None,
+            "save": 1.0 if self._saves else None,
+            "rate_scale": adjustment.scale if is_adjusted else None,
+            "rate_fixed": fixed if is_adjusted else None,
+        }
         self._is_adjusted = self._evaluates = self._saves = False
         return numbers
 

@@ -13,11 +13,14 @@ from onward.errors import DataError
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.agreement import Heard, UpdateAgreement, agree_on_any
 
-NUMBERS = 5
-"""What travels of a `Control`: stop, evaluate, save (1, or nothing), and scale and fixed value of the learning rate."""
-
-_SAVES = 2
-"""Place of "save" among them."""
+MESSAGE = {
+    "stop": "a callback ends the round: 1, or nothing",
+    "evaluate": "a callback wants an evaluation: 1, or nothing",
+    "save": "a callback or a signal wants a checkpoint: 1, or nothing",
+    "rate_scale": "the learning rate's factor, where a callback changed it",
+    "rate_fixed": "the learning rate that a callback fixed, -1 for the schedule's, where a callback changed it",
+}
+"""What travels beside each update: name -> meaning. Of each number the largest that any rank gives counts."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Steering:
     def __init__(self, state: TrainState, control: Control) -> None:
         self.state = state
         self.control = control
-        self._agreement = UpdateAgreement(state.mesh, NUMBERS)
+        self._agreement = UpdateAgreement(state.mesh, tuple(MESSAGE))
 
     def after_update(self, is_interrupted: bool, is_asked_to_save: bool = False) -> Decision:
         """What to do now; all ranks must ask after the same update.
@@ -80,7 +83,7 @@ class Steering:
         """
         own = self._own()
         if is_asked_to_save:
-            own = (*own[:_SAVES], 1.0, *own[_SAVES + 1 :])
+            own["save"] = 1.0
         return self._decide(self._agreement.after_update(is_interrupted, own))
 
     def now(self) -> Decision:
@@ -126,12 +129,14 @@ class Steering:
                     "train. Check the condition under which on_batch calls skip_step()."
                 )
 
-    def _own(self) -> tuple[float | None, ...]:
-        numbers = self.control.take_numbers()
-        return numbers if self.state.mesh.rank == 0 else (None,) * NUMBERS
+    def _own(self) -> dict[str, float | None]:
+        asked = self.control.take_numbers()
+        return asked if self.state.mesh.rank == 0 else {}
 
     def _decide(self, heard: Heard) -> Decision:
-        stops, evaluates, saves, scale, fixed = heard.numbers
+        numbers = heard.numbers
+        scale, fixed = numbers["rate_scale"], numbers["rate_fixed"]
         if scale is not None and fixed is not None:
             self.state.rate = RateAdjustment(scale, None if fixed < 0 else fixed)
-        return Decision(heard.stops, stops is not None, evaluates is not None, saves is not None)
+        stops, evaluates, saves = (numbers[name] is not None for name in ("stop", "evaluate", "save"))
+        return Decision(heard.stops, stops, evaluates, saves)

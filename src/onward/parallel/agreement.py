@@ -47,11 +47,11 @@ class Heard(NamedTuple):
 
     Attributes:
         stops: whether any rank wants to stop.
-        numbers: the largest that any rank gave of each; None where none gave any.
+        numbers: by name, the largest that any rank gave; None where none gave any.
     """
 
     stops: bool
-    numbers: tuple[float | None, ...]
+    numbers: Mapping[str, float | None]
 
 
 class UpdateAgreement:
@@ -60,22 +60,32 @@ class UpdateAgreement:
     If any rank wants to stop, all do. Of each number the largest counts, so that a rank that alone gives one decides.
     Between hosts eight bytes for each travel after each update, apart from the tensors' groups. They do so while the
     next update is computed, so that nobody waits for them, and what a rank gives is heard one update later.
+
+    Args:
+        mesh: the ranks.
+        names: of the further numbers, the same on every rank.
     """
 
-    def __init__(self, mesh: Mesh, count: int = 0) -> None:
+    def __init__(self, mesh: Mesh, names: Sequence[str] = ()) -> None:
         self.mesh = mesh
-        self._nothing = Heard(False, (None,) * count)
-        self._message = torch.zeros(1 + count, dtype=torch.float64)
+        self._nothing = Heard(False, dict.fromkeys(names))
+        self._message = torch.zeros(1 + len(names), dtype=torch.float64)
         self._travels: dist.Work | None = None
 
-    def after_update(self, wants_to_stop: bool, numbers: Sequence[float | None] = ()) -> Heard:
-        """What to do now, the same answer on every rank; all must ask after the same update."""
+    def after_update(self, wants_to_stop: bool, numbers: Mapping[str, float | None] | None = None) -> Heard:
+        """What to do now, the same answer on every rank; all must ask after the same update.
+
+        Args:
+            wants_to_stop: this rank does.
+            numbers: what this rank gives, by name; names that it leaves out are not given.
+        """
+        given = {**self._nothing.numbers, **(numbers or {})}
         if self.mesh.control is None:
-            return Heard(wants_to_stop, tuple(numbers))
+            return Heard(wants_to_stop, given)
         note_progress()
         heard = self.settle()
         if not heard.stops:
-            values = [float(wants_to_stop), *(_NOTHING if number is None else number for number in numbers)]
+            values = [float(wants_to_stop), *(_NOTHING if number is None else number for number in given.values())]
             self._message.copy_(torch.tensor(values, dtype=torch.float64))
             self._travels = dist.all_reduce(self._message, op=dist.ReduceOp.MAX, group=self.mesh.control, async_op=True)
         return heard
@@ -86,12 +96,13 @@ class UpdateAgreement:
             return self._nothing
         self._travels.wait()
         self._travels = None
-        stops, *numbers = self._message.tolist()
-        return Heard(bool(stops), tuple(None if number == _NOTHING else number for number in numbers))
+        stops, *found = self._message.tolist()
+        numbers = zip(self._nothing.numbers, found, strict=True)
+        return Heard(bool(stops), {name: None if number == _NOTHING else number for name, number in numbers})
 
     def stops_at_end(self, wants_to_stop: bool) -> bool:
         """Whether any rank wanted to stop until now; no update follows that the wish could travel beside."""
-        return self.after_update(wants_to_stop, self._nothing.numbers).stops or self.settle().stops
+        return self.after_update(wants_to_stop).stops or self.settle().stops
 
 
 _NOTHING = -math.inf
