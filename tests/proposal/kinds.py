@@ -63,6 +63,25 @@ def fixed_batch(folder: Path) -> None:
     export(net.eval(), (torch.randn(1, 5),), folder / "net.onnx", 17, False, input_names=["x"], output_names=["out"])
 
 
+class Mixing(nn.Module):
+    """Subtracts a mean over the batch: with one sample, over its classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 24), nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.second(self.first(x).relu())
+        return scores - scores.mean((0, 1), keepdim=True)
+
+
+def fixed_batch_that_mixes(folder: Path) -> None:
+    """Of one sample, and right for no other number."""
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["out"]}
+    export(Mixing().eval(), (torch.randn(1, 5),), folder / "net.onnx", 17, False, **names)
+
+
 def classifier_of_images(*end: nn.Module) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         torch.manual_seed(0)
@@ -272,7 +291,15 @@ KINDS: dict[str, Kind] = {
         says=("the labels range from 1 to 3, the model's classes start at 0",),
     ),
     "batch of one": Kind(
-        fixed_batch, numbers(5, lambda x: x[:, :3].argmax(1)), {"loss.type": CROSS_ENTROPY},
+        fixed_batch, numbers(5, lambda x: x[:, :3].argmax(1)),
+        {"loss.type": CROSS_ENTROPY, "training.batch_size": 16, "training.gradient_accumulation_steps": None},
+        says=("The file fixes a batch size of 1: training rewrites the graph for any size", "of the largest output"),
+    ),
+    "batch of one, samples that mix": Kind(
+        fixed_batch_that_mixes, numbers(5, lambda x: x[:, :3].argmax(1)),
+        {"loss.type": CROSS_ENTROPY, "training.batch_size": 1, "training.gradient_accumulation_steps": 16},
+        says=("the graph cannot be rewritten for another, because node", "mixes the samples of a batch",
+              "16 batches of 1"),
     ),
     "digit strings": Kind(
         recognizer(), digit_strings(),

@@ -12,7 +12,7 @@ import torch
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
-from onward.engine.rebatching_proof import prove_rebatching
+from onward.lowering.rebatching_proof import prove_rebatching
 from onward.engine.reports import RunStart
 from onward.engine.sample_shapes import fit_sample_shape
 from onward.engine.state import TrainState

@@ -53,7 +53,8 @@ class FitResult:
     def net(self) -> OnnxModule:
         """The trained model as a torch module, in evaluation mode: `net(*inputs)` gives the model's own outputs.
 
-        Its weights are copies: training it further does not change this result.
+        Its weights are copies: training it further does not change this result. It takes batches of any size where
+        the training did, also where the export fixed one.
         """
         training = self.parameters.training
         (path,) = self.parameters.model_files
@@ -62,6 +63,7 @@ class FitResult:
             weights_to_train=training.weights_to_train,
             weights_not_to_train=training.weights_not_to_train,
             tied_weights=training.tied_weights,
+            any_batch_size=self.runner.graph.rebatching is not None and not self.parameters.data.fixed_inputs,
         )
         trained, own = self.runner.net.tensors_by_name(), net.tensors_by_name()
         changed = (*net.graph.weights, *net.graph.states)

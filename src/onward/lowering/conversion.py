@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 
-from onward.errors import ParametersError
+from onward.errors import ModelError, ParametersError
 from onward.graph.reading import ModelSource
+from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import make_training_graph
 from onward.graph.widening import widen_to_float32
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import OnnxModule
+from onward.lowering.rebatching_proof import prove_rebatching
 from onward.parameters.training import DropoutRule
 
 
@@ -27,6 +30,7 @@ def to_torch(
     fusions_off: Collection[str] = (),
     fixed_inputs: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
+    any_batch_size: bool = False,
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
 
@@ -44,13 +48,16 @@ def to_torch(
         dtype: `torch.float32` turns the fp16 and bf16 of a file into fp32 throughout: weights, computation, outputs.
             Inputs may have the file's types or fp32; under `torch.autocast` the same fp32 weights compute in lower
             precision. `onward.export` writes the file's own types back. None: as the file has it.
+        any_batch_size: where the export fixed the batch size, rewrite the graph for any, as a run does whose
+            `training.batch_size` is another one; that samples stay independent is proven by computing a few of them
+            together and one by one. `onward.export` writes the file's own size. False: only the file's batch size.
 
     Returns:
         A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
         `net.weights` maps initializer names to parameters; `net.train()` turns dropout and batch statistics on.
 
     Raises:
-        ModelError: the model is missing, broken, or of an unknown opset.
+        ModelError: the model is missing, broken, of an unknown opset, or cannot have another batch size.
         OperatorError: operators without a lowering, all of them, with node names.
         ParametersError: another `dtype`.
 
@@ -59,7 +66,8 @@ def to_torch(
     """
     if dtype not in (None, torch.float32):
         raise ParametersError(f"dtype is {dtype!r}; pass torch.float32, or leave it out for the file's own types.")
-    graph = make_training_graph(
+    read = partial(
+        make_training_graph,
         model,
         weights_to_train=weights_to_train,
         weights_not_to_train=weights_not_to_train,
@@ -70,6 +78,11 @@ def to_torch(
         fixed_inputs=fixed_inputs,
         why_not_lowered=why_not_lowered,
     )
+    graph = read()
+    fixed = fixed_batch_size(graph.source.graph)
+    if any_batch_size and fixed is not None:
+        _prove(model, fixed, fixed_inputs)
+        graph = read(rebatch=True)
     if not graph.weights and graph.frozen and not weights_not_to_train:
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)
     if dtype is not None:
@@ -77,6 +90,18 @@ def to_torch(
     net = OnnxModule(graph)
     _warn_of_float16(net)
     return net
+
+
+def _prove(model: ModelSource, fixed: int, fixed_inputs: Mapping[str, float] | None) -> None:
+    """Refuses a model that cannot compute other numbers of samples than its export fixed."""
+    try:
+        prove_rebatching(model, fixed_inputs)
+    except NotRebatched as error:
+        raise ModelError(
+            f"any_batch_size is set, but the batch size in the model is fixed to {fixed}, and the graph cannot be "
+            f"rewritten for another, because {error}. Pass batches of {fixed} and accumulate their gradients, or "
+            "export the model with a dynamic batch axis (dynamic_shapes of torch.onnx.export)."
+        ) from error
 
 
 def _warn_of_float16(net: OnnxModule) -> None:

@@ -61,6 +61,19 @@ class Port:
 
 
 @dataclass(frozen=True)
+class BatchProof:
+    """Whether a graph whose batch size is fixed computes any number of samples once it is rewritten.
+
+    Attributes:
+        difference: the largest between samples in one batch and one by one, relative; None: it cannot be rewritten.
+        reason: why not.
+    """
+
+    difference: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """A model as far as a proposal needs it.
 
@@ -79,6 +92,7 @@ class ModelFacts:
         scaled_inputs: inputs that the model itself scales first, as `x / 255`.
         value_names: names of all values that are no inputs; none of them can name a label.
         fixed_inputs: inputs that no sample has, as an initial state, with the number that fills them.
+        batch_proof: whether it trains with another batch size than the file fixes; None: not looked at, or it is open.
     """
 
     path: Path
@@ -96,6 +110,7 @@ class ModelFacts:
     scaled_inputs: frozenset[str]
     value_names: frozenset[str]
     fixed_inputs: Mapping[str, float] = field(default_factory=dict)
+    batch_proof: BatchProof | None = None
 
     @property
     def element_count(self) -> int:
@@ -108,6 +123,12 @@ class ModelFacts:
         sizes = [port.shape[0] for port in self.inputs if port.shape and port.name not in self.fixed_inputs]
         fixed = [size for size in sizes if isinstance(size, int)]
         return fixed[0] if fixed and len(fixed) == len(sizes) else None
+
+    @property
+    def only_batch(self) -> int | None:
+        """The one batch size that it trains with; None: it trains with any."""
+        proof = self.batch_proof
+        return self.fixed_batch if proof is None or proof.difference is None else None
 
     @property
     def is_transformer(self) -> bool:

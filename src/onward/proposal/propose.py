@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onward.data.packing.source import make_split_chooser
 from onward.errors import DataError
+from onward.proposal.any_batch_size import with_batch_proof
 from onward.proposal.data_facts import DataFacts, read_data_facts, text_options_length
 from onward.proposal.match_features import match_features
 from onward.proposal.match_images import match_images
@@ -58,7 +59,7 @@ def propose(
     answers, folder = answers or Answers(), folder or Path()
     facts = read_model_facts(model) if isinstance(model, Path) else model
     seen = read_data_facts(data) if isinstance(data, Path) else data
-    facts = _without_features(facts, seen)
+    facts = with_data(facts, seen)
     if seen is None:
         match = match_nothing(facts, answers)
         counts = counts or Counts(0, 1)
@@ -167,10 +168,11 @@ def _folders(data: DataFacts | None, match: Match, folder: Path) -> tuple[str, s
     return relative(data.train_dir, folder), test
 
 
-def _without_features(facts: ModelFacts, data: DataFacts | None) -> ModelFacts:
-    """The model with those inputs fixed that no feature of the data is named after."""
+def with_data(facts: ModelFacts, data: DataFacts | None) -> ModelFacts:
+    """The model with those inputs fixed that no feature of the data is named after, and whether its batch is."""
     held = set() if data is None else {feature.name for feature in data.features}
-    return replace(facts, fixed_inputs={name: one for name, one in facts.fixed_inputs.items() if name not in held})
+    fixed = {name: one for name, one in facts.fixed_inputs.items() if name not in held}
+    return with_batch_proof(replace(facts, fixed_inputs=fixed))
 
 
 def _data(facts: ModelFacts, match: Match) -> list[Choice]:

@@ -24,37 +24,56 @@ _FEWEST_FOR_STATISTICS = 16
 def batch_size(model: ModelFacts, task: Task, counts: Counts, answers: Answers) -> Choice:
     """Samples of a micro-batch: usual for the kind of model, and few enough for some updates an epoch."""
     name = "training.batch_size"
-    if model.fixed_batch is not None:
-        return Choice(name, model.fixed_batch, f"the batch size in the file is fixed to {model.fixed_batch}.")
+    if model.only_batch is not None:
+        return Choice(name, model.only_batch, _why_only(model))
+    size, reason = _wanted_batch(model, task, counts, answers)
+    return Choice(name, size, reason + _rewritten(model, size))
+
+
+def _why_only(model: ModelFacts) -> str:
+    proof = model.batch_proof
+    because = f", and the graph cannot be rewritten for another, because {proof.reason}" if proof is not None else ""
+    return f"the batch size in the file is fixed to {model.fixed_batch}{because}."
+
+
+def _rewritten(model: ModelFacts, size: int) -> str:
+    """What is said of a batch size that the file does not have."""
+    proof = model.batch_proof
+    if proof is None or proof.difference is None or size == model.fixed_batch:
+        return ""
+    return (
+        f" The file fixes a batch size of {model.fixed_batch}: training rewrites the graph for any size (samples "
+        f"computed as one batch and one by one differ by {proof.difference:.0e} of the largest output), the trained "
+        "model keeps its own."
+    )
+
+
+def _wanted_batch(model: ModelFacts, task: Task, counts: Counts, answers: Answers) -> tuple[int, str]:
     if answers.batch_size is not None:
-        return Choice(name, answers.batch_size, "set on the command line or in the wizard.")
+        return answers.batch_size, "set on the command line or in the wizard."
     usual, kind = _usual_batch(model, task)
     if not counts.train:
-        return Choice(name, usual, f"usual for {kind}.")
+        return usual, f"usual for {kind}."
     most = max(1, counts.train // _FEWEST_UPDATES_AN_EPOCH)
     size = usual
     while size > most and size > 1:
         size //= 2
     if size < usual:
-        return Choice(
-            name,
-            size,
-            f"smaller than the usual {usual}, so that {counts.train:,} samples give enough updates per epoch.",
-        )
-    return Choice(name, size, f"usual for {kind}.")
+        return size, f"smaller than the usual {usual}, so that {counts.train:,} samples give enough updates per epoch."
+    return size, f"usual for {kind}."
 
 
 def accumulation(model: ModelFacts, task: Task, counts: Counts, answers: Answers) -> list[Choice]:
     """Batches that make an update together, where the file fixes the batch to fewer samples than are usual."""
-    if model.fixed_batch is None:
+    if model.only_batch is None:
         return []
     wanted = answers.batch_size or _usual_batch(model, task)[0]
     while counts.train and wanted > max(1, counts.train // _FEWEST_UPDATES_AN_EPOCH):
         wanted //= 2
-    count = wanted // model.fixed_batch
+    count = wanted // model.only_batch
     if count < 2:
         return []
-    reason = f"{count} batches of {model.fixed_batch} make one update: {count * model.fixed_batch} samples."
+    reason = f"{count} batches of {model.only_batch} make one update: {count * model.only_batch} samples."
     return [Choice("training.gradient_accumulation_steps", count, reason)]
 
 

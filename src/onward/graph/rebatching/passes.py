@@ -1,7 +1,7 @@
 """A graph whose batch size was fixed at export, computing any number of samples: for training only, in place.
 
 Shapes that the exporter stored as constants are rewritten where the batch is one of their factors. Whether samples stay
-apart is then proven by numbers (`onward.engine.rebatching_proof`).
+apart is then proven by numbers (`onward.lowering.rebatching_proof`).
 """
 
 from __future__ import annotations

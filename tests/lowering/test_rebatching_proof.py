@@ -16,9 +16,10 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
+import onward
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.rebatching_proof import BOUND, prove_rebatching
-from onward.errors import ParametersError
+from onward.lowering.rebatching_proof import BOUND, prove_rebatching
+from onward.errors import ModelError, ParametersError
 from onward.graph.rebatching.passes import NotRebatched
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
@@ -287,3 +288,33 @@ def test_a_run_with_the_batch_of_the_file_is_left_alone(tmp_path: Path) -> None:
     _fixed_mlp(tmp_path, 4)
     runner, _ = start(tmp_path)
     assert runner.graph.rebatching is None
+
+
+def test_to_torch_offers_any_batch_size(tmp_path: Path) -> None:
+    """Outputs and gradients of a batch are those of a file with an open batch; the exported file keeps its own size."""
+    model = _fixed_mlp(tmp_path)
+    net, free = onward.to_torch(model, any_batch_size=True), onward.to_torch(build_mlp())
+    x = torch.from_numpy(data(7)["x"])
+    torch.testing.assert_close(net(x), free(x), rtol=0, atol=0)
+    for one in (net, free):
+        one(x).square().mean().backward()
+    for name, weight in free.weights.items():
+        torch.testing.assert_close(net.weights[name].grad, weight.grad, rtol=0, atol=0)
+    onward.export(net, tmp_path / "exported.onnx")
+    exported = onnx.load(tmp_path / "exported.onnx")
+    assert exported.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    with pytest.raises(ModelError, match=r"shape \[7, 6\]|expects \[1, 6\]|\[1, 6\]"):
+        onward.to_torch(model)(x)
+    assert onward.to_torch(build_mlp(), any_batch_size=True)(x).shape == (7, 4)
+
+
+def test_to_torch_refuses_any_batch_size_where_samples_mix(tmp_path: Path) -> None:
+    model = _fixed_mlp(tmp_path, mixed=True)
+    with pytest.raises(ModelError) as raised:
+        onward.to_torch(model, any_batch_size=True)
+    text = str(raised.value)
+    assert text.startswith(
+        "any_batch_size is set, but the batch size in the model is fixed to 1, and the graph cannot be rewritten for "
+        "another, because its samples are not independent: 'logits' differs by "
+    )
+    assert "Pass batches of 1 and accumulate their gradients, or export the model with a dynamic batch axis" in text
