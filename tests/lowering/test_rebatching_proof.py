@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import onward
 from onward.data.in_memory import InMemoryDataLoader
-from onward.lowering.rebatching_proof import BOUND, prove_rebatching
 from onward.errors import ModelError, ParametersError
 from onward.graph.rebatching.passes import NotRebatched
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
+from onward.lowering.rebatching_proof import BOUND, prove_rebatching
 from tests.lowering.saved_models import Separable
 from tests.lowering.vision_models import RecurrentClassifier, SmallUNet
 from tests.mlp import build_mlp, data, start, weights_of

@@ -141,7 +141,7 @@ def _pack(proposal: Proposal, is_forced: bool) -> Counts:
 
 
 def _packed_before(packing: Packing) -> Counts | None:
-    folders = [packing.folder / part for part in (("train", "test") if packing.options.test_fraction else ("",))]
+    folders = [packing.folder / part for part in packing.options.splits]
     found = [read_manifest(folder) for folder in folders if folder.is_dir()]
     manifests = [one for one in found if one is not None]
     source = packing.options.source
@@ -151,7 +151,8 @@ def _packed_before(packing: Packing) -> Counts | None:
         return None
     if any(_plain(dict(one.options)) != _plain(wanted) for one in manifests):
         return None
-    newest = _newest(packing.source)
+    sources = [packing.source, *([Path(packing.options.test_source)] if packing.options.test_source else [])]
+    newest = max(map(_newest, sources))
     written = min((folder / "pack.json").stat().st_mtime for folder in folders)
     return _counts(manifests) if newest <= written else None
 

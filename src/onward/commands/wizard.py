@@ -164,7 +164,8 @@ def _patterns(text: str) -> tuple[str, ...] | None:
 
 
 def _share_found(proposal: Proposal) -> float | None:
-    return None if proposal.packing is None else proposal.packing.options.test_fraction
+    packing = proposal.packing
+    return None if packing is None or packing.options.test_source else packing.options.test_fraction
 
 
 _QUESTIONS = (

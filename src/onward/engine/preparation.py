@@ -12,7 +12,6 @@ import torch
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.features import LabelRange
-from onward.lowering.rebatching_proof import prove_rebatching
 from onward.engine.reports import RunStart
 from onward.engine.sample_shapes import fit_sample_shape
 from onward.engine.state import TrainState
@@ -26,6 +25,7 @@ from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import input_types
+from onward.lowering.rebatching_proof import prove_rebatching
 from onward.lowering.shapes import ValueFacts, find_value_facts
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import LearningRateSchedule

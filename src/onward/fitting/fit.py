@@ -14,7 +14,7 @@ from torch import nn
 from onward.data.batches import BatchSource
 from onward.data.sources.iterated import IteratedDataLoader
 from onward.data.sources.naming import FeatureNames
-from onward.data.sources.opening import Reading, holds_shards, open_data
+from onward.data.sources.opening import Reading, holds_shards, open_data, open_test_part
 from onward.data.sources.temporary import TemporaryFolder
 from onward.engine.functions import LossFunction, MetricFunction
 from onward.engine.reports import Watcher
@@ -67,7 +67,9 @@ def fit(
         model: an `.onnx` file, an `onnx.ModelProto` or an `onnx_ir.Model`.
         data: a dictionary of arrays (numpy, torch, lists), a tuple `(x, y)`, a pandas, polars or Arrow table, a torch
             or Hugging Face data set, a torch `DataLoader`, an iterable of batches or samples (dictionaries or tuples),
-            a folder or file that `onward pack` takes, a folder of shards, or an `onward.DataLoader`.
+            a folder or file that `onward pack` takes, a folder of shards, or an `onward.DataLoader`. Of a folder that
+            is divided into `train` and `val` (or `valid`, `validation`, `dev`, `test`, `eval`), the latter is
+            evaluated.
         loss: a name (`softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `output`; also
             `cross_entropy`, `mse`, `bce`, `mae`), a torch function of (outputs, batch), a `Loss` or its fields; left
             out: chosen from model and data, with batch size, learning rate and epochs, as `onward init` does.
@@ -159,8 +161,9 @@ def _fit(
         summary = runner.run(source, evaluated)
         runner.end_training(evaluated)
     finally:
-        if opened.source is not data:
-            opened.source.close()
+        for one, given in ((opened.source, data), (opened.evaluated, validation.data)):
+            if one is not None and one is not given:
+                one.close()
     runner.watchers.raise_failures()
     return FitResult(runner, history, summary, folder)
 
@@ -194,6 +197,8 @@ def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: 
         return _Opened(source, evaluated, wanted, (note,), folder)
     source = open_data(data, _names(wanted, ports), reading)
     _refuse_second_reading(source, wanted)
+    if validation.is_left_out:
+        validation = _Validation(open_test_part(data, source, _names(wanted, ports)), None)
     if wanted.loss is not None:
         return _Opened(*validation.take_from(source, wanted.seed), wanted)
     named = wanted.names

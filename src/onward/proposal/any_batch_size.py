@@ -1,4 +1,4 @@
-"""Whether a file whose export fixed the batch size trains with another: proven by numbers, as a run does at its start."""
+"""Whether a file whose export fixed the batch size trains with another: proven by numbers, as a run does."""
 
 from __future__ import annotations
 

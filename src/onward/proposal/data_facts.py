@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from onward.data.packing.documents import count_bytes
 from onward.data.packing.options import ArrayOptions, TableOptions, TextOptions
 from onward.data.packing.rows import read_blocks
 from onward.data.packing.source import Sample, find_source_files, require
+from onward.data.packing.splits import EVALUATION_NAMES, TRAINING_NAMES, Splits, find_splits
 from onward.data.shard_format import index_shard, read_samples
 from onward.errors import DataError
 
@@ -69,8 +70,10 @@ class DataFacts:
         path: as the user named it.
         kind: `packed`, or the kind of source as `onward pack` calls it.
         features: of one sample; for tables its columns; for text none but what packing makes.
-        sample_count: of all, or of the training part of packed data that have a test part.
+        sample_count: of all, or of the training part of data that have a test part.
         test_count: of the test part of packed data.
+        test: what the test part holds, of data that are divided but not packed.
+        unused: further parts, such as a `test` next to a `val`.
         is_counted: false where the count is an estimate.
         train_dir, test_dir: of packed data.
         classes: names of the classes, where the data name them.
@@ -91,6 +94,8 @@ class DataFacts:
     missing_rows: int = 0
     delimiter: str = ","
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    test: DataFacts | None = None
+    unused: tuple[Path, ...] = ()
 
     def feature(self, name: str) -> Feature | None:
         """The feature of this name."""
@@ -106,11 +111,32 @@ def read_data_facts(path: Path) -> DataFacts:
     packed = _packed_folders(path)
     if packed is not None:
         return _read_packed(path, *packed)
-    if path.is_dir() and path.name in ("train", "test") and not any(path.iterdir()):
+    splits = find_splits(path)
+    if splits is not None:
+        return _read_splits(splits)
+    if path.is_dir() and path.name in (*TRAINING_NAMES, *EVALUATION_NAMES) and not any(path.iterdir()):
         raise DataError(f"data folder {str(path)!r} is empty; pass a folder or file with data.")
-    kind, paths = find_source_files(path, None)
+    return _read_source(path, None)
+
+
+def _read_source(path: Path, kind: str | None) -> DataFacts:
+    kind, paths = find_source_files(path, kind)
     readers = {"arrays": _read_arrays, "table": _read_table, "images": _read_images, "text": _read_text}
     return readers[kind](path, paths)
+
+
+def _read_splits(splits: Splits) -> DataFacts:
+    """Training and test data of a divided folder: the columns of words hold the words of both."""
+    train = _read_source(splits.train, None)
+    test = _read_source(splits.test, train.kind)
+    features = tuple(_with_words_of(feature, test.feature(feature.name)) for feature in train.features)
+    return replace(train, features=features, test=test, unused=splits.unused)
+
+
+def _with_words_of(feature: Feature, other: Feature | None) -> Feature:
+    if feature.dtype != WORDS or other is None:
+        return feature
+    return replace(feature, words=tuple(sorted({*feature.words, *other.words})))
 
 
 # ------------------------------------------------------------------------------------------------------------- packed
@@ -121,11 +147,13 @@ def _packed_folders(path: Path) -> tuple[Path, Path | None] | None:
     if not path.is_dir():
         return None
     if _holds_shards(path):
-        beside = path.parent / "test"
-        return path, beside if path.name == "train" and _holds_shards(beside) else None
-    if _holds_shards(path / "train"):
-        return path / "train", path / "test" if _holds_shards(path / "test") else None
-    return None
+        return path, _test_shards(path.parent) if path.name in TRAINING_NAMES else None
+    train = next((path / name for name in TRAINING_NAMES if _holds_shards(path / name)), None)
+    return None if train is None else (train, _test_shards(path))
+
+
+def _test_shards(folder: Path) -> Path | None:
+    return next((folder / name for name in EVALUATION_NAMES if _holds_shards(folder / name)), None)
 
 
 def _holds_shards(folder: Path) -> bool:

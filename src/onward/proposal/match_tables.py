@@ -24,6 +24,9 @@ from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Packing, Question
 from onward.proposal.task import Label, candidates, find_task
 
+_FEWEST_NUMBERED_ROWS = 20
+"""From which integers that are all different, and close together, number the rows whatever their order."""
+
 
 @dataclass(frozen=True)
 class _Columns:
@@ -185,7 +188,11 @@ def _is_identifier(column: Feature, data: DataFacts) -> bool:
     values = column.values
     if values is None or values.ndim != 1 or values.dtype.kind != "i" or len(values) < 3:
         return False
-    return bool((np.diff(values) == 1).all())
+    if bool((np.diff(values) == 1).all()):
+        return True
+    # Of rows that were shuffled or divided, the numbers of some.
+    spread = int(values.max()) - int(values.min()) + 1
+    return len(values) >= _FEWEST_NUMBERED_ROWS and len(np.unique(values)) == len(values) >= spread / 2
 
 
 def _inputs_of(

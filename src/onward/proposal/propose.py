@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from onward.data.packing.options import PackOptions, TextOptions
 from onward.data.packing.source import make_split_chooser
 from onward.errors import DataError
 from onward.proposal.any_batch_size import with_batch_proof
@@ -105,6 +106,8 @@ def _with_split(match: Match, data: DataFacts, answers: Answers) -> Match:
     """A test split for data that are packed here."""
     if match.packing is None:
         return match
+    if data.test is not None:
+        return _with_test_data(match, data, data.test, answers)
     if data.kind == "text":
         share, seed = 0.1, 0
     else:
@@ -118,6 +121,22 @@ def _with_split(match: Match, data: DataFacts, answers: Answers) -> Match:
     else:
         reasons = (*reasons, f"{data.sample_count} samples are too few to hold some out for testing")
     return replace(match, packing=replace(match.packing, options=options, reasons=reasons))
+
+
+def _with_test_data(match: Match, data: DataFacts, test: DataFacts, answers: Answers) -> Match:
+    """The test part that the data are divided into already."""
+    assert match.packing is not None
+    if answers.test_fraction is not None:
+        raise DataError(
+            f"--test-fraction is {answers.test_fraction:g}, but {str(data.path.parent)!r} has test data, "
+            f"{test.path.name!r}. Leave it out, or pass {str(data.path)!r} alone."
+        )
+    options = replace(match.packing.options, test_source=str(test.path))
+    said = f"{test.path.name} is evaluated during training"
+    if data.unused:
+        said += f"; {', '.join(one.name for one in data.unused)} is left for a final evaluation"
+    packing = replace(match.packing, options=options, reasons=(*match.packing.reasons, said))
+    return replace(match, packing=packing)
 
 
 def _split(count: int) -> tuple[float, int]:
@@ -139,11 +158,16 @@ def _expected_counts(match: Match, data: DataFacts) -> Counts:
     if match.packing is None:
         return Counts(data.sample_count, data.test_count)
     options = match.packing.options
-    count = data.sample_count
-    if data.kind == "text":
-        count = text_options_length(data, options.source)  # type: ignore[arg-type]
+    if data.test is not None:
+        return Counts(_count(data, options), _count(data.test, options), False)
+    count = _count(data, options)
     test = round(count * options.test_fraction)
     return Counts(count - test, test, False)
+
+
+def _count(data: DataFacts, options: PackOptions) -> int:
+    """Samples that packing gives, as far as it is known before."""
+    return text_options_length(data, options.source) if isinstance(options.source, TextOptions) else data.sample_count
 
 
 def _paths(
@@ -161,7 +185,7 @@ def _paths(
 def _folders(data: DataFacts | None, match: Match, folder: Path) -> tuple[str, str | None]:
     if match.packing is not None:
         name = relative(match.packing.folder, folder)
-        return (f"{name}/train", f"{name}/test") if match.packing.options.test_fraction else (name, None)
+        return (f"{name}/train", f"{name}/test") if len(match.packing.options.splits) == 2 else (name, None)
     if data is None or data.train_dir is None:
         return f"{DATA_FOLDER}/train", f"{DATA_FOLDER}/test"
     test = None if data.test_dir is None else relative(data.test_dir, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import IO
 import numpy as np
 
 from onward.data.packing.options import ArrayOptions
-from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
+from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
+from onward.data.packing.splits import one_after_the_other
 from onward.errors import DataError
 
 _ROWS_BYTES = 1 << 20
@@ -21,12 +22,20 @@ _DAMAGES = (OSError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a broken archive raises."""
 
 
-def open_arrays(paths: list[Path], options: ArrayOptions) -> Source:
-    """Opens .npz files, read one after the other, or .npy files, read side by side.
+def open_arrays(paths: list[Path], options: ArrayOptions, test_paths: Sequence[Path] = ()) -> Source:
+    """Opens .npz files, read one after the other, or .npy files, read side by side; and others for testing alone.
 
     Raises:
         DataError: a file is broken, arrays differ in length, or both kinds of file are mixed.
     """
+    total, read = _open(paths, options)
+    if test_paths:
+        more, read_test = _open(test_paths, options)
+        total, read = total + more, one_after_the_other(read, read_test)
+    return Source("samples", total, read)
+
+
+def _open(paths: Sequence[Path], options: ArrayOptions) -> tuple[int, Read]:
     archives = [path for path in paths if path.suffix.lower() == ".npz"]
     if archives and len(archives) != len(paths):
         raise DataError(
@@ -37,7 +46,7 @@ def open_arrays(paths: list[Path], options: ArrayOptions) -> Source:
     if groups and len(groups[0]) != len(paths):
         raise DataError(f"among {len(paths)} .npy files some have the same name in different folders; pack them apart.")
     lengths = [_measure_archive(path, options) for path in archives] or [_measure_files(groups[0], options)]
-    return Source("samples", sum(lengths), partial(_read, archives, groups, options))
+    return sum(lengths), partial(_read, archives, groups, options)
 
 
 def _read(

@@ -11,6 +11,7 @@ from typing import Any
 from onward.data.packing.options import KINDS, PackOptions
 from onward.data.packing.packer import PackSummary, pack
 from onward.data.packing.source import find_source_files
+from onward.data.packing.splits import find_splits
 from onward.errors import DataError, ParametersError
 from onward.remote.copies import local_folder, uploaded
 from onward.remote.files import is_folder, list_folder, shown, url_of
@@ -35,7 +36,11 @@ def run(arguments: argparse.Namespace) -> PackSummary:
         UserError: as `pack`.
     """
     given, source = vars(arguments), local_folder(Path(arguments.source))
-    kind, _ = find_source_files(source, arguments.kind, given.get("pattern", ""), given.get("exclude", ()))
+    if "test_source" in given:
+        given["test_source"] = str(local_folder(Path(given["test_source"])))
+    splits = None if "pattern" in given else find_splits(source)
+    place = source if splits is None else splits.train
+    kind, _ = find_source_files(place, arguments.kind, given.get("pattern", ""), given.get("exclude", ()))
     for other, options_type in KINDS.items():
         wrong = [field.name for field in _fields(options_type) if field.name in given and other != kind]
         if wrong:

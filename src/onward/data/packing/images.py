@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,40 @@ from typing import Any
 import numpy as np
 
 from onward.data.packing.options import ImageOptions
-from onward.data.packing.source import Advance, ChooseSplit, Sample, Source, require
+from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source, require
+from onward.data.packing.splits import one_after_the_other
 from onward.errors import DataError
 
 
-def open_images(folder: Path, paths: list[Path], options: ImageOptions, seed: int) -> Source:
-    """Opens a folder whose folders are classes, numbered in the order of their names.
+def open_images(
+    folder: Path,
+    paths: list[Path],
+    options: ImageOptions,
+    seed: int,
+    test_folder: Path | None = None,
+    test_paths: Sequence[Path] = (),
+) -> Source:
+    """Opens a folder whose folders are classes, numbered in the order of their names; and another for testing alone.
 
     Raises:
-        DataError: an image lies in no class folder, or there is one class only.
+        DataError: an image lies in no class folder, or the test folder has a class that the other one lacks.
         UserError: pillow is not installed.
     """
     require("PIL.Image", "packing images")
+    names = _class_names(folder, paths)
+    classes = sorted(set(names))
+    details: dict[str, Any] = {"classes": classes, "images_per_class": {name: names.count(name) for name in classes}}
+    read: Read = partial(_read, _labelled(paths, names, classes, options, seed), options, details)
+    if test_folder is not None:
+        test_names = _class_names(test_folder, test_paths)
+        _check_classes(test_folder, test_names, folder, classes)
+        test_images = _labelled(test_paths, test_names, classes, options, seed)
+        read = one_after_the_other(read, partial(_read, test_images, options, details))
+    return Source("images", len(paths) + len(test_paths), read, details)
+
+
+def _class_names(folder: Path, paths: Sequence[Path]) -> list[str]:
+    """The class of each image."""
     if folder.is_file():
         raise DataError(f"{str(folder)!r} is one file; images are packed from a folder with one folder per class.")
     names = []
@@ -33,14 +55,27 @@ def open_images(folder: Path, paths: list[Path], options: ImageOptions, seed: in
                 "class is the name of the folder inside the source."
             )
         names.append(parts[0])
-    classes = sorted(set(names))
-    labels = [classes.index(name) for name in names]
+    return names
+
+
+def _labelled(
+    paths: Sequence[Path], names: Sequence[str], classes: Sequence[str], options: ImageOptions, seed: int
+) -> list[tuple[Path, int]]:
+    """Images with the numbers of their classes, in the order in which they are packed."""
     order = np.arange(len(paths))
     if options.shuffle_images:
         order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 3]))).permutation(len(paths))
-    images = [(paths[k], labels[k]) for k in order.tolist()]
-    details: dict[str, Any] = {"classes": classes, "images_per_class": {name: names.count(name) for name in classes}}
-    return Source("images", len(paths), partial(_read, images, options, details), details)
+    return [(paths[k], classes.index(names[k])) for k in order.tolist()]
+
+
+def _check_classes(test_folder: Path, found: Sequence[str], folder: Path, classes: Sequence[str]) -> None:
+    unknown = sorted(set(found) - set(classes))
+    if unknown:
+        raise DataError(
+            f"test folder {str(test_folder)!r} has {len(unknown)} class folders that {str(folder)!r} lacks, the first "
+            f"{unknown[0]!r}; the classes are {', '.join(map(repr, classes))}. Add training images of these classes, "
+            "or remove them from the test folder."
+        )
 
 
 def _read(
@@ -61,7 +96,7 @@ def _read(
         yield choose_split(number), {"image": image, "label": np.array(label, np.int64)}
         number += 1
     if skipped:
-        details["images_skipped"] = skipped
+        details["images_skipped"] = [*details.get("images_skipped", ()), *skipped]
 
 
 def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:

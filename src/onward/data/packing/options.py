@@ -189,6 +189,11 @@ class PackOptions:
         "share of the samples (of the documents, for text of many) that goes to DEST/test, the rest to DEST/train",
         parse=float,
     )
+    test_source: str = option(
+        "",
+        "a second file or folder of the same kind, which goes to DEST/test, SOURCE to DEST/train; found out where "
+        "SOURCE is a folder of nothing but train and val (or valid, validation, dev, test, eval)",
+    )
     shuffle_buffer: int = option(0, "mix the samples within a buffer of this many before they are written", parse=int)
     seed: int = option(0, "of splitting, mixing and masking", parse=int)
     transform: tuple[tuple[str, str], ...] = option(
@@ -208,13 +213,22 @@ class PackOptions:
             raise ParametersError(f"samples_per_file is {self.samples_per_file}; expected at least 1.")
         if not 0 <= self.test_fraction < 1:
             raise ParametersError(f"test_fraction is {self.test_fraction}; expected a share from 0 to below 1.")
+        if self.test_source and self.test_fraction:
+            raise ParametersError(
+                f"test_fraction is {self.test_fraction:g}, but the test data are {self.test_source!r}; leave one out."
+            )
         if self.shuffle_buffer < 0 or self.seed < 0:
             raise ParametersError(f"shuffle_buffer {self.shuffle_buffer} and seed {self.seed} must be at least 0.")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The folders of shards that are written in DEST; "" is DEST itself."""
+        return ("train", "test") if self.test_fraction > 0 or self.test_source else ("",)
 
     def to_dict(self, source: SourceOptions) -> dict[str, Any]:
         """JSON-able; what does not change the shards is left out."""
         values = dataclasses.asdict(self)
-        for name in ("source", "overwrite", "progress"):
+        for name in ("source", "overwrite", "progress", *(() if self.test_source else ("test_source",))):
             del values[name]
         return {name: _as_json(value) for name, value in {**values, **dataclasses.asdict(source)}.items()}
 

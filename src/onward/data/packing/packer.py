@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from onward.data.packing.options import (
     kind_of,
 )
 from onward.data.packing.source import Advance, Sample, Source, find_source_files, make_split_chooser
+from onward.data.packing.splits import find_splits
 from onward.data.packing.tables import open_table
 from onward.data.packing.text import open_text
 from onward.data.packing.transforms import make_transforms
@@ -95,19 +96,18 @@ def pack(
         UserError: a package that this kind needs is not installed.
         StorageError: the disk refused the shards. After any error or interrupt `dest` is as it was before.
     """
-    options = options or PackOptions()
     start, dest = time.monotonic(), Path(dest)
+    place, options = _with_test_source(Path(source), options or PackOptions())
     asked = kind_of(options.source) if options.source is not None else None
-    kind, paths = find_source_files(Path(source), asked, options.pattern, options.exclude)
+    kind, paths = find_source_files(place, asked, options.pattern, options.exclude)
     source_options = options.source if options.source is not None else KINDS[kind]()
     _check_dest(dest, options.overwrite)
-    opened = _open(Path(source), paths, source_options, options.seed)
-    splits = ("train", "test") if options.test_fraction > 0 else ("",)
+    opened = _open(place, kind, paths, source_options, options)
     with _staging(dest) as staging:
-        sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in splits}
+        sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in options.splits}
         _write_all(opened, sequences, options)
         manifests = {}
-        if not splits[0]:
+        if not options.test_fraction:
             opened.details.pop("split_by", None)
         for split, sequence in sequences.items():
             manifest = Manifest(
@@ -127,19 +127,39 @@ def pack(
     return PackSummary(dest, kind, manifests, time.monotonic() - start)
 
 
-def _open(source: Path, paths: list[Path], options: SourceOptions, seed: int) -> Source:
+def _with_test_source(source: Path, options: PackOptions) -> tuple[Path, PackOptions]:
+    """The training data and the options with the test data, where a folder is divided into both already."""
+    splits = None if options.test_source or options.pattern else find_splits(source)
+    if splits is None:
+        return source, options
+    if options.test_fraction:
+        raise ParametersError(
+            f"test_fraction is {options.test_fraction:g}, but {str(source)!r} has test data, {splits.test.name!r}. "
+            f"Leave it out, or pack {str(splits.train)!r} alone."
+        )
+    return splits.train, replace(options, test_source=str(splits.test))
+
+
+def _open(source: Path, kind: str, paths: list[Path], options: SourceOptions, packing: PackOptions) -> Source:
+    test, test_paths = None, list[Path]()
+    if packing.test_source:
+        test = Path(packing.test_source)
+        _, test_paths = find_source_files(test, kind, packing.pattern, packing.exclude)
     if isinstance(options, ArrayOptions):
-        return open_arrays(paths, options)
+        return open_arrays(paths, options, test_paths)
     if isinstance(options, TableOptions):
-        return open_table(paths, options)
+        return open_table(paths, options, test_paths)
     if isinstance(options, ImageOptions):
-        return open_images(source, paths, options, seed)
-    return open_text(paths, options, seed)
+        return open_images(source, paths, options, packing.seed, test, test_paths)
+    return open_text(paths, options, packing.seed, test_paths)
 
 
 def _check_not_empty(manifest: Manifest, split: str, options: PackOptions, source: str) -> None:
     if manifest.sample_count:
         return
+    if options.test_source:
+        name = options.test_source if split == "test" else source
+        raise DataError(f"{name!r} gave no samples; nothing was packed. Add samples, or pack the other part alone.")
     if split:
         raise DataError(
             f"no sample of {source!r} fell into {split!r} with test_fraction {options.test_fraction}; the source is "
@@ -214,6 +234,24 @@ def _write_all(source: Source, sequences: Mapping[str, _ShardSequence], options:
             (only or sequences[split]).write(cast(transform(sample)))
         for sequence in sequences.values():
             sequence.end_shard()
+    _check_same_features(sequences, options)
+
+
+def _check_same_features(sequences: Mapping[str, _ShardSequence], options: PackOptions) -> None:
+    """Test samples have the features of training samples."""
+    described = [sequence.describe_features() for sequence in sequences.values() if sequence.entries]
+    if len(described) == 2 and described[0] != described[1]:
+        train, test = described
+        names = sorted(name for name in {*train, *test} if train.get(name) != test.get(name))
+        said = "; ".join(f"{name!r} is {_said(test.get(name))}, in training {_said(train.get(name))}" for name in names)
+        raise DataError(
+            f"the test samples ({options.test_source}) differ from the training samples: {said}. Both need the same "
+            "features, shapes and dtypes; for a dtype, choose one with --cast NAME=DTYPE."
+        )
+
+
+def _said(spec: Mapping[str, Any] | None) -> str:
+    return "missing" if spec is None else f"{spec['dtype']} {spec['shape']}"
 
 
 def _mix(samples: Iterator[tuple[str, Sample]], size: int, seed: int) -> Iterator[tuple[str, Sample]]:

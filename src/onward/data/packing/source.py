@@ -20,6 +20,8 @@ ChooseSplit = Callable[[int], str]
 """Number of a sample or document -> "train" or "test"."""
 Advance = Callable[[int], None]
 """Called with what was read since the last call, in the source's unit."""
+Read = Callable[[ChooseSplit, Advance], Iterator[tuple[str, Sample]]]
+"""Gives ("train" or "test", sample) in a fixed order."""
 
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "text": (".txt", ".text", ".md", ".rst", ".py"),
@@ -47,7 +49,7 @@ class Source:
 
     unit: str
     total: int
-    read: Callable[[ChooseSplit, Advance], Iterator[tuple[str, Sample]]]
+    read: Read
     details: dict[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 

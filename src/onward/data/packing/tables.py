@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -13,7 +13,8 @@ import numpy as np
 
 from onward.data.packing.options import TableOptions
 from onward.data.packing.rows import Block, read_blocks
-from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
+from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
+from onward.data.packing.splits import one_after_the_other
 from onward.errors import DataError, ParametersError
 
 _RECORDS = {".jsonl", ".ndjson", ".parquet"}
@@ -29,10 +30,11 @@ class _Column:
     whole: bool
 
 
-def open_table(paths: list[Path], options: TableOptions) -> Source:
-    """Opens table files of the same columns.
+def open_table(paths: list[Path], options: TableOptions, test_paths: Sequence[Path] = ()) -> Source:
+    """Opens table files of the same columns; those of `test_paths` are for testing alone.
 
-    The dtypes of columns are those of the first block of rows; words of `categories` are collected in a first pass.
+    The dtypes of columns are those of the first block of rows; words of `categories` are collected in a first pass,
+    over all files, so that they have the same numbers everywhere.
 
     Raises:
         DataError: a file is broken or empty, or an option names a column that is not there.
@@ -43,12 +45,14 @@ def open_table(paths: list[Path], options: TableOptions) -> Source:
     _check_text_options(paths, options)
     categories = _categories(list(first.columns), options, str(first.path))
     features = _group_columns(list(first.columns), categories, options, str(first.path))
-    words = _collect_words(paths, categories, options) if categories else {}
+    words = _collect_words([*paths, *test_paths], categories, options) if categories else {}
     needed = dict.fromkeys(name for names in features.values() for name in names)
     columns = {name: _describe(name, words.get(name), first) for name in needed}
     details: dict[str, Any] = {"categories": {name: list(numbers) for name, numbers in words.items()}} if words else {}
-    total = sum(path.stat().st_size for path in paths)
-    return Source("bytes", total, partial(_read, paths, options, features, columns, details), details)
+    read: Read = partial(_read, paths, options, features, columns, details)
+    if test_paths:
+        read = one_after_the_other(read, partial(_read, list(test_paths), options, features, columns, details))
+    return Source("bytes", sum(path.stat().st_size for path in (*paths, *test_paths)), read, details)
 
 
 def _check_text_options(paths: list[Path], options: TableOptions) -> None:
@@ -175,7 +179,7 @@ def _read(
                 )
                 number += 1
     if skipped:
-        details["rows_skipped"] = skipped
+        details["rows_skipped"] = details.get("rows_skipped", 0) + skipped
 
 
 def _join(values: list[np.ndarray]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ import numpy as np
 from onward.data.packing.bert import BertSampler
 from onward.data.packing.documents import Piece, count_bytes, is_split_by_document, read_documents
 from onward.data.packing.options import TextOptions
-from onward.data.packing.source import Advance, ChooseSplit, Sample, Source
+from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
+from onward.data.packing.splits import one_after_the_other
 from onward.data.packing.tokenizing import TextTokenizer, make_tokenizer
 from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError
 
 
-def open_text(paths: list[Path], options: TextOptions, seed: int) -> Source:
-    """Opens text files; trains the tokenizer where one is to be trained."""
+def open_text(paths: list[Path], options: TextOptions, seed: int, test_paths: Sequence[Path] = ()) -> Source:
+    """Opens text files, and others for testing alone; trains the tokenizer on the former where one is to be trained."""
     tokenizer = make_tokenizer(paths, options)
     by_document = is_split_by_document(paths, options)
     details: dict[str, Any] = {
@@ -27,12 +28,26 @@ def open_text(paths: list[Path], options: TextOptions, seed: int) -> Source:
         "special_tokens": tokenizer.specials,
         "split_by": "document" if by_document else "sample",
     }
-    read = partial(_read_bert if options.objective == "bert" else _read_sequences, paths, options, tokenizer, details)
+    read = _reader(paths, options, tokenizer, details, seed, by_document)
+    if test_paths:
+        read = one_after_the_other(read, _reader(list(test_paths), options, tokenizer, details, seed, by_document))
+    return Source("bytes", count_bytes([*paths, *test_paths]), read, details, {"tokenizer.json": tokenizer.json})
+
+
+def _reader(
+    paths: list[Path],
+    options: TextOptions,
+    tokenizer: TextTokenizer,
+    details: dict[str, Any],
+    seed: int,
+    by_document: bool,
+) -> Read:
     if options.objective == "bert":
-        read = partial(read, seed)
-    elif options.objective == "masked":
-        read = partial(_masked, partial(_read_sequences, paths, options, tokenizer, details), options, tokenizer, seed)
-    return Source("bytes", count_bytes(paths), partial(read, by_document), details, {"tokenizer.json": tokenizer.json})
+        return partial(_read_bert, paths, options, tokenizer, details, seed, by_document)
+    read = partial(_read_sequences, paths, options, tokenizer, details)
+    if options.objective == "masked":
+        return partial(_masked, read, options, tokenizer, seed, by_document)
+    return partial(read, by_document)
 
 
 def _read_sequences(
@@ -69,8 +84,9 @@ def _read_sequences(
             number += 1
             start += length
         streams[document_split] = tokens[start:]
-    details["token_count"] = total
-    details["tokens_left_over"] = sum(len(tokens) for tokens in streams.values())
+    left = sum(len(tokens) for tokens in streams.values())
+    details["token_count"] = details.get("token_count", 0) + total
+    details["tokens_left_over"] = details.get("tokens_left_over", 0) + left
     if number == 0:
         raise DataError(
             f"the text has {total} tokens, fewer than one sample of sequence_length {length} and its last label needs "
@@ -168,7 +184,7 @@ def _decodable(
             piece = piece._replace(text=b"")
         yield piece
     if skipped:
-        details["documents_not_utf8"] = skipped
+        details["documents_not_utf8"] = details.get("documents_not_utf8", 0) + skipped
 
 
 def _one_document_per_file(paths: list[Path], options: TextOptions) -> bool:

@@ -12,6 +12,7 @@ from onward.data.in_memory import InMemoryDataLoader
 from onward.data.loader import DataLoader
 from onward.data.packing.options import PackOptions
 from onward.data.packing.packer import pack
+from onward.data.packing.splits import EVALUATION_NAMES, TRAINING_NAMES
 from onward.data.shard import FeatureSpec
 from onward.data.sources.columns import arrays_of_frame, arrays_of_parts, is_frame
 from onward.data.sources.indexed import IndexedDataLoader
@@ -109,14 +110,35 @@ def _in_memory(arrays: Mapping[str, Any], notes: list[str], reading: Reading) ->
 
 def _open_path(path: Path, names: FeatureNames, reading: Reading) -> BatchSource:
     """Shards as they are; anything else is packed into a temporary folder first."""
-    if holds_shards(path):
-        return _shards(path if any(path.glob("*.pb")) else path / "train", names, reading)
-    return PackedDataLoader(path, names, reading)
+    folder = _folder_of_shards(path, TRAINING_NAMES)
+    return PackedDataLoader(path, names, reading) if folder is None else _shards(folder, names, reading)
 
 
 def holds_shards(path: Path) -> bool:
     """Whether a folder, or its folder `train`, holds packed data."""
-    return path.is_dir() and any(any(folder.glob("*.pb")) for folder in (path, path / "train"))
+    return _folder_of_shards(path, TRAINING_NAMES) is not None
+
+
+def _folder_of_shards(path: Path, names: Sequence[str]) -> Path | None:
+    """The folder of shards: the path itself, or one of these names in it; None: neither is."""
+    folders = [path, *(path / name for name in names)]
+    return next((folder for folder in folders if folder.is_dir() and any(folder.glob("*.pb"))), None)
+
+
+def open_test_part(data: Any, source: BatchSource, names: FeatureNames) -> BatchSource | None:
+    """The evaluation data of a folder that is divided into training and evaluation data; None: it is not.
+
+    Args:
+        data: as it was given to `open_data`.
+        source: what `open_data` made of it.
+        names: as for `open_data`.
+    """
+    if isinstance(source, PackedDataLoader):
+        return source.test
+    if not isinstance(data, str | Path) or any(Path(data).glob("*.pb")):
+        return None
+    folder = _folder_of_shards(Path(data), EVALUATION_NAMES)
+    return None if folder is None else _shards(folder, names, Reading())
 
 
 def _shards(folder: Path, names: FeatureNames, reading: Reading) -> DataLoader:
@@ -138,12 +160,17 @@ class PackedDataLoader:
         path: a file or folder.
         names, reading: as for `open_data`.
         options: of packing; None: what its kind has by default.
+
+    Attributes:
+        test: batches of the evaluation data, where the folder is divided into both.
     """
 
     def __init__(self, path: Path, names: FeatureNames, reading: Reading, options: PackOptions | None = None) -> None:
         self._folder = TemporaryFolder("onward-packed-")
         summary = pack(path, self._folder.path, options or PackOptions(samples_per_file=1024))
-        self._loader = _shards(next(iter(summary.folders)), names, reading)
+        train, *tests = summary.folders
+        self._loader = _shards(train, names, reading)
+        self.test = _shards(tests[0], names, Reading()) if tests else None
         self.messages = self._loader.messages
         self.messages.append(f"{str(path)!r} was packed for this run: {summary.sample_count} samples.")
 
@@ -172,7 +199,9 @@ class PackedDataLoader:
     def close(self) -> None:
         """Stops reading and removes the folder."""
         self._loader.close()
+        if self.test is not None:
+            self.test.close()
         self._folder.remove()
 
 
-__all__ = ["KINDS", "FeatureNames", "PackedDataLoader", "Reading", "open_data"]
+__all__ = ["KINDS", "FeatureNames", "PackedDataLoader", "Reading", "open_data", "open_test_part"]
