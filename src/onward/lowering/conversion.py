@@ -49,8 +49,8 @@ def to_torch(
             Inputs may have the file's types or fp32; under `torch.autocast` the same fp32 weights compute in lower
             precision. `onward.export` writes the file's own types back. None: as the file has it.
         any_batch_size: where the export fixed the batch size, rewrite the graph for any, as a run does whose
-            `training.batch_size` is another one; that samples stay independent is proven by computing a few of them
-            together and one by one. `onward.export` writes the file's own size. False: only the file's batch size.
+            `training.batch_size` is another; a few samples computed together and one by one prove that they stay
+            independent. `onward.export` writes the file's own size.
 
     Returns:
         A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
@@ -79,16 +79,14 @@ def to_torch(
         why_not_lowered=why_not_lowered,
     )
     graph = read()
-    fixed = fixed_batch_size(graph.source.graph)
-    if any_batch_size and fixed is not None:
+    if any_batch_size and (fixed := fixed_batch_size(graph.source.graph)) is not None:
         _prove(model, fixed, fixed_inputs)
         graph = read(rebatch=True)
     if not graph.weights and graph.frozen and not weights_not_to_train:
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)
     if dtype is not None:
         widen_to_float32(graph.model)
-    net = OnnxModule(graph)
-    _warn_of_float16(net)
+    _warn_of_float16(net := OnnxModule(graph))
     return net
 
 
