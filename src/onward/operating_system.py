@@ -94,6 +94,27 @@ def is_running(pid: int) -> bool:
         return False
 
 
+_STATES = {
+    "T": "is stopped by a signal (SIGSTOP); SIGCONT lets it continue",
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk, a network file system or a device that does not answer",
+    "Z": "is gone",
+    "X": "is gone",
+    "R": "is running",
+    "S": "is asleep",
+}
+"""Of Linux' letter for the state of a process, what it means for somebody who waits for that process."""
+
+
+def process_state(pid: int) -> str | None:
+    """What a process of this machine is doing, as a verb phrase; None where the system does not tell."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "is gone" if is_linux() else None
+    return _STATES.get(letter, f"is in state {letter}")
+
+
 def children_leading_sessions() -> Iterator[int]:
     """Living processes that this one started and that each lead a session, as those of torch's launcher do."""
     for folder in Path("/proc").glob("[0-9]*"):

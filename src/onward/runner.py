@@ -157,7 +157,8 @@ class TrainingRunner:
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
-            self._mesh = start(self.parameters.distributed, self.environment.device_kind)
+            paths = self.parameters.paths
+            self._mesh = start(self.parameters.distributed, self.environment.device_kind, paths.output_dir)
         self._own_watchers.begin(self.mesh.rank, self._shows_progress)
         self._checkpoints = RunCheckpoints(self.mesh, self.files)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))

@@ -253,10 +253,17 @@ def test_killed_rank_ends_all_where_no_launcher_looks_after_them(tmp_path: Path)
     ("what", "words"),
     [
         ("hang", r"Rank 1 did not come to it \(rank 1 after 3 updates\): it lives, and does something else"),
-        ("freeze", r"No sign of life from rank 1 \(rank 1 on \S+, process \d+\): stopped, dead"),
+        (
+            "hang-in-c",
+            r"No sign of life from rank 1 \(rank 1 on \S+, process \d+, which is asleep\): stopped, dead",
+        ),
+        (
+            "freeze",
+            r"No sign of life from rank 1 \(rank 1 on \S+, process \d+, which is stopped by a signal \(SIGSTOP\); ",
+        ),
     ],
 )
-def test_hanging_rank_is_ended_by_the_timeout_and_named(what: str, words: str, tmp_path: Path) -> None:
+def test_hanging_rank_is_ended_by_the_timeout_named_and_recorded(what: str, words: str, tmp_path: Path) -> None:
     port = str(free_port())
     variables = [slurm(rank, 3) | {"MASTER_PORT": port} for rank in range(3)]
     processes = by_environment(variables, tmp_path, what, "data_parallel_size=3", "timeout_seconds=3")
@@ -265,6 +272,27 @@ def test_hanging_rank_is_ended_by_the_timeout_and_named(what: str, words: str, t
     shown = "".join(said)
     assert len(re.findall(r"waited 3 s \(distributed\.timeout_seconds\) in an exchange for another rank", shown)) == 1
     assert len(re.findall(words, shown)) == 1, shown
+    (file,) = tmp_path.glob("hang_*.txt")
+    assert shown.count(f"What every rank was doing (stacks, last collectives, updates): {file.name}") == 1
+    check_record(file.read_text(), what)
+
+
+def check_record(record: str, what: str) -> None:
+    """Of three ranks, two of which wait for the second in the fourth update."""
+    for rank in (0, 2):
+        assert re.search(rf"rank {rank} after 3 updates; last collective: gloo:all_reduce number 4 of .* ago", record)
+    ranks = re.split(r"^=+ rank \d \(.*\)$", record, flags=re.MULTILINE)[1:]
+    assert len(ranks) == 3
+    for rank in (0, 2):
+        assert "dist.all_reduce(total, group=group)" in ranks[rank], ranks[rank]
+    if what == "hang":
+        assert re.search(r'worker.py", line \d+, in misbehave\n\s+time.sleep\(600\)', ranks[1]), ranks[1]
+        assert re.search(r"gloo:all_reduce number [34] of .*: over", ranks[1])
+    if what == "hang-in-c":
+        assert re.search(r"no answer; process \d+ is asleep; its stacks, which C code wrote:", ranks[1]), ranks[1]
+        assert re.search(r'worker.py", line \d+ in misbehave', ranks[1]), ranks[1]
+    if what == "freeze":
+        assert re.search(r"no answer; process \d+ is stopped by a signal", ranks[1]), ranks[1]
 
 
 @pytest.mark.slow

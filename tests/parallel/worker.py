@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ def run(what: str, parameters: Distributed) -> None:
         raise DataError("the shard lies.")
     if what == "stay-away" and detect().rank == 1:
         time.sleep(600)
-    mesh = start(parameters, "cpu")
+    mesh = start(parameters, "cpu", Path())
     check_same(mesh, {"model": f"{mesh.rank if what == 'differ' else 0}" * 64, "parameters": "same"})
     with StopRequest() as stop_request:
         total = train(mesh, what, stop_request)
@@ -62,6 +63,8 @@ def misbehave(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hang":
         time.sleep(600)
+    if what == "hang-in-c":
+        ctypes.PyDLL(None).sleep(600)  # keeps Python's lock
     if what == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     if what == "fail":

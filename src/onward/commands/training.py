@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from onward.checkpoint.run_files import localize
 from onward.commands.dry_run import dry_run
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
@@ -152,7 +153,8 @@ def _watchers(options: TrainOptions, phases: Phases) -> list[Watcher]:
 
 def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phases: Phases) -> None:
     environment = environment_of(parameters, options)
-    mesh = start(parameters.distributed, environment.device_kind)
+    folder = localize(parameters)[0].paths.output_dir
+    mesh = start(parameters.distributed, environment.device_kind, folder)
     shown = _watchers(options, phases) if mesh.rank == 0 else []
     if parameters.training.is_perf_test:
         _measure(parameters, environment, mesh, shown)

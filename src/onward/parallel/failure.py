@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -33,11 +34,18 @@ _is_over = False
 """All ranks have come to the end of their work together."""
 
 
-def begin_watch(store: Store, launch: Launch, timeout_seconds: float) -> None:
-    """From now on the failure of any rank ends this process, and its failure ends the others."""
+def begin_watch(store: Store, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
+    """From now on the failure of any rank ends this process, and its failure ends the others.
+
+    Args:
+        store: of this start.
+        launch: this process among the others.
+        timeout_seconds: of collectives, for messages.
+        folder: of the file that tells where every rank is when they hang.
+    """
     global _watch, _is_over
     _is_over = False
-    _watch = Watch(store, launch, timeout_seconds)
+    _watch = Watch(store, launch, timeout_seconds, folder)
     atexit.register(_at_exit)
 
 

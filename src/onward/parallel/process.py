@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from onward.errors import ParametersError
 from onward.parallel.failure import begin_watch, end_watch
+from onward.parallel.flight_recorder import record_collectives
 from onward.parallel.launcher import Launch, detect
 from onward.parallel.meeting import choose_interface, come, wait_for_all
 from onward.parameters.distributed import Distributed
@@ -68,8 +70,13 @@ def in_world_of_one(device_kind: DeviceKind = "cpu") -> Mesh:
     return Mesh(Topology(), 0, torch.device(device_kind))
 
 
-def start(parameters: Distributed, device_kind: DeviceKind) -> Mesh:
+def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | None = None) -> Mesh:
     """Meets the other processes and builds the mesh; uses the default group of a program that has one already.
+
+    Args:
+        parameters: sizes and timeouts.
+        device_kind: what the run computes on.
+        run_folder: where a file is written that tells what every rank was doing, if they hang.
 
     Raises:
         ParametersError: sizes, devices, `use_nccl` or the launcher's variables are impossible, or the others did not
@@ -90,7 +97,8 @@ def start(parameters: Distributed, device_kind: DeviceKind) -> Mesh:
     if device_kind == "cuda":
         torch.cuda.set_device(device)
     store = come(launch, parameters.start_timeout_seconds)
-    begin_watch(store, launch, parameters.timeout_seconds)
+    begin_watch(store, launch, parameters.timeout_seconds, run_folder)
+    record_collectives(run_folder)
     wait_for_all(store, launch, parameters.start_timeout_seconds)
     choose_interface(launch)
     dist.init_process_group(

@@ -18,13 +18,15 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, UserError
-from onward.operating_system import is_running
+from onward.operating_system import is_running, process_state
+from onward.parallel.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import Attendant, attendant, name_ranks
 
@@ -39,6 +41,9 @@ FAREWELL_SECONDS = 5.0
 """How long the rank that failed first stays to let the others read why."""
 STORE_SECONDS = 20.0
 """How long the store may take to answer; a connection through a cut cable would wait for many minutes."""
+CONTINUED_SECONDS = 2.0
+RECORDING_SECONDS = 15.0
+"""How long the other ranks wait for the one that collects what all of them were doing."""
 LAUNCHED_BY_US = "ONWARD_LAUNCHED"
 """Environment variable of workers that `onward train` started itself: it sees by itself which of them was killed."""
 
@@ -70,18 +75,21 @@ class Watch:
         store: of this start; the watch talks through a connection of its own.
         launch: this process among the others.
         timeout_seconds: of exchanges, for messages.
+        folder: of the file that tells where every rank is when they hang.
     """
 
-    def __init__(self, store: Store, launch: Launch, timeout_seconds: float) -> None:
+    def __init__(self, store: Store, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
         self.launch = launch
         self.timeout_seconds = timeout_seconds
         self.progress = 0
+        self._recorder = FlightRecorder(launch.rank, launch.world_size, folder)
         self._store: Store = store.clone()  # type: ignore[attr-defined]
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.leaving: tuple[float, int] | None = None
         self._beats_before: dict[int, tuple[int, int]] = {}
         self._silent: list[int] = []
+        self._recorder.begin(self._store)
         self._thread = threading.Thread(target=self._run, name="onward watch", daemon=True)
         self._thread.start()
 
@@ -90,10 +98,19 @@ class Watch:
     def report(self, error: BaseException) -> tuple[Failure, bool]:
         """Tells all ranks that this one failed; returns the first failure of all, and whether it is this one."""
         if is_echo(error):
-            first = self._first_after_a_while()
+            self._recorder.note(error)
+            first = self._first_after(DIAGNOSIS_SECONDS)
             if first is not None:
                 return first, False
             mine = Failure(self.launch.rank, self._diagnose(error), 1)
+            file = self._recorder.collect(self._talk, self._store, mine.text)
+            if file is None:  # another rank writes it, and then reports
+                first = self._first_after(RECORDING_SECONDS)
+                if first is not None:
+                    return first, False
+            else:
+                text = f"{mine.text}\nWhat every rank was doing (stacks, last collectives, updates): {file}"
+                mine = dataclasses.replace(mine, text=text)
         else:
             mine = Failure(self.launch.rank, words(error), exit_code_of(error))
         first = self.publish(mine)
@@ -156,6 +173,7 @@ class Watch:
         """Ends the watch of a rank that is done; rank 0, whose store it may be, waits until all are."""
         self._stopping.set()
         self._thread.join(BEAT_SECONDS * 4)
+        self._recorder.end()
         with contextlib.suppress(dist.DistError), self._talk():
             self._store.set(f"done/{self.launch.rank}", "")
             self._store.add("done", 1)
@@ -172,11 +190,11 @@ class Watch:
                 time.sleep(BEAT_SECONDS / 10)
         return False
 
-    def _first_after_a_while(self) -> Failure | None:
+    def _first_after(self, seconds: float) -> Failure | None:
         """An exchange failed: time for the rank that caused it to say so, and for the others to notice, too."""
         with self._talk():
             self._store.set(f"echo/{self.launch.rank}", "")
-        self._beats_before, deadline = self._beats(), time.monotonic() + DIAGNOSIS_SECONDS
+        self._beats_before, deadline = self._beats(), time.monotonic() + seconds
         while time.monotonic() < deadline:
             first = self._first()
             if first is not None:
@@ -196,7 +214,7 @@ class Watch:
         elif silent:
             self._silent = silent
             with self._talk():
-                who = "; ".join(f"rank {rank} on {attendant(self._store, rank)}" for rank in silent[:8])
+                who = "; ".join(_describe_silent(rank, attendant(self._store, rank)) for rank in silent[:8])
             why = f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
         elif busy:
             who = ", ".join(f"rank {rank} after {beats[rank][1]} updates" for rank in busy[:8])
@@ -226,12 +244,15 @@ class Watch:
         """The store belongs to one thread at a time; where it does not answer, this process ends."""
         if not self._lock.acquire(timeout=STORE_SECONDS):
             self.end_without_store()
-        guard = threading.Timer(STORE_SECONDS, self.end_without_store)
-        guard.daemon = True
+        is_over = threading.Event()
+        # A process that was stopped and continues finds all its time gone: what answers now has not been too slow.
+        guard = threading.Timer(STORE_SECONDS, lambda: is_over.wait(CONTINUED_SECONDS) or self.end_without_store())
+        guard.daemon, guard.name = True, STORE_GUARD
         guard.start()
         try:
             yield
         finally:
+            is_over.set()
             guard.cancel()
             self._lock.release()
 
@@ -257,6 +278,7 @@ class Watch:
                 with self._talk():
                     self._store.set(f"beat/{self.launch.rank}", f"{count} {self.progress}")
                     death = neighbour.death(self._store)
+                    self._recorder.answer(self._store, self.progress)
                 self._end_if_failed(death)
             except dist.DistError:
                 if not self._stopping.is_set() and self.leaving is None:
@@ -288,6 +310,11 @@ class Watch:
                 "say more."
             )
         end_process(1)
+
+
+def _describe_silent(rank: int, who: Attendant) -> str:
+    state = process_state(who.pid) if who.is_near() else None
+    return f"rank {rank} on {who}" + ("" if state is None else f", which {state}")
 
 
 class _Neighbour:
