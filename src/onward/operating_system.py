@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import sys
@@ -113,6 +114,16 @@ def process_state(pid: int) -> str | None:
     except (OSError, IndexError):
         return "is gone" if is_linux() else None
     return _STATES.get(letter, f"is in state {letter}")
+
+
+def open_file_of(pid: int, descriptor: int) -> Path:
+    """A file that another process of this machine has open, as a path that opens it, too."""
+    return Path(f"/proc/{pid}/fd/{descriptor}")
+
+
+def stack_signal() -> int | None:
+    """The signal that asks a rank for its stacks: one that nothing else uses; None where there is none."""
+    return signal.SIGRTMIN + 7 if is_linux() else None
 
 
 def children_leading_sessions() -> Iterator[int]:

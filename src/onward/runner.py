@@ -104,8 +104,7 @@ class TrainingRunner:
         self.resumed_update: int | None = None
         self.run_file: Path | None = None
         self._ended_step = 0
-        self._data = RunData(self.watchers.on_message)
-        self._evaluated = _NOT_EVALUATED
+        self._data, self._evaluated = RunData(self.watchers.on_message), _NOT_EVALUATED
 
     def initialize(self, feature_specs: Mapping[str, FeatureSpec] | None = None) -> None:
         """Reads the model, adds the loss, builds network and optimizer, loads a checkpoint if there is one.
@@ -157,8 +156,8 @@ class TrainingRunner:
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
-            paths = self.parameters.paths
-            self._mesh = start(self.parameters.distributed, self.environment.device_kind, paths.output_dir)
+            folder = self.parameters.paths.output_dir
+            self._mesh = start(self.parameters.distributed, self.environment.device_kind, folder)
         self._own_watchers.begin(self.mesh.rank, self._shows_progress)
         self._checkpoints = RunCheckpoints(self.mesh, self.files)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))

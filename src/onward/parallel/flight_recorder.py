@@ -25,7 +25,7 @@ from typing import Any
 import torch._C._distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
 
-from onward.operating_system import process_state
+from onward.operating_system import open_file_of, process_state, stack_signal
 from onward.parallel.meeting import Attendant, attendant
 
 KEPT_COLLECTIVES = 256
@@ -48,11 +48,6 @@ def record_collectives(folder: Path | None) -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT_COLLECTIVES))
     if folder is not None:
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
-
-
-def stack_signal() -> int | None:
-    """Has C code write all stacks, also while another thread holds Python's lock; None where there is none."""
-    return None if not sys.platform.startswith("linux") else signal.SIGRTMIN + 7
 
 
 @dataclass
@@ -176,7 +171,7 @@ def _stacks_of_silent(store: Store, rank: int) -> str:
     number = stack_signal()
     if state is None or number is None or not store.check([f"flight/file/{rank}"]):
         return f"no answer; process {who.pid} {state or 'is gone'}"
-    place = Path(f"/proc/{who.pid}/fd/{int(store.get(f'flight/file/{rank}'))}")
+    place = open_file_of(who.pid, int(store.get(f"flight/file/{rank}")))
     found = ""
     with contextlib.suppress(OSError):
         os.kill(who.pid, number)
