@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
-    "errors", "tables", "operating_system", "remote", "parameters", "environment", "graph", "plan", "lowering",
-    "parallel", "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "runner",
-    "fitting", "diagnosis", "commands", "cli", "__main__",
+    "errors", "tables", "operating_system", "retries", "remote", "parameters", "environment", "graph", "plan",
+    "lowering", "parallel", "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal",
+    "runner", "fitting", "diagnosis", "commands", "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
 
@@ -113,6 +114,32 @@ def test_one_file_asks_the_operating_system(path: Path) -> None:
         assert module not in ("fcntl", "resource", "psutil", "pwd"), f"{path}:{line} imports {module}"
     for name in ("/proc/", "sched_getaffinity", "O_DIRECTORY", "getsid("):
         assert name not in path.read_text(), f"{path} uses {name}, which only some systems have"
+
+
+READS_THE_WALL_CLOCK = {
+    "report/metrics_file.py": "stamps records",
+    "report/run_record.py": "stamps a run's record",
+    "report/trackers/mlflow_run.py": "stamps what MLflow shows",
+    "report/page/run_record.py": "of several profiles of a run, shows the one written last",
+    "checkpoint/run_files.py": "compares a file's time with itself: was it written since it was uploaded",
+    "commands/initialization.py": "compares times of files with each other: are shards older than their source",
+}
+"""Files that may look at the wall clock or at times of files, and for what; none of them measures or waits by it."""
+_WALL_CLOCK = re.compile(
+    r"\btime\.(time|time_ns|strftime|localtime|gmtime|ctime|asctime)\b|\bdatetime\.\w|\bst_[amc]time|\bget[amc]time\b"
+    r"|from datetime import (?!timedelta$)",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_nothing_decides_by_the_wall_clock(path: Path) -> None:
+    """A clock that jumps by hours, forwards or backwards, changes time stamps and nothing else."""
+    found = _WALL_CLOCK.search(path.read_text())
+    if found is not None:
+        assert str(path.relative_to(SOURCE)) in READS_THE_WALL_CLOCK, f"{path}: {found[0]}; use time.monotonic"
+    for module, line, _ in imports(path):
+        assert not module.startswith("time."), f"{path}:{line}: import time, so that its use can be found"
 
 
 def test_the_public_names() -> None:

@@ -17,6 +17,7 @@ from onward.checkpoint import reading, storage, writing
 from onward.checkpoint.reading import find_latest, list_checkpoints, read_record, read_tensors, verify
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import ParametersError, StorageError
+from onward.retries import RETRY_VARIABLE
 from tests.checkpoint.contents import RECORD, every_kind, same, zeros_like
 
 
@@ -185,6 +186,7 @@ def test_a_replacement_interrupted_between_its_renames_loses_nothing(
         original(source, destination)
 
     monkeypatch.setattr(os, "rename", failing)
+    monkeypatch.setenv(RETRY_VARIABLE, "0")
     with pytest.raises(StorageError, match="Input/output error"):
         save(tmp_path, 5, {"w": torch.ones(3)})
     monkeypatch.undo()

@@ -25,6 +25,7 @@ from onward.graph.rearrangement import Rearrangement
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
+from onward.retries import persistently
 
 EXTERNAL_ABOVE_BYTES = 1_500_000_000
 """Protobuf ends at 2 GiB; above this, weights go to a file beside the model."""
@@ -322,7 +323,8 @@ def save_model(model: ir.Model, path: Path, external: bool = False, readers: Ite
     external = external or total > EXTERNAL_ABOVE_BYTES or _has_external_data(model)
     data = f"{path.name}.data" if external else None
     _load_attributes(model)
-    try:
+
+    def write() -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -339,6 +341,9 @@ def save_model(model: ir.Model, path: Path, external: bool = False, readers: Ite
                     _read_from_new_file(reader, path, path.parent / data)
             else:
                 os.replace(written, path)
+
+    try:
+        persistently(write, f"writing {path}")
     except OSError as error:
         raise storage_error(path, total, error) from error
 

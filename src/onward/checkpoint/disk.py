@@ -14,6 +14,7 @@ import torch.distributed as dist
 from onward.checkpoint.agreement import do_together, rank_and_size
 from onward.errors import StorageError
 from onward.operating_system import sync_directory
+from onward.retries import persistently
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names of what is being written or removed begin with this; the next writer clears them away."""
@@ -38,12 +39,12 @@ def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
                 make_directory(directory)
                 _clear_leftovers(directory)
                 if group is not None:
-                    mark.touch(exist_ok=False)
+                    mark.touch()
             except OSError as error:
                 raise storage_error(error, directory, 0, "prepared for checkpoints") from error
         return mark
 
-    marked = do_together(group, prepare)[0]
+    marked = do_together(group, lambda: persistently(prepare, f"preparing {directory}"))[0]
 
     def look() -> None:
         if not (directory / marked.name).exists():
@@ -70,11 +71,12 @@ def make_directory(path: Path) -> None:
 def publish(temporary: Path, final: Path) -> None:
     """Gives a complete checkpoint its name. Between the two renames of a replacement the old one counts still."""
     replaced = final.parent / f"{REPLACED_PREFIX}{final.name}"
-    if final.exists():
-        if replaced.exists():
-            remove(replaced)
-        os.rename(final, replaced)
-    os.rename(temporary, final)
+    if temporary.exists() or not final.exists():  # else an attempt before this one got so far
+        if final.exists():
+            if replaced.exists():
+                remove(replaced)
+            os.rename(final, replaced)
+        os.rename(temporary, final)
     sync_directory(final.parent)
     if replaced.exists():
         remove(replaced)

@@ -121,7 +121,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "sha256": _digest(content),
         "content": content,
     }
-    with open(directory / MANIFEST_NAME, "x", encoding="utf-8") as stream:
+    with open(directory / MANIFEST_NAME, "w", encoding="utf-8") as stream:
         json.dump(document, stream, indent=1)
         stream.write("\n")
         stream.flush()

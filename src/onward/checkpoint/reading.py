@@ -18,6 +18,7 @@ from onward.checkpoint.storage import sha256_of
 from onward.checkpoint.stored_pieces import StoredTensor, fill, find_pieces
 from onward.errors import CheckpointError
 from onward.parallel.pieces import Piece
+from onward.retries import persistently
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _LISTED_DIFFERENCES = 20
@@ -135,7 +136,7 @@ def verify(path: Path, group: dist.ProcessGroup | None = None) -> Manifest:
     rank, size = rank_and_size(group)
 
     def check() -> Manifest:
-        manifest = read_manifest(path)
+        manifest = persistently(lambda: read_manifest(path), f"reading {path}")
         _verify_files(path, manifest.files[rank::size])
         strangers = {file.name for file in path.glob("*.safetensors")} - {entry.name for entry in manifest.files}
         if strangers:
@@ -149,10 +150,10 @@ def _verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
     for entry in entries:
         file = path / entry.name
         try:
-            size_bytes = file.stat().st_size
+            size_bytes = persistently(file.stat, f"reading {file}").st_size
             if size_bytes != entry.size_bytes:
                 raise _damaged(path, f"{file} has {size_bytes} bytes, expected {entry.size_bytes}")
-            found = sha256_of(file)
+            found = persistently(lambda: sha256_of(file), f"reading {file}")  # noqa: B023 - called here
         except FileNotFoundError:
             raise _damaged(path, f"{file} is missing, expected {entry.size_bytes} bytes") from None
         except OSError as error:
@@ -205,7 +206,7 @@ def read_pieces(
     _refuse_differences(path, _expected(stored, wanted, optional), _expected(wanted, stored, optional))
 
     def read() -> None:
-        places = find_pieces(path, manifest)
+        places = persistently(lambda: find_pieces(path, manifest), f"reading {path}")
         for name, piece in into.items():
             if name in stored:
                 try:

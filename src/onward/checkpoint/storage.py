@@ -29,6 +29,7 @@ from onward.checkpoint.disk import not_shared, storage_error
 from onward.checkpoint.manifest import FileEntry, Json, Manifest, TensorEntry, dtype_name, write_manifest
 from onward.checkpoint.planning import numbered_keys
 from onward.operating_system import sync_directory
+from onward.retries import persistently
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes hashed and handed to the operating system at a time: large enough that the calls cost nothing, small enough
@@ -132,7 +133,7 @@ class SafetensorsStorageWriter(StorageWriter):
         """Readies the directory of checkpoints, on the coordinator."""
         if is_coordinator:
             with self._explained(0):
-                self._sequence = self.publication.begin()
+                self._sequence = persistently(self.publication.begin, f"preparing {self.publication.final}")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Adds this worker's own record, which so reaches the coordinator."""
@@ -144,7 +145,8 @@ class SafetensorsStorageWriter(StorageWriter):
         if records:
             self.record = {**self.record, "ranks": records}
         with self._explained(0):
-            self.publication.temporary.mkdir()
+            temporary = self.publication.temporary
+            persistently(lambda: temporary.mkdir(exist_ok=True), f"making {temporary}")
         numbered = numbered_keys(plans)
         return [
             replace(plan, storage_data=FilePlan(f"rank-{rank:05d}.safetensors", numbered))
@@ -189,9 +191,10 @@ class SafetensorsStorageWriter(StorageWriter):
             missing = [file.name for file in ordered if not (temporary / file.name).is_file()]
             if missing:
                 raise not_shared(temporary.parent, f"rank 0 does not see {', '.join(missing)}, written by other ranks")
-            write_manifest(temporary, Manifest(self._sequence, ordered, tensors, self.record, versions))
-            sync_directory(temporary)
-            self.publication.complete()
+            manifest = Manifest(self._sequence, ordered, tensors, self.record, versions)
+            persistently(lambda: write_manifest(temporary, manifest), f"writing the manifest of {temporary}")
+            persistently(lambda: sync_directory(temporary), f"writing {temporary}")
+            persistently(self.publication.complete, f"completing {self.publication.final}")
 
     @contextmanager
     def _explained(self, needed_bytes: int) -> Iterator[None]:
@@ -225,7 +228,15 @@ def _part_bytes(data: TensorWriteData) -> int:
 def _write_file(
     path: Path, parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[str, str], planner: SavePlanner
 ) -> FileEntry:
+    """One attempt writes all of the file anew: after a failed fsync nobody knows which of its bytes are on the disk."""
+    return persistently(lambda: _write_file_once(path, parts, numbered, planner), f"writing {path}")
+
+
+def _write_file_once(
+    path: Path, parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[str, str], planner: SavePlanner
+) -> FileEntry:
     digest = hashlib.sha256()
+    path.unlink(missing_ok=True)
     with open(path, "xb") as stream:
         size_bytes = _write_bytes(stream, memoryview(_header(parts, numbered)), digest)
         for item, data in parts:

@@ -117,12 +117,14 @@ def environment_of(parameters: Parameters, options: TrainOptions) -> Environment
 
 
 def _log_to_stderr(options: TrainOptions) -> None:
-    """Lets the logger "onward" write where it is asked to, and warnings of a quiet run in any case."""
-    if options.log_level is None and options.display != "quiet":
-        return
+    """Lets the logger "onward" write where it is asked to; warnings of a quiet run and about storage in any case.
+
+    A storage operation that is retried or stalls has no other way to the user: it may be in any thread of any rank.
+    """
+    is_asked = options.log_level is not None or options.display == "quiet"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger("onward").addHandler(handler)
+    logging.getLogger("onward" if is_asked else "onward.storage").addHandler(handler)
 
 
 class _AnnouncedPhases(Watchers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import weakref
@@ -25,6 +26,7 @@ from onward.data.shard import FeatureSpec, Shard, load_shard, read_feature_specs
 from onward.data.shard_files import find_shard_files
 from onward.data.shard_format import index_shard
 from onward.errors import DataError, ParametersError
+from onward.retries import persistently
 
 _WORTH_A_THREAD_BYTES = 1 << 20
 """Below this size, handing a batch from thread to thread takes longer than copying its samples."""
@@ -94,7 +96,8 @@ class DataLoader:
         self._order = EpochOrder(shuffle, seed)
         self._last_batch: LastBatch = last_batch
         self._skip_corrupt = skip_corrupt
-        self._files = find_shard_files(Path(data_dir), rank, size)
+        folder = Path(data_dir)
+        self._files = persistently(lambda: find_shard_files(folder, rank, size), f"listing {folder}")
         self._sample_counts: dict[int, int] = {}
         self._resident: dict[int, Shard] = {}
         self._open: weakref.WeakSet[Prefetch[Any, Any]] = weakref.WeakSet()
@@ -141,7 +144,8 @@ class DataLoader:
             if path in self.skipped_files:
                 continue
             try:
-                return read_feature_specs(path, self._input_name_map)
+                read = functools.partial(read_feature_specs, path, self._input_name_map)
+                return persistently(read, f"reading {path}")
             except DataError as error:
                 self._skip_or_raise(file, error)
         raise self._all_broken()
@@ -296,7 +300,7 @@ class DataLoader:
         shard = self._resident.get(visit.file)
         if shard is None:
             try:
-                shard = load_shard(path, self._input_name_map)
+                shard = persistently(lambda: load_shard(path, self._input_name_map), f"reading {path}")
             except DataError as error:
                 self._skip_or_raise(visit.file, error)
                 return None
@@ -309,7 +313,8 @@ class DataLoader:
         path = self.files[file]
         if file not in self._sample_counts and path not in self.skipped_files:
             try:
-                self._sample_counts[file] = index_shard(path).sample_count
+                index = persistently(lambda: index_shard(path), f"reading {path}")
+                self._sample_counts[file] = index.sample_count
             except DataError as error:
                 self._skip_or_raise(file, error)
         return 0 if path in self.skipped_files else self._sample_counts[file]

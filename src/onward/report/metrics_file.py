@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import shutil
@@ -20,6 +21,12 @@ from typing import Any, TextIO
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import StorageError
+from onward.retries import is_passing, persistently
+
+LARGEST_KEPT_BYTES = 16 * 2**20
+"""Lines that are kept while the file system fails; with more, the file is given up."""
+
+_LOGGER = logging.getLogger("onward.storage")
 
 
 class JsonEvents:
@@ -94,7 +101,8 @@ class JsonConsole(JsonEvents):
 class MetricsFile(JsonEvents):
     """The records of `JsonEvents` in a file.
 
-    Each line is written at once and whole, so that a reader can follow and a killed run loses none.
+    Each line is written at once and whole, so that a reader can follow and a killed run loses none. Where the file
+    system fails for a passing reason, lines are kept and written with a later one, so that training does not wait.
 
     Args:
         path: the file; its directory is made.
@@ -112,6 +120,7 @@ class MetricsFile(JsonEvents):
         super().__init__(self._write_whole, resumed_update or 0, clock)
         self.path = Path(path)
         self._file: FileIO | None = None
+        self._kept = b""
         removed = 0
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,22 +136,43 @@ class MetricsFile(JsonEvents):
             self.on_message(f"{removed} unreadable line(s) removed from {self.path.name}")
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
+        """Writes what is kept, now with patience, and closes the file."""
+        if self._file is None:
+            return
+        try:
+            if self._kept:
+                persistently(lambda: self._append_to_file(self._kept), f"writing {self.path}")
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+        finally:
             self._file.close()
             self._file = None
 
     def _write_whole(self, line: bytes) -> None:
         if self._file is None:
             raise StorageError(f"{self.path} is closed; no event can be written to it.")
+        lines, self._kept = self._kept + line, b""
         try:
-            written = self._file.write(line)
-            if written != len(line):
-                # A disk with a few bytes left takes the start of a line: leave whole lines only.
-                os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - (written or 0))
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._append_to_file(lines)
         except OSError as error:
-            raise _storage_error(self.path, error) from error
+            if not is_passing(error) or len(lines) > LARGEST_KEPT_BYTES:
+                raise _storage_error(self.path, error) from error
+            if lines == line:
+                _LOGGER.warning("%s: %s; lines are kept and written later.", self.path, error.strerror)
+            self._kept = lines
+
+    def _append_to_file(self, lines: bytes) -> None:
+        assert self._file is not None
+        before = os.fstat(self._file.fileno()).st_size
+        written = 0
+        try:
+            written = self._file.write(lines) or 0
+            if written != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            # A disk with a few bytes left takes the start of a line: leave whole lines only.
+            if written != len(lines) and os.fstat(self._file.fileno()).st_size > before:
+                os.ftruncate(self._file.fileno(), before)
 
 
 def as_json(value: Any) -> Any:

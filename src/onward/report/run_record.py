@@ -25,6 +25,7 @@ from onward.parameters import Parameters
 from onward.parameters.yaml_file import to_plain
 from onward.report.metrics_file import as_json
 from onward.report.run_folder import RECORD_NAME, RESOLVED_NAME, read_record
+from onward.retries import persistently
 
 PACKAGES = (
     "torch",
@@ -170,9 +171,14 @@ class RunRecord:
 
     def _write(self) -> None:
         partial = self.path.with_name(f".{self.path.name}.partial")
-        try:
-            partial.write_text(json.dumps(as_json(self.record), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(as_json(self.record), indent=1, ensure_ascii=False) + "\n"
+
+        def write() -> None:
+            partial.write_text(text, encoding="utf-8")
             os.replace(partial, self.path)
+
+        try:
+            persistently(write, f"writing {self.path}")
         except OSError as error:
             raise _storage_error(self.path.parent, error) from error
 
