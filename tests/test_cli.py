@@ -405,7 +405,7 @@ def stop(process: subprocess.Popen[str], signal_number: signal.Signals) -> int:
     assert process.returncode == 3, error
     said = re.fullmatch(
         rf"onward train: stopped by {signal_number.name} after step (\d+); saved as (\S+)\. "
-        r"The same command goes on from there\.\n",
+        r"The same command goes on from there: onward train run\.yaml .*\n",
         error,
     )
     assert said is not None, error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path
-from onward.checkpoint.run_checkpoints import GO_ON, RunCheckpoints, can_save
+from onward.checkpoint.run_checkpoints import RunCheckpoints, can_save
 from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
@@ -28,6 +28,7 @@ from onward.engine.evaluation import Evaluator
 from onward.engine.functions import MetricFunction
 from onward.engine.interruption import StopRequest
 from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize
+from onward.engine.preemption import GracePeriod
 from onward.engine.preparation import (
     check_dimensions,
     check_step,
@@ -48,7 +49,7 @@ from onward.engine.skipped_updates import SkippedUpdates, refuse_untrained_run
 from onward.engine.state import TrainState
 from onward.engine.steering import Steering
 from onward.environment import Environment
-from onward.errors import DataError, Interrupted, OnwardError, ParametersError
+from onward.errors import DataError, OnwardError, ParametersError
 from onward.graph.collection import settled_objects
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
@@ -60,6 +61,7 @@ from onward.parameters import Parameters, check
 from onward.parameters.checks import fixed_fields_changed
 from onward.parameters.effects import fields_without_effect
 from onward.report.profiler import profiled
+from onward.report.requeue import interrupted, not_saved
 from onward.report.run_watchers import RunWatchers
 from onward.report.watching import Watchers
 
@@ -299,8 +301,10 @@ class TrainingRunner:
         control = Control(self.parameters, self.net, self.state.rate, test_data is not None)
         self.watchers.on_run_start(run_start(training, self.state), control)
         between, skips = Steering(self.state, control), SkippedUpdates(self.state)
-        saving = self._checkpoints.saving_after_failure(self.parameters.checkpoint, self.state, self.save_checkpoint)
-        with StopRequest() as stop, settled_objects(), saving:
+        settings = self.parameters.checkpoint
+        saving = self._checkpoints.saving_after_failure(settings, self.state, self.save_checkpoint)
+        self._grace = GracePeriod.of(self.parameters, self.mesh.world_size, clock)
+        with StopRequest(settings.on_sigusr1 == "stop") as stop, settled_objects(), saving:
             begin_batches = data.batches(training.batch_size, self.state.cursor)
             with closing_batches(begin_batches) as batches:
                 for done in self._steps(between.not_skipped(self.watchers.announced(batches), self.watchers), clock):
@@ -319,26 +323,31 @@ class TrainingRunner:
         self.watchers.on_end(summary)
         skips.at_end()
         if between.is_interrupted_at_end(stop.signal_name is not None) and checkpoint is not None:
-            name = stop.signal_name or ANOTHER
-            raise Interrupted(f"stopped by {name} at the end of the round; saved as {checkpoint}. {GO_ON}")
+            raise interrupted(stop.signal_name or ANOTHER, "at the end of the round", checkpoint)
         return summary
 
     def _is_stopped(self, done: StepDone, between: Steering, stop: StopRequest, test_data: BatchSource | None) -> bool:
         """Evaluates and saves after a step, as parameters, callbacks and signals ask; whether a callback stops."""
+        settings = self.parameters.checkpoint
         is_evaluated = test_data is not None and is_due(done.step, self.parameters.training.evaluation_period)
         if is_evaluated and test_data is not None:
             self.evaluate(test_data)
+        self._grace.save_seconds = self._checkpoints.save_seconds
+        if self._grace.has_no_time_for_update(done, stop):
+            self.state.return_to_mark()
+            self._stop(stop.signal_name or ANOTHER)
         if not done.is_update:
             return False
-        saves = stop.take_save() and can_save(self.parameters.checkpoint, done.step, self.watchers.on_message)
+        self.watchers.on_messages(filter(None, [self._grace.shortage()]))
+        saves = stop.take_save() and can_save(settings, done.step, self.watchers.on_message)
         decision = between.after_update(stop.signal_name is not None, saves)
         if decision.evaluates and not is_evaluated and test_data is not None:
             self.evaluate(test_data)
-        is_due_to_save = self._is_checkpoint_due(done)
+        is_last_step = done.step == self.parameters.training.steps  # the end of the round saves anyway
+        is_due_to_save = not is_last_step and is_due(self.state.counters.update, settings.checkpoint_period)
         if is_evaluated or is_due_to_save or decision.saves or decision.evaluates:
             decision |= between.now()
-        is_last = decision.is_stopped or done.step == self.parameters.training.steps  # which saves anyway
-        if (is_due_to_save or decision.saves) and not is_last:
+        if (is_due_to_save or decision.saves) and not (is_last_step or decision.is_stopped):
             self.save_checkpoint()
         if decision.is_interrupted:
             self._stop(stop.signal_name or ANOTHER)
@@ -383,11 +392,6 @@ class TrainingRunner:
             return self._ended_step, counters.round - 1
         return counters.step, counters.round
 
-    def _is_checkpoint_due(self, done: StepDone) -> bool:
-        if not done.is_update or done.step == self.parameters.training.steps:
-            return False  # the end of the round saves anyway
-        return is_due(self.state.counters.update, self.parameters.checkpoint.checkpoint_period)
-
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
@@ -407,14 +411,10 @@ class TrainingRunner:
 
     def _stop(self, signal_name: str) -> None:
         if self.parameters.checkpoint.checkpoints_dir is None:
-            raise OnwardError(
-                f"stopped by {signal_name} at step {self.state.counters.step}; nothing was saved, because "
-                "checkpoint.checkpoints_dir is not set."
-            )
+            raise not_saved(signal_name, self.state.counters.step)
         path = self.save_checkpoint()
         self._checkpoints.wait()
-        step, place = self.state.counters.step, self.files.shown(path)
-        raise Interrupted(f"stopped by {signal_name} after step {step}; saved as {place}. {GO_ON}")
+        raise interrupted(signal_name, f"after step {self.state.counters.step}", self.files.shown(path))
 
     def end_training(self, test_data_loader: Any = None) -> EvaluationReport | None:
         """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""

@@ -45,6 +45,7 @@ class CheckpointWriter:
         max_num_checkpoints: how many complete ones are kept.
         blocking: `save` returns only when the checkpoint is on disk.
         stall_seconds: how long the last `save` kept its caller.
+        write_seconds: how long the last checkpoint took to be on the disk; 0: there was none.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class CheckpointWriter:
         self.max_num_checkpoints = max_num_checkpoints
         self.blocking = blocking
         self.keep_every = keep_every
-        self.stall_seconds = 0.0
+        self.stall_seconds = self.write_seconds = 0.0
         self._copies = HostCopies()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
@@ -189,7 +190,7 @@ class CheckpointWriter:
             if self._published is not None:
                 self._published()
 
-        publication = Publication(temporary, final, begin, complete)
+        publication, started = Publication(temporary, final, begin, complete), time.perf_counter()
         try:
             save(
                 dict(planner.pieces),
@@ -201,6 +202,7 @@ class CheckpointWriter:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise _told(error, final, self._group) from None
+        self.write_seconds = time.perf_counter() - started
 
     def _remove_oldest(self, best: int | None) -> None:
         for path in list_checkpoints(self.directory)[: -self.max_num_checkpoints]:

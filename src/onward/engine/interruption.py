@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM, a wish to stop, and SIGUSR1, a wish to save: the loop follows after the current weight update."""
+"""Ctrl-C and SIGTERM, a request to stop, and SIGUSR1, one to save or stop: followed after the current update."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 SAVE_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
@@ -13,11 +14,20 @@ SAVE_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
 class StopRequest:
     """While it is entered, the first SIGINT or SIGTERM is remembered; a second one ends the process as usual.
 
-    Every SIGUSR1 is remembered until `take_save`.
+    Every SIGUSR1 is remembered until `take_save`; where it stops, it counts as the others.
+
+    Args:
+        save_signal_stops: whether SIGUSR1 stops the run.
+
+    Attributes:
+        signal_name: of the signal that stops; None: none came.
+        asked_at: when it came, on the monotonic clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, save_signal_stops: bool = False) -> None:
         self.signal_name: str | None = None
+        self.asked_at = 0.0
+        self._save_signal_stops = save_signal_stops
         self._saves = False
         self._previous: dict[signal.Signals, object] = {}
 
@@ -41,11 +51,14 @@ class StopRequest:
         return saves
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.signal_name = signal.Signals(number).name
+        self.signal_name, self.asked_at = signal.Signals(number).name, time.monotonic()
         self._restore(signal.SIGINT, signal.SIGTERM)
 
     def _remember_save(self, number: int, frame: FrameType | None) -> None:
-        self._saves = True
+        if not self._save_signal_stops:
+            self._saves = True
+        elif self.signal_name is None:  # Slurm may send it to a process several times: none of them ends it
+            self.signal_name, self.asked_at = signal.Signals(number).name, time.monotonic()
 
     def _restore(self, *only: signal.Signals) -> None:
         for one in only or tuple(self._previous):

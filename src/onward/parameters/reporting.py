@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag
+from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,11 @@ class Checkpoint:
         checkpoint_to_load_path: a checkpoint, or a folder of them, from which a run starts if `checkpoints_dir` holds
             none, so that the same command resumes after an interruption.
         blocking: wait until a checkpoint is on disk.
+        on_sigusr1: what SIGUSR1 does: `save`: a checkpoint, and training continues; `stop`: the run is saved and ends
+            with exit code 3, as after SIGTERM.
+        grace_seconds: seconds from such a signal until whoever sent it ends the process (Slurm's KillWait, a pod's
+            terminationGracePeriodSeconds, the notice of a spot machine). One process gives up accumulated steps where
+            their update would come too late, and a run that needs longer to stop reports it. Absent: no deadline.
     """
 
     __pydantic_config__ = STRICT
@@ -35,6 +40,8 @@ class Checkpoint:
     export: Literal["last", "best"] = "last"
     checkpoint_to_load_path: Path | None = None
     blocking: Flag = False
+    on_sigusr1: Literal["save", "stop"] = "save"
+    grace_seconds: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
