@@ -9,6 +9,7 @@
     │   ├── DataError             a data file, a feature, a label
     │   ├── CheckpointError       a checkpoint that is missing, broken or of another model
     │   └── StorageError          the disk: full, read-only, gone
+    ├── CorruptionError       memory or a processor that changed bits; the command line exits with 1
     └── Interrupted           stopped by a signal after saving; the command line exits with 3
 
 A message says what is wrong with names and numbers, what was expected, and what to do.
@@ -49,6 +50,10 @@ class CheckpointError(UserError):
 
 class StorageError(UserError):
     """A file system that refused to store what onward wrote."""
+
+
+class CorruptionError(OnwardError):
+    """Bits that must be equal and are not: nothing that the user did, and nothing to save."""
 
 
 class Interrupted(OnwardError):

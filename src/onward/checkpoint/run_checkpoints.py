@@ -10,8 +10,9 @@ from typing import Any
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
 from onward.checkpoint.run_files import RunFiles
 from onward.checkpoint.writing import CheckpointWriter
+from onward.engine.integrity import check_before_saving
 from onward.engine.state import TrainState
-from onward.errors import OnwardError, ParametersError, StorageError
+from onward.errors import CorruptionError, OnwardError, ParametersError, StorageError
 from onward.parallel.process import Mesh
 from onward.parameters import Checkpoint, Parameters
 
@@ -113,6 +114,9 @@ class RunCheckpoints:
             batch_sizes: what was found for rounds that ask for it (`onward.engine.batch_size`).
             callbacks: what callbacks keep, by name.
             best_update: of the checkpoint that is kept as the best.
+
+        Raises:
+            CorruptionError: replicas hold different bits; nothing is saved.
         """
         record = {
             **state.record(),
@@ -120,6 +124,7 @@ class RunCheckpoints:
             "batch_sizes": dict(batch_sizes or {}),
             "callbacks": dict(callbacks or {}),
         }
+        check_before_saving(state, parameters.machine.check_weights_period, parameters.machine.deterministic)
         writer = self.open(parameters.checkpoint)
         path = writer.save(state.counters.update, state.pieces(), record, state.rank_record(), best_update)
         self.saved_update = state.counters.update
@@ -143,7 +148,7 @@ class RunCheckpoints:
                 raise  # the others are in another place; what is saved is saved
             state.return_to_mark()
             is_new = state.counters.update > max(begin, self.saved_update)
-            if settings.checkpoints_dir is None or not is_new or isinstance(error, StorageError):
+            if settings.checkpoints_dir is None or not is_new or isinstance(error, StorageError | CorruptionError):
                 raise
             try:
                 path = save()
@@ -154,6 +159,11 @@ class RunCheckpoints:
                 place = self._files.shown(path)
                 error.add_note(f"The steps before, to step {state.counters.step}, are saved as {place}. {GO_ON}")
             raise
+
+    @property
+    def save_seconds(self) -> float:
+        """How long the last checkpoint took to be on the disk; 0: there was none."""
+        return 0.0 if self._writer is None else self._writer.write_seconds
 
     def wait(self) -> None:
         """Waits until the checkpoint that was started last is complete.

@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from onward.data.batches import Batch
 from onward.engine.assembly import Assembly
 from onward.engine.features import LabelRange
+from onward.engine.integrity import IntegrityWatch
 from onward.engine.loop import Clock, StepDone, train_steps
 from onward.engine.loss_shares import LossShares
+from onward.engine.micro_batches import OneByOne
 from onward.engine.preparation import make_schedule, watched_names
+from onward.engine.recomputation import RecomputationWatch
+from onward.engine.slow_ranks import SlowRanks
 from onward.engine.steps import Steps
 from onward.graph.branches import note_on_missing_gradients
 from onward.lowering.program import Program
+from onward.parallel.waiting import WaitClock
 from onward.parameters import Parameters
 
 
@@ -80,4 +85,12 @@ def round_steps(
     steps = make_steps(parameters, assembly, dimensions, label_ranges, instrument, reports)
     schedule = make_schedule(parameters)
     clock.utilization = assembly.utilization
-    return train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
+    if parameters.machine.check_computation_period:
+        assert isinstance(steps.micro_batches, OneByOne)
+        batches = RecomputationWatch(state, steps.micro_batches, parameters).inspected(batches)
+    trained = train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
+    distributed, machine = parameters.distributed, parameters.machine
+    waits = WaitClock(state.device, assembly.modules)
+    period, ratio = distributed.slow_rank_period, distributed.slow_rank_ratio
+    trained = SlowRanks(state, waits, clock, period, ratio, assembly.say).watched(trained)
+    return IntegrityWatch(state, machine.check_weights_period, machine.deterministic).watched(trained)

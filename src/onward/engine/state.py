@@ -107,7 +107,7 @@ class TrainState:
         statistics = self._statistics()
         kept = [torch.empty_like(tensor) for tensor in statistics] if self._mark is None else self._mark.statistics
         _copy_all(statistics, kept)
-        self._mark = _Mark(dataclasses.replace(self.counters), self.cursor, self._random_states(), kept)
+        self._mark = _Mark(dataclasses.replace(self.counters), self.cursor, self.random_states(), kept)
 
     def restore_statistics(self, where: torch.Tensor | None = None) -> None:
         """Puts running statistics back to where they were at the mark; if `where` is true, a boolean on the device."""
@@ -137,7 +137,7 @@ class TrainState:
         self.drop_gradients()
         self.restore_statistics()
         self.counters, self.cursor = dataclasses.replace(self._mark.counters), self._mark.cursor
-        self._set_random_states(self._mark.random)
+        self.set_random_states(self._mark.random)
 
     def drop_gradients(self) -> None:
         """Forgets the gradients of all weights."""
@@ -170,15 +170,17 @@ class TrainState:
                 found[f"states/{name}"] = Piece(tensor, shape, boxes, place.data == 0)
         for name, slots in slots_by_name(self.optimizer, self.parameters).items():
             found |= {f"slots/{slot}/{name}": self.weights[name].piece_of(tensor) for slot, tensor in slots.items()}
-        return found | {name: Piece.whole(tensor) for name, tensor in self._random_states().items()}
+        return found | {name: Piece.whole(tensor) for name, tensor in self.random_states().items()}
 
-    def _random_states(self) -> dict[str, torch.Tensor]:
+    def random_states(self) -> dict[str, torch.Tensor]:
+        """Of this rank's generators, as they are now."""
         found = {f"random/{self.mesh.rank}/cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             found[f"random/{self.mesh.rank}/cuda"] = torch.cuda.get_rng_state(self.device)
         return found
 
-    def _set_random_states(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def set_random_states(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Puts generators back to what `random_states` gave; those that are not given stay as they are."""
         cpu, cuda = (tensors.get(f"random/{self.mesh.rank}/{kind}") for kind in ("cpu", "cuda"))
         if cpu is not None:
             torch.set_rng_state(cpu)
@@ -209,7 +211,7 @@ class TrainState:
             # Asked for another kind of loss scale than before, the run begins with that one.
             if stored.reset() == self.loss_scale.reset():
                 self.loss_scale = stored
-        self._set_random_states(random)
+        self.set_random_states(random)
         for weight in self.weights.values():
             weight.update_followers()
         return notes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -132,6 +134,43 @@ def gather_numbers(mesh: Mesh, number: float) -> list[float]:
     found = [torch.zeros(1, dtype=torch.float64) for _ in range(mesh.world_size)]
     dist.all_gather(found, torch.tensor([number], dtype=torch.float64), group=mesh.control)
     return [float(one.item()) for one in found]
+
+
+def gather_rows(mesh: Mesh, row: Sequence[float]) -> list[list[float]]:
+    """The row of numbers that every rank has, in the order of the ranks; of one length, and all must call this."""
+    if mesh.control is None:
+        return [list(row)]
+    found = [torch.zeros(len(row), dtype=torch.float64) for _ in range(mesh.world_size)]
+    dist.all_gather(found, torch.tensor(row, dtype=torch.float64), group=mesh.control)
+    return [one.tolist() for one in found]
+
+
+def gather_codes(mesh: Mesh, codes: torch.Tensor) -> torch.Tensor:
+    """The int64 codes that every rank has, one row a rank; all must call this, with as many codes."""
+    row = codes.cpu()
+    if mesh.control is None:
+        return row.unsqueeze(0)
+    found = [torch.empty_like(row) for _ in range(mesh.world_size)]
+    dist.all_gather(found, row, group=mesh.control)
+    return torch.stack(found)
+
+
+def gather_texts(mesh: Mesh, text: str) -> list[str]:
+    """The text that every rank has, in the order of the ranks; all must call this."""
+    content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    if mesh.control is None:
+        return [text]
+    lengths = [int(row[0]) for row in gather_rows(mesh, [len(content)])]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(content)] = content
+    found = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(found, padded, group=mesh.control)
+    return [bytes(one[:length].tolist()).decode().strip() for one, length in zip(found, lengths, strict=True)]
+
+
+def describe_processes(mesh: Mesh) -> list[str]:
+    """Host and process of every rank, in their order; all must call this."""
+    return gather_texts(mesh, f"{socket.gethostname()}, process {os.getpid()}")
 
 
 def _short(value: str) -> str:

@@ -44,6 +44,10 @@ class Distributed:
         use_nccl: absent: NCCL on GPUs, Gloo on CPUs; true demands NCCL, false Gloo.
         timeout_seconds: how long a collective may wait for the slowest process before the run ends.
         start_timeout_seconds: how long the rendezvous of the processes may take.
+        slow_rank_period: weight updates between two comparisons of what every process does by itself, without waiting
+            for others; a process that is slow is named in a message. 0: none.
+        slow_rank_ratio: a process is slow whose own work takes so many times as long as the median of those that do
+            the same work, twice in a row.
     """
 
     __pydantic_config__ = STRICT
@@ -66,6 +70,8 @@ class Distributed:
     use_nccl: Flag | None = None
     timeout_seconds: Positive = 600.0
     start_timeout_seconds: Positive = 300.0
+    slow_rank_period: CountFromZero = 20
+    slow_rank_ratio: Positive = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,12 @@ _MLFLOW = Need("with mlflow.experiment", lambda p: p.mlflow.experiment is not No
 _AIM = Need("with aim.experiment", lambda p: p.aim.experiment is not None)
 _BERT = Need("with loss.type bert", lambda p: p.loss.type == "bert")
 
+_WHOLE_REPLICAS = Need(
+    "with distributed.data_parallel_size above 1 and pipeline_parallel_size 1",
+    lambda p: p.distributed.data_parallel_size > 1 and p.distributed.pipeline_parallel_size == 1,
+    is_refused=True,
+)
+
 NEEDS: dict[str, Need] = {
     "paths.eval_model_path": _EVALUATED,
     "paths.test_data_dir": _EVALUATED,
@@ -88,7 +94,12 @@ NEEDS: dict[str, Need] = {
         is_refused=True,
     ),
     "checkpoint.max_num_checkpoints": _CHECKPOINTS,
+    "distributed.slow_rank_period": _PROCESSES,
+    "distributed.slow_rank_ratio": _PROCESSES,
+    "machine.check_computation_period": _WHOLE_REPLICAS,
     "checkpoint.blocking": _CHECKPOINTS,
+    "checkpoint.on_sigusr1": _CHECKPOINTS,
+    "checkpoint.grace_seconds": _CHECKPOINTS,
     "early_stopping.metric": _COMPARED,
     "early_stopping.mode": _COMPARED,
     "early_stopping.min_delta": _COMPARED,

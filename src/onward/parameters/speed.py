@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from onward.parameters.field_types import STRICT, Count, Flag, NonNegative, Positive
+from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, NonNegative, Positive
 
 FusionName = Literal[
     "attention",
@@ -90,6 +90,11 @@ class Machine:
         deterministic: refuse operators whose result depends on timing.
         memory_gb: memory for the tensors of one process in GB (10^9 bytes), for `training.find_batch_size` and the
             verdict of `onward plan`; absent: nine tenths of what its GPU, or its share of the machine, has free.
+        check_weights_period: weight updates between two checks for silent corruption: digests of weights, moments and
+            running statistics are compared across all processes that hold the same ones, and with themselves between
+            two updates; replicas are compared before every checkpoint, too. What differs ends the run. 0: none.
+        check_computation_period: weight updates between two micro-batches that every replica computes, comparing losses
+            and gradients bit by bit; each costs a micro-batch. 0: none.
     """
 
     __pydantic_config__ = STRICT
@@ -97,3 +102,5 @@ class Machine:
     threads: Count | None = None
     deterministic: Flag = False
     memory_gb: Positive | None = None
+    check_weights_period: CountFromZero = 100
+    check_computation_period: CountFromZero = 0
