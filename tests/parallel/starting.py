@@ -106,7 +106,14 @@ class Nodes:
 
     def cut_cable(self) -> None:
         """From now on nothing passes between the nodes."""
-        subprocess.run(["ip", "-n", self.names[1], "link", "set", "eth", "down"], check=True)
+        self._set_cable("down")
+
+    def mend_cable(self) -> None:
+        """Everything passes again."""
+        self._set_cable("up")
+
+    def _set_cable(self, state: str) -> None:
+        subprocess.run(["ip", "-n", self.names[1], "link", "set", "eth", state], check=True)
 
 
 @contextlib.contextmanager

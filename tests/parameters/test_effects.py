@@ -42,7 +42,7 @@ ALWAYS = {
     "mlflow": {"experiment"},
     "aim": {"experiment"},
     "profiler": {"first_step", "last_step"},
-    "machine": {"execution_provider", "threads", "deterministic", "memory_gb"},
+    "machine": {"execution_provider", "threads", "deterministic", "memory_gb", "check_weights_period"},
 }  # fmt: skip
 
 # Fields that `checks` or the run refuse by themselves where they would do nothing -> such a run, and words of it.
@@ -106,6 +106,11 @@ SET: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
     "recompute.number_recompute_layers": (1, {}),
     "checkpoint.max_num_checkpoints": (3, {}),
     "checkpoint.blocking": (True, {}),
+    "checkpoint.on_sigusr1": ("stop", {}),
+    "checkpoint.grace_seconds": (30.0, {}),
+    "distributed.slow_rank_period": (5, {}),
+    "distributed.slow_rank_ratio": (2.0, {}),
+    "machine.check_computation_period": (5, {}),
     "early_stopping.metric": ("accuracy", {}),
     "early_stopping.mode": ("max", {}),
     "early_stopping.min_delta": (0.5, {}),

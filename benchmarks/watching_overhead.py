@@ -1,0 +1,106 @@
+"""What it costs to watch for slow ranks and silent corruption: the same run with each check and without any.
+
+    python -m benchmarks.watching_overhead [--processes 2] [--updates 60]
+
+A check is timed by itself, at every update, and its share is that time over the updates between two checks at the
+default period. Runs with and without checks take turns, since a machine is never equally busy twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from tests.laws.cases import IGNORING, TRANSFORMER, Case, gpt2, tokens
+from tests.laws.layouts import Layout, merged_sections, rows_of_replica
+from tests.ranks import run_on_ranks
+
+from onward.data.in_memory import InMemoryDataLoader
+from onward.engine.slow_ranks import SlowRanks
+from onward.environment import Environment
+from onward.models import create_model
+from onward.parameters import Parameters
+from onward.parameters.distributed import Distributed
+from onward.parameters.speed import Machine
+from onward.runner import TrainingRunner
+
+MODEL = {**TRANSFORMER, "width": 256, "layers": 4}
+"""3.2 M parameters on samples of a dozen tokens: few tokens make an update cheap, and a check a large share of it."""
+
+
+def timed(sections: dict[str, Any], rows: dict[str, Any], replicas: int, batch: int) -> tuple[list[float], list[float]]:
+    """Seconds of every update without its checks, and of every check, on this rank."""
+    runner = TrainingRunner(Parameters.from_mapping(sections), Environment(execution_provider="CPU", threads=1))
+    runner.initialize(InMemoryDataLoader(rows).feature_specs())
+    checks: list[float] = []
+
+    def timing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            found = method(*arguments)
+            checks.append(time.perf_counter() - started)
+            return found
+
+        return call
+
+    from onward.engine import integrity
+
+    SlowRanks._compare = timing(SlowRanks._compare)  # type: ignore[method-assign]
+    for name in ("check", "at_rest"):
+        setattr(integrity.StateDigests, name, timing(getattr(integrity.StateDigests, name)))
+    updates: list[float] = []
+    steps = runner._steps
+
+    def stepping(*arguments: Any) -> Iterator[Any]:
+        inner = steps(*arguments)
+        while True:
+            before, started = sum(checks), time.perf_counter()
+            done = next(inner, None)
+            if done is None:
+                return
+            updates.append(time.perf_counter() - started - (sum(checks) - before))
+            yield done
+
+    runner._steps = stepping  # type: ignore[method-assign]
+    runner.run(InMemoryDataLoader(rows_of_replica(rows, runner.mesh.place.data, replicas, batch)))
+    return updates[2:], checks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=60)
+    asked = parser.parse_args()
+    batch, layout = 4 * asked.processes, Layout(asked.processes, 1, 1)
+    rows = tokens(batch * asked.updates)
+    print(f"{'check':<28}{'ms a check':>12}{'ms an update':>14}{'period':>8}{'share':>10}")
+    kinds = [
+        ("slow ranks", "distributed", "slow_rank_period", Distributed().slow_rank_period),
+        ("digests of the state", "machine", "check_weights_period", Machine().check_weights_period),
+    ]
+    total = 0.0
+    for title, section, field, period in kinds:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            ir.save(create_model("gpt2", **MODEL, dropout=0.0), folder / "model.onnx")
+            sections = merged_sections(Case(gpt2, IGNORING, tokens), layout, folder, batch, asked.updates, 1, {})
+            sections["distributed"] |= {"slow_rank_period": 0}
+            sections["machine"] = {"check_weights_period": 0}
+            sections[section][field] = 1
+            updates, checks = run_on_ranks(asked.processes, timed, sections, rows, asked.processes, batch)[0]
+        update = statistics.median(updates)
+        check = sum(checks) / asked.updates
+        share = check / period / update
+        total += share
+        print(f"{title:<28}{1000 * check:>12.2f}{1000 * update:>14.1f}{period:>8}{share:>10.3%}")
+    print(f"{'together':<28}{'':>34}{total:>10.3%}")
+
+
+if __name__ == "__main__":
+    main()
