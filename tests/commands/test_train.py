@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -158,9 +159,11 @@ def test_a_failed_run_says_so_in_its_record(workplace: Path, run_file: str) -> N
     assert json.loads((workplace / "out" / "run.json").read_text())["status"] == "failed"
 
 
-def start(run: str, *more: str) -> subprocess.Popen[str]:
+def start(run: str, *more: str, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-u", "-m", "onward", "train", run, "--training.num_train_steps", "1000000", *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **variables}
+    )
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
@@ -186,6 +189,21 @@ def test_sigusr1_saves_and_goes_on(run_file: str, processes: int) -> None:
         read_until(process, "train  step")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 3
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_sigusr1_of_slurm_saves_ends_and_says_how_to_requeue(run_file: str, processes: int) -> None:
+    asked = ["--checkpoint.on_sigusr1=stop", "--checkpoint.grace_seconds=60", "--training.evaluation_period=0"]
+    sizes = f"--distributed.data_parallel_size={processes}"
+    with start(run_file, sizes, *asked, SLURM_JOB_ID="712") as process:
+        read_until(process, "train  step")
+        began = time.monotonic()
+        process.send_signal(signal.SIGUSR1)
+        said = read_until(process, "scontrol requeue 712")
+        assert process.wait(timeout=60) == 3
+        assert time.monotonic() - began < 60
+    assert re.search(r"stopped by (SIGUSR1|a signal to another process) after step \d+; saved as \S+checkpoint-", said)
+    assert f"The same command goes on from there: onward train {run_file} " in said
 
 
 def test_sigusr1_without_a_folder_says_what_to_set(run_file: str) -> None:

@@ -44,9 +44,11 @@ class GracePeriod:
 
     def shortage(self) -> str | None:
         """Once, where a notice would come too late: how long stopping takes, and what to change."""
+        if self.seconds is None or self._is_reported:
+            return None
         updates = 1 if self.world_size == 1 else 2
         needed = updates * self.steps_of_update * self._step_seconds + self.save_seconds
-        if self.seconds is None or needed <= self.seconds or self._is_reported:
+        if needed <= self.seconds:
             return None
         self._is_reported = True
         return (
