@@ -8,7 +8,6 @@ little. The allocator can be asked only once in a process, so there each side is
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,7 +32,7 @@ from benchmarks.compare_protocol import Contestant
 from onward.engine.preparation import read_training_graph
 from onward.graph.fusion.passes import FUSIONS
 from onward.graph.shared_inputs import layers_that_read_the_same
-from onward.lowering import layout, max_pooling, products
+from onward.lowering import max_pooling, products
 from onward.lowering.ops import fused_cross_entropy
 from onward.parameters import Parameters
 
@@ -62,16 +61,6 @@ class SpeedUp:
     networks: Collection[str] = frozenset(SIZES)
 
 
-@contextlib.contextmanager
-def planes_of_channels() -> Iterator[None]:
-    """Images lie as ONNX has them; the setting is one of the process."""
-    layout.use_channels_last(False)
-    try:
-        yield
-    finally:
-        layout.use_channels_last(True)
-
-
 def _all_rows(rows: torch.Tensor, labels: torch.Tensor, _: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     return rows, labels
 
@@ -90,7 +79,7 @@ SPEED_UPS: Mapping[str, SpeedUp] = {
     "no logits for ignored labels": SpeedUp(
         without=lambda: patch.object(fused_cross_entropy, "_rows_that_count", _all_rows), networks={"bert"}
     ),
-    "channels last": SpeedUp({"speed": {"channels_last": False}}, planes_of_channels, IMAGES),
+    "channels last": SpeedUp({"speed": {"channels_last": False}}, networks=IMAGES),
     ALLOCATOR: SpeedUp(),
 }
 
@@ -148,7 +137,6 @@ def measure(task: Task, folder: Path, names: Sequence[str], rounds: int) -> list
         other = usual
         if speed_up.off:
             other = make_onward(task, folder, {**speed_up.off, "speed": {**base, **speed_up.off.get("speed", {})}})
-            layout.use_channels_last(True)
         found.append(_in_turns(task, name, usual, other, speed_up.without, rounds))
     return found
 

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-import onward
-from onward.lowering.layout import use_channels_last
 from tests.conformance.cases import Case, load_cases
-from tests.conformance.checking import _to_numpy, compare, to_torch_value
-from tests.conformance.exceptions import CHANNELS_FIRST, reason_for
+from tests.conformance.checking import _to_numpy, compare, net_of, to_torch_value
+from tests.conformance.exceptions import reason_for
 from tests.imagined_gpu.tensors import WAITS, GpuTensor, imagined_gpu
 
 
@@ -36,8 +34,7 @@ def run_all(
 
 
 def _check(case: Case) -> None:
-    net = onward.to_torch(case.model).to("cuda")
-    use_channels_last(case.name not in CHANNELS_FIRST)
+    net = net_of(case).to("cuda")
     for inputs, outputs in case.data_sets:
         given = tuple(_moved(to_torch_value(value)) for value in inputs)
         is_there = any(

@@ -20,7 +20,7 @@ from onward.engine.network import LinearLayers, Network
 from onward.engine.precision import Precision
 from onward.graph.loss import LossSpec
 from onward.graph.training_graph import make_training_graph
-from onward.lowering.layout import use_channels_last
+from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.parameters.distributed import Recompute
 from onward.plan.segments import plan_segments
@@ -61,7 +61,6 @@ def of_any_size() -> Iterator[None]:
     try:
         yield
     finally:
-        use_channels_last(True)
         for place, value in zip(places, before, strict=True):
             setattr(*place, value)
 
@@ -70,11 +69,10 @@ def train(
     model: onnx.ModelProto, data: Mapping[str, np.ndarray], how: Speedups, batch: int, accumulation: int = 1
 ) -> Trained:
     """Three updates by SGD with momentum, of the weights whose names begin with `w`."""
-    use_channels_last(how.channels_last)
     loss = LossSpec("softmax_cross_entropy", "logits", "labels")
     graph = make_training_graph(model, loss=loss, fuse=how.fuse, weights_to_train=["w*"])
     assert graph.loss is not None
-    net = OnnxModule(graph, (graph.loss,))
+    net = OnnxModule(graph, (graph.loss,), context=ExecutionContext(channels_last_images=how.channels_last))
     plan = plan_segments(graph.model.graph, graph.weights, False, Recompute())
     network = Network(net, plan, None, LinearLayers(how.again, how.joins), how.sparse)
     network.train()

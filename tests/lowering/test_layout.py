@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from onward.lowering.layout import convolve_images, use_channels_last
+from onward.lowering.layout import convolve_images
 
 LAST = torch.channels_last
 # (channels, rows and columns), (weight), stride, padding, dilation, groups; the fourth weight is larger than its image.
@@ -24,12 +22,6 @@ CASES = {
     "a pixel, padded": ((6, 9), (10, 6, 1, 1), 1, 1, 1, 1),
     "a pixel, in groups": ((6, 9), (10, 3, 1, 1), 1, 0, 1, 2),
 }
-
-
-@pytest.fixture(autouse=True)
-def _on_again() -> Iterator[None]:
-    yield
-    use_channels_last(True)
 
 
 @pytest.mark.parametrize("comes", [LAST, torch.contiguous_format], ids=["channels last", "channels first"])
@@ -47,7 +39,7 @@ def test_the_numbers_are_torchs_own(case: str, with_bias: bool, comes: torch.mem
     leaves = [leaf.requires_grad_() for leaf in leaves]
     bias = (None,) * (not with_bias)
     expected = F.conv2d(*exact, *bias, *along)
-    found = convolve_images(*leaves, *bias, *along)
+    found = convolve_images(*leaves, *bias, *along, True)
     assert found.is_contiguous(memory_format=LAST)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     towards = torch.randn(expected.shape, generator=generator)
@@ -62,8 +54,7 @@ def test_the_numbers_are_torchs_own(case: str, with_bias: bool, comes: torch.mem
 def test_it_can_be_turned_off() -> None:
     images, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
     along = (1, 1), (1, 1), (1, 1), 1
-    use_channels_last(False)
-    plain = convolve_images(images, weight, None, *along)
+    plain = convolve_images(images, weight, None, *along, False)
     assert plain.is_contiguous()
     assert torch.equal(plain, F.conv2d(images, weight, None, *along))
 
@@ -71,13 +62,13 @@ def test_it_can_be_turned_off() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_types_that_gain_nothing_stay_as_they_lie(dtype: torch.dtype) -> None:
     images, weight = torch.randn(2, 4, 6, 6, dtype=dtype), torch.randn(4, 4, 3, 3, dtype=dtype)
-    assert convolve_images(images, weight, None, (1, 1), (1, 1), (1, 1), 1).is_contiguous()
+    assert convolve_images(images, weight, None, (1, 1), (1, 1), (1, 1), 1, True).is_contiguous()
 
 
 def test_16_bits_under_autocast() -> None:
     images, weight = torch.randn(2, 4, 6, 6), torch.randn(8, 4, 1, 1)
     with torch.autocast("cpu", torch.bfloat16):
-        found = convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1)
+        found = convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1, True)
         expected = F.conv2d(images, weight)
     assert found.dtype == torch.bfloat16
     assert found.is_contiguous(memory_format=LAST)
@@ -88,7 +79,7 @@ def test_what_is_traced_holds_the_convolution_itself() -> None:
     """A graph that is exported, or given to a compiler, says what is computed and not how it lies."""
 
     def compute(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1)
+        return convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1, True)
 
     traced = make_fx(compute)(torch.randn(1, 2, 3, 3), torch.randn(4, 2, 1, 1))
     assert [n.target for n in traced.graph.nodes if n.op == "call_function"] == [torch.ops.aten.convolution.default]

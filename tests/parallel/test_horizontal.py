@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from onward.graph.training_graph import TrainingGraph
+from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.shapes import find_value_facts
-from onward.parallel.horizontal import connect
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.shards import take_part
@@ -38,7 +38,6 @@ def planned(example: Example, graph: TrainingGraph, size: int, by_tokens: bool =
 def differences(name: str, path: str, by_tokens: bool) -> dict[str, float]:
     """On one rank: how far everything is from what one process computes, as shares of the largest elements."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    connect(dist.group.WORLD)
     example = EXAMPLES[name]
     graph = example.graph(path)
     plan = planned(example, graph, size, by_tokens)
@@ -47,7 +46,8 @@ def differences(name: str, path: str, by_tokens: bool) -> dict[str, float]:
     scores = str(graph.model.graph.outputs[0].name)
     outputs = (graph.loss_names.loss, graph.loss_names.correct, graph.loss_names.counted, scores)
     outputs = tuple(o for o in outputs if o is not None)
-    whole, local = OnnxModule(graph, outputs), OnnxModule(localize(graph, plan, rank), outputs)
+    context = ExecutionContext(horizontal_group=str(dist.group.WORLD.group_name))
+    whole, local = OnnxModule(graph, outputs), OnnxModule(localize(graph, plan, rank), outputs, context=context)
     features = example.features()
     results = []
     for net in (whole, local):

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.shapes import find_value_facts
 from onward.models import create_model
-from onward.parallel.horizontal import connect
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import plan_horizontal
 from tests.parallel.horizontal_models import CROSS_ENTROPY, GPT2
@@ -28,13 +28,13 @@ Calls = Counter[tuple[str, str, int]]
 
 def count_calls(layers: int, by_tokens: bool) -> tuple[Calls, float]:
     """Exchanges of one training step of GPT-2 on this rank, and its loss."""
-    connect(dist.group.WORLD)
     model = create_model("gpt2", **{**GPT2, "layers": layers})
     graph = make_training_graph(model, loss=CROSS_ENTROPY)
     shape = (BATCH, LENGTH)
     facts = find_value_facts(graph, {"input_ids": shape, "labels": shape})
     plan = plan_horizontal(graph, dist.get_world_size(), facts.shapes, facts.numbers, sequence_parallel=by_tokens)
-    net = OnnxModule(localize(graph, plan, dist.get_rank()), ("loss",)).train()
+    context = ExecutionContext(horizontal_group=str(dist.group.WORLD.group_name))
+    net = OnnxModule(localize(graph, plan, dist.get_rank()), ("loss",), context=context).train()
     calls: Calls = Counter()
     direction = "forward"
 

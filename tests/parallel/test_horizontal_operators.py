@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from onward.parallel.horizontal import collectives, connect
+from onward.parallel.horizontal import collectives
 from onward.parallel.horizontal.loss import sharded_cross_entropy
 from onward.parallel.horizontal.operators import (
     gather_whole,
@@ -23,6 +23,11 @@ from tests.ranks import run_on_ranks
 CUT = {"cut_axis": 1, "blocks": (7,), "size": 2}
 
 
+def world() -> str:
+    """The name of the group of all ranks."""
+    return str(dist.group.WORLD.group_name)
+
+
 def test_an_index_outside_of_the_table_is_named() -> None:
     rows = {"cut_axis": 0, "blocks": (10,), "rank": 0, "size": 2}
     with pytest.raises(ValueError, match=r"index 10 is out of range for a table of 10 rows"):
@@ -33,18 +38,21 @@ def test_an_index_outside_of_the_table_is_named() -> None:
 
 def test_a_label_outside_of_the_classes_is_named() -> None:
     with pytest.raises(ValueError, match=r"label 7 is out of range for 7 classes \(0 to 6\); 1 of 3 labels are"):
-        sharded_cross_entropy(torch.zeros(3, 3), torch.tensor([0, 7, 6]), rank=0, output_count=1, **CUT)
+        sharded_cross_entropy(
+            torch.zeros(3, 3), torch.tensor([0, 7, 6]), rank=0, output_count=1, horizontal_group="", **CUT
+        )
 
 
 def test_without_a_group_nothing_is_exchanged() -> None:
-    connect(None)
-    with pytest.raises(RuntimeError, match=r"no horizontal process group: call onward\.parallel\.horizontal\.connect"):
-        sharded_softmax(torch.zeros(3, 3), rank=0, **CUT)
+    with pytest.raises(
+        RuntimeError, match="lowered without a process group; give its ExecutionContext the group's name"
+    ):
+        sharded_softmax(torch.zeros(3, 3), rank=0, horizontal_group="", **CUT)
 
 
 def test_tokens_that_cannot_be_shared_are_counted() -> None:
     with pytest.raises(ValueError, match="5 tokens cannot be shared by 2 horizontal ranks; pad the sequences"):
-        own_tokens(torch.zeros(2, 5, 3), cut_axis=1, blocks=(), rank=0, size=2)
+        own_tokens(torch.zeros(2, 5, 3), cut_axis=1, blocks=(), rank=0, size=2, horizontal_group="")
 
 
 def test_parts_of_another_batch_are_found_only_where_blocks_are_equal() -> None:
@@ -57,8 +65,9 @@ def test_parts_of_another_batch_are_found_only_where_blocks_are_equal() -> None:
 
 def compare(_: int) -> dict[str, float]:
     """On one of two ranks: largest difference of every operator from torch's own on whole tensors."""
-    connect(dist.group.WORLD)
     rank = dist.get_rank()
+    cut = {**CUT, "rank": rank, "horizontal_group": world()}
+    tokens_cut = {"cut_axis": 1, "blocks": (), "rank": rank, "size": 2, "horizontal_group": world()}
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(5, 7, generator=generator, requires_grad=True)
     weights = torch.rand(5, 7, generator=generator)
@@ -73,17 +82,15 @@ def compare(_: int) -> dict[str, float]:
         (local,) = torch.autograd.grad(mine, part)
         found[name] = (local - torch.from_numpy(take_part(gradient.numpy(), shard, rank, 2).copy())).abs().max().item()
 
-    note("softmax", (sharded_softmax(part, rank=rank, **CUT) * own).sum(), (whole.softmax(1) * weights).sum())
-    note(
-        "log_softmax", (sharded_log_softmax(part, rank=rank, **CUT) * own).sum(), (whole.log_softmax(1) * weights).sum()
-    )
-    gathered = gather_whole(part, rank=rank, **CUT)
+    note("softmax", (sharded_softmax(part, **cut) * own).sum(), (whole.softmax(1) * weights).sum())
+    note("log_softmax", (sharded_log_softmax(part, **cut) * own).sum(), (whole.log_softmax(1) * weights).sum())
+    gathered = gather_whole(part, **cut)
     found["gathered"] = (gathered - whole).abs().max().item()
     note("gather", (gathered * weights).sum(), (whole * weights).sum())
     class_weights = torch.arange(1.0, 8.0)
     for reduction in ("mean", "sum", "none"):
         (mine,) = sharded_cross_entropy(
-            part, labels, class_weights, ignore_index=3, reduction=reduction, rank=rank, output_count=1, **CUT
+            part, labels, class_weights, ignore_index=3, reduction=reduction, output_count=1, **cut
         )
         expected = torch.nn.functional.cross_entropy(whole, labels, class_weights, ignore_index=3, reduction=reduction)
         found[f"loss {reduction}"] = (mine - expected).abs().max().item()
@@ -91,13 +98,13 @@ def compare(_: int) -> dict[str, float]:
     ties = torch.tensor([[1.0, 2, 2, 0, 2, 2, 1]])
     mine = torch.from_numpy(take_part(ties.numpy(), shard, rank, 2).copy())
     for last, place in ((0, 1), (1, 5)):
-        index = sharded_arg_max(mine, axis=1, select_last_index=last, keepdims=0, rank=rank, **CUT)
+        index = sharded_arg_max(mine, axis=1, select_last_index=last, keepdims=0, **cut)
         found[f"arg max {last}"] = float(abs(int(index) - place))
     tokens = torch.arange(12.0).reshape(1, 4, 3)
-    mine = own_tokens(tokens, cut_axis=1, blocks=(), rank=rank, size=2)
-    again = gather_tokens(mine, cut_axis=1, blocks=(), rank=rank, size=2)
+    mine = own_tokens(tokens, **tokens_cut)
+    again = gather_tokens(mine, **tokens_cut)
     found["tokens"] = (again - tokens).abs().max().item()
-    total = collectives.reduce_scatter(tokens, 1, 2)
+    total = collectives.reduce_scatter(tokens, 1, 2, world())
     found["reduce scatter"] = (total - 2 * mine).abs().max().item()
     return found
 

@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.shapes import find_value_facts
 from onward.models import create_model
-from onward.parallel.horizontal import connect
 from onward.parallel.horizontal.attention import attention_of_part
 from onward.parallel.horizontal.random import drop_part, numbers_of_rank
 from onward.plan.horizontal.local_graph import localize
@@ -108,14 +108,14 @@ def test_compiled_attention_drops_as_written_out() -> None:
 
 
 def dropped(_: int) -> dict[str, torch.Tensor]:
-    connect(dist.group.WORLD)
     graph = make_training_graph(create_model("gpt2", **{**GPT2, "layers": 1, "dropout": 0.5}), loss=CROSS_ENTROPY)
     facts = find_value_facts(graph, {"input_ids": (3, 5), "labels": (3, 5)})
     plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers)
     part, whole = "h.0.attn/Dropout_output", "h.0.attn/Dropout_2_output"
     assert part in plan.values
     assert whole not in plan.values
-    net = OnnxModule(localize(graph, plan, dist.get_rank()), ("loss", part, whole)).train()
+    context = ExecutionContext(horizontal_group=str(dist.group.WORLD.group_name))
+    net = OnnxModule(localize(graph, plan, dist.get_rank()), ("loss", part, whole), context=context).train()
     torch.manual_seed(3)
     tokens = torch.arange(15).reshape(3, 5)
     return dict(zip(("loss", "part", "whole"), (x.detach() for x in net(tokens, tokens)), strict=True))

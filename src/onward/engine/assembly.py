@@ -29,13 +29,12 @@ from onward.engine.utilization import Utilization
 from onward.errors import ParametersError
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
-from onward.lowering.layout import use_channels_last
+from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
-from onward.lowering.passes import synchronize_statistics
 from onward.lowering.program import Program
 from onward.optim.building import make_optimizer, with_exact_names
-from onward.parallel import horizontal
-from onward.parallel.data_parallel import differentiable_sum, offloads, replicate
+from onward.parallel import horizontal  # noqa: F401  its operators register themselves
+from onward.parallel.data_parallel import offloads, replicate
 from onward.parallel.gradients import counts_on, sum_over_shards
 from onward.parallel.pipeline import Pipeline
 from onward.parallel.pipeline_stage import StageModule
@@ -138,8 +137,6 @@ def assemble(
     """
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
-    horizontal.connect(mesh.horizontal)
-    use_channels_last(parameters.speed.channels_last)
     watched = watched_names(parameters.tensorboard, graph)
     local = graph_of_rank(graph, plan, mesh.place, watched.values)
     stages = stages_of_local_graph(local, plan, watched.values) if plan.stage_count > 1 else None
@@ -184,8 +181,6 @@ def assemble(
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
     shapes = _shapes_of(graph)
     weights = local_weights(networks, mesh, plan.horizontal.shards, shapes, _holders(plan, stages))
-    synchronize = distributed.synchronize_batch_norm and mesh.data is not None
-    synchronize_statistics(differentiable_sum(mesh.data) if synchronize and mesh.data is not None else None)
     updated = {name: weight.parameter for name, weight in weights.items()}
     rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
     optimizer = make_optimizer(rules, updated, _NormSums(mesh, weights))
@@ -215,6 +210,16 @@ def _compilation(
     return Compilation(wanted is True, say, recorded) if choice.is_on else None
 
 
+def execution_context(parameters: Parameters, mesh: Mesh) -> ExecutionContext:
+    """The settings that this run's operators compute with."""
+    synchronizes = parameters.distributed.synchronize_batch_norm
+    return ExecutionContext(
+        channels_last_images=parameters.speed.channels_last,
+        replica_group=mesh.data.group_name if synchronizes and mesh.data is not None else "",
+        horizontal_group="" if mesh.horizontal is None else mesh.horizontal.group_name,
+    )
+
+
 def network_of(
     graph: TrainingGraph,
     parameters: Parameters,
@@ -228,7 +233,7 @@ def network_of(
     outputs = None if graph.loss_names is None else graph.loss_names.computed
     if parameters.distributed.pipeline_parallel_size > 1:
         outputs = None
-    net = OnnxModule(graph, outputs, read)
+    net = OnnxModule(graph, outputs, read, execution_context(parameters, mesh))
     if read is None:
         net.to(mesh.device)
     low = net.hold_masters_in_float32()

@@ -21,7 +21,7 @@ from torch import fx
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.equal_segments import signature_of, structure_of
-from onward.lowering.passes import is_recomputing, sum_over_replicas
+from onward.lowering.passes import is_recomputing
 from onward.lowering.program import Program
 from onward.lowering.segments import SegmentedProgram
 
@@ -135,12 +135,12 @@ class Compilation:
         One in which nothing can be joined is left as it is, as is one whose statistics of batches are added up over
         replicas. With CUDA graphs all are recorded that compute anything.
         """
-        calls = [node.target for node in program.code.graph.nodes if node.op == "call_function"]
-        if not calls or (sum_over_replicas() is not None and any(map(_keeps_statistics, calls))):
+        nodes = [node for node in program.code.graph.nodes if node.op == "call_function"]
+        if not nodes or any(node.kwargs.get("replica_group") for node in nodes):
             return program
         if not self.cuda_graphs and not joins(program, device):
             return program
-        return replace(program, run=_Shared(self, program.code, any(map(_keeps_statistics, calls))))
+        return replace(program, run=_Shared(self, program.code, any(_keeps_statistics(node.target) for node in nodes)))
 
     def piece(
         self, code: fx.GraphModule, arguments: tuple[Any, ...], mode: Hashable, is_trained: bool = False

@@ -67,7 +67,10 @@ class Evaluator:
         self._read = outputs_of(evaluated) if self._functions else ()
         predictions = (metric.prediction for metric in self._metrics)
         needed = tuple(dict.fromkeys((*self._outputs.names, *predictions, *self._read)))
-        separate = None if path is None else OnnxModule(evaluated, needed).to(assembly.state.device)
+        separate = None
+        if path is not None:
+            context = assembly.networks[0].net.context
+            separate = OnnxModule(evaluated, needed, context=context).to(assembly.state.device)
         self._make_forward = functools.partial(assembly.evaluation, needed, label_ranges, separate)
         self._forward: Forward | PipelinedForward | None = None
 

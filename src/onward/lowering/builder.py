@@ -22,6 +22,7 @@ from onward.graph.collection import without_collection
 from onward.graph.provenance import module_scope
 from onward.graph.quantization import is_only_dequantized
 from onward.lowering.bound_value import BoundValue
+from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
 from onward.lowering.ledger import why_refused
@@ -51,6 +52,7 @@ def build_program(
     opsets: Mapping[str, int],
     constants: Mapping[str, torch.Tensor] | None = None,
     outputs: Sequence[str] | None = None,
+    context: ExecutionContext = USUAL,
 ) -> Program:
     """Lowers a graph whose functions are inlined and whose `Constant` nodes are initializers.
 
@@ -60,6 +62,7 @@ def build_program(
         constants: values of initializers that may be folded into shape arithmetic; by default every small
             integer initializer and every float scalar. Trained weights must not be among them.
         outputs: names of the values to compute; by default the graph's outputs.
+        context: the settings that operators compute with.
 
     Raises:
         OperatorError: some operators have no lowering; all are named.
@@ -72,7 +75,7 @@ def build_program(
             + "\n  ".join(unsupported)
             + "\nRewrite these parts of the model, or export it at another opset."
         )
-    builder = _Builder(graph, opsets, constants or {})
+    builder = _Builder(graph, opsets, constants or {}, context)
     return builder.build(outputs)
 
 
@@ -83,6 +86,7 @@ class _Builder:
     graph: ir.Graph
     opsets: Mapping[str, int]
     constants: Mapping[str, torch.Tensor]
+    context: ExecutionContext
     parent: _Builder | None = None
     fx_graph: fx.Graph = field(default_factory=fx.Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
@@ -306,6 +310,7 @@ class _Builder:
             if parameter.default is parameter.empty and parameter.name not in keywords:
                 raise ModelError(f"{_label(node)} lacks its attribute {name!r}.")
         reserved = lowering.reserved
+        keywords.update((name, value) for name, value in vars(self.context).items() if name in reserved)
         if "training" in reserved:
             keywords["training"] = self.training
         if "device" in reserved:
@@ -355,7 +360,7 @@ class _Builder:
 
     def _nested(self, graph: ir.Graph) -> fx.Node:
         """A nested graph (a branch, a loop's body) as a callable of its own inputs."""
-        inner = _Builder(graph, self.opsets, self.constants, parent=self)
+        inner = _Builder(graph, self.opsets, self.constants, self.context, parent=self)
         inner._open_placeholders()
         inner._lower_nodes()
         outputs = tuple(inner.as_tensor(inner.resolve(value)) for value in graph.outputs)

@@ -13,13 +13,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from onward.lowering.remade import reading, turned
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-_is_on = True
-
-
-def use_channels_last(on: bool) -> None:
-    """From now on images are convolved in that layout, or in the one that they come in; a setting of the process."""
-    global _is_on
-    _is_on = on
 
 
 def convolve_images(
@@ -30,13 +23,16 @@ def convolve_images(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
     group: int,
+    channels_last_images: bool,
 ) -> Tensor:
     """`conv2d` of X (N, C, D1, D2), W (M, C/g, k1, k2) and B (M), in whichever layout is the faster one.
+
+    Without `channels_last_images` X stays in the layout that it comes in.
 
     A kernel of one pixel is a linear layer over the channels of every pixel, a single product of matrices. Where the
     weight is larger than the image it is the image that is turned around, there and back.
     """
-    if not _helps(X):
+    if not (channels_last_images and _helps(X)):
         with reading(X):
             return F.conv2d(X, W, B, stride, padding, dilation, group)
     last = torch.channels_last
@@ -54,7 +50,7 @@ def convolve_images(
 
 def _helps(X: Tensor) -> bool:
     """On CPUs in 32 bits and less, on GPUs in 16; torch's compiler chooses a layout by itself."""
-    if not _is_on or torch.compiler.is_compiling() or get_proxy_mode() is not None:
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
         return False
     if X.is_cuda:
         return X.dtype in _LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))

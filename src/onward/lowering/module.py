@@ -16,6 +16,7 @@ from onward.graph.expansion import expand_function_operators
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.widening import NARROW
 from onward.lowering.builder import build_program
+from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.dtypes import is_trainable, tensor_from_ir, torch_dtype
 from onward.lowering.host import LARGEST_HOST_ELEMENTS
 from onward.lowering.program import Program
@@ -152,10 +153,12 @@ class OnnxModule(TensorTree):
         graph: TrainingGraph,
         outputs: tuple[str, ...] | None = None,
         read: Callable[[ir.Value], torch.Tensor] | None = None,
+        context: ExecutionContext = USUAL,
     ) -> None:
         """Lowers a graph; `read` makes the tensor of a trained weight in the place of reading it from the file."""
         super().__init__()
         self.graph = graph
+        self.context = context
         expand_function_operators(graph.model, lambda *operator: find_lowering(*operator) is not None)
         small = {}
         initializers = graph.model.graph.initializers
@@ -236,7 +239,8 @@ class OnnxModule(TensorTree):
 
     def program_for(self, outputs: Sequence[str] | None) -> Program:
         """A program that computes the values of these names; by default the graph's outputs."""
-        return build_program(self.graph.model.graph, self.graph.model.opset_imports, self._small, outputs)
+        main, opsets = self.graph.model.graph, self.graph.model.opset_imports
+        return build_program(main, opsets, self._small, outputs, self.context)
 
     @property
     def device(self) -> torch.device:

@@ -1,17 +1,10 @@
-"""What operators must know of their pass, beside their inputs: whether it is a repetition, and who else trains.
-
-Only operators that keep statistics of a batch ask.
-"""
+"""What operators must know of their pass: whether it is a repetition, in which running statistics stay as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar, Token
 
-import torch
-
 _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
-_sum_over_replicas: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Recomputation:
@@ -38,17 +31,3 @@ def is_recomputing() -> bool:
 # torch's compiler cannot look into context variables; so marked, it asks while it traces. The decorator that does this,
 # torch.compiler.assume_constant_result, would import the whole compiler with onward.
 is_recomputing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def synchronize_statistics(sum_over_replicas: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-    """From now on batch statistics are over all replicas of this process, by a differentiable sum; None: its own.
-
-    A setting of the process, since autograd repeats forward passes on threads of its own.
-    """
-    global _sum_over_replicas
-    _sum_over_replicas = sum_over_replicas
-
-
-def sum_over_replicas() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The sum that batch statistics are made with, where they are synchronized."""
-    return _sum_over_replicas

@@ -12,15 +12,18 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
+
+from onward.lowering.context import ExecutionContext
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 OperatorKey = tuple[str, str]
 """(domain, operator type); the default domain is ""."""
 
-RESERVED = frozenset({"training", "device", "output_count", "owned", "dtypes", "element_types", "only_dequantized"})
+_CONTEXT = frozenset(field.name for field in fields(ExecutionContext))
+RESERVED = _CONTEXT | {"training", "device", "output_count", "owned", "dtypes", "element_types", "only_dequantized"}
 """Keyword-only parameters that the program fills in, never an attribute of the node:
 
 - `training: bool`: the network is in training mode;
@@ -30,7 +33,8 @@ RESERVED = frozenset({"training", "device", "output_count", "owned", "dtypes", "
 - `dtypes: tuple[torch.dtype | None, ...]`: per input, its element type as far as it is known before running;
 - `element_types: tuple[int | None, ...]`: the same as ONNX's own codes, which tell apart types that torch holds alike;
 - `only_dequantized: bool`: whether the node's first output reaches nothing but `DequantizeLinear`, and
-  products that give real numbers.
+  products that give real numbers;
+- the fields of `ExecutionContext`, each under its name.
 """
 
 

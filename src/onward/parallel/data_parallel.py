@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -162,27 +162,3 @@ def _exchange(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, divide_
             flat /= divide_by
         parts = torch.split(flat, [tensor.numel() for tensor in same])
         torch._foreach_copy_(list(same), [part.view_as(t) for part, t in zip(parts, same, strict=True)])
-
-
-def differentiable_sum(group: dist.ProcessGroup) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The sum over a group as a function with a gradient: the sum over the group of the ranks' gradients."""
-
-    def add(tensor: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, _Sum.apply(tensor, group))  # type: ignore[no-untyped-call]
-
-    return add
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        context.group = group
-        total = tensor.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        total = gradient.clone()
-        dist.all_reduce(total, group=context.group)
-        return total, None

@@ -158,6 +158,7 @@ def fused_conv(
     kernel_shape: tuple[int, ...] | None = None,
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
+    channels_last_images: bool,
 ) -> Tensor:
     """Conv, plus Z, then an activation."""
     Y = conv(
@@ -170,6 +171,7 @@ def fused_conv(
         kernel_shape=kernel_shape,
         pads=pads,
         strides=strides,
+        channels_last_images=channels_last_images,
     )
     return activate(Y if Z is None else Y + Z, activation, activation_params)
 
@@ -186,6 +188,7 @@ def nhwc_conv(
     kernel_shape: tuple[int, ...] | None = None,
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
+    channels_last_images: bool,
 ) -> Tensor:
     """Conv with the channels last: X (N, D1..Dn, C), W (M, k1..kn, C/g)."""
     Y = conv(
@@ -198,6 +201,7 @@ def nhwc_conv(
         kernel_shape=kernel_shape,
         pads=pads,
         strides=strides,
+        channels_last_images=channels_last_images,
     )
     return Y.movedim(1, -1)
 

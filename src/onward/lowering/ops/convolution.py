@@ -24,7 +24,7 @@ from onward.lowering.windows import (
     split_total,
 )
 
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: convolve_images, 3: F.conv3d}
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
     1: F.conv_transpose1d,
     2: F.conv_transpose2d,
@@ -44,6 +44,7 @@ def conv(
     kernel_shape: tuple[int, ...] | None = None,
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
+    channels_last_images: bool = True,
 ) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Conv.html; X (N, C, D1..Dn), W (M, C/g, k1..kn), B (M)."""
     spatial = _check_weight(X, W, kernel_shape)
@@ -57,7 +58,7 @@ def conv(
     if not windows.symmetric or min(windows.begin) < 0:
         X = pad_spatial(X, windows.begin, windows.end)
         padding = (0,) * len(spatial)
-    return convolve(X, W, B, windows.stride, padding, windows.dilation, group)
+    return convolve(X, W, B, windows.stride, padding, windows.dilation, group, channels_last_images)
 
 
 def _check_weight(X: Tensor, W: Tensor, kernel_shape: Sequence[int] | None) -> Sequence[int]:
@@ -79,12 +80,15 @@ def convolve(
     padding: Sequence[int],
     dilation: Sequence[int],
     group: int,
+    channels_last_images: bool = True,
 ) -> Tensor:
     """The convolution over any number of spatial axes, as many as X has beside batch and channels."""
     n = X.dim() - 2
+    if n == 2:
+        return convolve_images(X, W, B, tuple(stride), tuple(padding), tuple(dilation), group, channels_last_images)
     if n in _CONVOLVE:
         return _CONVOLVE[n](X, W, B, tuple(stride), tuple(padding), tuple(dilation), group)
-    return _convolve_many_axes(X, W, B, stride, padding, dilation, group)
+    return _convolve_many_axes(X, W, B, stride, padding, dilation, group, channels_last_images)
 
 
 def _convolve_many_axes(
@@ -95,6 +99,7 @@ def _convolve_many_axes(
     padding: Sequence[int],
     dilation: Sequence[int],
     group: int,
+    channels_last_images: bool,
 ) -> Tensor:
     """More than three spatial axes: a sum over the first axis's kernel of convolutions with one axis less."""
     X = pad_spatial(X, padding, padding)
@@ -105,7 +110,8 @@ def _convolve_many_axes(
         start = k * dilation[0]
         taken = X[:, :, start : start + (count - 1) * stride[0] + 1 : stride[0]]
         batched = taken.transpose(1, 2).flatten(0, 1)
-        part = convolve(batched, W[:, :, k], None, stride[1:], (0,) * (len(stride) - 1), dilation[1:], group)
+        padding = (0,) * (len(stride) - 1)
+        part = convolve(batched, W[:, :, k], None, stride[1:], padding, dilation[1:], group, channels_last_images)
         total = part if total is None else total + part
     assert total is not None
     Y = total.reshape(X.shape[0], count, *total.shape[1:]).transpose(1, 2)

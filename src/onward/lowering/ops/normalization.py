@@ -5,7 +5,7 @@ Legend: N batch, C channels, D1...Dn spatial axes. Low-precision inputs are norm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,8 @@ from torch import Tensor
 from onward.lowering.dtypes import torch_dtype
 from onward.lowering.large_means import group_norm, may_lose_digits, without_mean
 from onward.lowering.ops.fused import rms_norm
-from onward.lowering.passes import is_recomputing, sum_over_replicas
+from onward.lowering.passes import is_recomputing
+from onward.lowering.process_groups import sum_over_group
 from onward.lowering.registry import lowers
 from onward.lowering.remade import is_worth_remaking, normalized
 from onward.lowering.single_images import told_plainly, with_plain_gradient
@@ -40,6 +41,7 @@ def batch_normalization(
     training: bool,
     owned: tuple[bool, ...],
     output_count: int,
+    replica_group: str,
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/onnx__BatchNormalization.html; X (N, C, D1..Dn), the others (C).
 
@@ -51,7 +53,7 @@ def batch_normalization(
     if not (training if owned[3] and owned[4] else training_mode):
         return _normalize_by_running(X, scale, B, input_mean, input_var, epsilon), input_mean, input_var
     track = owned[3] and owned[4]
-    Y, mean, variance = _normalize_by_batch(X, scale, B, epsilon, differentiable=output_count > 1 and not track)
+    Y, mean, variance = _normalize_by_batch(X, scale, B, epsilon, replica_group, output_count > 1 and not track)
     running_mean = _blend(input_mean, mean, momentum)
     running_variance = _blend(input_var, variance, momentum)
     if track and not is_recomputing():
@@ -90,7 +92,7 @@ def _apply(x: Tensor, scale: Tensor, B: Tensor, mean: Tensor, variance: Tensor, 
 
 
 def _normalize_by_batch(
-    X: Tensor, scale: Tensor, B: Tensor, epsilon: float, differentiable: bool = False
+    X: Tensor, scale: Tensor, B: Tensor, epsilon: float, replica_group: str, differentiable: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The normalized X, and the batch's mean and population variance (C).
 
@@ -101,9 +103,8 @@ def _normalize_by_batch(
     wide = _wide(x.dtype)
     scale, B = scale.to(wide), B.to(wide)
     count = x.numel() // x.shape[1]
-    across = sum_over_replicas()
-    if across is not None:
-        mean, variance = _statistics_of_replicas(x.to(wide), across)
+    if replica_group:
+        mean, variance = _statistics_of_replicas(x.to(wide), replica_group)
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
         x = told_plainly(x)
@@ -132,14 +133,14 @@ def _normalize_by_kernel(
     return normalized(x, Y, scale, B, *statistics) if remake else Y, mean, variance
 
 
-def _statistics_of_replicas(x: Tensor, across: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _statistics_of_replicas(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     """Mean and population variance (C) over all replicas' batches; two sums, since squares alone would lose digits."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     count = x.new_full((1,), x.numel() // x.shape[1])
-    sums = across(torch.cat([x.sum(axes), count]))
+    sums = sum_over_group(torch.cat([x.sum(axes), count]), group)
     total, mean = sums[-1].detach(), sums[:-1] / sums[-1].detach()
     centered = x - mean.reshape([1, -1, *[1] * (x.dim() - 2)])
-    return mean, across(centered.square().sum(axes)) / total
+    return mean, sum_over_group(centered.square().sum(axes), group) / total
 
 
 def _flatten_features(X: Tensor, spatial: int, *parameters: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -163,6 +164,7 @@ def batch_normalization_7(
     training: bool,
     owned: tuple[bool, ...],
     output_count: int,
+    replica_group: str,
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/text_diff_BatchNormalization_9_14.html: more than one output means training mode.
 
@@ -174,7 +176,9 @@ def batch_normalization_7(
     track = owned[3] and owned[4]
     if not (training if track else output_count > 1):
         return _shaped(_normalize_by_running(X, scale, B, mean, var, epsilon), shape), *given, *given
-    Y, batch_mean, batch_variance = _normalize_by_batch(X, scale, B, epsilon, output_count > 1 and not track)
+    Y, batch_mean, batch_variance = _normalize_by_batch(
+        X, scale, B, epsilon, replica_group, output_count > 1 and not track
+    )
     statistics = tuple(t.reshape(given[0].shape) for t in (batch_mean, batch_variance))
     updated = tuple(_blend(old, new, momentum) for old, new in zip(given, statistics, strict=True))
     if track and not is_recomputing():
@@ -200,6 +204,7 @@ def batch_normalization_1(
     training: bool,
     owned: tuple[bool, ...],
     output_count: int,
+    replica_group: str,
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/text_diff_BatchNormalization_6_7.html: `is_test` forbids the training mode.
 
@@ -217,6 +222,7 @@ def batch_normalization_1(
         training=training,
         owned=owned,
         output_count=1 if is_test else output_count,
+        replica_group=replica_group,
     )
 
 

@@ -1,7 +1,7 @@
 """Exchanges between the horizontal ranks: sums, maxima, all parts of a tensor; each in both directions of a pass.
 
-The process group is a setting of the process: a process is on one mesh. The exchanges are custom operators of torch, so
-that fake tensors and compilers know their shapes without exchanging anything.
+The exchanges are custom operators of torch, so that fake tensors and compilers know their shapes without exchanging
+anything; each takes the name of the process group.
 """
 
 from __future__ import annotations
@@ -12,62 +12,48 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_group: dist.ProcessGroup | None = None
+from onward.lowering.process_groups import group_named
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
-def connect(group: dist.ProcessGroup | None) -> None:
-    """From now on collective operators of this process exchange within this group; None: they fail."""
-    global _group
-    _group = group
-
-
-def _connected() -> dist.ProcessGroup:
-    if _group is None:
-        raise RuntimeError(
-            "no horizontal process group: call onward.parallel.horizontal.connect(mesh.horizontal) first."
-        )
-    return _group
-
-
 @torch.library.custom_op("onward::horizontal_all_reduce", mutates_args=())
-def all_reduce(x: Tensor, operation: str) -> Tensor:
+def all_reduce(x: Tensor, operation: str, group: str) -> Tensor:
     """The sum or the maximum of a tensor over the ranks; without a gradient of its own."""
     result = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, _OPERATIONS[operation], group=_connected())
+    dist.all_reduce(result, _OPERATIONS[operation], group=group_named(group))
     return result
 
 
 @all_reduce.register_fake
-def _(x: Tensor, operation: str) -> Tensor:
+def _(x: Tensor, operation: str, group: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("onward::horizontal_all_gather", mutates_args=())
-def all_gather(x: Tensor, size: int) -> Tensor:
+def all_gather(x: Tensor, size: int, group: str) -> Tensor:
     """The tensors of all ranks, of one shape, stacked: [size, *x.shape]; without a gradient of its own."""
     result = x.new_empty((size, *x.shape))
-    dist.all_gather(list(result.unbind(0)), x.contiguous(), group=_connected())
+    dist.all_gather(list(result.unbind(0)), x.contiguous(), group=group_named(group))
     return result
 
 
 @all_gather.register_fake
-def _(x: Tensor, size: int) -> Tensor:
+def _(x: Tensor, size: int, group: str) -> Tensor:
     return x.new_empty((size, *x.shape))
 
 
 @torch.library.custom_op("onward::horizontal_reduce_scatter", mutates_args=())
-def reduce_scatter(x: Tensor, axis: int, size: int) -> Tensor:
+def reduce_scatter(x: Tensor, axis: int, size: int, group: str) -> Tensor:
     """A rank's equal share, along an axis, of the sum over the ranks; without a gradient of its own."""
     shares = [share.contiguous() for share in x.chunk(size, axis)]
     result = torch.empty_like(shares[0])
-    dist.reduce_scatter(result, shares, group=_connected())
+    dist.reduce_scatter(result, shares, group=group_named(group))
     return result
 
 
 @reduce_scatter.register_fake
-def _(x: Tensor, axis: int, size: int) -> Tensor:
+def _(x: Tensor, axis: int, size: int, group: str) -> Tensor:
     shape = list(x.shape)
     shape[axis] //= size
     return x.new_empty(shape)
@@ -80,28 +66,29 @@ class EnterRegion(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, group: str) -> Tensor:
         """As it is."""
         return x.view_as(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Keeps the group."""
+        ctx.group = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """The sum over the ranks."""
-        total: Tensor = all_reduce(gradients[0], "sum")
-        return total
+        total: Tensor = all_reduce(gradients[0], "sum", ctx.group)
+        return total, None
 
 
 class LeaveRegion(torch.autograd.Function):
     """Partial sums: added up over the ranks; the gradient goes back as it is (Megatron's operator g)."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, group: str) -> Tensor:
         """The sum over the ranks."""
-        total: Tensor = all_reduce(x, "sum")
+        total: Tensor = all_reduce(x, "sum", group)
         return total
 
     @staticmethod
@@ -109,6 +96,6 @@ class LeaveRegion(torch.autograd.Function):
         """Nothing is kept."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """As it is."""
-        return gradients[0]
+        return gradients[0], None

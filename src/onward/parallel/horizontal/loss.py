@@ -20,16 +20,16 @@ class _RowLosses(torch.autograd.Function):
     """`log(sum(exp(x))) - x[label]` of every row, for scores [N, c, ...] of the classes from `start` on."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, labels: Tensor, start: int) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, labels: Tensor, start: int, group: str) -> Tensor:
         """Labels [N, ...] are classes of the whole; every one is in range."""
         wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-        shifted = wide - all_reduce(wide.amax(1, keepdim=True), "max")
+        shifted = wide - all_reduce(wide.amax(1, keepdim=True), "max", group)
         local = labels - start
         own = (local >= 0) & (local < scores.shape[1])
         local = torch.where(own, local, 0).unsqueeze(1)
         picked = torch.where(own.unsqueeze(1), shifted.gather(1, local), 0)
         probabilities = shifted.exp_()
-        total, at_label = all_reduce(torch.stack([probabilities.sum(1, keepdim=True), picked]), "sum").unbind(0)
+        total, at_label = all_reduce(torch.stack([probabilities.sum(1, keepdim=True), picked]), "sum", group).unbind(0)
         probabilities /= total
         ctx.save_for_backward(probabilities, local, own)
         ctx.dtype = scores.dtype
@@ -37,13 +37,13 @@ class _RowLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Probabilities, less 1 at the label."""
         probabilities, local, own = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(1)
         result = probabilities * gradient
         result.scatter_add_(1, local, torch.where(own.unsqueeze(1), -gradient, 0))
-        return result.to(ctx.dtype), None, None
+        return result.to(ctx.dtype), None, None, None
 
 
 @lowers("ShardedCrossEntropy", domain=DOMAIN)
@@ -59,6 +59,7 @@ def sharded_cross_entropy(
     rank: int,
     size: int,
     output_count: int,
+    horizontal_group: str,
 ) -> tuple[Tensor, ...]:
     """ONNX's `SoftmaxCrossEntropyLoss` of cut classes.
 
@@ -81,7 +82,8 @@ def sharded_cross_entropy(
                 f"{int(outside.sum())} of {labels.numel()} labels are."
             )
     labels = torch.where(counted, labels, 0)
-    losses = _RowLosses.apply(scores, labels, part_of(classes, rank, size)[0])  # type: ignore[no-untyped-call]
+    start = part_of(classes, rank, size)[0]
+    losses = _RowLosses.apply(scores, labels, start, horizontal_group)  # type: ignore[no-untyped-call]
     share = counted.to(losses.dtype)
     if weights is not None:
         if weights.requires_grad:

@@ -19,15 +19,15 @@ from onward.plan.shards import WeightShard, part_of
 
 
 @lowers("Enter", domain=DOMAIN)
-def enter(X: Tensor) -> Tensor:
+def enter(X: Tensor, *, horizontal_group: str) -> Tensor:
     """A whole value on its way into a region; its gradient is added up over the ranks."""
-    return EnterRegion.apply(X)  # type: ignore[no-any-return,no-untyped-call]
+    return EnterRegion.apply(X, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @lowers("AllReduce", domain=DOMAIN)
-def add_up(X: Tensor) -> Tensor:
+def add_up(X: Tensor, *, horizontal_group: str) -> Tensor:
     """The sum of the ranks' partial sums."""
-    return LeaveRegion.apply(X)  # type: ignore[no-any-return,no-untyped-call]
+    return LeaveRegion.apply(X, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @lowers("LocalPart", domain=DOMAIN)
@@ -61,12 +61,12 @@ class _Gathered(torch.autograd.Function):
     """Parts become a whole; the gradient of the whole, which every rank has, becomes that of the part."""
 
     @staticmethod
-    def forward(x: Tensor, cut: WeightShard, rank: int, size: int) -> Tensor:
+    def forward(x: Tensor, cut: WeightShard, rank: int, size: int, group: str) -> Tensor:
         """The whole, block by block, each in the order of the ranks."""
         lengths = [cut.local_size(r, size) for r in range(size)]
         short = max(lengths) - lengths[rank]
         padding = [x, x.new_zeros((*x.shape[: cut.axis], short, *x.shape[cut.axis + 1 :]))] if short else [x]
-        stacked = all_gather(torch.cat(padding, cut.axis), size)
+        stacked = all_gather(torch.cat(padding, cut.axis), size, group)
         pieces: list[Tensor] = []
         starts = [0] * size
         for block in cut.blocks:
@@ -79,20 +79,23 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Keeps the cut."""
-        ctx.cut, ctx.rank, ctx.size = inputs[1:]
+        ctx.cut, ctx.rank, ctx.size, _ = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         """The rank's part."""
         cut = ctx.cut
         part = local_part(gradients[0], cut_axis=cut.axis, blocks=cut.blocks, rank=ctx.rank, size=ctx.size)
-        return part, None, None, None
+        return part, None, None, None, None
 
 
 @lowers("AllGather", domain=DOMAIN)
-def gather_whole(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
+def gather_whole(
+    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
+) -> Tensor:
     """The whole value of which every rank has a part."""
-    return _Gathered.apply(X, WeightShard(cut_axis, blocks), rank, size)  # type: ignore[no-any-return,no-untyped-call]
+    cut = WeightShard(cut_axis, blocks)
+    return _Gathered.apply(X, cut, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @lowers("ShardedGather", domain=DOMAIN)
@@ -141,6 +144,7 @@ def sharded_arg_max(
     blocks: tuple[int, ...],
     rank: int,
     size: int,
+    horizontal_group: str,
 ) -> Tensor:
     """The place of the maximum of a whole axis: the first one (or the last) where several are equal."""
     values = data.detach()
@@ -151,7 +155,7 @@ def sharded_arg_max(
         mine = torch.where(values == best, places, -1).amax(cut_axis)
     else:
         mine = torch.where(values == best, places, limit).amin(cut_axis)
-    all_best, all_places = all_gather(best.squeeze(cut_axis), size), all_gather(mine, size)
+    all_best, all_places = (all_gather(value, size, horizontal_group) for value in (best.squeeze(cut_axis), mine))
     top = all_best == all_best.amax(0, keepdim=True)
     if select_last_index:
         found = torch.where(top, all_places, -1).amax(0)
@@ -171,40 +175,40 @@ class _Softmax(torch.autograd.Function):
     """Softmax (or its logarithm) over an axis of which every rank has a part."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int, logarithm: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: int, logarithm: bool, group: str) -> Tensor:
         """Exchanges the maximum and the sum of every row."""
         shifted = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        shifted = shifted - all_reduce(shifted.amax(axis, keepdim=True), "max")
+        shifted = shifted - all_reduce(shifted.amax(axis, keepdim=True), "max", group)
         exponential = shifted.exp()
-        total = all_reduce(exponential.sum(axis, keepdim=True), "sum")
+        total = all_reduce(exponential.sum(axis, keepdim=True), "sum", group)
         result = shifted - total.log() if logarithm else exponential / total
         ctx.save_for_backward(result)
-        ctx.axis, ctx.logarithm, ctx.dtype = axis, logarithm, x.dtype
+        ctx.axis, ctx.logarithm, ctx.dtype, ctx.group = axis, logarithm, x.dtype, group
         found: Tensor = result.to(x.dtype)
         return found
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Exchanges one sum a row."""
         (result,) = ctx.saved_tensors
         gradient = gradients[0].to(result.dtype)
         weighed = gradient if ctx.logarithm else gradient * result
-        total = all_reduce(weighed.sum(ctx.axis, keepdim=True), "sum")
+        total = all_reduce(weighed.sum(ctx.axis, keepdim=True), "sum", ctx.group)
         found = gradient - result.exp() * total if ctx.logarithm else result * (gradient - total)
-        return found.to(ctx.dtype), None, None
+        return found.to(ctx.dtype), None, None, None
 
 
 @lowers("ShardedSoftmax", domain=DOMAIN)
 def sharded_softmax(
-    X: Tensor, *, axis: int = -1, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int
+    X: Tensor, *, axis: int = -1, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
 ) -> Tensor:
     """Softmax over the cut axis; of 16 bits in float32."""
-    return _Softmax.apply(X, cut_axis, False)  # type: ignore[no-any-return,no-untyped-call]
+    return _Softmax.apply(X, cut_axis, False, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @lowers("ShardedLogSoftmax", domain=DOMAIN)
 def sharded_log_softmax(
-    X: Tensor, *, axis: int = -1, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int
+    X: Tensor, *, axis: int = -1, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
 ) -> Tensor:
     """The logarithm of softmax over the cut axis; of 16 bits in float32."""
-    return _Softmax.apply(X, cut_axis, True)  # type: ignore[no-any-return,no-untyped-call]
+    return _Softmax.apply(X, cut_axis, True, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]

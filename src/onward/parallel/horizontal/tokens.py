@@ -20,8 +20,8 @@ def _own(x: Tensor, axis: int, rank: int, size: int) -> Tensor:
     return x.narrow(axis, rank * length, length)
 
 
-def _all(x: Tensor, axis: int, size: int) -> Tensor:
-    return torch.cat(all_gather(x, size).unbind(0), axis)
+def _all(x: Tensor, axis: int, size: int, group: str) -> Tensor:
+    return torch.cat(all_gather(x, size, group).unbind(0), axis)
 
 
 def _share_of(x: Tensor, axis: int, size: int) -> int:
@@ -37,9 +37,9 @@ class _Move(torch.autograd.Function):
     """One exchange of tokens forward, another one of their gradients backward."""
 
     @staticmethod
-    def forward(x: Tensor, forward: str, backward: str, axis: int, rank: int, size: int) -> Tensor:
+    def forward(x: Tensor, forward: str, backward: str, axis: int, rank: int, size: int, group: str) -> Tensor:
         """Exchanges tokens."""
-        return _exchange(x, forward, axis, rank, size)
+        return _exchange(x, forward, axis, rank, size, group)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -47,37 +47,41 @@ class _Move(torch.autograd.Function):
         ctx.settings = inputs[2:]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         """Exchanges gradients."""
-        return _exchange(gradients[0], *ctx.settings), None, None, None, None, None
+        return _exchange(gradients[0], *ctx.settings), None, None, None, None, None, None
 
 
-def _exchange(x: Tensor, kind: str, axis: int, rank: int, size: int) -> Tensor:
+def _exchange(x: Tensor, kind: str, axis: int, rank: int, size: int, group: str) -> Tensor:
     if kind == "gather":
-        return _all(x, axis, size)
+        return _all(x, axis, size, group)
     if kind == "own":
         return _own(x, axis, rank, size).clone()
     _share_of(x, axis, size)
-    total: Tensor = reduce_scatter(x, axis, size)
+    total: Tensor = reduce_scatter(x, axis, size, group)
     return total
 
 
 @lowers("GatherTokens", domain=DOMAIN)
 def gather_tokens(
-    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, partial: int = 0
+    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, partial: int = 0, horizontal_group: str
 ) -> Tensor:
     """All tokens; where every rank goes on with a part of the features (`partial`), their gradients are added up."""
     backward = "sum" if partial else "own"
-    return _Move.apply(X, "gather", backward, cut_axis, rank, size)  # type: ignore[no-any-return,no-untyped-call]
+    return _Move.apply(X, "gather", backward, cut_axis, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @lowers("ReduceScatter", domain=DOMAIN)
-def add_up_own_tokens(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
+def add_up_own_tokens(
+    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
+) -> Tensor:
     """The sums over the ranks of a rank's own tokens."""
-    return _Move.apply(X, "sum", "gather", cut_axis, rank, size)  # type: ignore[no-any-return,no-untyped-call]
+    return _Move.apply(X, "sum", "gather", cut_axis, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @lowers("ScatterTokens", domain=DOMAIN)
-def own_tokens(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
+def own_tokens(
+    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
+) -> Tensor:
     """A rank's tokens of a value that every rank has computed whole."""
-    return _Move.apply(X, "own", "gather", cut_axis, rank, size)  # type: ignore[no-any-return,no-untyped-call]
+    return _Move.apply(X, "own", "gather", cut_axis, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]

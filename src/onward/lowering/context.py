@@ -1,0 +1,27 @@
+"""What operators must know of the run beside their inputs: a value that is bound when a program is lowered.
+
+Two networks of different contexts can train side by side in one process, on any of autograd's threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionContext:
+    """The settings of a run that change how operators compute; a group is given by the name that torch has for it.
+
+    Attributes:
+        channels_last_images: images are convolved with the channels of a pixel side by side, where that is faster.
+        replica_group: the replicas over which statistics of a batch are computed; "": each has its own.
+        horizontal_group: the ranks that share the operators of a graph; "": there are none.
+    """
+
+    channels_last_images: bool = True
+    replica_group: str = ""
+    horizontal_group: str = ""
+
+
+USUAL = ExecutionContext()
+"""A network that is alone."""
