@@ -1,9 +1,9 @@
-"""What it costs to watch for slow ranks and silent corruption: the same run with each check and without any.
+"""What it costs to watch for slow ranks and silent corruption, as a share of an update.
 
     python -m benchmarks.watching_overhead [--processes 2] [--updates 60]
 
 A check is timed by itself, at every update, and its share is that time over the updates between two checks at the
-default period. Runs with and without checks take turns, since a machine is never equally busy twice.
+default period.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ MODEL = {**TRANSFORMER, "width": 256, "layers": 4}
 
 def timed(sections: dict[str, Any], rows: dict[str, Any], replicas: int, batch: int) -> tuple[list[float], list[float]]:
     """Seconds of every update without its checks, and of every check, on this rank."""
-    runner = TrainingRunner(Parameters.from_mapping(sections), Environment(execution_provider="CPU", threads=1))
+    runner = TrainingRunner(
+        Parameters.from_mapping(sections), Environment(execution_provider="CPU", threads=1), progress=False
+    )
     runner.initialize(InMemoryDataLoader(rows).feature_specs())
     checks: list[float] = []
 

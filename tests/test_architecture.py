@@ -121,7 +121,7 @@ READS_THE_WALL_CLOCK = {
     "report/run_record.py": "stamps a run's record",
     "report/trackers/mlflow_run.py": "stamps what MLflow shows",
     "report/page/run_record.py": "of several profiles of a run, shows the one written last",
-    "parallel/flight_recorder.py": "stamps the record of a hang",
+    "parallel/flight_recorder.py": "stamps the record of a hang, and the age of collectives that torch stamped",
     "checkpoint/run_files.py": "compares a file's time with itself: was it written since it was uploaded",
     "commands/initialization.py": "compares times of files with each other: are shards older than their source",
 }

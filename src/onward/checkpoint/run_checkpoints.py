@@ -10,7 +10,7 @@ from typing import Any
 from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
 from onward.checkpoint.run_files import RunFiles
 from onward.checkpoint.writing import CheckpointWriter
-from onward.engine.integrity import check_before_saving
+from onward.engine.integrity import StateDigests
 from onward.engine.state import TrainState
 from onward.errors import CorruptionError, OnwardError, ParametersError, StorageError
 from onward.parallel.process import Mesh
@@ -46,6 +46,7 @@ class RunCheckpoints:
         self._files.fetch_together(mesh)
         self.saved_update = -1
         self._writer: CheckpointWriter | None = None
+        self._digests: StateDigests | None = None
 
     def record(self, settings: Checkpoint) -> dict[str, Any] | None:
         """What stands in the checkpoint that `resume` would load, beside its tensors; None: there is none.
@@ -124,7 +125,9 @@ class RunCheckpoints:
             "batch_sizes": dict(batch_sizes or {}),
             "callbacks": dict(callbacks or {}),
         }
-        check_before_saving(state, parameters.machine.check_weights_period, parameters.machine.deterministic)
+        if parameters.machine.check_weights_period and self.mesh.world_size > 1:
+            self._digests = self._digests or StateDigests(state, parameters.machine.deterministic)
+            self._digests.check()
         writer = self.open(parameters.checkpoint)
         path = writer.save(state.counters.update, state.pieces(), record, state.rank_record(), best_update)
         self.saved_update = state.counters.update

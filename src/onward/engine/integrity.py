@@ -134,16 +134,6 @@ class IntegrityWatch:
             handle.remove()
 
 
-def check_before_saving(state: TrainState, period: int, is_deterministic: bool) -> None:
-    """Keeps what replicas do not agree on out of checkpoints; all ranks must call this.
-
-    Raises:
-        CorruptionError: see `StateDigests.check`.
-    """
-    if period and state.mesh.world_size > 1:
-        StateDigests(state, is_deterministic).check()
-
-
 def _words(
     at_rest: Mapping[int, list[str]],
     differing: Sequence[Difference],
