@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
-    "errors", "tables", "operating_system", "retries", "remote", "parameters", "environment", "graph", "plan",
+    "errors", "tables", "operating_system", "retries", "remote", "exclusive", "parameters", "environment", "graph",
+    "plan",
     "lowering", "parallel", "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal",
     "runner", "fitting", "diagnosis", "commands", "cli", "__main__",
 )  # fmt: skip

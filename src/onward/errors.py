@@ -8,7 +8,8 @@
     │   │   └── NodeError             one node that failed while it ran, with its ONNX name
     │   ├── DataError             a data file, a feature, a label
     │   ├── CheckpointError       a checkpoint that is missing, broken or of another model
-    │   └── StorageError          the disk: full, read-only, gone
+    │   ├── StorageError          the disk: full, read-only, gone
+    │   └── FolderInUseError      another process writes where this one is to write
     ├── CorruptionError       memory or a processor that changed bits; the command line exits with 1
     └── Interrupted           stopped by a signal after saving; the command line exits with 3
 
@@ -50,6 +51,10 @@ class CheckpointError(UserError):
 
 class StorageError(UserError):
     """A file system that refused to store what onward wrote."""
+
+
+class FolderInUseError(UserError):
+    """An output folder or file that another process is writing to."""
 
 
 class CorruptionError(OnwardError):

@@ -6,11 +6,13 @@ Linux is read directly (/proc, control groups); elsewhere psutil answers, which 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
 import struct
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,6 +154,35 @@ def process_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+def process_start(pid: int) -> int | None:
+    """When a process was started, in units that only compare: two processes of one number differ; None: there is none."""
+    if not is_linux():
+        import psutil
+
+        try:
+            return int(psutil.Process(pid).create_time() * 1000)
+        except psutil.Error:
+            return None
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def machine_identity() -> str:
+    """This machine since it was booted, and the container in which process numbers count; 16 hexadecimal digits.
+
+    Two machines with one host name differ, and so does a machine before and after it was restarted.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        import psutil
+
+        boot = f"{socket.gethostname()} {uuid.getnode()} {int(psutil.boot_time()) // 60}"
+    return hashlib.sha256(f"{boot} {process_namespace()}".encode()).hexdigest()[:16]
 
 
 def interface_with_address(address: str) -> str | None:

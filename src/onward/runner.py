@@ -161,7 +161,7 @@ class TrainingRunner:
             folder = self.parameters.paths.output_dir
             self._mesh = start(self.parameters.distributed, self.environment.device_kind, folder)
         self._own_watchers.begin(self.mesh.rank, self._shows_progress)
-        self._checkpoints = RunCheckpoints(self.mesh, self.files)
+        self._checkpoints = RunCheckpoints(self.mesh, self.files, self.watchers.on_message)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
         seed_random(self.parameters.training.seed, self.mesh)
 
@@ -268,7 +268,7 @@ class TrainingRunner:
             StorageError: a checkpoint cannot be written.
         """
         if training_data_loader is None:
-            raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
+            raise DataError("run() needs training data; to evaluate alone, call end_training(test_loader).")
         try:
             test_data = None if test_data_loader is None else self._open(test_data_loader, is_test=True)
             return self._run_round(self._open(training_data_loader), test_data, mapped_dimensions or {})
@@ -305,8 +305,7 @@ class TrainingRunner:
         saving = self._checkpoints.saving_after_failure(settings, self.state, self.save_checkpoint)
         self._grace = GracePeriod.of(self.parameters, self.mesh.world_size, clock)
         with StopRequest(settings.on_sigusr1 == "stop") as stop, settled_objects(), saving:
-            begin_batches = data.batches(training.batch_size, self.state.cursor)
-            with closing_batches(begin_batches) as batches:
+            with closing_batches(data.batches(training.batch_size, self.state.cursor)) as batches:
                 for done in self._steps(between.not_skipped(self.watchers.announced(batches), self.watchers), clock):
                     self.watchers.on_step_done(done, self.state)
                     reports = reports if done.report is None else [*reports[:1], done.report]
@@ -432,6 +431,7 @@ class TrainingRunner:
             self._own_watchers.on_trained_model(what, self.files.shown(self.trained_model_path))
         self._data.close()
         self._own_watchers.close()
+        self.files.release()
         return report
 
     @property

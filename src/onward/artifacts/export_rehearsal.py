@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onward.artifacts.inference_model import Read, inference_model, storage_error
+from onward.exclusive.temporary import temporary_folder
 from onward.graph.training_graph import TrainingGraph
 
 
@@ -62,8 +62,8 @@ def _check_place(path: Path, total_bytes: int) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            (Path(folder) / path.name).touch()
+        with temporary_folder(path) as folder:
+            (folder / path.name).touch()
         if shutil.disk_usage(path.parent).free < total_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from onward.artifacts.stored_values import to_numpy
 from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
+from onward.exclusive.temporary import temporary_folder
 from onward.graph.classical.rewriting import AttributeWeight
 from onward.graph.reading import complete_file, read_model
 from onward.graph.rearrangement import Rearrangement
@@ -328,15 +328,15 @@ def save_model(model: ir.Model, path: Path, external: bool = False, readers: Ite
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            written = Path(folder) / path.name
+        with temporary_folder(path) as folder:
+            written = folder / path.name
             if data is None:
                 write_streamed(model, written)
             else:
                 ir.save(model, written, external_data=data)
                 complete_file(model, written)
-            if data is not None and (Path(folder) / data).exists():
-                _replace_both(Path(folder), path, data)
+            if data is not None and (folder / data).exists():
+                _replace_both(folder, path, data)
                 for reader in readers:
                     _read_from_new_file(reader, path, path.parent / data)
             else:

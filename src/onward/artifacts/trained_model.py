@@ -6,7 +6,6 @@ Optimized or quantized on request, by the tools of `quantization`.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from onward.engine.early_stopping import BestEvaluation
 from onward.engine.reports import EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
+from onward.exclusive.temporary import temporary_folder
 from onward.graph.lazy_file import read_model_lazily
 from onward.graph.reading import read_model
 from onward.graph.training_graph import TrainingGraph, make_training_graph
@@ -214,15 +214,15 @@ def _check_options(quantize: str | None, calibration_dir: str | Path | None) -> 
 @contextlib.contextmanager
 def _workplace(output: Path) -> Iterator[Path]:
     """A temporary folder beside the output."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix=".onward-export-", dir=output.parent)
-    except OSError as error:
-        raise StorageError(
-            f"{str(output)!r} cannot be written: {error.strerror or error}. Choose another place for the model."
-        ) from error
-    with folder as name:
-        yield Path(name)
+    with contextlib.ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(temporary_folder(output))
+        except OSError as error:
+            raise StorageError(
+                f"{str(output)!r} cannot be written: {error.strerror or error}. Choose another place for the model."
+            ) from error
+        yield folder
 
 
 def _converted(step: Path, optimize: bool, quantize: str | None, calibration: Calibration | None) -> Path:

@@ -34,15 +34,16 @@ def can_save(settings: Checkpoint, step: int, say: Callable[[str], None]) -> boo
 class RunCheckpoints:
     """Loads and saves the train state of a run.
 
-    Making it fetches what of the run is remote, on all ranks together.
+    Making it locks what the run writes and fetches what of it is remote, on all ranks together.
 
     Attributes:
         saved_update: the update that was saved last in this process; -1: none.
     """
 
-    def __init__(self, mesh: Mesh, files: RunFiles | None = None) -> None:
+    def __init__(self, mesh: Mesh, files: RunFiles | None = None, say: Callable[[str], None] | None = None) -> None:
         self.mesh = mesh
         self._files = RunFiles() if files is None else files
+        self._files.lock_together(mesh, say)
         self._files.fetch_together(mesh)
         self.saved_update = -1
         self._writer: CheckpointWriter | None = None
@@ -119,6 +120,7 @@ class RunCheckpoints:
         Raises:
             CorruptionError: replicas hold different bits; nothing is saved.
         """
+        self._files.check_locks()
         record = {
             **state.record(),
             "parameters": parameters.to_mapping(),
@@ -178,7 +180,8 @@ class RunCheckpoints:
             self._writer.wait()
 
     def close(self) -> None:
-        """Waits, and lets the writer go."""
+        """Waits, and lets the writer go. What is written now is the trained model, if the outputs are still ours."""
+        self._files.check_locks()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

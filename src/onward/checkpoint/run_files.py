@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from onward.checkpoint.agreement import do_together
 from onward.errors import StorageError
+from onward.exclusive.lock import Locks, lock_outputs
 from onward.parallel.launcher import detect
 from onward.parallel.process import Mesh
 from onward.parameters import Parameters
@@ -46,11 +47,14 @@ class RunFiles:
     Attributes:
         models, folders: inputs, by field; URLs as paths.
         outputs: outputs, by field.
+        written: all outputs of the run, local ones, too: folders, and files.
     """
 
     models: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     folders: Mapping[str, Path] = field(default_factory=dict)
     outputs: Mapping[str, Path] = field(default_factory=dict)
+    written: tuple[tuple[Path, ...], tuple[Path, ...]] = ((), ())
+    _locks: Locks = field(default_factory=Locks)
     _publishes: bool = True
     _uploaded: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
@@ -62,6 +66,7 @@ class RunFiles:
             {name: found[name] for name in INPUT_MODELS if name in found},
             {name: found[name][0] for name in INPUT_FOLDERS if name in found},
             {name: found[name][0] for name in (*KEPT_OUTPUTS, *NEW_OUTPUTS) if name in found},
+            _written(parameters),
         )
 
     @property
@@ -88,6 +93,35 @@ class RunFiles:
         sections = {name: dataclasses.replace(getattr(parameters, name), **fields) for name, fields in changes.items()}
         later = tuple(self.localized(one) for one in parameters.next_rounds)
         return dataclasses.replace(parameters, **sections, next_rounds=later)
+
+    def lock_together(self, mesh: Mesh, say: Callable[[str], None] | None = None) -> None:
+        """Locks all outputs on rank 0, before anything is written; the copies of remote ones, too.
+
+        Raises:
+            FolderInUseError: another process writes to one of them; on every rank.
+            StorageError: a lock file cannot be written.
+        """
+
+        def lock() -> None:
+            if mesh.rank == 0:
+                folders, files = self.written
+                copies = [place_of(path) for path in self.outputs.values()]
+                self._locks.release()
+                self._locks = lock_outputs(folders, (*files, *copies), say)
+
+        do_together(mesh.control, lock)
+
+    def check_locks(self) -> None:
+        """Looks whether the outputs are still this run's.
+
+        Raises:
+            FolderInUseError: another process took them over.
+        """
+        self._locks.check()
+
+    def release(self) -> None:
+        """Lets others write to the outputs."""
+        self._locks.release()
 
     def fetch_together(self, mesh: Mesh) -> None:
         """`fetch` by one process of each machine, the others waiting; raises as it does, on every rank."""
@@ -163,7 +197,7 @@ class RunFiles:
                 self._upload(place_of(self.outputs[name]), self.outputs[name])
 
     def publish_last(self, failed: bool) -> None:
-        """Uploads what is written until the end of a run.
+        """Uploads what is written until the end of a run, and lets others write.
 
         Args:
             failed: the run ends with an error, which is what its user must see, not that of this upload.
@@ -171,8 +205,11 @@ class RunFiles:
         Raises:
             StorageError: the remote file system refused, and the run has not failed.
         """
-        with contextlib.suppress(*([StorageError] if failed else [])):
-            self.publish(["tensorboard.log_dir", "profiler.trace_dir"])
+        try:
+            with contextlib.suppress(*([StorageError] if failed else [])):
+                self.publish(["tensorboard.log_dir", "profiler.trace_dir"])
+        finally:
+            self.release()
 
     def _upload(self, source: Path, target: Path) -> None:
         files = [source] if source.is_file() else [path for path in sorted(source.rglob("*")) if path.is_file()]
@@ -194,6 +231,19 @@ def localize(parameters: Parameters) -> tuple[Parameters, RunFiles]:
     """Parameters whose remote files, apart from training data, are local ones, and what is to be copied."""
     files = RunFiles.of(parameters)
     return files.localized(parameters), files
+
+
+def _written(parameters: Parameters) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Folders and files that a run writes, in any of its rounds."""
+    folders: dict[Path, None] = {}
+    files: dict[Path, None] = {}
+    for one in (parameters, *parameters.next_rounds):
+        for name in (*KEPT_OUTPUTS, *NEW_OUTPUTS):
+            section, _, field_name = name.partition(".")
+            path = getattr(getattr(one, section), field_name)
+            if path is not None:
+                (folders if name.endswith("_dir") else files)[path] = None
+    return tuple(folders), tuple(files)
 
 
 def _every_field() -> tuple[str, ...]:

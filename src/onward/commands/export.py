@@ -63,6 +63,7 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _export_dequantized(options: argparse.Namespace) -> None:
     from onward.artifacts.dequantized_model import write_dequantized
+    from onward.exclusive.lock import writing_to
 
     graphs = (options.training_graph, options.optimizer_graph, options.train_step, options.training_info)
     if any((*graphs, options.run_file, options.checkpoint, options.optimize, options.quantize)):
@@ -72,13 +73,15 @@ def _export_dequantized(options: argparse.Namespace) -> None:
         )
     if options.output is None or len(options.model) > 1:
         raise ParametersError("--dequantize takes one MODEL and needs -o FILE.")
-    result = write_dequantized(options.model[0], options.output, keep_rounding=options.dequantize == "qdq")
+    with writing_to(files=[Path(options.output)]):
+        result = write_dequantized(options.model[0], options.output, keep_rounding=options.dequantize == "qdq")
     print(result.describe())
     print(f"wrote {options.output}")
 
 
 def _export_graphs(options: argparse.Namespace) -> None:
     from onward.artifacts.run_graphs import export_graphs
+    from onward.exclusive.lock import writing_to
 
     if options.run_file is None:
         raise ParametersError("training graphs need a loss and an optimizer; name them with --run RUN.yaml.")
@@ -86,22 +89,25 @@ def _export_graphs(options: argparse.Namespace) -> None:
         raise ParametersError("-o FILE, the trained model, needs --checkpoint DIR.")
     if len(options.model) > 1:
         raise ParametersError(f"training graphs are of one model; {len(options.model)} are given.")
-    written = export_graphs(
-        options.model[0],
-        options.run_file,
-        checkpoint=options.checkpoint,
-        training_graph=options.training_graph,
-        optimizer_graph=options.optimizer_graph,
-        train_step=options.train_step,
-        training_info=options.training_info,
-        tell=print,
-    )
+    graphs = (options.training_graph, options.optimizer_graph, options.train_step, options.training_info)
+    with writing_to(files=[Path(graph) for graph in graphs if graph]):
+        written = export_graphs(
+            options.model[0],
+            options.run_file,
+            checkpoint=options.checkpoint,
+            training_graph=options.training_graph,
+            optimizer_graph=options.optimizer_graph,
+            train_step=options.train_step,
+            training_info=options.training_info,
+            tell=print,
+        )
     for path in written:
         print(f"wrote {path}")
 
 
 def _export_trained(options: argparse.Namespace) -> None:
     from onward.artifacts.trained_model import convert_model, export_checkpoint
+    from onward.exclusive.lock import writing_to
     from onward.remote.copies import local_folder, local_model, uploaded
     from onward.remote.files import shown
 
@@ -115,7 +121,7 @@ def _export_trained(options: argparse.Namespace) -> None:
         "calibration_batch_size": options.calibration_batch_size,
         "calibration_batches": options.calibration_batches,
     }
-    with uploaded(target) as written:
+    with writing_to(files=[target]), uploaded(target) as written:
         if options.checkpoint is None:
             convert_model(local_model(Path(options.model[0])), written, **conversion)
         else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import Interrupted, OnwardError, ParametersError
+from onward.exclusive.lock import writing_to
 from onward.parameters import Parameters
 from onward.report.formatting import format_duration, format_value
 from onward.report.run_folder import read_record
@@ -53,6 +54,11 @@ def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
         OnwardError: members failed; the others are done.
     """
     members = find_members(options.file, options.sweep, overrides)
+    with writing_to([] if options.dry_run else [members[0].folder.parent]):
+        _train_all(members, options, overrides)
+
+
+def _train_all(members: Sequence[Member], options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     is_shown = not options.quiet and not options.json
     failed = 0
     for number, member in enumerate(members, 1):

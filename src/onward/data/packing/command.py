@@ -13,6 +13,7 @@ from onward.data.packing.packer import PackSummary, pack
 from onward.data.packing.source import find_source_files
 from onward.data.packing.splits import find_splits
 from onward.errors import DataError, ParametersError
+from onward.exclusive.lock import writing_to
 from onward.remote.copies import local_folder, uploaded
 from onward.remote.files import is_folder, list_folder, shown, url_of
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> PackSummary:
     if url_of(dest) is None:
         return pack(source, dest, options)
     _check_remote_dest(dest)
-    with uploaded(dest) as staged:
+    with writing_to([dest]), uploaded(dest) as staged:
         summary = pack(source, staged, options)
     folders = {dest / folder.relative_to(staged): manifest for folder, manifest in summary.folders.items()}
     return dataclasses.replace(summary, dest=dest, folders=folders)

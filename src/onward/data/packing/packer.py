@@ -35,6 +35,8 @@ from onward.data.packing.transforms import make_transforms
 from onward.data.shard import FeatureSpec
 from onward.data.shard_format import ShardWriter
 from onward.errors import DataError, ParametersError, StorageError
+from onward.exclusive.lock import writing_to
+from onward.exclusive.temporary import temporary_folder
 from onward.operating_system import is_running
 from onward.remote.files import shown
 
@@ -343,20 +345,19 @@ def _check_dest(dest: Path, overwrite: bool) -> None:
 def _staging(dest: Path) -> Iterator[Path]:
     """A hidden folder in `dest` for unfinished shards: no loader looks there, and renaming out of it is one step."""
     made = _make_folders(dest)
-    _remove_abandoned(dest)
-    staging = dest / f"{_STAGING}{os.getpid()}"
     try:
-        staging.mkdir()
-        yield staging
+        with writing_to([dest]):
+            _remove_abandoned(dest)
+            with temporary_folder(dest / "packing") as staging:
+                yield staging
     except OSError as error:
         raise StorageError(
             f"cannot pack into {str(dest)!r}: {error.strerror or error}. Nothing was left there; free space and pack "
             "again."
         ) from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
         for folder in made:
-            if not any(folder.iterdir()):
+            if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
 
@@ -371,7 +372,7 @@ def _make_folders(dest: Path) -> list[Path]:
 
 
 def _remove_abandoned(dest: Path) -> None:
-    """Removes what a killed packing left; one that is still running is left alone."""
+    """Removes what a killed packing of an earlier version left; one that is still running is left alone."""
     for entry in dest.glob(f"{_STAGING}*"):
         pid = entry.name.removeprefix(_STAGING)
         if pid.isdigit() and not is_running(int(pid)):
