@@ -157,7 +157,7 @@ def process_namespace() -> int:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process was started, in units that only compare: two processes of one number differ; None: there is none."""
+    """When a process was started, in units that only serve to tell two processes of one number apart; None: no such."""
     if not is_linux():
         import psutil
 

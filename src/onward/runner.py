@@ -268,7 +268,7 @@ class TrainingRunner:
             StorageError: a checkpoint cannot be written.
         """
         if training_data_loader is None:
-            raise DataError("run() needs training data; to evaluate alone, call end_training(test_loader).")
+            raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         try:
             test_data = None if test_data_loader is None else self._open(test_data_loader, is_test=True)
             return self._run_round(self._open(training_data_loader), test_data, mapped_dimensions or {})

@@ -65,8 +65,8 @@ def moments(directory: Path) -> set[str]:
     """When a kill fell, as far as its leftovers tell."""
     names = [path.name for path in directory.iterdir()] if directory.exists() else []
     found = {
-        "writing": any(name.startswith(".tmp-checkpoint-") for name in names),
-        "removing": any(name.startswith(".tmp-removed-") for name in names),
+        "writing": any(name.startswith(".tmp-onward-checkpoint-") for name in names),
+        "removing": any(name.startswith(".tmp-onward-removed-") for name in names),
         "replacing": any(name.startswith(".replaced-") for name in names),
     }
     return {moment for moment, hit in found.items() if hit}

@@ -179,7 +179,7 @@ def lose_the_shared_disk(directory: Path) -> list[str]:
         words.append(told(lambda: writer.save(1, pieces, {})))
         dist.barrier()
         if dist.get_rank() == 1:
-            (directory / "local" / ".tmp-checkpoint-00000001").mkdir(parents=True)
+            (directory / "local" / ".tmp-onward-checkpoint-00000001").mkdir(parents=True)
         dist.barrier()
         words.append(told(lambda: writer.save(1, pieces, {})))
     return words
@@ -189,7 +189,7 @@ def test_a_disk_that_is_no_longer_shared_is_told(tmp_path: Path) -> None:
     first, second = run_on_ranks(2, lose_the_shared_disk, tmp_path)
     assert first == second
     assert "rank 1: " in first[0]
-    assert "it does not see .tmp-checkpoint-00000001, which rank 0 made there" in first[0]
+    assert "it does not see .tmp-onward-checkpoint-00000001, which rank 0 made there" in first[0]
     assert "rank 0 does not see rank-00001.safetensors, written by other ranks" in first[1]
     assert all("checkpoint.checkpoints_dir must be on a disk that all nodes share" in words for words in first)
     assert list_checkpoints(tmp_path / "shared") == []

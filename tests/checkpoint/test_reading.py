@@ -45,8 +45,8 @@ def error_of(path: Path) -> str:
 def test_the_latest_complete_one_is_found(directory: Path) -> None:
     (directory / "checkpoint-00000040").mkdir()
     (directory / "checkpoint-00000040" / "rank-00000.safetensors").write_bytes(b"half")
-    (directory / ".tmp-checkpoint-00000050").mkdir()
-    (directory / ".tmp-checkpoint-00000050" / "manifest.json").write_text("{}")
+    (directory / ".tmp-onward-checkpoint-00000050").mkdir()
+    (directory / ".tmp-onward-checkpoint-00000050" / "manifest.json").write_text("{}")
     (directory / "checkpoint-7").mkdir()
     (directory / "notes.txt").write_text("x")
     assert [checkpoint_number(path) for path in list_checkpoints(directory)] == [10, 20, 30]

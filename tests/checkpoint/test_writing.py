@@ -137,14 +137,14 @@ def test_the_oldest_goes_only_after_the_new_one_is_complete(tmp_path: Path, monk
         events.clear()
         writer.save(2, every_kind(), {})
     assert events == [
-        "sync .tmp-checkpoint-00000002/rank-00000.safetensors",
-        "sync .tmp-checkpoint-00000002/manifest.json",
-        "sync .tmp-checkpoint-00000002",
-        "rename .tmp-checkpoint-00000002 checkpoint-00000002",
+        "sync .tmp-onward-checkpoint-00000002/rank-00000.safetensors",
+        "sync .tmp-onward-checkpoint-00000002/manifest.json",
+        "sync .tmp-onward-checkpoint-00000002",
+        "rename .tmp-onward-checkpoint-00000002 checkpoint-00000002",
         "sync .",
-        "rename checkpoint-00000001 .tmp-removed-checkpoint-00000001",
+        "rename checkpoint-00000001 .tmp-onward-removed-checkpoint-00000001",
         "sync .",
-        "remove .tmp-removed-checkpoint-00000001",
+        "remove .tmp-onward-removed-checkpoint-00000001",
     ]
 
 
@@ -204,13 +204,13 @@ def test_a_replacement_interrupted_between_its_renames_loses_nothing(
 
 def test_leftovers_of_a_killed_save_are_cleared(tmp_path: Path) -> None:
     kept = save(tmp_path, 5, {"w": torch.zeros(3)})
-    shutil.copytree(kept, tmp_path / ".tmp-checkpoint-00000006")
-    shutil.copytree(kept, tmp_path / ".tmp-removed-checkpoint-00000004")
+    shutil.copytree(kept, tmp_path / ".tmp-onward-checkpoint-00000006")
+    shutil.copytree(kept, tmp_path / ".tmp-onward-removed-checkpoint-00000004")
     shutil.copytree(kept, tmp_path / ".replaced-checkpoint-00000005")
-    (tmp_path / ".tmp-file").write_text("x")
+    (tmp_path / ".tmp-file").write_text("another program's")
     (tmp_path / "notes.txt").write_text("the user's own")
     CheckpointWriter(tmp_path, 1).close()
-    assert names(tmp_path) == ["checkpoint-00000005", "notes.txt"]
+    assert names(tmp_path) == [".tmp-file", "checkpoint-00000005", "notes.txt"]
 
 
 def test_only_one_save_is_in_flight_and_the_stall_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -16,12 +17,22 @@ from onward.errors import StorageError
 from onward.operating_system import sync_directory
 from onward.retries import persistently
 
-TEMPORARY_PREFIX = ".tmp-"
-"""Names of what is being written or removed begin with this; the next writer clears them away."""
+TEMPORARY_PREFIX = ".tmp-onward-"
+"""Names of what is being written or removed begin with this; the next writer, which holds the lock, removes them."""
 
 REPLACED_PREFIX = ".replaced-"
 """A checkpoint that is being replaced by a new save of the same number carries this before its name for a moment; where
 the new one never came, it still counts."""
+
+DAMAGED_PREFIX = "damaged-"
+"""Before the name of a checkpoint that was damaged and is kept for whoever wants to rescue something of it."""
+
+CHECKPOINT = r"checkpoint-\d{8,}"
+_LEFTOVER = re.compile(
+    rf"{re.escape(TEMPORARY_PREFIX)}((removed-)?({re.escape(REPLACED_PREFIX)})?{CHECKPOINT}|shared-[0-9a-f]{{32}})"
+)
+_LEFTOVER_OF_OLD = re.compile(rf"\.tmp-(removed-)?({re.escape(REPLACED_PREFIX)})?{CHECKPOINT}")
+_OWN_FILE = re.compile(r"rank-\d{5,}\.safetensors|manifest\.json")
 
 
 def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
@@ -101,15 +112,34 @@ def discard(path: Path) -> None:
 
 def _clear_leftovers(directory: Path) -> None:
     for path in sorted(directory.iterdir()):
-        if path.name.startswith(TEMPORARY_PREFIX):
+        if _is_leftover(path):
             discard(path)
-        elif path.name.startswith(REPLACED_PREFIX):
+        elif re.fullmatch(re.escape(REPLACED_PREFIX) + CHECKPOINT, path.name):
             final = directory / path.name.removeprefix(REPLACED_PREFIX)
             if final.exists():
                 remove(path)
             else:
                 os.rename(path, final)
     sync_directory(directory)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether onward wrote this and a killed process left it: by its name, of earlier versions also by its content."""
+    if _LEFTOVER.fullmatch(path.name):
+        return True
+    if not _LEFTOVER_OF_OLD.fullmatch(path.name) or not path.is_dir() or path.is_symlink():
+        return False
+    return all(_OWN_FILE.fullmatch(file.name) for file in path.iterdir())
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint, so that it neither counts nor is replaced; its new place. OSError goes through."""
+    number = 0
+    while (place := path.with_name(f"{DAMAGED_PREFIX}{path.name}{f'-{number}' if number else ''}")).exists():
+        number += 1
+    os.rename(path, place)
+    sync_directory(path.parent)
+    return place
 
 
 _ADVICE = {

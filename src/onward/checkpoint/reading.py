@@ -65,6 +65,14 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return sorted(found.values(), key=lambda path: (sequence_of(path), checkpoint_number(path)))
 
 
+def incomplete_checkpoints(directory: Path) -> list[Path]:
+    """Folders named like a checkpoint without a manifest: parts of a copy or upload that was interrupted; by number."""
+    if not directory.is_dir():
+        return []
+    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted((path for path in found if not (path / MANIFEST_NAME).is_file()), key=checkpoint_number)
+
+
 def sequence_of(path: Path) -> int:
     """The how-manieth save of its directory the checkpoint at `path` is; 0 where its manifest is damaged."""
     try:
@@ -100,6 +108,14 @@ def find_checkpoint(path: Path) -> Path:
     if (path / MANIFEST_NAME).is_file():
         return path
     latest = find_latest(path)
+    newer = [
+        one for one in incomplete_checkpoints(path) if latest and checkpoint_number(one) > checkpoint_number(latest)
+    ]
+    if newer:
+        raise CheckpointError(
+            f"{newer[-1]} is newer than {latest}, but incomplete: it has no {MANIFEST_NAME}. Restore it from a "
+            f"copy, or name {latest} itself to use that one."
+        )
     if latest is not None:
         return latest
     expected = f"Expected a directory with a {MANIFEST_NAME}, or a directory of such directories named like "
@@ -164,11 +180,13 @@ def _verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
 
 def _damaged(path: Path, finding: str) -> CheckpointError:
     others = [other.name for other in reversed(list_checkpoints(path.parent)) if other.name != path.name]
-    advice = f"To load another one, of {_shortened(others)}, " if others else "There is no other one beside it; "
-    return CheckpointError(
-        f"the checkpoint {path} is damaged: {finding}. {advice}"
-        + ("set checkpoint.checkpoint_to_load_path." if others else "restore it from a copy or start again.")
+    advice = (
+        f"There are others, {_shortened(others)}: set checkpoint.if_damaged to earlier to resume from the newest one "
+        "that is not damaged, or name one in checkpoint.checkpoint_to_load_path."
+        if others
+        else "There is no other one in its folder: restore it from a copy, or set checkpoint.if_damaged to restart."
     )
+    return CheckpointError(f"the checkpoint {path} is damaged: {finding}. {advice}")
 
 
 def read_pieces(

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from onward.checkpoint.reading import find_checkpoint, find_latest, read_pieces, read_record
+from onward.checkpoint.agreement import do_together
+from onward.checkpoint.reading import find_checkpoint, read_pieces, read_record
+from onward.checkpoint.resuming import choose_checkpoint
 from onward.checkpoint.run_files import RunFiles
 from onward.checkpoint.writing import CheckpointWriter
 from onward.engine.integrity import StateDigests
@@ -48,6 +50,8 @@ class RunCheckpoints:
         self.saved_update = -1
         self._writer: CheckpointWriter | None = None
         self._digests: StateDigests | None = None
+        self._chosen: tuple[Path, Path | None] | None = None
+        self._say = say or (lambda text: None)
 
     def record(self, settings: Checkpoint) -> dict[str, Any] | None:
         """What stands in the checkpoint that `resume` would load, beside its tensors; None: there is none.
@@ -76,8 +80,18 @@ class RunCheckpoints:
         return [*notes, f"resumed from {self._files.shown(path)}: {where}."]
 
     def _find(self, settings: Checkpoint) -> Path | None:
-        asked = settings.checkpoint_to_load_path
-        path = find_latest(settings.checkpoints_dir) if settings.checkpoints_dir is not None else None
+        """The checkpoint to resume from. The run's own folder is looked at once, by rank 0."""
+        asked, folder = settings.checkpoint_to_load_path, settings.checkpoints_dir
+        if folder is not None and (self._chosen is None or self._chosen[0] != folder):
+
+            def choose() -> tuple[Path | None, list[str]]:
+                return choose_checkpoint(folder, settings.if_damaged) if self.mesh.rank == 0 else (None, [])
+
+            path, notes = do_together(self.mesh.control, choose)[0]
+            self._chosen = (folder, path)
+            for note in notes if self.mesh.rank == 0 else ():
+                self._say(note)
+        path = None if folder is None or self._chosen is None else self._chosen[1]
         return find_checkpoint(asked) if path is None and asked is not None else path
 
     def open(self, settings: Checkpoint) -> CheckpointWriter:

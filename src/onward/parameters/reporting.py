@@ -23,6 +23,10 @@ class Checkpoint:
             evaluation (with `keep_best`).
         checkpoint_to_load_path: a checkpoint, or a folder of them, from which a run starts if `checkpoints_dir` holds
             none, so that the same command resumes after an interruption.
+        if_damaged: what a run does whose newest checkpoint is damaged. `refuse`: it ends with an error, and resumes
+            from an earlier checkpoint only where the newest one lacks its manifest, as after an interrupted copy;
+            `earlier`: it resumes from the newest undamaged one; `restart`: the same, or it begins anew where there is
+            none. Damaged checkpoints are renamed to `damaged-...` and kept.
         blocking: wait until a checkpoint is on disk.
         on_sigusr1: what SIGUSR1 does: `save`: a checkpoint, and training continues; `stop`: the run is saved and ends
             with exit code 3, as after SIGTERM.
@@ -39,6 +43,7 @@ class Checkpoint:
     keep_every: CountFromZero = 0
     export: Literal["last", "best"] = "last"
     checkpoint_to_load_path: Path | None = None
+    if_damaged: Literal["refuse", "earlier", "restart"] = "refuse"
     blocking: Flag = False
     on_sigusr1: Literal["save", "stop"] = "save"
     grace_seconds: Positive | None = None
