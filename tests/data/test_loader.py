@@ -178,7 +178,7 @@ def test_resuming_reads_no_file_before_the_cursor(tmp_path, monkeypatch):
     write(tmp_path, [4] * 6)
     opened = []
     load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, names: opened.append(path.name) or load(path, names))
+    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
     batch = take(DataLoader({}, tmp_path, 1), 2, 9)[-1]
     opened.clear()
     assert ids(take(DataLoader({}, tmp_path, 1), 2, 1, batch.cursor)) == [[18, 19]]
@@ -324,12 +324,12 @@ def test_no_more_files_than_asked_are_in_memory(tmp_path, monkeypatch, preload, 
         with lock:
             alive -= 1
 
-    def counting(path, names):
+    def counting(path, *arguments):
         nonlocal alive, most
         with lock:
             alive += 1
             most = max(most, alive)
-        shard = load(path, names)
+        shard = load(path, *arguments)
         assert isinstance(shard, Shard)
         weakref.finalize(shard.features["id"], freed)
         return shard
@@ -345,7 +345,7 @@ def test_files_are_read_ahead_while_the_consumer_works(tmp_path, monkeypatch):
     write(tmp_path, [10] * 6)
     opened = []
     load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, names: opened.append(path.name) or load(path, names))
+    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
     batches = DataLoader({}, tmp_path, 3).batches(1)
     next(batches)
     assert wait_until(lambda: len(opened) == 3)
@@ -357,7 +357,7 @@ def test_files_that_all_fit_are_read_once(tmp_path, monkeypatch):
     write(tmp_path, [2, 2])
     opened = []
     load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, names: opened.append(path.name) or load(path, names))
+    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
     loader = DataLoader({}, tmp_path, 2)
     take(loader, 3, 10)
     list(loader.one_pass(1))

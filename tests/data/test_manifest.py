@@ -20,7 +20,7 @@ def test_a_manifest_comes_back(tmp_path):
     ("change", "words"),
     [
         ({"format": "other"}, "is not onward's list of packed shards"),
-        ({"version": 2}, "has version 2, this onward reads 1: update onward"),
+        ({"version": 3}, "has version 3, this onward reads 1 to 2: update onward"),
         ({"shards": [{"file": "a.pb"}]}, "is damaged"),
         ({"surplus": 1}, "is damaged"),
     ],

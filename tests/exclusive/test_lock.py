@@ -210,3 +210,10 @@ def test_remote_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     locks.check()
     locks.release()
     assert not place.exists()
+
+
+def test_what_cannot_be_written_is_not_locked(tmp_path: Path) -> None:
+    """Whoever writes there says what is wrong, with the field that names the folder."""
+    (tmp_path / "file").write_text("x")
+    lock_outputs([tmp_path / "file", tmp_path / "file" / "inside"]).release()
+    assert (tmp_path / "file").read_text() == "x"

@@ -21,6 +21,7 @@ from onward.data.batches import (
     cut_batches,
 )
 from onward.data.epoch_order import EpochOrder
+from onward.data.manifest import MANIFEST_NAME
 from onward.data.prefetch import Prefetch
 from onward.data.shard import FeatureSpec, Shard, load_shard, read_feature_specs
 from onward.data.shard_files import find_shard_files
@@ -100,8 +101,14 @@ class DataLoader:
         self._files = persistently(lambda: find_shard_files(folder, rank, size), f"listing {folder}")
         self._sample_counts: dict[int, int] = {}
         self._resident: dict[int, Shard] = {}
+        self._verified: set[int] = set()
         self._open: weakref.WeakSet[Prefetch[Any, Any]] = weakref.WeakSet()
         self._read_manifest_counts()
+        if self._files.sample_counts and len(self._files.checksums) < len(self._files.sample_counts):
+            self.messages.append(
+                f"{MANIFEST_NAME} of {str(data_dir)!r} has no checksums, as an earlier version wrote it: values that "
+                "changed on the disk would not be noticed. Pack the data again to have them verified."
+            )
         if self._files.total % size:
             self.messages.append(
                 f"{self._files.total} shards over {size} data-parallel ranks: ranks 0 to "
@@ -300,7 +307,7 @@ class DataLoader:
         shard = self._resident.get(visit.file)
         if shard is None:
             try:
-                shard = persistently(lambda: load_shard(path, self._input_name_map), f"reading {path}")
+                shard = persistently(lambda: self._load(visit.file), f"reading {path}")
             except DataError as error:
                 self._skip_or_raise(visit.file, error)
                 return None
@@ -308,6 +315,21 @@ class DataLoader:
             if len(self.files) <= self._capacity:
                 self._resident[visit.file] = shard
         return visit, shard
+
+    def _load(self, file: int) -> Shard:
+        """Reads a file; the first time it is compared with what `pack.json` says of it."""
+        path = self.files[file]
+        if file in self._verified:
+            return load_shard(path, self._input_name_map)
+        shard = load_shard(path, self._input_name_map, self._files.checksums.get(path.name))
+        expected = self._files.sample_counts.get(path.name)
+        if expected is not None and shard.sample_count != expected:
+            raise DataError(
+                f"shard {str(path)!r} has {shard.sample_count} samples, but {MANIFEST_NAME} says {expected}: one of "
+                f"them is corrupt. Pack the data again; if the shard was replaced on purpose, delete {MANIFEST_NAME}."
+            )
+        self._verified.add(file)
+        return shard
 
     def _count_samples(self, file: int) -> int:
         path = self.files[file]

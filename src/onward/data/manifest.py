@@ -13,16 +13,18 @@ from onward.remote.files import read_text, shown
 
 MANIFEST_NAME = "pack.json"
 _FORMAT = "onward-pack"
-_VERSION = 1
+_VERSION = 2
+"""1: shards had no checksums; it is still read."""
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard of a manifest: file name relative to the manifest, samples, size in bytes."""
+    """One shard of a manifest: file name relative to the manifest, samples, size in bytes, checksum with algorithm."""
 
     file: str
     samples: int
     bytes: int
+    checksum: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def read_manifest(data_dir: Path) -> Manifest | None:
         if values.pop("format") != _FORMAT:
             raise DataError(f"{shown(path)!r} is not onward's list of packed shards; move it elsewhere.")
         version = values.pop("version")
-        if version != _VERSION:
-            raise DataError(f"{shown(path)!r} has version {version}, this onward reads {_VERSION}: update onward.")
+        if version not in (1, _VERSION):
+            raise DataError(f"{shown(path)!r} has version {version}, this onward reads 1 to {_VERSION}: update onward.")
         shards = tuple(ShardEntry(**entry) for entry in values.pop("shards"))
         return Manifest(shards=shards, **values)
     except (AttributeError, KeyError, TypeError) as error:

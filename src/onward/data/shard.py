@@ -16,15 +16,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import xxhash
 from onnx import TensorProto
 
+from onward.data.manifest import MANIFEST_NAME
 from onward.data.shard_format import (
+    CHECKSUM_PREFIX,
     LEAVE_OUT,
     LENGTH,
     PLAIN_TYPES,
     ShardIndex,
+    checksum_text,
     index_shard,
     locate,
+    new_checksum,
     parse_feature,
     read_exactly,
     split_sample,
@@ -85,19 +90,22 @@ def stacked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return () if math.prod(shape) == 1 else shape
 
 
-def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str]) -> Shard:
+def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str], checksum: str | None = None) -> Shard:
     """Reads a whole shard file.
 
     Args:
         path: the file.
         input_name_map: name in the file -> model input name; "": that feature is left out. What it does not list has
             its own name, unless the map gives that to another feature.
+        checksum: of the file's bytes, as `ShardWriter.checksum` gives it; None: they are not verified.
 
     Raises:
         DataError: naming file, sample number and byte offset, when the file is cut off or corrupt, when a feature is
-            missing in a sample, or when shapes or dtypes differ between samples.
+            missing in a sample, or when shapes or dtypes differ between samples; or the file's bytes have another
+            checksum.
     """
     path = Path(path)
+    found = None if checksum is None else new_checksum()
     try:
         with open_binary(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
@@ -107,12 +115,31 @@ def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str]) 
                 read_exactly(file, memoryview(head), path, 0)
                 sample_bytes = LENGTH.size + LENGTH.unpack(head)[0]
             if 0 < sample_bytes <= file_bytes and file_bytes % sample_bytes == 0:
-                shard = _load_uniform(file, path, file_bytes, sample_bytes, input_name_map)
+                shard = _load_uniform(file, path, file_bytes, sample_bytes, input_name_map, found)
                 if shard is not None:
+                    _compare(path, checksum, found)
                     return shard
-            return _load_parsed(file, index_shard(path), input_name_map)
+            found = None if checksum is None else new_checksum()
+            shard = _load_parsed(file, index_shard(path), input_name_map, found)
+            _compare(path, checksum, found)
+            return shard
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _compare(path: Path, expected: str | None, found: xxhash.xxh3_64 | None) -> None:
+    if expected is None or found is None or checksum_text(found) == expected:
+        return
+    if not expected.startswith(CHECKSUM_PREFIX):
+        raise DataError(
+            f"shard {str(path)!r} has the checksum {expected!r} in {MANIFEST_NAME}, which this onward cannot verify: "
+            "update onward."
+        )
+    raise DataError(
+        f"shard {str(path)!r} is corrupt: its bytes have the checksum {checksum_text(found)}, but {MANIFEST_NAME} says "
+        f"{expected}. Copy it again or pack again; to train without it, set data.skip_corrupt_files; if it was "
+        f"replaced on purpose, delete {MANIFEST_NAME}."
+    )
 
 
 def read_feature_specs(path: str | os.PathLike[str], input_name_map: Mapping[str, str]) -> dict[str, FeatureSpec]:
@@ -150,7 +177,12 @@ def _row_ranges(row_count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _load_uniform(
-    file: FileIO, path: Path, file_bytes: int, sample_bytes: int, input_name_map: Mapping[str, str]
+    file: FileIO,
+    path: Path,
+    file_bytes: int,
+    sample_bytes: int,
+    input_name_map: Mapping[str, str],
+    checksum: xxhash.xxh3_64 | None,
 ) -> Shard | None:
     """Reads a file whose samples all have the layout of the first one; None where they have not."""
     first = memoryview(bytearray(sample_bytes))
@@ -171,6 +203,8 @@ def _load_uniform(
     for start, stop in _row_ranges(count, sample_bytes):
         part = buffer[: (stop - start) * sample_bytes]
         read_exactly(file, part, path, start * sample_bytes)
+        if checksum is not None:
+            checksum.update(part)
         table = np.frombuffer(part, dtype=np.uint8).reshape(stop - start, sample_bytes)
         if not all(
             np.array_equal(table[:, a:b], np.broadcast_to(template[a:b], (stop - start, b - a))) for a, b in fixed
@@ -247,7 +281,9 @@ def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------- sample by sample
 
 
-def _load_parsed(file: FileIO, index: ShardIndex, input_name_map: Mapping[str, str]) -> Shard:
+def _load_parsed(
+    file: FileIO, index: ShardIndex, input_name_map: Mapping[str, str], checksum: xxhash.xxh3_64 | None
+) -> Shard:
     path, offsets = index.path, index.offsets
     out: dict[str, np.ndarray] = {}
     specs: dict[str, FeatureSpec] = {}
@@ -255,6 +291,9 @@ def _load_parsed(file: FileIO, index: ShardIndex, input_name_map: Mapping[str, s
         offset = int(offsets[number])
         sample = memoryview(bytearray(int(offsets[number + 1]) - offset - LENGTH.size))
         read_exactly(file, sample, path, offset + LENGTH.size)
+        if checksum is not None:
+            checksum.update(LENGTH.pack(len(sample)))  # which the index was made from
+            checksum.update(sample)
         arrays = _parse_sample(sample, path, number, offset, input_name_map)
         if number == 0:
             specs = {name: FeatureSpec(array.shape, array.dtype) for name, array in arrays.items()}

@@ -22,6 +22,7 @@ class ShardFiles:
         numbers: of each of them, its number among the files of all ranks.
         total: files of all ranks.
         sample_counts: file name -> samples, for files that `pack.json` lists.
+        checksums: file name -> checksum of its bytes; all files that `pack.json` lists, or none.
         damaged: paths of this rank whose size or presence contradicts `pack.json` -> what is wrong.
         fingerprint: of names, sizes and partition.
     """
@@ -31,6 +32,7 @@ class ShardFiles:
     numbers: tuple[int, ...]
     total: int
     sample_counts: Mapping[str, int]
+    checksums: Mapping[str, str] = field(default_factory=dict)
     damaged: Mapping[Path, str] = field(default_factory=dict)
     fingerprint: str = ""
 
@@ -87,6 +89,7 @@ def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
         numbers=numbers,
         total=len(paths),
         sample_counts={name: entry.samples for name, entry in listed.items()},
+        checksums={name: entry.checksum for name, entry in listed.items() if entry.checksum},
         damaged=_find_damage(data_dir, manifest, sizes, mine),
         fingerprint=hashlib.sha256(description.encode()).hexdigest()[:16],
     )

@@ -22,10 +22,12 @@ from typing import BinaryIO
 
 import numpy as np
 import onnx
+import xxhash
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 
 from onward.errors import DataError, StorageError
+from onward.exclusive.temporary import temporary_path
 from onward.remote.files import open_binary, shown
 
 LEAVE_OUT = '`data.input_name_map: {NAME: ""}` leaves a feature out.'
@@ -75,6 +77,20 @@ class ShardIndex:
 def locate(path: Path, sample: int, offset: int) -> str:
     """How error messages name a place in a shard; samples and bytes count from 0."""
     return f"shard {str(path)!r}, sample {sample}, byte {offset}"
+
+
+CHECKSUM_PREFIX = "xxh3-64:"
+"""How `pack.json` names the algorithm before a checksum. Measured on one core, XXH3 takes 15 GB/s, CRC-32 2 GB/s."""
+
+
+def new_checksum() -> xxhash.xxh3_64:
+    """An empty checksum of a shard, to be updated with its bytes in order."""
+    return xxhash.xxh3_64()
+
+
+def checksum_text(checksum: xxhash.xxh3_64) -> str:
+    """A checksum with its algorithm, as `pack.json` lists it."""
+    return f"{CHECKSUM_PREFIX}{checksum.hexdigest()}"
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -152,13 +168,15 @@ class ShardWriter:
     Attributes:
         path: the destination; an existing file is replaced at the end.
         sample_count, byte_count: written so far.
+        checksum: of the bytes written so far (`new_checksum`).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.sample_count = 0
         self.byte_count = 0
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._checksum = new_checksum()
+        self._temporary = temporary_path(self.path)
         try:
             self._file = open(self._temporary, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by __exit__
         except OSError as error:
@@ -171,11 +189,19 @@ class ShardWriter:
             DataError: as `encode_sample`.
             StorageError: the disk refused the bytes.
         """
+        encoded = encode_sample(features)
         try:
-            self.byte_count += write_sample(self._file, features)
+            self._file.write(encoded)
         except OSError as error:
             raise self._storage_error(error) from error
+        self._checksum.update(encoded)
+        self.byte_count += len(encoded)
         self.sample_count += 1
+
+    @property
+    def checksum(self) -> str:
+        """Of the bytes written so far, as `pack.json` lists it."""
+        return checksum_text(self._checksum)
 
     def __enter__(self) -> ShardWriter:
         return self

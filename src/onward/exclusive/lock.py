@@ -7,6 +7,7 @@ else found out by watching: a holder refreshes its lock every few seconds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -36,6 +37,9 @@ ABANDONED_AFTER_SECONDS = 180.0
 file system may take to show a new time of a file."""
 
 _ATTEMPTS = 20
+
+_NOT_WRITABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Nobody writes there, so there is nothing to lock; whoever tries says what is wrong, with the field that names it."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,8 @@ def lock_outputs(
     own, taken = Holder.own(this_command()), Locks()
     try:
         for target in sorted(places, key=str):  # in one order, so that two processes never wait for each other
-            taken._locks.append(_lock(target, places[target], own, say or (lambda text: None)))
+            lock = _lock(target, places[target], own, say or (lambda text: None))
+            taken._locks += [] if lock is None else [lock]
     except BaseException:
         taken.release()
         raise
@@ -204,7 +209,7 @@ def writing_to(folders: Iterable[Path] = (), files: Iterable[Path] = ()) -> Iter
         locks.release()
 
 
-def _lock(target: Path, place: Path, own: Holder, say: Callable[[str], None]) -> Lock:
+def _lock(target: Path, place: Path, own: Holder, say: Callable[[str], None]) -> Lock | None:
     file, text = lock_file(place), own.to_text()
     if url_of(place) is None:
         remove_abandoned(place.parent)
@@ -223,6 +228,8 @@ def _lock(target: Path, place: Path, own: Holder, say: Callable[[str], None]) ->
                 )
             file.take_away(found)
     except OSError as error:
+        if error.errno in _NOT_WRITABLE:
+            return None
         raise StorageError(
             f"{shown(target)} cannot be locked for this run: {error.strerror or error} ({file}). Check that the folder "
             "can be written to, or name another one."

@@ -167,7 +167,7 @@ def test_interrupting_leaves_no_shard_that_a_loader_would_read(tmp_path, how):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     end = time.monotonic() + 120
-    while not list(out.glob(".packing-*/shard-000001.pb")) and time.monotonic() < end:
+    while not list(out.glob(".packing.onward-tmp-*/shard-000001.pb")) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(how)
     process.communicate(timeout=120)
@@ -177,7 +177,7 @@ def test_interrupting_leaves_no_shard_that_a_loader_would_read(tmp_path, how):
         return
     with pytest.raises(DataError, match=r"holds no \.pb files"):
         DataLoader({}, out)
-    assert list(out.glob(".packing-*"))
+    assert list(out.glob(".packing.onward-tmp-*"))
     pack(save(tmp_path / "a.npz"), out, PackOptions(**QUIET))
     assert sorted(os.listdir(out)) == ["pack.json", "shard-000000.pb"]
 

@@ -197,7 +197,8 @@ class _ShardSequence:
     def end_shard(self) -> None:
         if self._writer is not None:
             self._writer.publish()
-            self.entries.append(ShardEntry(self._writer.path.name, self._writer.sample_count, self._writer.byte_count))
+            writer = self._writer
+            self.entries.append(ShardEntry(writer.path.name, writer.sample_count, writer.byte_count, writer.checksum))
             self._writer = None
 
     def discard(self) -> None:
