@@ -195,7 +195,7 @@ def test_it_leaves_nothing_behind_and_the_file_that_was_there(tmp_path: Path) ->
     (tmp_path / "out" / "mlp_trained.onnx").write_bytes(b"earlier")
     runner, _ = start(tmp_path, paths={"output_dir": tmp_path / "out"})
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"mlp_trained.onnx", "resolved.yaml", "run.json"}
+    assert written == {".onward-lock", "mlp_trained.onnx", "resolved.yaml", "run.json"}
     assert (tmp_path / "out" / "mlp_trained.onnx").read_bytes() == b"earlier"
     before = weights_of(runner)
     runner.run(InMemoryDataLoader(data(32)))
