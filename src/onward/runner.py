@@ -286,8 +286,7 @@ class TrainingRunner:
         started = time.perf_counter()
         self.parameters = count_in_steps_of(self.parameters, data, self.mesh, self.watchers.on_message)
         training, begin = self.parameters.training, dataclasses.replace(self.state.counters)
-        clock, reports = Clock(), list[StepReport]()
-        self._evaluated = _NOT_EVALUATED
+        clock, reports, self._evaluated = Clock(), list[StepReport](), _NOT_EVALUATED
         if self.parameters.checkpoint.checkpoints_dir is not None:
             self._checkpoints.open(self.parameters.checkpoint)  # where nothing can be saved, nothing is worth training
         test_data = None if training.skip_evaluation else test_data
@@ -300,7 +299,8 @@ class TrainingRunner:
         self._dimensions = {**training.mapped_dimensions, **dimensions}
         control = Control(self.parameters, self.net, self.state.rate, test_data is not None)
         self.watchers.on_run_start(run_start(training, self.state), control)
-        between, skips = Steering(self.state, control), SkippedUpdates(self.state)
+        between = Steering(self.state, control)
+        skips = SkippedUpdates(self.state, self.parameters.on_bad_loss.skip, self.watchers.on_message)
         settings = self.parameters.checkpoint
         saving = self._checkpoints.saving_after_failure(settings, self.state, self.save_checkpoint)
         self._grace = GracePeriod.of(self.parameters, self.mesh.world_size, clock)
@@ -309,7 +309,7 @@ class TrainingRunner:
                 for done in self._steps(between.not_skipped(self.watchers.announced(batches), self.watchers), clock):
                     self.watchers.on_step_done(done, self.state)
                     reports = reports if done.report is None else [*reports[:1], done.report]
-                    skips.after_report(done.report)
+                    skips.after_step(done)
                     if self._is_stopped(done, between, stop, test_data):
                         self.state.counters.ended_early_of = training.steps
                         break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -73,12 +73,14 @@ class Batch:
         cursor: the position after this batch.
         sample_count: samples in it.
         epoch: passes over the data finished before its first sample.
+        origin: where the samples come from, (file, number of each sample in it); empty where that is unknown.
     """
 
     features: dict[str, np.ndarray]
     cursor: DataCursor
     sample_count: int
     epoch: int
+    origin: tuple[tuple[Path | str, Sequence[int] | np.ndarray], ...] = ()
 
 
 START = DataCursor()
@@ -170,13 +172,14 @@ def _cut(
 ) -> Iterator[Batch]:
     out: dict[str, np.ndarray] = {}
     filled, batch_epoch, epoch, epoch_samples = 0, 0, 0, 0
+    origin: list[tuple[Path | str, Sequence[int] | np.ndarray]] = []
     cursor = DataCursor()
     specs: dict[str, FeatureSpec] = {}
     specs_path: Path | str = ""
     while (segment := next(segments, None)) is not None:
         if filled and segment.epoch != epoch and last_batch != "wrap":
             if last_batch == "short":
-                yield _make_batch(out, filled, cursor, batch_epoch)
+                yield _make_batch(out, filled, cursor, batch_epoch, origin)
             elif epoch_samples < batch_size:
                 raise _too_small(epoch_samples, batch_size)
             else:
@@ -190,20 +193,23 @@ def _cut(
         position = segment.first
         while position < segment.count:
             if filled == 0:
+                origin = []
                 out = {name: np.empty((batch_size, *spec.shape), spec.dtype) for name, spec in specs.items()}
                 batch_epoch = epoch
             take = min(batch_size - filled, segment.count - position)
             _copy(segment, position, take, out, filled)
+            rows = range(position, position + take)
+            origin.append((segment.path, rows if segment.order is None else segment.order[position : position + take]))
             filled += take
             position += take
             cursor = segment.cursor_after(position)
             if filled == batch_size:
                 filled = 0
-                yield _make_batch(out, batch_size, cursor, batch_epoch)
+                yield _make_batch(out, batch_size, cursor, batch_epoch, origin)
                 out = {}
         segment = None
     if filled:
-        yield _make_batch(out, filled, cursor, batch_epoch)
+        yield _make_batch(out, filled, cursor, batch_epoch, origin)
 
 
 def describe_features(features: Mapping[str, np.ndarray]) -> dict[str, FeatureSpec]:
@@ -211,8 +217,14 @@ def describe_features(features: Mapping[str, np.ndarray]) -> dict[str, FeatureSp
     return {name: FeatureSpec(array.shape[1:], array.dtype) for name, array in features.items()}
 
 
-def _make_batch(out: dict[str, np.ndarray], count: int, cursor: DataCursor, epoch: int) -> Batch:
-    return Batch({name: array[:count] for name, array in out.items()}, cursor, count, epoch)
+def _make_batch(
+    out: dict[str, np.ndarray],
+    count: int,
+    cursor: DataCursor,
+    epoch: int,
+    origin: Sequence[tuple[Path | str, Sequence[int] | np.ndarray]],
+) -> Batch:
+    return Batch({name: array[:count] for name, array in out.items()}, cursor, count, epoch, tuple(origin))
 
 
 def _copy(segment: Segment, position: int, count: int, out: Mapping[str, np.ndarray], filled: int) -> None:

@@ -72,6 +72,28 @@ class GradientExchange:
             return get_total_norm(list(found.values()))
         return gradients.total_norm(self.mesh, list(found.values()), [state.weights[name].copies for name in found])
 
+    def checked_norm(
+        self, state: TrainState, found: Mapping[str, torch.Tensor], loss: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`total_norm`, and the same again, but infinite where running statistics or the loss overflowed on any rank.
+
+        Args:
+            state: with the statistics of the update's forward passes.
+            found: weight -> gradient.
+            loss: of this rank's micro-batches. NaN is no overflow: a batch in which no label counts has the loss 0/0,
+                and gradients of zero.
+        """
+        replicas = self.mesh.topology.data_size
+        # Statistics are added up over replicas before they are divided.
+        checked = [tensor * replicas for tensor in state.statistics().values() if tensor.is_floating_point()]
+        checked.append(torch.where(loss.isinf(), torch.inf, 0.0))
+        if self.mesh.world_size == 1:
+            norm = get_total_norm(list(found.values()))
+            overflowed = gradients.count_not_finite(norm.device, checked) > 0
+            return norm, torch.where(overflowed, torch.inf, norm)
+        copies = [state.weights[name].copies for name in found]
+        return gradients.checked_norm(self.mesh, list(found.values()), copies, checked)
+
     def watched_values(self, outputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the last micro-batch of an update, on every rank of a pipeline those of all its stages."""
         if self.pipeline is not None:

@@ -12,7 +12,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from onward.data.batches import Batch
 from onward.engine.reports import RunSummary, StepReport, UpdateReport
@@ -35,12 +38,14 @@ class StepDone:
         update: the weight update in which it ended, if it did.
         report: what to display, on updates that are displayed.
         epochs: passes over the data that it finished.
+        origin: where the samples of its batch come from, as `Batch.origin`.
     """
 
     step: int
     update: UpdateReport | None
     report: StepReport | None
     epochs: int = 0
+    origin: tuple[tuple[Path | str, Sequence[int] | np.ndarray], ...] = ()
 
     @property
     def is_update(self) -> bool:
@@ -154,7 +159,7 @@ def train_steps(
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
             report = _with_utilization(report, clock)
             window = _Window()
-        yield StepDone(step, done, report, epochs)
+        yield StepDone(step, done, report, epochs, batch.origin)
     state.count_skipped()
 
 

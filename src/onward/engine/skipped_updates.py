@@ -1,13 +1,30 @@
-"""Runs in which weight updates do not succeed, because gradients are not finite, end as failures with what to do."""
+"""Runs in which weight updates do not succeed, because losses, gradients or batch statistics are not finite, end as
+failures that name the files and samples, with what to do."""
 
 from __future__ import annotations
 
-from onward.engine.reports import StepReport
-from onward.engine.state import Counters, TrainState
-from onward.errors import ParametersError
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-MOST_IN_A_ROW = 100
-"""Updates skipped one after the other: a dynamic loss scale has reached its minimum long before."""
+import numpy as np
+
+from onward.data.shard import load_shard
+from onward.engine.loop import StepDone
+from onward.engine.state import Counters, TrainState
+from onward.engine.steps import skips_on_device
+from onward.errors import DataError, ParametersError
+from onward.parallel.agreement import gather_texts
+
+Origin = Sequence[tuple[Path | str, Any]]
+"""Of a batch: files, and numbers of samples in each of them."""
+
+NAMED_UPDATES = 2
+"""The batches of so many of the last skipped updates are named."""
+
+_NAMED_SAMPLES = 16
 
 
 class SkippedUpdates:
@@ -15,31 +32,68 @@ class SkippedUpdates:
 
     Args:
         state: of the run, at the beginning of the round.
+        most_in_a_row: as `on_bad_loss.skip`.
+        say: is told of the first of several.
     """
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, most_in_a_row: int, say: Callable[[str], None]) -> None:
         self._state = state
+        self._most = most_in_a_row
+        self._say = say
         counters = state.counters
         self._begin = self._last = (counters.update, counters.skipped_updates)
-        self._in_a_row = 0
+        self._in_a_row = self._counted = 0
+        self._micro_batches: list[Origin] = []
+        self._updates: deque[tuple[int, list[Origin], bool]] = deque(maxlen=NAMED_UPDATES)
 
-    def after_report(self, report: StepReport | None) -> None:
-        """Looks at what was skipped since the last report, where there is one.
+    def after_step(self, done: StepDone) -> None:
+        """Looks whether the update was skipped; where only the device knows, when there is a report.
 
         Raises:
-            ParametersError: too many updates in a row were skipped.
+            ParametersError: too many updates in a row were skipped; on all ranks.
         """
-        if report is None:
+        self._micro_batches.append(done.origin)
+        if done.update is None:
             return
-        now = (report.update, report.skipped_updates)
+        batches, self._micro_batches = self._micro_batches, []
+        if skips_on_device(self._state) and done.report is None:
+            return
+        counters = self._state.counters
+        now = (counters.update, counters.skipped_updates)
         updates, skipped = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
-        self._in_a_row = self._in_a_row + updates if updates == skipped else 0
-        if self._in_a_row >= MOST_IN_A_ROW:
+        if updates != skipped:
+            self._in_a_row = self._counted = 0
+            return
+        self._in_a_row += updates
+        scale = self._state.loss_scale
+        is_searching = scale is not None and scale.dynamic and scale.scale > scale.minimum
+        self._counted += 0 if is_searching else updates
+        self._updates.append((done.update.update, batches, not np.isfinite(done.update.loss)))
+        if self._counted == updates and not is_searching:
+            self._say(
+                f"update {done.update.update} is skipped: its loss, gradient or batch statistics are not finite "
+                f"({_describe(batches, 4)})."
+            )
+        if self._counted > self._most:
             raise ParametersError(
-                f"the last {self._in_a_row} weight updates were skipped, since their gradients were not finite. "
+                f"the last {self._in_a_row} weight updates were skipped, since their losses, gradients or batch "
+                f"statistics were not finite; on_bad_loss.skip allows {self._most} in a row. {self._who()}"
                 f"{_what_to_do(self._state)}"
             )
+
+    def _who(self) -> str:
+        """The batches of the last updates, of the replicas whose own losses are not finite, or else of all."""
+        is_own = any(is_bad for _, _, is_bad in self._updates)
+        lines = [f"update {number} read {_describe(batches, _NAMED_SAMPLES)}" for number, batches, _ in self._updates]
+        place = self._state.mesh.place
+        is_first = place.horizontal == 0 and place.pipeline == 0
+        found = "; ".join(lines) + "".join(f"; {text}" for text in _not_finite(self._updates))
+        texts = gather_texts(self._state.mesh, f"{int(is_own)}{place.data} {found}" if is_first and lines else "")
+        chosen = [text[1:] for text in texts if text.startswith("1")] or [text[1:] for text in texts if text]
+        if self._state.mesh.topology.data_size == 1:
+            return "".join(f"{text.partition(' ')[2].capitalize()}. " for text in chosen[:1])
+        return "".join(f"On replica {replica}, {text}. " for replica, _, text in (one.partition(" ") for one in chosen))
 
     def at_end(self) -> None:
         """Looks at the round.
@@ -72,6 +126,36 @@ def refuse_untrained_run(state: TrainState) -> None:
     refuse_untrained(state, counters.update, counters.skipped_updates, "this run")
 
 
+def _describe(batches: Sequence[Origin], most: int) -> str:
+    """Files and samples of the micro-batches of an update."""
+    numbers: dict[str, list[int]] = {}
+    for path, rows in (part for batch in batches for part in batch):
+        numbers.setdefault(path.name if isinstance(path, Path) else f"data in {path}", []).extend(map(int, rows))
+    if not numbers:
+        return "data that do not tell where they come from"
+    return ", ".join(f"{name}: {_listed(rows, most)}" for name, rows in numbers.items())
+
+
+def _listed(rows: list[int], most: int) -> str:
+    word = "sample" if len(rows) == 1 else "samples"
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return f"{word} {', '.join(map(str, rows[:most]))}{more}"
+
+
+def _not_finite(updates: Sequence[tuple[int, list[Origin], bool]]) -> Iterator[str]:
+    """The first value of the named samples that is not finite itself, as far as their files can be read again."""
+    for path, rows in (part for _, batches, _ in updates for batch in batches for part in batch):
+        if not isinstance(path, Path):
+            continue
+        with contextlib.suppress(DataError):
+            for name, array in load_shard(path, {}).features.items():
+                if array.dtype.kind == "f":
+                    for row in map(int, rows):
+                        if not np.isfinite(array[row]).all():
+                            yield f"feature {name!r} of sample {row} of {path} holds values that are not finite"
+                            return
+
+
 def _what_to_do(state: TrainState) -> str:
     scale = state.loss_scale
     if scale is not None and not scale.dynamic:
@@ -81,6 +165,6 @@ def _what_to_do(state: TrainState) -> str:
         )
     where = "" if scale is None else f" at a loss scale of {scale.scale:g}"
     return (
-        f"The loss or a gradient is infinite or NaN{where}. Look for such values in the data and in the "
-        "model's weights, and lower learning_rate.initial_lr or set optimizer.max_norm_clip."
+        f"A loss, a gradient or a batch statistic is infinite or NaN{where}. Look for such values in the data and in "
+        "the model's weights, and lower learning_rate.initial_lr or set optimizer.max_norm_clip."
     )

@@ -25,7 +25,7 @@ class UpdateResult:
 
     Attributes:
         norm: global L2 norm of the mean gradient before clipping, loss scale taken out; on the device. Where it is not
-            finite, weights, moments and running statistics are as before.
+            finite, weights, moments and running statistics are as before; also where these statistics overflowed.
         loss: mean over this replica's micro-batches of the update, on the device.
         tensors: copies of the weights and gradients that were asked for by name, and graph values.
     """
@@ -126,19 +126,23 @@ class Steps:
         return computed.outputs
 
     def update(self, batch: Batch, learning_rate: float, watch: bool) -> UpdateResult:
-        """ModelUpdateStep: forward, backward, unscale, clip, update; a gradient that is not finite skips the update."""
+        """ModelUpdateStep: forward, backward, unscale, clip, update.
+
+        Gradients, running statistics or a loss that overflowed skip the update, on all ranks alike.
+        """
         outputs = self.accumulate(batch, is_last=True)
         gradients = self.exchange.finish(self.state)
         self._look_for_missing(gradients)
         if gradients and self._scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), 1.0 / self._scale)
-        norm = self.exchange.total_norm(self.state, gradients)
+        assert self._update_sum is not None
+        norm, checked = self.exchange.checked_norm(self.state, gradients, self._update_sum)
         tensors = self._watched_tensors(outputs) if watch else {}
         set_learning_rate(self.state.optimizer, learning_rate)
         if skips_on_device(self.state):
-            self._update_unless_overflowed(norm)
+            self._update_unless_overflowed(norm, checked)
         else:
-            self._update_if_finite(norm)
+            self._update_if_finite(norm, checked)
         gradients.clear()
         self.state.drop_gradients()
         self.state.counters.update += 1
@@ -159,9 +163,9 @@ class Steps:
         self._update_sum, self._update_losses = None, 0
         return total / losses
 
-    def _update_if_finite(self, norm: torch.Tensor) -> None:
+    def _update_if_finite(self, norm: torch.Tensor, checked: torch.Tensor) -> None:
         """Reads the norm, and changes the weights or does not."""
-        finite = math.isfinite(float(norm))
+        finite = math.isfinite(float(checked))
         if finite:
             self._change_weights(norm)
             self.exchange.average_statistics(self.state)
@@ -169,12 +173,14 @@ class Steps:
             self.state.counters.skipped_updates += 1
             # What overflowed the gradients has most often reached the running statistics too, and would stay there.
             self.state.restore_statistics()
-        if self.state.loss_scale is not None:
-            self.state.loss_scale = self.state.loss_scale.after(finite)
+        scale = self.state.loss_scale
+        if scale is not None and (finite or not (scale.dynamic and math.isfinite(float(norm)))):
+            # Where the statistics or the loss overflowed and the gradients did not, another scale would not help.
+            self.state.loss_scale = scale.after(finite)
 
-    def _update_unless_overflowed(self, norm: torch.Tensor) -> None:
+    def _update_unless_overflowed(self, norm: torch.Tensor, checked: torch.Tensor) -> None:
         """The same without waiting: the device itself leaves everything as it was, and whether it did is read later."""
-        overflowed = norm.isfinite().logical_not()
+        overflowed = checked.isfinite().logical_not()
         # What torch's gradient scaler tells fused optimizers; their step counts go back, too.
         self.state.optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
         self._change_weights(norm)

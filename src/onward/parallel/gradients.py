@@ -6,6 +6,7 @@ Averaging over replicas happens during the backward pass (`data_parallel`); here
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -50,13 +51,35 @@ def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: Sequence[i
         gradients: of this rank; may be empty.
         copies: for each of them, how many ranks hold the same elements.
     """
-    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    return checked_norm(mesh, gradients, copies, ())[0]
+
+
+def checked_norm(
+    mesh: Mesh, gradients: Sequence[torch.Tensor], copies: Sequence[int], checked: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`total_norm`, and the same again, but infinite where any of `checked` is not finite on any rank.
+
+    Args:
+        mesh, gradients, copies: as of `total_norm`.
+        checked: other float tensors of this rank; may be empty.
+    """
+    numbers = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     if gradients:
         norms = torch.stack([norm.to(mesh.device) for norm in torch._foreach_norm(list(gradients))]).double()
-        squares = (norms.square() / counts_on(mesh.device, tuple(copies))).sum()
+        numbers[0] = (norms.square() / counts_on(mesh.device, tuple(copies))).sum()
+    numbers[1] = count_not_finite(mesh.device, checked)
     if mesh.world_size > 1:
-        dist.all_reduce(squares)
-    return squares.sqrt().float()
+        dist.all_reduce(numbers)
+    norm = numbers[0].sqrt().float()
+    return norm, torch.where(numbers[1] > 0, torch.inf, norm)
+
+
+def count_not_finite(device: torch.device, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """How many tensors hold a value that is not finite; on the device, without waiting for it."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    largest = torch._foreach_norm(list(tensors), math.inf)  # NaN where there is one
+    return torch.stack([one.to(device).double() for one in largest]).isfinite().logical_not().sum().double()
 
 
 @functools.lru_cache(maxsize=64)

@@ -65,6 +65,7 @@ _FIXED = {
     "checkpoint": (
         "checkpoints_dir",
         "checkpoint_to_load_path",
+        "if_damaged",
         "max_num_checkpoints",
         "blocking",
         "keep_best",

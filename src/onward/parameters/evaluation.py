@@ -1,4 +1,4 @@
-"""The section `early_stopping` of RUN.yaml, and what a metric of `training.metrics` may be."""
+"""The sections `early_stopping` and `on_bad_loss` of RUN.yaml, and what a metric of `training.metrics` may be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from onward.parameters.field_types import STRICT, Count, NonNegative
+from onward.parameters.field_types import STRICT, Count, CountFromZero, NonNegative
 
 MetricSpec = str | Mapping[str, Any]
 """A name, or a mapping with `name` and options."""
@@ -29,6 +29,20 @@ class EarlyStopping:
     mode: Literal["auto", "min", "max"] = "auto"
     patience: Count | None = None
     min_delta: NonNegative = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnBadLoss:
+    """What a run does about losses, gradients and batch statistics that are not finite.
+
+    Attributes:
+        skip: weight updates in a row that are skipped, with weights and statistics as they were; one more ends the
+            run, and its message names the files and samples. In fp16, updates from which the dynamic loss scale is
+            still lowered do not count.
+    """
+
+    __pydantic_config__ = STRICT
+    skip: CountFromZero = 10
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pydantic
 from onward.errors import ParametersError
 from onward.parameters.checks import find_problems
 from onward.parameters.distributed import Distributed, Recompute
-from onward.parameters.evaluation import EarlyStopping
+from onward.parameters.evaluation import EarlyStopping, OnBadLoss
 from onward.parameters.field_types import STRICT
 from onward.parameters.loss import Loss
 from onward.parameters.optimizer import Optimizer
@@ -51,6 +51,7 @@ class Parameters:
     recompute: Recompute = field(default_factory=Recompute)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    on_bad_loss: OnBadLoss = field(default_factory=OnBadLoss)
     tensorboard: TensorBoard = field(default_factory=TensorBoard)
     wandb: Wandb = field(default_factory=Wandb)
     mlflow: Mlflow = field(default_factory=Mlflow)
