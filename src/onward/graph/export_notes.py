@@ -27,7 +27,7 @@ def notes_on_export(model: ir.Model, weights: Collection[str], known_as: WeightN
     """Biases dropped because they were zero, batch normalizations folded away, weights that were computed at export."""
     notes = [*_note_on_simplification(model)]
     folded = [node for node in model.graph if _holds_batch_norm(node)]
-    without_bias = [node for node in model.graph if _lost_bias(node) and node not in folded]
+    without_bias = [node for node in model.graph if provenance.lost_bias(node) and node not in folded]
     if without_bias:
         one = len(without_bias) == 1
         notes.append(
@@ -76,12 +76,6 @@ def _said_of_rows(value: ir.Value | None) -> str:
     if (array[0] == array.flat[0]).all():
         return ""
     return f", and each of its {len(array)} equal rows apart from the others; a dynamic batch axis at export keeps one"
-
-
-def _lost_bias(node: ir.Node) -> bool:
-    if not node.metadata_props.get(provenance.REWRITTEN_BY, "").startswith("RemoveOptionalBias"):
-        return False
-    return any(name.endswith("bias") for name in provenance.called_parameters(node))
 
 
 def _holds_batch_norm(node: ir.Node) -> bool:

@@ -97,6 +97,28 @@ def called_parameters(node: ir.Node) -> tuple[str, ...]:
     return tuple(re.findall(r"%(p_\w+)", call(node)))
 
 
+def traced_inputs(node: ir.Node) -> tuple[str, ...]:
+    """The names of the values that the traced call behind a node reads."""
+    return tuple(re.findall(r"%(\w+)", call(node).partition("args = ")[2]))
+
+
+def of_module(node: ir.Node, module: str, other: str) -> dict[str, str]:
+    """A node's metadata, as that of a copy of it in another module."""
+    props = dict(node.metadata_props)
+    if _SCOPES in props:
+        props[_SCOPES] = props[_SCOPES].replace(f"'{module}'", f"'{other}'")
+    if _CALL in props:
+        props[_CALL] = props[_CALL].replace(f"%{placeholder(module)}_", f"%{placeholder(other)}_")
+    return props
+
+
+def lost_bias(node: ir.Node) -> bool:
+    """Whether the exporter dropped a node's bias, since it was zero."""
+    if not node.metadata_props.get(REWRITTEN_BY, "").startswith("RemoveOptionalBias"):
+        return False
+    return any(name.endswith("bias") for name in called_parameters(node))
+
+
 def folded_sources(value: ir.Value) -> tuple[str, ...]:
     """The names an initializer was folded from, or none."""
     return tuple(re.findall(r"'([^']*)'", value.metadata_props.get(FOLDED_FROM, "")))
@@ -114,6 +136,25 @@ def path_scope(node: ir.Node, paths: frozenset[str]) -> str:
         first = re.sub(r"_\d+$", "", part)
         parts.append(first if "/".join([*parts, first]) in paths else part)
     return ".".join(parts)
+
+
+def call_site(node: ir.Node, paths: frozenset[str]) -> tuple[str, str] | None:
+    """The module of a node and the call of it that the node is of, both "" for the root; None: not known."""
+    if has_scope(node):
+        scopes = ast.literal_eval(node.metadata_props[_SCOPES])
+        return module_scope(node), str(scopes[-2]) if len(scopes) >= 2 else ""
+    name = str(node.name or "")
+    return (path_scope(node, paths), name.rpartition("/")[0]) if name.startswith("/") else None
+
+
+def collapsed(scope: str) -> str:
+    """`layers.layers.0.linear` -> `layers.0.linear`: a container repeats its own name before that of an element."""
+    parts = scope.split(".")
+    for begin in range(len(parts)):
+        for length in range((len(parts) - begin) // 2, 0, -1):
+            if parts[begin : begin + length] == parts[begin + length : begin + 2 * length]:
+                return collapsed(".".join([*parts[:begin], *parts[begin + length :]]))
+    return scope
 
 
 def module_paths(graph: ir.Graph) -> frozenset[str]:

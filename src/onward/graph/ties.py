@@ -44,17 +44,18 @@ class Tie:
         return "copied" if self.how.is_identity else "transposed"
 
 
-def tie_copies(model: ir.Model) -> tuple[dict[str, Tie], dict[str, str]]:
+def tie_copies(model: ir.Model, families: Mapping[str, str]) -> tuple[dict[str, Tie], dict[str, str]]:
     """Replaces initializers that are copies of others by nodes that compute them, in place.
 
-    Returns the ties by the copy's name, and a sentence for each row that is repeated.
+    Those of one of the `families` were split from one tensor, and stay apart. Returns the ties by the copy's name, and
+    a sentence for each row that is repeated.
     """
-    ties = {copy: Tie(weight, how) for copy, weight, how in _tied(model)}
+    ties = {copy: Tie(weight, how) for copy, weight, how in _tied(model, families)}
     rows, notes = tie_repeated_rows(model)
     return {**ties, **{name: Tie(name, how) for name, how in rows.items()}}, notes
 
 
-def _tied(model: ir.Model) -> list[tuple[str, str, Rearrangement]]:
+def _tied(model: ir.Model, families: Mapping[str, str]) -> list[tuple[str, str, Rearrangement]]:
     """(copy, weight, how), for every initializer that was replaced."""
     evidence = CopyEvidence.of(model.graph)
     noted: dict[str, list[ir.Value]] = {}
@@ -62,12 +63,14 @@ def _tied(model: ir.Model) -> list[tuple[str, str, Rearrangement]]:
     tied = []
     for copy in _candidates(model.graph):
         origins = evidence.origins.get(str(copy.name), frozenset())
+        family = families.get(str(copy.name), "")
         known = dict.fromkeys(one for origin in sorted(origins) for one in noted.get(origin, ()))
-        relations = ((one, _noted_relation(copy, one)) for one in known if evidence.may_be_copy(copy, one))
+        others = [one for one in known if not family or families.get(str(one.name)) != family]
+        relations = ((one, _noted_relation(copy, one)) for one in others if evidence.may_be_copy(copy, one))
         found = next(((one, how) for one, how in relations if how is not None), None)
         if found is None and not origins:
-            others = (one for one in unnoted if evidence.may_be_unnoted_copy(copy, one))
-            relations = ((one, _relation(copy, one)) for one in others)
+            others = [one for one in unnoted if not family or families.get(str(one.name)) != family]
+            relations = ((one, _relation(copy, one)) for one in others if evidence.may_be_unnoted_copy(copy, one))
             found = next(((one, how) for one, how in relations if how is not None), None)
         if found is not None:
             original, how = found

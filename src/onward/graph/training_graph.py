@@ -87,6 +87,7 @@ def make_training_graph(
     weights_to_train: Sequence[str] = (),
     weights_not_to_train: Sequence[str] = (),
     tied_weights: Sequence[str] = (),
+    untied_weights: Sequence[str] = (),
     immutable_weights: ImmutableWeights | None = None,
     revive_dropout: Sequence[DropoutRule] = (),
     loss: LossSpec | None = None,
@@ -106,7 +107,8 @@ def make_training_graph(
         weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: every float
             initializer that can.
         weights_not_to_train: exact names or patterns taken out again.
-        tied_weights: patterns of constant-valued initializers shared by several nodes that are to stay shared.
+        tied_weights: patterns of initializers shared by several nodes that are to stay shared.
+        untied_weights: patterns of initializers shared by several nodes that become one for each layer.
         immutable_weights: operator -> (input index, value) of rank-0 constants that never train.
         revive_dropout: rules by which dropout that an export left out is put back, for training only.
         loss: what to minimize; None: only the model's own outputs.
@@ -124,12 +126,12 @@ def make_training_graph(
         NotRebatched: asked for, and the model cannot compute another number of samples.
     """
     original = read_model(source)
-    untied = untie_merged_weights(original, keep=tied_weights)
+    untied = untie_merged_weights(original, keep=tied_weights, split=untied_weights)
     model = prepare_for_lowering(original)
     fills, fixed = fix_inputs(model, fixed_inputs or {})
     left_out = leave_out_side_outputs(model, why_not_lowered)
     unpack_sequences(model, passes.names_in(model.graph, keep))
-    ties, rows = tie_copies(model)
+    ties, rows = tie_copies(model, untied.families)
     rewritten = rewrite_classical(model)
     rebatching = rebatch_graph(model) if rebatch else None
     revived = add_dropout(model, revive_dropout)
@@ -148,7 +150,7 @@ def make_training_graph(
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
     lost = (*lost, *_notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train)))
-    notes = (*untied, *fixed, *tied, *revived, *lost, *ends, *passes.notes_on_fusions(fusions))
+    notes = (*untied.notes, *fixed, *tied, *revived, *lost, *ends, *passes.notes_on_fusions(fusions))
     last = (names, fusions, known_as, rewritten.weights, left_out, rebatching)
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
 

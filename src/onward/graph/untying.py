@@ -7,13 +7,22 @@ prototype so become one tensor; trained, it would be one weight. Weights that th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.graph import provenance
-from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient
+from onward.graph.gradients import TRAINABLE_TYPES
+from onward.graph.merged_owners import (
+    divide_joined_layers,
+    divide_joined_nodes,
+    find_owners,
+    is_constant_place,
+    missing_parameters,
+    role_of,
+)
+from onward.graph.merged_uses import Grouping, Unit, Use, UseEvidence, units_of
 from onward.graph.node_writer import value_names
 from onward.graph.weight_evidence import is_noted_constant
 from onward.graph.weight_names import WeightNames, weight_names
@@ -21,77 +30,81 @@ from onward.graph.weight_names import WeightNames, weight_names
 _SHOWN = 8
 """So many names a note lists; the rest is counted."""
 
-Use = tuple[ir.Node, int]
-"""A node and the index of its input."""
-
-_ROLES: dict[str, tuple[str, ...]] = {
-    "LayerNormalization": ("", "weight", "bias"),
-    "GroupNormalization": ("", "weight", "bias"),
-    "InstanceNormalization": ("", "weight", "bias"),
-    "RMSNormalization": ("", "weight"),
-    "BatchNormalization": ("", "weight", "bias", "running_mean", "running_var"),
-    "Conv": ("", "weight", "bias"),
-    "ConvTranspose": ("", "weight", "bias"),
-    "Gemm": ("", "weight", "bias"),
-    "PRelu": ("", "weight"),
-    "Add": ("bias", "bias"),
-    "Sub": ("bias", "bias"),
-    "Mul": ("weight", "weight"),
-    "Div": ("weight", "weight"),
-    "MatMul": ("weight", "weight"),
+_ONE_NUMBER: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)),
+    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "BatchNormalization"), (1, 2)),
+    "PRelu": (1,),
 }
-"""Operator -> what torch calls each input."""
-
-_CONSTANT_PLACES = frozenset(
-    {("LSTM", 5), ("LSTM", 6), ("GRU", 5), ("RNN", 5), ("Where", 1), ("Where", 2), ("Max", 1), ("Min", 1), ("Pow", 1)}
-)
-"""Inputs where an all-equal tensor is a constant and no layer's weight."""
+"""Inputs at which a tensor of one number is a parameter, and not a constant of the arithmetic."""
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """Who reads a merged tensor: the weight's rebuilt name where it is known, and what tells owners apart.
+@dataclass
+class Untying:
+    """What was done.
 
-    `source` is the parameter that a folded tensor was computed from for this owner, where that is known.
+    Attributes:
+        notes: a sentence for each tensor that was split, or that stays shared though nothing says so.
+        families: initializer -> the tensor that it was split from, or that is split; they are never tied again.
     """
 
-    key: str
-    name: str
-    is_weight: bool
-    source: str = ""
+    notes: list[str] = field(default_factory=list)
+    families: dict[str, str] = field(default_factory=dict)
 
 
-def untie_merged_weights(model: ir.Model, keep: Sequence[str] = ()) -> tuple[str, ...]:
+def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Sequence[str] = ()) -> Untying:
     """Gives every layer its own copy of a float initializer that an exporter merged, in place.
 
-    An all-equal tensor is split by module (known from the exporter's metadata or node names, else by node); any other
-    tensor only where the exporter wrote down that its readers had different parameters. Uses within one module stay
-    shared, as does what `keep` matches. Returns a sentence for each initializer that was untied.
+    Layers are told apart by what the exporter wrote down (traced calls, an `Identity` with the parameter's name, module
+    paths), else by the other weights that they compute with. Without any of that a tensor filled with one number is
+    split by node and another stays shared, and both are reported.
+
+    Args:
+        model: as it was read.
+        keep: patterns of initializers, or of their module paths, that stay shared.
+        split: patterns of those that are split by node where the file does not say to which layers they belong.
     """
-    notes = []
-    paths = provenance.module_paths(model.graph)
-    known_as = weight_names(model.graph) if keep else WeightNames()
-    for name, value in list(model.graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is None or tensor.dtype not in TRAINABLE_TYPES or tensor.size < 2 or len(value.uses()) < 2:
-            continue
-        if value.is_graph_output() or known_as.matches(name, keep):
-            continue
-        if is_noted_constant(value):
-            continue
-        fill = _fill(tensor)
-        made = _split_identities(model.graph, value, paths, fill is not None)
-        made += _split_uses(model.graph, value, paths, fill is not None)
-        if isinstance(tensor, ir.ExternalTensor):
-            tensor.release()
-        if made:
-            what = f"all {fill:g}" if fill is not None else "equal numbers"
-            more = f" and {len(made) + 1 - _SHOWN} more" if len(made) >= _SHOWN else ""
-            notes.append(
-                f"{name!r} (shape {[int(d) for d in tensor.shape.numpy()]}, {what}) fed {len(made) + 1} layers, merged "
-                f"by the exporter; each has its own again: {', '.join([name, *made][:_SHOWN])}{more}."
-            )
-    return tuple(notes)
+    known_as = weight_names(model.graph) if keep or split else WeightNames()
+    missing = missing_parameters(model.graph)
+    if missing:
+        divide_joined_layers(model.graph, missing)
+        for value in model.graph.initializers.values():
+            divide_joined_nodes(model.graph, value, missing)
+    merged = [
+        _Merged(model.graph, value, known_as.matches(name, split))
+        for name, value in list(model.graph.initializers.items())
+        if _may_be_merged(value) and not known_as.matches(name, keep)
+    ]
+    if not merged:
+        return Untying()
+    uses = UseEvidence.of(model)
+    # First what names and calls decide: it tells, in turn, which layers other tensors belong to.
+    for one in merged:
+        one.split_named(uses)
+        one.split_by_calls(uses, missing)
+    for is_matrix in (False, True):
+        for one in merged:
+            if (len(one.value.shape or ()) > 1) is is_matrix:
+                one.split_by_layers(uses)
+    done = Untying()
+    for one in merged:
+        one.release()
+        done.notes += one.notes()
+        done.families |= dict.fromkeys([str(one.value.name), *one.made] if one.made else (), str(one.value.name))
+    return done
+
+
+def _may_be_merged(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or tensor.size < 1 or len(value.uses()) < 2:
+        return False
+    if value.is_graph_output() or is_noted_constant(value):
+        return False
+    if tensor.size > 1 or value.metadata_props.get(provenance.KIND) == "PARAMETER":
+        return True
+    # Of one number: constants of the arithmetic are such, too.
+    return all(
+        use.node.op_type == "Identity" or use.idx in _ONE_NUMBER.get(use.node.op_type, ()) for use in value.uses()
+    )
 
 
 def _fill(tensor: ir.TensorProtocol) -> float | None:
@@ -101,120 +114,148 @@ def _fill(tensor: ir.TensorProtocol) -> float | None:
     return float(flat[0]) if flat[0] == flat[-1] and (flat == flat[0]).all() else None
 
 
-def _split_identities(graph: ir.Graph, value: ir.Value, paths: frozenset[str], constant: bool) -> list[str]:
-    """torch's older exporter leaves an `Identity` with the parameter's own name where it merged one."""
-    made = []
-    direct = next((node for node, _ in value.uses() if node.op_type != "Identity"), None)
-    for node, _ in list(value.uses()):
-        output = node.outputs[0]
-        if node.op_type != "Identity" or node.graph is not graph or output.is_graph_output() or not output.uses():
-            continue
-        name = str(output.name)
-        if provenance.is_automatic_name(name):
-            if direct is None:
-                continue
-            left = provenance.path_scope(direct, paths)
-            right = provenance.path_scope(next(iter(output.uses()))[0], paths)
-            separate = left != right if constant else provenance.differ_in_digits_only(left, right)
-        else:
-            separate = constant or provenance.differ_in_digits_only(str(value.name), name)
-        if separate:
-            uses = list(output.uses())
-            output.name = None
-            _give_copy(graph, value, name, uses)
-            graph.remove(node, safe=True)
-            made.append(name)
-    return made
+@dataclass
+class _Merged:
+    """A tensor that several nodes read, on the way to one for each layer.
+
+    Attributes:
+        is_asked: whether the user wants it split.
+        fill: the number it is filled with.
+        made: names of the copies so far.
+        is_certain: whether the file says so much.
+    """
+
+    graph: ir.Graph
+    value: ir.Value
+    is_asked: bool
+    fill: float | None = field(init=False)
+    made: list[str] = field(default_factory=list)
+    is_certain: bool = True
+    is_done: bool = False
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.value.const_value is not None
+        self.fill = _fill(self.value.const_value)
+        self.shape = tuple(int(size) for size in self.value.const_value.shape.numpy())
+
+    @property
+    def _splits_by_node(self) -> bool:
+        return self.fill is not None or self.is_asked
+
+    def split_named(self, evidence: UseEvidence) -> None:
+        """torch's older exporter leaves an `Identity` with the parameter's own name where it merged one."""
+        for unit in units_of(self.value):
+            if evidence.is_named(unit, self._splits_by_node):
+                self._give([unit], unit.alias)
+
+    def split_by_calls(self, evidence: UseEvidence, missing: frozenset[str]) -> None:
+        """By the calls that torch's newer exporter wrote down."""
+        uses = list(self.value.uses())
+        self.is_done = len(uses) < 2
+        if self.is_done or not any(_is_noted(node) for node, _ in uses):
+            return
+        self.is_done = True
+        owners = find_owners(self.value, uses, evidence.paths, missing, self._splits_by_node)
+        for owner, used in (owners or [])[1:]:
+            self._give([Unit(tuple(used))], owner.name, owner.is_weight, owner.sources)
+            self.is_certain = self.is_certain and owner.is_certain
+
+    def split_by_layers(self, evidence: UseEvidence) -> None:
+        """By modules, or by what else the layers compute with."""
+        units = [] if self.is_done else units_of(self.value)
+        if self._splits_by_node:
+            constants = [unit for unit in units if is_constant_place(*unit.uses[0])]
+            if constants and len(constants) < len(units):
+                self._give(constants, f"{self.value.name}.constant", is_weight=False)
+            units = [unit for unit in units if unit not in constants]
+        if len(units) < 2:
+            return
+        found: Grouping = evidence.group(self.value, units, self._splits_by_node)
+        self.is_certain = found.is_certain
+        for group in found.groups[1:]:
+            self._give(group, self._name(group, evidence))
+
+    def _name(self, group: Sequence[Unit], evidence: UseEvidence) -> str:
+        alias = next((unit.alias for unit in group if unit.alias), "")
+        if alias:
+            return alias
+        node, index = group[0].uses[0]
+        site = provenance.call_site(node, evidence.paths)
+        return f"{provenance.collapsed(site[0])}.{role_of(node, index)}" if site is not None and site[0] else ""
+
+    def _give(self, units: Sequence[Unit], stem: str, is_weight: bool = True, sources: Sequence[str] = ()) -> None:
+        uses = [use for unit in units for use in unit.uses]
+        identities = [unit.identity for unit in units if unit.identity is not None]
+        for node in identities:
+            node.outputs[0].name = None
+        name = _unique(value_names(self.graph), stem or f"{self.value.name}.{uses[0][0].name or 'node'}")
+        _give_copy(self.graph, self.value, name, uses, is_weight, sources)
+        for node in identities:
+            self.graph.remove(node, safe=True)
+        self.made.append(name)
+
+    def release(self) -> None:
+        """Lets go of the bytes of an external tensor."""
+        if isinstance(self.value.const_value, ir.ExternalTensor):
+            self.value.const_value.release()
+
+    def notes(self) -> list[str]:
+        """What was done to it, and what to do where the file does not tell."""
+        name, shape = str(self.value.name), list(self.shape)
+        if not self.made:
+            if self.is_certain or self.is_asked:
+                return []
+            readers = [repr(provenance.shown_node(unit.first)) for unit in units_of(self.value)]
+            return [
+                f"{name!r} (shape {shape}) is read by {len(readers)} nodes ({_listed(readers)}); the file does not "
+                "tell whether they share it, or were equal and merged when it was exported. It trains as one weight. "
+                f"If they are separate layers, list {name!r} in training.untied_weights (untied_weights=[...] of "
+                "onward.to_torch)."
+            ]
+        what = f"all {self.fill:g}" if self.fill is not None else "equal numbers"
+        done = (
+            f"{name!r} (shape {shape}, {what}) fed {len(self.made) + 1} layers, merged by the exporter; each has its "
+            f"own again: {_listed([name, *self.made])}."
+        )
+        if self.is_certain:
+            return [done]
+        return [
+            f"{done} The file does not tell for certain which of them are one layer: if they share a weight, list "
+            f"{name!r} in training.tied_weights (tied_weights=[...] of onward.to_torch)."
+        ]
 
 
-def _split_uses(graph: ir.Graph, value: ir.Value, paths: frozenset[str], constant: bool) -> list[str]:
-    """Copies for the readers that are not of the module (or parameter) the initializer is named after."""
-    owners: dict[str, tuple[_Owner, list[Use]]] = {}
-    for position, (node, index) in enumerate(value.uses()):
-        owner = _owner(value, node, index, paths, position if constant else None)
-        if owner is None:
-            return []
-        owners.setdefault(owner.key, (owner, []))[1].append((node, index))
-    if len(owners) < 2:
-        return []
-    groups = sorted(owners.values(), key=lambda group: (group[0].name != value.name, not group[0].is_weight))
-    taken = value_names(graph)
-    made = []
-    for owner, uses in groups[1:]:
-        stem = owner.name or f"{value.name}.{uses[0][0].name or 'node'}"
-        name, count = stem, 1
-        while name in taken:
-            count += 1
-            name = f"{stem}.{count}"
-        taken.add(name)
-        _give_copy(graph, value, name, uses, is_weight=owner.is_weight, source=owner.source)
-        made.append(name)
-    return made
+def _is_noted(node: ir.Node) -> bool:
+    """Whether torch's newer exporter wrote down which call a node, or what reads it, is of."""
+    if provenance.call(node):
+        return True
+    return any(provenance.call(use.node) for output in node.outputs for use in output.uses())
 
 
-def _owner(value: ir.Value, node: ir.Node, index: int, paths: frozenset[str], position: int | None) -> _Owner | None:
-    """Whose weight a use is; None: nobody knows. `position` is given for all-equal tensors, which are told apart by
-    module or, where no module is known, by node."""
-    called = provenance.called_parameters(node)
-    if called:
-        found = _owner_by_call(value, node, index, called)
-        if found is not None:
-            return found
-    if not called and not provenance.module_scope(node) and provenance.KIND in value.metadata_props:
-        # A part of a call (the halves of a split parameter) of which the exporter wrote nothing down.
-        return _Owner(provenance.placeholder(str(value.name)), str(value.name), True)
-    if position is None:
-        return None
-    if (node.op_type, index) in _CONSTANT_PLACES or is_without_gradient(node, index):
-        return _Owner("constant", f"{value.name}.constant", False)
-    role = _role(node, index)
-    scope = provenance.module_scope(node)
-    if scope:
-        return _Owner(f"{scope}.{role}", f"{scope}.{role}", True)
-    scope = provenance.path_scope(node, paths)
-    if scope:
-        # Without a call's text or an Identity, what torch's older exporter shares is shared by the model.
-        return _Owner("shared", str(value.name), True)
-    return _Owner(f"#{position}", "", True)
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
-def _owner_by_call(value: ir.Value, node: ir.Node, index: int, called: Sequence[str]) -> _Owner | None:
-    """By the text of the traced call: which of its parameters stands at this input."""
-    own = str(value.name)
-    sources = [source for source in provenance.folded_sources(value) if provenance.placeholder(source).count("_") > 1]
-    folded = provenance.KIND not in value.metadata_props
-    if folded:
-        if len(sources) != 1:
-            return None
-        own = sources[0]
-    mark = provenance.placeholder(own)
-    if mark in called:
-        return _Owner(mark, str(value.name), True)
-    parallel = [name for name in called if provenance.differ_in_digits_only(name, mark)]
-    if len(parallel) == 1:
-        rebuilt = provenance.like(own, parallel[0])
-        return _Owner(parallel[0], f"{rebuilt}_{value.name}" if folded else rebuilt, True, rebuilt)
-    role, scope = _role(node, index), provenance.module_scope(node)
-    fitting = [name for name in called if name.endswith(role)]
-    if len(fitting) != 1 or not scope:
-        return None
-    prefix = provenance.placeholder(scope) + "_"
-    attribute = fitting[0].removeprefix(prefix) if fitting[0].startswith(prefix) else role
-    rebuilt = f"{scope}.{attribute}"
-    return _Owner(fitting[0], f"{rebuilt}_{value.name}" if folded else rebuilt, True, rebuilt)
-
-
-def _role(node: ir.Node, index: int) -> str:
-    """What torch calls the parameter at an input of a node."""
-    roles = _ROLES.get(node.op_type, ())
-    return roles[index] if index < len(roles) and roles[index] else "weight"
+def _unique(taken: set[str], stem: str) -> str:
+    name, count = stem, 1
+    while name in taken:
+        count += 1
+        name = f"{stem}.{count}"
+    return name
 
 
 def _give_copy(
-    graph: ir.Graph, value: ir.Value, name: str, uses: Sequence[Use], is_weight: bool = True, source: str = ""
+    graph: ir.Graph,
+    value: ir.Value,
+    name: str,
+    uses: Sequence[Use],
+    is_weight: bool = True,
+    sources: Sequence[str] = (),
 ) -> None:
     """Registers a copy of an initializer under a name and points nodes to it; what is noted of its origin is that of
-    the owner's parameter `source`."""
+    the owner's parameters `sources`."""
     tensor = value.const_value
     assert tensor is not None
     copy = ir.Value(
@@ -226,8 +267,8 @@ def _give_copy(
     )
     if not is_weight and provenance.KIND in copy.metadata_props:
         copy.metadata_props[provenance.KIND] = "CONSTANT_TENSOR"
-    if source and provenance.FOLDED_FROM in copy.metadata_props:
-        copy.metadata_props[provenance.FOLDED_FROM] = repr([source])
+    if sources and provenance.FOLDED_FROM in copy.metadata_props:
+        copy.metadata_props[provenance.FOLDED_FROM] = repr(list(sources))
     graph.register_initializer(copy)
     for node, index in uses:
         node.replace_input_with(index, copy)

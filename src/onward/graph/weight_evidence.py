@@ -231,7 +231,7 @@ def _is_mask(tensor: ir.TensorProtocol, arithmetic: bool) -> bool:
     low = flat.min()
     if arithmetic and (low <= -1e4 or np.isinf(flat).any()):
         return bool(((flat == low) | (flat == 0) | (flat == 1) | np.isinf(flat)).all())
-    if array.ndim < 2 or array.shape[-2] < 2:
+    if array.ndim < 2 or min(array.shape[-2:]) < 2:  # one column of ones is a scale
         return False
     ones = np.ones(array.shape[-2:])
     return any(bool((array == triangle).all()) for triangle in (np.tril(ones), np.triu(ones)))

@@ -143,22 +143,12 @@ def _of_reader(node: ir.Node, index: int, targets: Mapping[str, str], prefixes: 
     fitting = [one for one in called if one.rpartition(".")[2].startswith(role)] if role else []
     if len(fitting) == 1:
         return fitting[0]
-    scope = provenance.module_scope(node) or _collapsed(provenance.path_scope(node, prefixes))
+    scope = provenance.module_scope(node) or provenance.collapsed(provenance.path_scope(node, prefixes))
     if scope:
         return f"{scope}.{role}" if role else ""
     if _TF_PREFIX.match(str(node.name)):
         return _of_tensorflow(str(node.name))
     return ""
-
-
-def _collapsed(scope: str) -> str:
-    """`layers.layers.0.linear` -> `layers.0.linear`: a container repeats its own name before that of an element."""
-    parts = scope.split(".")
-    for begin in range(len(parts)):
-        for length in range((len(parts) - begin) // 2, 0, -1):
-            if parts[begin : begin + length] == parts[begin + length : begin + 2 * length]:
-                return _collapsed(".".join([*parts[:begin], *parts[begin + length :]]))
-    return scope
 
 
 def _of_tensorflow(path: str) -> str:
