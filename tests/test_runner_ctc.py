@@ -24,6 +24,7 @@ from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner
+from tests.artifacts.plain_runtime import call, largest_error, open_session
 from tests.mlp import ON_ONE_THREAD, weights_of
 from tests.proposal.kinds import perceptron
 from tests.proposal.recognizers import Recognizer, digit_strings, recognizer
@@ -209,3 +210,16 @@ def test_synthetic_labels_hold_no_blank(blank: int, tmp_path: Path) -> None:
     labels = next(iter(loader.batches(4))).features["text"]
     assert labels.shape == (4, 4)
     assert ((labels >= 0) & (labels < 11) & (labels != blank)).all()
+
+
+def test_the_weight_update_is_written_beside_ctc(tmp_path: Path) -> None:
+    """It reads gradients, wherever they come from: ONNX lacks an operator for the loss only."""
+    recognizer()(tmp_path)
+    paths = {"model_path": str(tmp_path / "net.onnx"), "optimizer_graph_path": str(tmp_path / "update.onnx")}
+    runner, _ = trained(parameters(tmp_path, paths=paths), digits(tmp_path))
+    weights = {name: weight.detach() for name, weight in runner.net.weights.items()}
+    gradients = {f"{name}_grad": torch.randn_like(weight) for name, weight in weights.items()}
+    feeds = {**weights, **gradients, "learning_rate": torch.tensor(0.5), "update_count": torch.tensor(0)}
+    updated = call(open_session(tmp_path / "update.onnx"), feeds)
+    for name, weight in weights.items():
+        assert largest_error(updated[f"{name}_new"], weight - 0.5 * gradients[f"{name}_grad"]) < 1e-6

@@ -70,9 +70,10 @@ def test_short_last_batches(layout: Layout) -> None:
     assert_follows(train(case, layout, **options), train(together, Layout(), **options), OF_LOSSES, OF_WEIGHTS)
 
 
-def test_replicas_whose_short_batches_differ() -> None:
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_replicas_whose_short_batches_differ(reduction: str) -> None:
     """Replicas of 12 and 11 samples: the third batch has 4 samples here and 3 there; each sample weighs the same."""
-    case = Case(mlp, CROSS_ENTROPY, points)
+    case = Case(mlp, {**CROSS_ENTROPY, "reduction": reduction}, points)
     data = points(23)
     order = [*range(4), *range(12, 16), *range(4, 8), *range(16, 20), *range(8, 12), *range(20, 23)]
     together = dataclasses.replace(case, data=lambda _: {name: array[order] for name, array in data.items()})

@@ -436,6 +436,7 @@ def test_a_later_round_is_checked_before_the_first_begins() -> None:
         ({"training": {"weights_to_train": ["a"]}}, "training.weights_to_train"),
         ({"training": {"weights_not_to_train": ["a"]}}, "training.weights_not_to_train"),
         ({"training": {"tied_weights": ["a"]}}, "training.tied_weights"),
+        ({"training": {"untied_weights": ["a"]}}, "training.untied_weights"),
         ({"training": {"immutable_weights": {"Mul": [[0, 1.0]]}}}, "training.immutable_weights"),
         ({"checkpoint": {"checkpoints_dir": "c"}}, "checkpoint.checkpoints_dir"),
         ({"checkpoint": {"max_num_checkpoints": 2}}, "checkpoint.max_num_checkpoints"),

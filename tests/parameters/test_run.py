@@ -172,6 +172,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "weights_not_to_train": (),
         "freeze_batch_norm": False,
         "tied_weights": (),
+        "untied_weights": (),
         "immutable_weights": {},
         "revive_dropout": (),
         "mapped_dimensions": {},

@@ -242,6 +242,7 @@ def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path) -> Train
     graph = make_training_graph(
         models[0] if len(models) == 1 else join_stage_models(models),
         tied_weights=tuple(training.get("tied_weights", ())),
+        untied_weights=tuple(training.get("untied_weights", ())),
         freeze_batch_norm=bool(training.get("freeze_batch_norm", False)),
         why_not_lowered=why_not_lowered,
     )

@@ -74,6 +74,7 @@ def read_training_graph(
         weights_to_train=training.weights_to_train if choose else (),
         weights_not_to_train=training.weights_not_to_train if choose else (),
         tied_weights=training.tied_weights,
+        untied_weights=training.untied_weights,
         immutable_weights=training.immutable_weights,
         revive_dropout=training.revive_dropout,
         freeze_batch_norm=training.freeze_batch_norm,

@@ -198,10 +198,11 @@ class Steps:
     def take_mean_loss(self) -> float:
         """The mean loss over the micro-batches and replicas since this was called last."""
         assert self._loss_sum is not None
-        total = self.exchange.sum_over_replicas(self._loss_sum)
-        mean = float(total) / (self._losses * self.state.mesh.topology.data_size)
+        # Replicas whose batches are not of one size count different numbers of samples.
+        counted = torch.full_like(self._loss_sum, self._losses)
+        total, losses = self.exchange.sum_over_replicas(torch.stack((self._loss_sum, counted))).tolist()
         self._loss_sum, self._losses = None, 0
-        return mean
+        return float(total / losses)
 
     @property
     def _scale(self) -> float:

@@ -64,6 +64,7 @@ class FitResult:
             weights_not_to_train=training.weights_not_to_train,
             tied_weights=training.tied_weights,
             any_batch_size=self.runner.graph.rebatching is not None and not self.parameters.data.fixed_inputs,
+            untied_weights=training.untied_weights,
         )
         trained, own = self.runner.net.tensors_by_name(), net.tensors_by_name()
         changed = (*net.graph.weights, *net.graph.states)

@@ -19,6 +19,9 @@ _UNREMARKABLE = (
     "an initial state", "a fixed input", "its name stands", "listed in", "no gradient", "no node", "not listed in",
     "running statistic",
 )  # fmt: skip
+_FINAL = ("no gradient", "no node", "running statistic", "its name stands")
+"""How the reasons begin that no rule overrides."""
+
 _BY_USER = ("listed in", "not listed in")
 """How the reasons begin that are not reported at the start of a run."""
 
@@ -63,9 +66,16 @@ def note_on_frozen(
     )
 
 
-def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str], known_as: WeightNames) -> str:
-    """What to tell a user whose model has no weight that trains."""
+def why_nothing_trains(
+    graph: ir.Graph, frozen: Mapping[str, str], known_as: WeightNames, constants: Collection[str] = ()
+) -> str:
+    """What to tell a user whose model has no trainable weights; no rule makes `constants` trainable."""
     groups = frozen_groups(graph, frozen)
+    if not groups and any(node.op_type.startswith("TreeEnsemble") for node in graph):
+        return (
+            "The model has no trainable weights: it consists of decision trees, which have no gradient. Fit them again "
+            "with the library that made them, or train layers that compute with their results."
+        )
     if not groups:
         return (
             "The model stores no float tensor that a node reads, so it has no trainable weights. Export it again with "
@@ -75,10 +85,17 @@ def why_nothing_trains(graph: ir.Graph, frozen: Mapping[str, str], known_as: Wei
         advice = "Change training.weights_to_train or weights_not_to_train."
     elif any("stored as" in group.reason for group in groups):
         advice = f"Its weights are stored as integers, which get no gradient: {_WAY_OUT}"
-    else:
+    elif any(name not in constants and not reason.startswith(_FINAL) for name, reason in frozen.items()):
         advice = (
             "List those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
         )
+    elif any(node.op_type.startswith("TreeEnsemble") for node in graph):
+        advice = (
+            "It consists of decision trees, which have no gradient. Fit them again with the library that made them, "
+            "or train layers that compute with their results."
+        )
+    else:
+        advice = "None of them can be trained: no gradient reaches a weight. Train a model that has weights."
     return f"The model has no trainable weights. Its tensors are: {_listed(groups, known_as)}. {advice}"
 
 

@@ -64,15 +64,21 @@ class Grouping:
 
 def units_of(value: ir.Value) -> list[Unit]:
     """The uses of a tensor; those behind an `Identity` that the older exporter may have put there belong together."""
-    units = []
-    for node, index in value.uses():
-        output = node.outputs[0]
-        is_alias = node.op_type == "Identity" and node.domain == "" and node.graph is value.graph
-        if is_alias and output.uses() and not output.is_graph_output() and not provenance.call(node):
-            units.append(Unit(tuple(output.uses()), node))
-        else:
-            units.append(Unit(((node, index),)))
-    return units
+    return [one for use in value.uses() for one in _units_of(use, value.graph)]
+
+
+def _units_of(use: Use, graph: object) -> Iterator[Unit]:
+    node, output = use[0], use[0].outputs[0]
+    is_alias = node.op_type == "Identity" and node.domain == "" and node.graph is graph and not provenance.call(node)
+    if not is_alias or not output.uses() or output.is_graph_output():
+        yield Unit((use,))
+        return
+    direct = tuple(later for later in output.uses() if later.node.op_type != "Identity")
+    if direct:
+        yield Unit(direct, node)
+    for later in output.uses():  # what was merged in two passes has an Identity behind another
+        if later not in direct:
+            yield from _units_of(later, graph)
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool) -> Groupi
         groups: dict[object, list[Unit]] = {}
         for place, (unit, others) in enumerate(zip(units, beside, strict=True)):
             groups.setdefault(others or place, []).append(unit)
-        return Grouping(list(groups.values()), all(beside))
+        return Grouping(list(groups.values()), is_certain=False)
     joined: list[list[Unit]] = []
     is_certain = True
     for unit in units:

@@ -53,6 +53,7 @@ class TrainingGraph:
         known_as: module paths of the initializers, by which rules and messages may name them.
         attributes: weights that `source` stores as attributes of nodes; export writes them there.
         left_out: outputs of `source` that are not computed, each with the reason.
+        constants: initializers that no rule makes trainable.
         rebatching: how `model` came to compute any number of samples, where the export fixed it.
     """
 
@@ -69,6 +70,7 @@ class TrainingGraph:
     attributes: Mapping[str, AttributeWeight] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     rebatching: Rebatching | None = None
+    constants: frozenset[str] = frozenset()
 
     @property
     def loss(self) -> str | None:
@@ -77,7 +79,7 @@ class TrainingGraph:
 
     def why_nothing_trains(self) -> str:
         """What to tell a user of a graph without weights: what its tensors are, and what to do."""
-        return why_nothing_trains(self.model.graph, self.frozen, self.known_as)
+        return why_nothing_trains(self.model.graph, self.frozen, self.known_as, self.constants)
 
 
 @without_collection
@@ -151,7 +153,7 @@ def make_training_graph(
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
     lost = (*lost, *_notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train)))
     notes = (*untied.notes, *fixed, *tied, *revived, *lost, *ends, *passes.notes_on_fusions(fusions))
-    last = (names, fusions, known_as, rewritten.weights, left_out, rebatching)
+    last = (names, fusions, known_as, rewritten.weights, left_out, rebatching, frozenset(constants))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
 
 

@@ -85,12 +85,34 @@ def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
         for one in merged:
             if (len(one.value.shape or ()) > 1) is is_matrix:
                 one.split_by_layers(uses)
-    done = Untying()
+    done = Untying(notes=_notes_on_joined(model.graph))
     for one in merged:
         one.release()
         done.notes += one.notes()
         done.families |= dict.fromkeys([str(one.value.name), *one.made] if one.made else (), str(one.value.name))
     return done
+
+
+def _notes_on_joined(graph: ir.Graph) -> list[str]:
+    """Parameters that are gone since a layer with equal ones computed the same at export."""
+    kinds = provenance.declared_kinds(graph)
+    missing = missing_parameters(graph)
+    held = [name for name, kind in kinds.items() if kind == "PARAMETER" and name not in missing]
+    gone = [name for name in missing if any(_is_beside(name, one) for one in held)]
+    if not gone:
+        return []
+    names = _listed([repr(name) for name in sorted(gone)])
+    return [
+        f"{len(gone)} parameters of the module are not in the file ({names}): nothing used them, or a layer with equal "
+        "numbers computed the same from the same input, and the exporter kept one of the two. They cannot be trained. "
+        "If they are used, export with torch.onnx.export(..., optimize=False), or once they differ."
+    ]
+
+
+def _is_beside(name: str, other: str) -> bool:
+    """Whether two parameters have one name in two modules of one parent: `a.q_proj.weight`, `a.k_proj.weight`."""
+    left, right = name.split("."), other.split(".")
+    return left[:-2] == right[:-2] and left[-1] == right[-1] and left != right
 
 
 def _may_be_merged(value: ir.Value) -> bool:
@@ -182,17 +204,20 @@ class _Merged:
             return alias
         node, index = group[0].uses[0]
         site = provenance.call_site(node, evidence.paths)
-        return f"{provenance.collapsed(site[0])}.{role_of(node, index)}" if site is not None and site[0] else ""
+        if site is None or not site[0]:
+            return ""
+        folded = provenance.is_automatic_name(str(self.value.name))
+        return f"{provenance.collapsed(site[0])}.{role_of(node, index)}{f'_{self.value.name}' if folded else ''}"
 
     def _give(self, units: Sequence[Unit], stem: str, is_weight: bool = True, sources: Sequence[str] = ()) -> None:
         uses = [use for unit in units for use in unit.uses]
         identities = [unit.identity for unit in units if unit.identity is not None]
         for node in identities:
-            node.outputs[0].name = None
+            node.outputs[0].name = f"{node.outputs[0].name}_merged"
         name = _unique(value_names(self.graph), stem or f"{self.value.name}.{uses[0][0].name or 'node'}")
         _give_copy(self.graph, self.value, name, uses, is_weight, sources)
         for node in identities:
-            self.graph.remove(node, safe=True)
+            _remove_unused(self.graph, node)
         self.made.append(name)
 
     def release(self) -> None:
@@ -231,6 +256,15 @@ def _is_noted(node: ir.Node) -> bool:
     if provenance.call(node):
         return True
     return any(provenance.call(use.node) for output in node.outputs for use in output.uses())
+
+
+def _remove_unused(graph: ir.Graph, identity: ir.Node) -> None:
+    """Takes out an Identity, and those before it, that nothing reads any more."""
+    node: ir.Node | None = identity
+    while node is not None and node.op_type == "Identity" and not node.outputs[0].uses():
+        before = None if node.inputs[0] is None else node.inputs[0].producer()
+        graph.remove(node, safe=True)
+        node = before
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ def to_torch(
     weights_to_train: Sequence[str] = (),
     weights_not_to_train: Sequence[str] = (),
     tied_weights: Sequence[str] = (),
+    untied_weights: Sequence[str] = (),
     revive_dropout: Sequence[DropoutRule] = (),
     fuse: bool = True,
     fusions_off: Collection[str] = (),
@@ -38,7 +39,8 @@ def to_torch(
         model: path of an `.onnx` file, an `onnx.ModelProto`, or an `onnx_ir.Model`; opset 7 or newer.
         weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can train.
         weights_not_to_train: exact names or patterns taken out again.
-        tied_weights: patterns of constant-valued initializers, shared by several layers, that stay shared.
+        tied_weights: patterns of initializers, read by several layers, that stay shared.
+        untied_weights: patterns of initializers, read by several layers, that become one weight for each.
         revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
             them out; without it, gradients of gradients can be taken wherever its operators have them.
@@ -72,6 +74,7 @@ def to_torch(
         weights_to_train=weights_to_train,
         weights_not_to_train=weights_not_to_train,
         tied_weights=tied_weights,
+        untied_weights=untied_weights,
         revive_dropout=revive_dropout,
         fuse=fuse,
         fusions_off=fusions_off,

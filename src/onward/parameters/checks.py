@@ -59,6 +59,7 @@ _FIXED = {
         "weights_to_train",
         "weights_not_to_train",
         "tied_weights",
+        "untied_weights",
         "immutable_weights",
         "revive_dropout",
     ),

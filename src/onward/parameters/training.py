@@ -66,7 +66,10 @@ class Training:
         weights_not_to_train: exact names or patterns to exclude from these.
         freeze_batch_norm: batch normalization uses its stored running statistics in training, too, and leaves them as
             they are: for batches of a few samples, whose own statistics are noise.
-        tied_weights: patterns (initializers or module paths) of all-equal weights shared by layers that stay shared.
+        tied_weights: patterns (initializers or module paths) of weights that several layers share and that stay shared,
+            where they would be taken for equal ones that the exporter merged.
+        untied_weights: patterns of weights that several nodes read and that become one weight for each layer, where
+            they would be taken for shared.
         immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.
         revive_dropout: rules, each `{ratio, after_operators, after_values}`: dropout that an export left out.
         mapped_dimensions: symbolic dimension of the model -> its size.
@@ -93,6 +96,7 @@ class Training:
     weights_not_to_train: tuple[str, ...] = ()
     freeze_batch_norm: Flag = False
     tied_weights: tuple[str, ...] = ()
+    untied_weights: tuple[str, ...] = ()
     immutable_weights: Mapping[str, tuple[tuple[CountFromZero, Number], ...]] = field(default_factory=dict)
     revive_dropout: tuple[DropoutRule, ...] = ()
     mapped_dimensions: Mapping[str, Count] = field(default_factory=dict)
