@@ -432,7 +432,7 @@ class Outcome:
     @property
     def is_reported(self) -> bool:
         """Whether the user was told that the file leaves something open, and what to set."""
-        marks = ("in training.tied_weights", "in training.untied_weights", "parameters of the module are not in the file")
+        marks = ("in training.tied_weights", "in training.untied_weights", "of the module are not in the file")
         return any(mark in note for note in self.notes for mark in marks)
 
     def is_right(self, bound: float = BOUND) -> bool:

@@ -24,7 +24,8 @@ ALWAYS = {
     "training": {
         "batch_size", "num_train_steps", "num_epochs", "gradient_accumulation_steps", "display_loss_steps",
         "skip_evaluation", "seed", "weights_to_train", "weights_not_to_train", "tied_weights", "untied_weights",
-        "immutable_weights", "revive_dropout", "mapped_dimensions", "find_batch_size", "is_perf_test", "freeze_batch_norm",
+        "immutable_weights", "revive_dropout", "mapped_dimensions", "find_batch_size", "is_perf_test",
+        "freeze_batch_norm",
     },
     "learning_rate": {"initial_lr", "warmup_mode"},
     "data": {

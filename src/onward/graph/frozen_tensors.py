@@ -71,11 +71,6 @@ def why_nothing_trains(
 ) -> str:
     """What to tell a user whose model has no trainable weights; no rule makes `constants` trainable."""
     groups = frozen_groups(graph, frozen)
-    if not groups and any(node.op_type.startswith("TreeEnsemble") for node in graph):
-        return (
-            "The model has no trainable weights: it consists of decision trees, which have no gradient. Fit them again "
-            "with the library that made them, or train layers that compute with their results."
-        )
     if not groups:
         return (
             "The model stores no float tensor that a node reads, so it has no trainable weights. Export it again with "
@@ -89,13 +84,13 @@ def why_nothing_trains(
         advice = (
             "List those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."
         )
-    elif any(node.op_type.startswith("TreeEnsemble") for node in graph):
+    elif any("fitted trees" in group.reason for group in groups):
         advice = (
-            "It consists of decision trees, which have no gradient. Fit them again with the library that made them, "
-            "or train layers that compute with their results."
+            "No rule makes them trainable. Fit them again with the library that made them, or train layers that "
+            "compute with their results."
         )
     else:
-        advice = "None of them can be trained: no gradient reaches a weight. Train a model that has weights."
+        advice = "No rule makes them trainable. Train a model that has weights which a gradient reaches."
     return f"The model has no trainable weights. Its tensors are: {_listed(groups, known_as)}. {advice}"
 
 

@@ -116,8 +116,16 @@ class UseEvidence:
         is_made = self.keeps_identities and _is_made_by_merging(unit.identity)
         return is_filled or is_made or "." in unit.alias
 
-    def group(self, value: ir.Value, units: Sequence[Unit], is_filled: bool) -> Grouping:
-        """The units of a merged tensor by parameter, by the modules of their nodes, else by the layers."""
+    def group(self, value: ir.Value, units: Sequence[Unit], is_filled: bool, is_asked: bool = False) -> Grouping:
+        """The units of a merged tensor by parameter, by the modules of their nodes, else by the layers.
+
+        Args:
+            value: the tensor.
+            units: of its uses.
+            is_filled: it is filled with one number.
+            is_asked: it is to be split wherever the file does not speak against it.
+        """
+        is_filled = is_filled or is_asked
         own = [unit for unit in units if unit.identity is None]
         is_named = not provenance.is_automatic_name(str(value.name))
         if is_named and self.keeps_identities and len(own) == len(units):
@@ -127,7 +135,7 @@ class UseEvidence:
         if len(known) == len(units):
             found = self._by_module(value, units, known, is_filled)
         else:
-            found = _by_layer(value, units, is_filled)
+            found = _by_layer(value, units, is_filled, is_asked)
         if not own or not is_named:
             return found
         if not self.keeps_identities:
@@ -212,9 +220,9 @@ def _share(value: ir.Value, left: Sequence[Unit], right: Sequence[Unit]) -> bool
     return None if equal and not any(_varies(one) for one in equal) else not equal
 
 
-def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool) -> Grouping:
+def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool, is_asked: bool) -> Grouping:
     """Without modules: nodes that compute with the same other tensors are calls of one layer."""
-    beside = [frozenset(id(one) for one in companions(value, unit) if _is_telling(one)) for unit in units]
+    beside = [frozenset(id(one) for one in companions(value, unit) if _is_telling(one, is_asked)) for unit in units]
     if is_filled:
         groups: dict[object, list[Unit]] = {}
         for place, (unit, others) in enumerate(zip(units, beside, strict=True)):
@@ -237,9 +245,9 @@ def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool) -> Groupi
     return Grouping(joined, is_certain and len(joined) > 1)
 
 
-def _is_telling(value: ir.Value) -> bool:
-    """A tensor of one number that several nodes read may be merged itself."""
-    return len(value.uses()) == 1 or _varies(value)
+def _is_telling(value: ir.Value, is_asked: bool) -> bool:
+    """A tensor that several nodes read may be merged itself, above all one of one number."""
+    return len(value.uses()) == 1 or (_varies(value) and not is_asked)
 
 
 def companions(value: ir.Value, unit: Unit) -> list[ir.Value]:

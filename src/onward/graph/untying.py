@@ -123,10 +123,13 @@ def _may_be_merged(value: ir.Value) -> bool:
         return False
     if tensor.size > 1 or value.metadata_props.get(provenance.KIND) == "PARAMETER":
         return True
-    # Of one number: constants of the arithmetic are such, too.
-    return all(
-        use.node.op_type == "Identity" or use.idx in _ONE_NUMBER.get(use.node.op_type, ()) for use in value.uses()
-    )
+    return any(use.node.op_type == "Identity" for use in value.uses()) or _is_parameter_of_one_number(value)
+
+
+def _is_parameter_of_one_number(value: ir.Value) -> bool:
+    """Whether all that read it take it for a parameter; constants of the arithmetic are of one number, too."""
+    uses = [use for unit in units_of(value) for use in unit.uses]
+    return all(index in _ONE_NUMBER.get(node.op_type, ()) for node, index in uses)
 
 
 def _fill(tensor: ir.TensorProtocol) -> float | None:
@@ -185,7 +188,10 @@ class _Merged:
 
     def split_by_layers(self, evidence: UseEvidence) -> None:
         """By modules, or by what else the layers compute with."""
-        units = [] if self.is_done else units_of(self.value)
+        is_number = self.value.const_value is not None and self.value.const_value.size == 1
+        if self.is_done or (is_number and not self.is_asked and not _is_parameter_of_one_number(self.value)):
+            return
+        units = units_of(self.value)
         if self._splits_by_node:
             constants = [unit for unit in units if is_constant_place(*unit.uses[0])]
             if constants and len(constants) < len(units):
@@ -193,7 +199,7 @@ class _Merged:
             units = [unit for unit in units if unit not in constants]
         if len(units) < 2:
             return
-        found: Grouping = evidence.group(self.value, units, self._splits_by_node)
+        found: Grouping = evidence.group(self.value, units, self.fill is not None, self.is_asked)
         self.is_certain = found.is_certain
         for group in found.groups[1:]:
             self._give(group, self._name(group, evidence))

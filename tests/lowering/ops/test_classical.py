@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,22 @@ def test_tree_regressor(branch: str, aggregate: str) -> None:
                 **NODES,
                 **options,
             )
+
+
+def test_a_file_of_trees_is_not_told_to_list_weights() -> None:
+    """No rule makes the thresholds of a tree trainable."""
+    leaves = {
+        "target_treeids": [tree for tree, _ in LEAVES], "target_nodeids": [node for _, node in LEAVES],
+        "target_ids": [0] * 5, "target_weights": [0.5, -1.0, 2.0, 0.75, -0.5],
+    }  # fmt: skip
+    model = model_of("TreeEnsembleRegressor", n_targets=1, nodes_modes=modes("BRANCH_LEQ"), **NODES, **leaves)
+    expected = (
+        "The model has no trainable weights. Its tensors are: 2 x fitted trees, whose splits have no gradient "
+        "(node/thresholds, node/leaf_weights; 13 parameters, 52 bytes). No rule makes them trainable. Fit them again "
+        "with the library that made them, or train layers that compute with their results."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(expected)}$"):
+        onward.to_torch(model)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS[:4])
