@@ -14,7 +14,7 @@ from onward.data.manifest import MANIFEST_NAME, read_manifest
 from onward.data.packing.arrays import open_arrays
 from onward.data.packing.documents import count_bytes
 from onward.data.packing.options import ArrayOptions, TableOptions, TextOptions
-from onward.data.packing.rows import read_blocks
+from onward.data.packing.rows import is_missing, read_blocks
 from onward.data.packing.source import Sample, find_source_files, require
 from onward.data.packing.splits import EVALUATION_NAMES, TRAINING_NAMES, Splits, find_splits
 from onward.data.shard_format import index_shard, read_samples
@@ -24,6 +24,8 @@ _MOST_ROWS = 20_000
 _MOST_SAMPLES = 512
 _MOST_SAMPLED_BYTES = 64 << 20
 _MOST_WORDS = 100_000
+_MOST_MISFITS = 0.1
+"""In a column of numbers so many cells, at most, are taken for mistakes; else it is one of words."""
 
 WORDS = "words"
 """The dtype of a column of words."""
@@ -40,6 +42,7 @@ class Feature:
         values: of some samples, along axis 0; None for words.
         words: the different words, sorted, as far as they were seen.
         missing: rows without a value, as far as they were seen.
+        misfits: of a column of words nearly all of which are numbers, the others: where, and what they are.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Feature:
     values: np.ndarray | None = None
     words: tuple[str, ...] = ()
     missing: int = 0
+    misfits: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_integer(self) -> bool:
@@ -233,7 +237,8 @@ def _feature_of_array(name: str, array: np.ndarray) -> Feature:
 def _read_table(path: Path, paths: list[Path]) -> DataFacts:
     options = TableOptions(delimiter=_find_delimiter(paths[0]))
     columns: dict[str, list[Any]] = {}
-    rows = read_bytes = missing_rows = 0
+    places: list[str] = []
+    rows = read_bytes = 0
     total_bytes = sum(one.stat().st_size for one in paths)
     is_counted = True
     for one in paths:
@@ -242,23 +247,27 @@ def _read_table(path: Path, paths: list[Path]) -> DataFacts:
             read_bytes += block.read_bytes
             if rows <= _MOST_ROWS + block.count:
                 for name, values in block.columns.items():
-                    columns.setdefault(name, []).extend(values)
-                lacking = [name for name, values in block.columns.items() if any(v is None for v in values)]
-                missing_rows += sum(any(block.columns[name][k] is None for name in lacking) for k in range(block.count))
+                    columns.setdefault(name, [None] * len(places)).extend(values)
+                places += [block.where(row) for row in range(block.count)]
+                for values in columns.values():
+                    values += [None] * (len(places) - len(values))
             if rows > _MOST_ROWS and total_bytes > _MOST_SAMPLED_BYTES:
                 is_counted = False
                 break
     if not columns:
         raise DataError(f"table {str(path)!r} has no rows.")
     count = rows if is_counted else int(rows * total_bytes / max(1, read_bytes))
-    features = tuple(_feature_of_column(name, values) for name, values in columns.items())
+    if paths[0].suffix.lower() in (".csv", ".tsv"):
+        _refuse_numbers_as_names(path, list(columns))
+    features = tuple(_feature_of_column(name, values, places) for name, values in columns.items())
+    lacking = [[is_missing(v, one.dtype != WORDS) for v in columns[one.name]] for one in features if one.missing]
     return DataFacts(
         path,
         "table",
         features,
         count,
         is_counted=is_counted,
-        missing_rows=missing_rows,
+        missing_rows=sum(map(any, zip(*lacking, strict=True))),
         delimiter=options.delimiter,
     )
 
@@ -272,14 +281,35 @@ def _find_delimiter(path: Path) -> str:
     return max(",;\t|", key=lambda delimiter: (line.count(delimiter), delimiter == ","))
 
 
-def _feature_of_column(name: str, values: list[Any]) -> Feature:
+def _refuse_numbers_as_names(path: Path, names: list[str]) -> None:
+    """A first line of numbers is a sample; whole numbers may be names, as pandas writes them."""
+    numbers = [name for name in names if _is_number(name) and not name.strip().lstrip("+-").isdigit()]
+    if numbers:
+        raise DataError(
+            f"the first line of {str(path)!r} should name the columns, but it holds numbers: "
+            f"{', '.join(map(repr, numbers[:4]))}. Insert a line with the names of the {len(names)} columns, or "
+            "pack the file with onward pack --no-header, which calls them column_0, column_1, ..."
+        )
+
+
+def _feature_of_column(name: str, values: list[Any], places: list[str]) -> Feature:
+    present = [value for value in values if not is_missing(value)]
+    array = _as_numbers(present) if present else None
+    if array is not None:
+        return Feature(name, str(array.dtype), tuple(array.shape[1:]), array, (), len(values) - len(present))
     present = [value for value in values if value is not None]
-    missing = len(values) - len(present)
-    array = _as_numbers(present)
-    if array is None:
-        words = {value if isinstance(value, str) else repr(value) for value in islice(present, _MOST_WORDS)}
-        return Feature(name, WORDS, (), None, tuple(sorted(words)), missing)
-    return Feature(name, str(array.dtype), tuple(array.shape[1:]), array, (), missing)
+    words = {value if isinstance(value, str) else repr(value) for value in islice(present, _MOST_WORDS)}
+    others = [k for k, value in enumerate(values) if not is_missing(value) and not _is_number(value)]
+    few = len(others) <= _MOST_MISFITS * len(present) and len(others) < len(present)
+    misfits = tuple((places[k], str(values[k])) for k in others) if few else ()
+    return Feature(name, WORDS, (), None, tuple(sorted(words)), len(values) - len(present), misfits)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, list) and bool(np.isfinite(float(value)))
+    except (ValueError, TypeError):
+        return False
 
 
 def _as_numbers(values: list[Any]) -> np.ndarray | None:

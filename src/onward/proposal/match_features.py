@@ -13,6 +13,7 @@ from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError
 from onward.proposal.data_facts import DataFacts, Feature
 from onward.proposal.fitting import fit
+from onward.proposal.label import Label
 from onward.proposal.matching import (
     Assignment,
     Match,
@@ -25,7 +26,7 @@ from onward.proposal.matching import (
 )
 from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Choice, Packing
-from onward.proposal.task import Label, Task, candidates, find_task, loss_of_output, own_loss
+from onward.proposal.task import Task, candidates, find_task, loss_of_output, own_loss
 
 _TEXT_NEEDS = "Pass text, or add a feature of labels with the same shape."
 

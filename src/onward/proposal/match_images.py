@@ -9,10 +9,11 @@ from onward.data.packing.options import ImageOptions, PackOptions
 from onward.errors import DataError
 from onward.proposal.data_facts import DataFacts
 from onward.proposal.fitting import channels_last, image_size
+from onward.proposal.label import Label
 from onward.proposal.matching import Match, free_label_name, needed_inputs
 from onward.proposal.model_facts import ModelFacts, Port, Size
 from onward.proposal.proposal import Answers, Packing, Question
-from onward.proposal.task import Label, find_task
+from onward.proposal.task import find_task
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of the channels that most published image models were trained with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from onward.data.packing.options import PackOptions, TableOptions
 from onward.errors import DataError
 from onward.proposal.data_facts import WORDS, DataFacts, Feature
+from onward.proposal.label import Label
 from onward.proposal.matching import (
     Match,
     choose_label,
@@ -22,7 +24,7 @@ from onward.proposal.matching import (
 )
 from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Packing, Question
-from onward.proposal.task import Label, candidates, find_task
+from onward.proposal.task import candidates, find_task
 
 _FEWEST_NUMBERED_ROWS = 20
 """From which integers that are all different, and close together, number the rows whatever their order."""
@@ -51,9 +53,10 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
             f"{str(data.path)!r} is a table, and {str(model.path)!r} reads {listed}: a table gives one "
             "vector per sample. Pass the data as an .npz file with an array for each input."
         )
+    _refuse_misfits(data, answers)
     columns = _divide(model, ports, data, answers)
     words = [name for names in columns.inputs.values() for name in names if _column(data, name).dtype == WORDS]
-    label, classes = _label(columns.label, data)
+    label, classes = _label(columns.label, data, model)
     task = find_task(model, Label(label, classes), answers.prediction, answers.loss)
     name = free_label_name(model, label.name)
     reasons = [
@@ -62,11 +65,12 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     ]
     reasons.append(f"the label is {_listed([one.name for one in columns.label])}")
     reasons += [f"{label.name}: {why}" for why in task.reasons]
-    categories = [*words, *(one.name for one in columns.label if one.dtype == WORDS)]
+    categories = [*words, *(_category(one, classes) for one in columns.label if label.dtype == WORDS)]
     if words:
         reasons.append(f"the text values of {_listed(words)} are numbered in alphabetical order")
     if data.missing_rows:
-        reasons.append(f"{data.missing_rows} rows with missing values are left out")
+        what = "keep NaN, which the model imputes" if _imputes(model) else "are left out"
+        reasons.append(f"{data.missing_rows} row{'s' * (data.missing_rows > 1)} with missing values {what}")
     operations, casts = _to_ports(ports, columns, data)
     options = PackOptions(
         TableOptions(
@@ -74,7 +78,7 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
                      (name, ",".join(one.name for one in columns.label))),
             categories=tuple(categories),
             delimiter=data.delimiter,
-            missing="skip" if data.missing_rows else "error",
+            missing="error" if not data.missing_rows else "keep" if _imputes(model) else "skip",
         ),
         transform=(*operations, *((name, operation) for operation in task.operations)),
         cast=(*casts, *(((name, task.cast),) if task.cast else ())),
@@ -90,8 +94,34 @@ def _column(data: DataFacts, name: str) -> Feature:
     found = data.feature(name)
     if found is None:
         listed = ", ".join(repr(one.name) for one in data.features)
-        raise DataError(f"{str(data.path)!r} has no column {name!r}; it has {listed}.")
+        near = difflib.get_close_matches(name, [one.name for one in data.features], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise DataError(f"{str(data.path)!r} has no column {name!r}; it has {listed}.{hint}")
     return found
+
+
+def _imputes(model: ModelFacts) -> bool:
+    return "Imputer" in model.operators
+
+
+def _refuse_misfits(data: DataFacts, answers: Answers) -> None:
+    """A few words in a column of numbers are mistakes: as categories, all its numbers would become class numbers."""
+    named = None if answers.inputs is None else {*answers.inputs, *(answers.label or "").split(",")}
+    for one in data.features:
+        if one.misfits and (named is None or one.name in named):
+            listed = ", ".join(f"{value!r} ({where})" for where, value in one.misfits[:3])
+            more = f" and {len(one.misfits) - 3} more" if len(one.misfits) > 3 else ""
+            raise DataError(
+                f"column {one.name!r} of {str(data.path)!r} holds numbers, but also {listed}{more}. Fix these cells, "
+                "or empty them to leave their rows out. If the column is not needed, name those that are with --inputs."
+            )
+
+
+def _category(label: Feature, classes: Sequence[str]) -> str:
+    """The label's option of packing: with the order of its words, if it is not the alphabetical one."""
+    if tuple(classes) == label.words:
+        return label.name
+    return f"{label.name}={','.join(classes)}"
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
@@ -230,10 +260,14 @@ def _inputs_of(
     return tuple(one.name for one in chosen), tuple(notes)
 
 
-def _label(columns: Sequence[Feature], data: DataFacts) -> tuple[Feature, tuple[str, ...]]:
-    """The label as one feature, and the names of its classes."""
+def _label(columns: Sequence[Feature], data: DataFacts, model: ModelFacts) -> tuple[Feature, tuple[str, ...]]:
+    """The label as one feature, and the names of its classes: in the model's own order, where it names them."""
     if len(columns) == 1:
-        return columns[0], columns[0].words
+        label = columns[0]
+        words = label.words or (() if label.values is None else tuple(map(str, np.unique(label.values))))
+        if _are_classes_of(model, label, words):
+            return Feature(label.name, WORDS, (), None, words, label.missing), model.class_names
+        return label, label.words
     wrong = [one.name for one in columns if one.values is None]
     if wrong:
         raise DataError(
@@ -241,6 +275,21 @@ def _label(columns: Sequence[Feature], data: DataFacts) -> tuple[Feature, tuple[
         )
     values = np.stack([one.values for one in columns if one.values is not None], axis=1)
     return Feature("labels", str(values.dtype), (len(columns),), values), ()
+
+
+def _are_classes_of(model: ModelFacts, label: Feature, words: Sequence[str]) -> bool:
+    """Whether the label's words, or whole numbers, are the names that the model has for its classes."""
+    names = model.class_names
+    is_plain = label.dtype != WORDS and names == tuple(map(str, range(len(names))))
+    if not names or is_plain or label.shape or not set(words) <= set(names):
+        return False
+    if any("," in name for name in names) and tuple(words) != names:
+        raise DataError(
+            f"the model's classes have names with commas, such as {next(n for n in names if ',' in n)!r}, and the "
+            f"label {label.name!r} does not hold all of them. Replace the words by the classes' numbers, from 0 to "
+            f"{len(names) - 1}."
+        )
+    return True
 
 
 def _to_ports(

@@ -12,10 +12,11 @@ from onward.data.packing.options import PackOptions, TextOptions
 from onward.errors import DataError
 from onward.proposal.causality import is_causal
 from onward.proposal.data_facts import DataFacts, Feature
+from onward.proposal.label import Label
 from onward.proposal.matching import Match, free_label_name, needed_inputs, synthesized
 from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Choice, Packing
-from onward.proposal.task import Label, Task, candidates, find_task
+from onward.proposal.task import Task, candidates, find_task
 
 _BYTES = 257
 _BYTES_MASKED = 261

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from onward.errors import DataError
 from onward.proposal.data_facts import Feature
 from onward.proposal.fitting import Fit, fit
+from onward.proposal.label import Label
 from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Packing, Question
-from onward.proposal.task import Label, Task, candidates, own_loss
+from onward.proposal.task import Task, candidates, own_loss
 
 LABEL_NAMES = (
     "label", "labels", "target", "targets", "y", "class", "classes", "category", "species", "outcome", "answer",

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.classical.class_names import find_class_names
 from onward.graph.fixed_inputs import propose_fixed_inputs
 from onward.graph.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph, make_training_graph
@@ -93,6 +94,7 @@ class ModelFacts:
         value_names: names of all values that are no inputs; none of them can name a label.
         fixed_inputs: inputs that no sample has, as an initial state, with the number that fills them.
         batch_proof: whether it trains with another batch size than the file fixes; None: not looked at, or it is open.
+        class_names: that the model itself gives to its classes, in their order; numbers as text.
     """
 
     path: Path
@@ -111,6 +113,7 @@ class ModelFacts:
     value_names: frozenset[str]
     fixed_inputs: Mapping[str, float] = field(default_factory=dict)
     batch_proof: BatchProof | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def element_count(self) -> int:
@@ -198,6 +201,7 @@ def read_model_facts(path: Path) -> ModelFacts:
         scaled_inputs=_scaled_inputs(training.model),
         value_names=_value_names(training.source) | _value_names(training.model),
         fixed_inputs=propose_fixed_inputs(training.source),
+        class_names=find_class_names(training.source),
     )
     _refuse_untrainable(facts)
     return facts

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from onward.data.packing.options import PackOptions, TextOptions
 from onward.data.packing.source import make_split_chooser
 from onward.errors import DataError
@@ -92,9 +94,25 @@ def propose(
         choices=tuple(choices),
         packing=match.packing,
         questions=match.questions,
-        notes=(*match.task.notes, *match.notes, *_notes(facts, int(size.value))),
+        notes=(*match.task.notes, *match.notes, *_notes(facts, int(size.value)), *_notes_on_values(facts, seen)),
         needed_data=needed_data(facts, match) if seen is None else {},
     )
+
+
+def _notes_on_values(model: ModelFacts, data: DataFacts | None) -> list[str]:
+    """Numbers that are none make every update that sees them be skipped."""
+    notes = []
+    for one in () if data is None or "Imputer" in model.operators else data.features:
+        if one.values is None or one.values.dtype.kind != "f" or not len(one.values):
+            continue
+        count = int((~np.isfinite(one.values)).reshape(len(one.values), -1).any(axis=1).sum())
+        if count:
+            seen = "samples" if len(one.values) == data.sample_count else "samples looked at"
+            notes.append(
+                f"feature {one.name!r} holds NaN or infinite numbers in {count:,} of {len(one.values):,} {seen}; every "
+                "update with such a sample is skipped. Fix or leave out these samples."
+            )
+    return notes
 
 
 def relative(path: Path, folder: Path) -> str:

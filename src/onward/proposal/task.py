@@ -6,95 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError, ParametersError
-from onward.proposal.data_facts import WORDS, Feature
+from onward.proposal.data_facts import WORDS
 from onward.proposal.fitting import fits
+from onward.proposal.label import Label, same_word_twice
 from onward.proposal.label_sequences import PADDING, is_sequence_without_places, read_sequences
 from onward.proposal.model_facts import ModelFacts, Port, Size
 from onward.proposal.proposal import Choice
 
 _PROBABILITIES = ("Softmax", "LogSoftmax")
 _UNIT_INTERVAL = ("Sigmoid", "HardSigmoid", "Softmax", "Clip")
-
-
-@dataclass(frozen=True)
-class Label:
-    """The feature that the prediction is compared with, as it will be packed.
-
-    Attributes:
-        feature: of the data; of words, once they are numbers.
-        classes: names of the classes, where the data have names.
-    """
-
-    feature: Feature
-    classes: tuple[str, ...] = ()
-
-    @property
-    def are_whole(self) -> bool:
-        """Whether they may be classes: whole numbers, or words."""
-        return self.feature.dtype == WORDS or self.feature.holds_whole_numbers()
-
-    @property
-    def lowest(self) -> int:
-        """The smallest class number but for the one that marks what does not count."""
-        values = self._counted()
-        return int(values.min()) if values.size else 0
-
-    @property
-    def class_count(self) -> int:
-        """How many classes there are at least: names, or the largest number seen and one."""
-        if self.classes:
-            return len(self.classes)
-        values = self._counted()
-        return int(values.max()) + 1 if values.size else 0
-
-    def _counted(self) -> np.ndarray:
-        if self.feature.values is None:
-            return np.arange(max(1, len(self.classes)))
-        values = self.feature.values
-        counted: np.ndarray = values[values != IGNORED_LABEL]
-        return counted
-
-    @property
-    def has_ignored(self) -> bool:
-        """Whether some labels are marked as not counting."""
-        return self.feature.values is not None and bool((self.feature.values == IGNORED_LABEL).any())
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether all values are 0 or 1."""
-        if self.feature.values is None:
-            return len(self.classes) == 2
-        return bool(np.isin(self.feature.values, (0, 1)).all())
-
-    def is_one_hot(self) -> bool:
-        """Whether every sample has exactly one 1 among zeros."""
-        values = self.feature.values
-        if values is None or values.ndim != 2 or values.shape[1] < 2 or not self.is_binary:
-            return False
-        return bool((values.sum(axis=1) == 1).all())
-
-    def are_distributions(self) -> bool:
-        """Whether the numbers of every sample, along their last axis, are probabilities that sum to one."""
-        values = self.feature.values
-        if values is None or values.ndim < 2 or not values.size or values.min() < 0:
-            return False
-        return bool(np.allclose(values.sum(axis=-1), 1, atol=1e-3))
-
-    def describe(self) -> str:
-        """The label in a message."""
-        what = f"label {self.feature.name!r} has shape {list(self.feature.shape)} per sample"
-        if self.classes:
-            shown = ", ".join(self.classes[:6]) + (", ..." if len(self.classes) > 6 else "")
-            return f"{what} and {len(self.classes)} classes ({shown})"
-        values = self.feature.values
-        if values is None or not values.size:
-            return what
-        kind = "integers" if self.are_whole else "numbers"
-        return f"{what} and {kind} from {values.min():g} to {values.max():g}"
 
 
 @dataclass(frozen=True)
@@ -234,9 +156,10 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
     elif label.feature.values is not None and label.lowest < 0:
         return f"the smallest label is {label.lowest}; classes start at 0. Use {IGNORED_LABEL} for labels to ignore."
     if classes is not None and count > classes:
+        extra = count - classes
         return (
-            f"it has {classes} classes, the labels have {count}. Use a model with {count} outputs, or leave out "
-            f"the samples of {count - classes} classes."
+            f"it has {classes} classes, the labels have {count}.{same_word_twice(label.classes)} Use a model with "
+            f"{count} outputs, or leave out the samples of {extra} class{'es' if extra > 1 else ''}."
         )
     if classes is not None and count < classes:
         notes.append(

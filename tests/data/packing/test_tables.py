@@ -148,7 +148,7 @@ def test_missing_values_are_named_or_left_out(tmp_path):
     with pytest.raises(DataError, match=r"a\.csv', line 3: column 'b' has no value.*--missing skip"):
         pack_table(tmp_path / "a.csv", tmp_path / "out")
     np.testing.assert_array_equal(pack_table(tmp_path / "a.csv", tmp_path / "out", missing="skip")["a"], [1, 5])
-    assert read_manifest(tmp_path / "out").details == {"rows_skipped": 1}
+    assert read_manifest(tmp_path / "out").details == {"rows_skipped": 1, "missing_values": {"b": 1}}
     (tmp_path / "b.jsonl").write_text('{"a": 1, "b": 2}\n\n{"a": null, "b": 2}\n')
     with pytest.raises(DataError, match=r"b\.jsonl', line 3: column 'a' has no value"):
         pack_table(tmp_path / "b.jsonl", tmp_path / "no")

@@ -118,14 +118,18 @@ class TableOptions:
     )
     categories: tuple[str, ...] = option(
         (),
-        "a column of words that becomes a class number, by the words' order, * matching any characters; a feature of "
-        "its own unless --columns reads it; written to pack.json",
+        "a column of words that becomes a class number, by the words' alphabetical order or by a given one: "
+        "NAME=WORD,WORD,...; * matches any characters; a feature of its own unless --columns reads it; written to "
+        "pack.json",
         repeated=True,
     )
     delimiter: str = option(",", "between the columns of CSV; TSV files always use the tabulator")
     header: bool = option(True, "the first line of CSV names the columns; else they are column_0, column_1, ...")
-    missing: Literal["error", "skip"] = option(
-        "error", "what to do with a row that lacks a value", choices=("error", "skip")
+    missing: Literal["error", "skip", "keep"] = option(
+        "error",
+        "what to do with a row without a value (an empty cell; among numbers also NA, nan, null and ?); keep makes it "
+        "NaN in a column of numbers, for a model that imputes values",
+        choices=("error", "skip", "keep"),
     )
 
 

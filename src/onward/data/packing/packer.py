@@ -70,11 +70,15 @@ class PackSummary:
         for folder, manifest in self.folders.items():
             size = sum(shard.bytes for shard in manifest.shards)
             shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
-            lines.append(f"{shown(folder)}: {manifest.sample_count} samples in {shards}, {size / 1e6:.1f} MB")
+            lines.append(f"{shown(folder)}: {manifest.sample_count:,} samples in {shards}, {_size(size)}")
         manifest = next(iter(self.folders.values()))
         lines += [f"  {name}: {spec['dtype']} {list(spec['shape'])}" for name, spec in manifest.features.items()]
         lines += [f"  {key.replace('_', ' ')}: {_shorten(value)}" for key, value in manifest.details.items()]
         return "\n".join(lines)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _shorten(value: Any) -> str:

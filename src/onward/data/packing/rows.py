@@ -16,6 +16,9 @@ from onward.errors import DataError
 
 BLOCK_ROWS = 1024
 
+MISSING_WORDS = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "?"})
+"""What a cell of a column of numbers holds, in any case, where there is no number."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -34,6 +37,17 @@ class Block:
     columns: dict[str, list[Any]]
     count: int
     read_bytes: int
+
+
+def is_missing(value: Any, is_number: bool = True) -> bool:
+    """Whether a cell holds no value; of a column of numbers also "NA", "nan" and the like."""
+    if value is None or not is_number:
+        return value is None
+    return value != value if isinstance(value, float) else isinstance(value, str) and _bare(value) in MISSING_WORDS
+
+
+def _bare(word: str) -> str:
+    return word.strip().casefold()
 
 
 def read_blocks(path: Path, options: TableOptions) -> Iterator[Block]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onward.data.packing.options import TableOptions
-from onward.data.packing.rows import Block, read_blocks
+from onward.data.packing.rows import Block, is_missing, read_blocks
 from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
 from onward.data.packing.splits import one_after_the_other
 from onward.errors import DataError, ParametersError
@@ -44,10 +47,10 @@ def open_table(paths: list[Path], options: TableOptions, test_paths: Sequence[Pa
         raise DataError(f"table {str(paths[0])!r} has no rows.")
     _check_text_options(paths, options)
     categories = _categories(list(first.columns), options, str(first.path))
-    features = _group_columns(list(first.columns), categories, options, str(first.path))
+    features = _group_columns(list(first.columns), list(categories), options, str(first.path))
     words = _collect_words([*paths, *test_paths], categories, options) if categories else {}
     needed = dict.fromkeys(name for names in features.values() for name in names)
-    columns = {name: _describe(name, words.get(name), first) for name in needed}
+    columns = {name: _describe(name, words.get(name), first, options) for name in needed}
     details: dict[str, Any] = {"categories": {name: list(numbers) for name, numbers in words.items()}} if words else {}
     read: Read = partial(_read, paths, options, features, columns, details)
     if test_paths:
@@ -70,13 +73,22 @@ def _check_text_options(paths: list[Path], options: TableOptions) -> None:
 def _match(pattern: str, names: list[str], where: str) -> list[str]:
     found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
     if not found:
-        raise DataError(f"table {where!r} has no column {pattern!r}; it has {', '.join(map(repr, names))}.")
+        near = difflib.get_close_matches(pattern, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise DataError(f"table {where!r} has no column {pattern!r}; it has {', '.join(map(repr, names))}.{hint}")
     return found
 
 
-def _categories(names: list[str], options: TableOptions, where: str) -> list[str]:
-    """The columns of words, each once."""
-    return list(dict.fromkeys(name for pattern in options.categories for name in _match(pattern, names, where)))
+def _categories(names: list[str], options: TableOptions, where: str) -> dict[str, list[str]]:
+    """The columns of words, each once -> their words in the order that is given; none: alphabetical."""
+    found: dict[str, list[str]] = {}
+    for asked in options.categories:
+        pattern, separator, order = asked.partition("=") if asked not in names else (asked, "", "")
+        words = order.split(",") if separator else []
+        if len(set(words)) != len(words):
+            raise ParametersError(f"--categories {asked} names a word twice; name each once.")
+        found.update(dict.fromkeys(_match(pattern, names, where), words))
+    return found
 
 
 def _group_columns(names: list[str], categories: list[str], options: TableOptions, where: str) -> dict[str, list[str]]:
@@ -103,25 +115,36 @@ def _group_columns(names: list[str], categories: list[str], options: TableOption
     return features
 
 
-def _collect_words(paths: list[Path], categories: list[str], options: TableOptions) -> dict[str, dict[str, int]]:
+def _collect_words(
+    paths: list[Path], categories: dict[str, list[str]], options: TableOptions
+) -> dict[str, dict[str, int]]:
     found: dict[str, set[str]] = {name: set() for name in categories}
     for path in paths:
         for block in read_blocks(path, options):
             for name, words in found.items():
                 words.update(_word(value) for value in block.columns.get(name, []) if value is not None)
-    return {name: {word: number for number, word in enumerate(sorted(words))} for name, words in found.items()}
+    for name, words in found.items():
+        others = sorted(words - set(categories[name])) if categories[name] else []
+        if others:
+            raise DataError(
+                f"column {name!r} of table {str(paths[0])!r} holds {', '.join(map(repr, others[:5]))}, which "
+                f"--categories {name}=... does not list; its words are {', '.join(map(repr, categories[name]))}. Fix "
+                "the values, or add the words."
+            )
+    ordered = {name: categories[name] or sorted(words) for name, words in found.items()}
+    return {name: {word: number for number, word in enumerate(words)} for name, words in ordered.items()}
 
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _describe(name: str, words: dict[str, int] | None, block: Block) -> _Column:
+def _describe(name: str, words: dict[str, int] | None, block: Block, options: TableOptions) -> _Column:
     if words is not None:
         return _Column(name, words, True)
-    values = [value for value in block.columns[name] if value is not None]
+    values = [value for value in block.columns[name] if not is_missing(value)]
     try:
-        whole = all(_is_whole(value) for value in values)
+        whole = all(_is_whole(value) for value in values) and options.missing != "keep"
     except ValueError as error:
         raise DataError(
             f"table {str(block.path)!r}: column {name!r} holds {error}, which is not a number. Make it a class with "
@@ -166,10 +189,11 @@ def _read(
     advance: Advance,
 ) -> Iterator[tuple[str, Sample]]:
     number = skipped = 0
+    empty: Counter[str] = Counter()
     for path in paths:
         for block in read_blocks(path, options):
             advance(block.read_bytes)
-            kept = _complete_rows(block, columns, options)
+            kept = _complete_rows(block, columns, options, empty)
             skipped += block.count - len(kept)
             values = {name: _convert(block, column, kept) for name, column in columns.items()} if kept else {}
             for row in range(len(kept)):
@@ -180,6 +204,7 @@ def _read(
                 number += 1
     if skipped:
         details["rows_skipped"] = details.get("rows_skipped", 0) + skipped
+        details["missing_values"] = dict(Counter(details.get("missing_values", {})) + empty)
 
 
 def _join(values: list[np.ndarray]) -> np.ndarray:
@@ -190,16 +215,22 @@ def _join(values: list[np.ndarray]) -> np.ndarray:
     return joined if joined.dtype == np.int64 else joined.astype(np.float32)
 
 
-def _complete_rows(block: Block, columns: dict[str, _Column], options: TableOptions) -> list[int]:
+def _complete_rows(block: Block, columns: dict[str, _Column], options: TableOptions, empty: Counter[str]) -> list[int]:
+    """The rows that are packed; `empty` counts the cells without a value of those that are not."""
     kept = []
-    absent = next((name for name in columns if name not in block.columns), None)
+    absent = [name for name in columns if name not in block.columns]
+    present = [(name, column.words is None) for name, column in columns.items() if name not in absent]
+    if options.missing == "keep":
+        present = [(name, False) for name, is_number in present if not is_number]
     for row in range(block.count):
-        missing = absent or next((name for name in columns if block.columns[name][row] is None), None)
-        if missing is None:
+        missing = [*absent, *(name for name, number in present if is_missing(block.columns[name][row], number))]
+        if not missing:
             kept.append(row)
-        elif options.missing == "error":
+        elif options.missing == "skip":
+            empty.update(missing)
+        else:
             raise DataError(
-                f"table {str(block.path)!r}, {block.where(row)}: column {missing!r} has no value. Fill it, or leave "
+                f"table {str(block.path)!r}, {block.where(row)}: column {missing[0]!r} has no value. Fill it, or leave "
                 "such rows out with --missing skip."
             )
     return kept
@@ -211,6 +242,7 @@ def _convert(block: Block, column: _Column, rows: list[int]) -> list[np.ndarray]
     if column.words is not None:
         return [np.array(column.words[_word(value)], np.int64) for value in values]
     dtype = np.dtype(np.int64 if column.whole else np.float32)
+    values = [math.nan if is_missing(value) else value for value in values]
     try:
         if column.whole and not all(_is_whole(value) for value in values):
             raise ValueError
