@@ -281,7 +281,7 @@ def do_nothing(folder: Path) -> None:
         (do_nothing, ["--paths.train_data_dir", "null"], ["paths.train_data_dir is missing; name the folder of the"]),
         (do_nothing, ["--paths.train_data_dir", "/nowhere"], ["/nowhere", "does not exist"]),
         (plan_a_second_round, [], ["data directory '{folder}/nowhere' does not exist"]),
-        (do_nothing, ["--loss.label", "y"], ["the data lack 'y'", "data.input_name_map"]),
+        (do_nothing, ["--loss.label", "y"], ["the data have no feature 'y'", "data.input_name_map"]),
         (do_nothing, ["--loss.prediction", "y"], ["'y'", "logits"]),
         (
             do_nothing,
@@ -344,7 +344,7 @@ def test_a_broken_file_on_the_way(workplace: Path, capsys: pytest.CaptureFixture
     )
     assert first.endswith("copy or pack it again, or set data.skip_corrupt_files to leave it out.")
     saved = workplace / "out" / "checkpoints" / "checkpoint-00000003"
-    assert second == f"The steps before, to step 3, are saved as {saved}. The same command goes on from there."
+    assert second == f"The steps before, to step 3, are saved as {saved}. The same command resumes from there."
     assert third == "The path is set by paths.train_data_dir; correct it there."
     assert main(["train", str(workplace / "run.yaml"), "--data.skip_corrupt_files", "true"]) == 0
     out = capsys.readouterr().out
@@ -405,7 +405,7 @@ def stop(process: subprocess.Popen[str], signal_number: signal.Signals) -> int:
     assert process.returncode == 3, error
     said = re.fullmatch(
         rf"onward train: stopped by {signal_number.name} after step (\d+); saved as (\S+)\. "
-        r"The same command goes on from there: onward train run\.yaml .*\n",
+        r"The same command resumes from there: onward train run\.yaml .*\n",
         error,
     )
     assert said is not None, error

@@ -43,7 +43,7 @@ def test_what_was_trained_before_broken_data_is_saved(tmp_path: Path, row: int) 
         runner.run(loader(broken(TRAIN, row)))
     path = tmp_path / "c" / "checkpoint-00000002"
     assert caught.value.__notes__ == [
-        f"The steps before, to step 4, are saved as {path}. The same command goes on from there."
+        f"The steps before, to step 4, are saved as {path}. The same command resumes from there."
     ]
     resumed, recorder = start(tmp_path, **changes, checkpoint=checkpoint)
     resumed.run(loader())

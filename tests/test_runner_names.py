@@ -75,7 +75,7 @@ def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
         ),
         (
             {"y": TRAIN["x"], "label": TRAIN["label"]},
-            r"^the data lack 'x', which the model reads; they hold 'y', 'label'\.",
+            r"^the data have no feature 'x', which the model or its loss reads; they have 'y', 'label'\.",
         ),
         ({**TRAIN, "label": TRAIN["x"][:, 0]}, r"^feature 'label' is float32 in the data; the model expects int64"),
     ]
@@ -92,7 +92,7 @@ def test_test_data_that_do_not_fit_are_told_before_the_first_step(tmp_path: Path
             r"^feature 'x' has shape \[1, 5\] .*; the model expects \[batch, 6\]\. Only axes of size 1",
         ),
         ({**TRAIN, "x": TRAIN["x"] > 0}, r"^feature 'x' is bool in the data; the model expects float32"),
-        ({"x": TRAIN["x"]}, r"^the data lack 'label', which the model reads; they hold 'x'\."),
+        ({"x": TRAIN["x"]}, r"^the data have no feature 'label', which the model or its loss reads; they have 'x'\."),
     ):
         with pytest.raises(DataError, match=words):
             runner.run(loader(), loader(features))

@@ -20,7 +20,7 @@ from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
 from onward.engine.assembly import Assembly, assemble
 from onward.engine.batch_size import BatchSizes
-from onward.engine.callbacks import Control
+from onward.engine.callbacks import Control, check_watchers
 from onward.engine.digests import digests_of
 from onward.engine.early_stopping import NOTHING_TO_COMPARE, best_evaluation
 from onward.engine.epochs import count_in_steps, count_in_steps_of
@@ -96,6 +96,7 @@ class TrainingRunner:
     ) -> None:
         self.parameters, self.files = localize(check(parameters))
         self.environment = Environment() if environment is None else environment
+        check_watchers(watchers)
         self.watchers = Watchers(watchers)
         self._own_watchers = RunWatchers(self.watchers, self.parameters)
         self._shows_progress, self._metrics = progress, dict(metrics or {})
@@ -327,8 +328,9 @@ class TrainingRunner:
 
     def _is_stopped(self, done: StepDone, between: Steering, stop: StopRequest, test_data: BatchSource | None) -> bool:
         """Evaluates and saves after a step, as parameters, callbacks and signals ask; whether a callback stops."""
-        settings = self.parameters.checkpoint
-        is_evaluated = test_data is not None and is_due(done.step, self.parameters.training.evaluation_period)
+        settings, training = self.parameters.checkpoint, self.parameters.training
+        is_end = training.evaluation_period > 0 and done.step == training.steps
+        is_evaluated = test_data is not None and (is_due(done.step, training.evaluation_period) or is_end)
         if is_evaluated and test_data is not None:
             self.evaluate(test_data)
         self._grace.save_seconds = self._checkpoints.save_seconds

@@ -50,7 +50,7 @@ EIGHT = (
 
 def test_one_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, run)
-    assert "ranks        1 = 1 data x 1 horizontal x 1 pipeline; 4 micro-batches an update" in text
+    assert "ranks        1 = 1 data x 1 horizontal x 1 pipeline; 4 micro-batches per update" in text
     assert re.search(r"h\.\*\.mlp\.c_fc\.weight +2 +16x64 +0\.002 M +whole +- +-", text)
     assert "nothing: there is one rank" in text
     assert "Say --memory-gb to ask whether that fits." in text
@@ -59,7 +59,7 @@ def test_one_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_eight_ranks_are_planned_without_starting_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, run, *EIGHT)
-    assert "8 = 2 data x 2 horizontal x 2 pipeline; 4 micro-batches an update; 1F1B over 2 stages; ZeRO 2" in text
+    assert "8 = 2 data x 2 horizontal x 2 pipeline; 4 micro-batches per update; 1F1B over 2 stages; ZeRO 2" in text
     line = next(line for line in text.splitlines() if "attn.c_attn.weight" in line)
     assert "axis 1 in 2 (3 blocks)" in line
     assert "moments, gradients: 8 of 16 rows each" in line
@@ -79,7 +79,7 @@ def test_every_weight_is_in_the_table(run: Path, capsys: pytest.CaptureFixture[s
     head = text.splitlines().index(next(line for line in text.splitlines() if line.startswith("  weights  ")))
     rows = [line.split() for line in text.splitlines()[head + 1 : text.splitlines().index("", head)]]
     counted = sum(int(row[1]) for row in rows)
-    assert f"{counted} weights that train" in text
+    assert f"{counted} trainable weights" in text
 
 
 def test_a_weight_that_shares_its_row_with_no_other_stands_under_its_own_name(
@@ -94,7 +94,10 @@ def test_a_weight_that_shares_its_row_with_no_other_stands_under_its_own_name(
 
 @pytest.mark.parametrize(
     ("limit", "words"),
-    [("1", "Fits 1 GB: the fullest rank (rank 0) takes"), ("0.0001", "Does not fit 100 KB: the fullest rank (rank 0)")],
+    [
+        ("1", "Fits 1 GB: the highest peak memory (rank 0) is"),
+        ("0.0001", "Does not fit 100 kB: the highest peak memory (rank 0)"),
+    ],
 )
 def test_the_verdict(run: Path, capsys: pytest.CaptureFixture[str], limit: str, words: str) -> None:
     text = printed(capsys, run, "--memory-gb", limit)
@@ -114,7 +117,10 @@ def test_units_of_zero_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -
     """A layer of width 16 has 12 w^2 + 13 w numbers in fp32."""
     asked = ("--distributed.data_parallel_size", "2", "--distributed.zero_stage", "3")
     text = " ".join(printed(capsys, run, *asked).split())
-    assert "ZeRO gathers weights and shares out gradients in 2 units of up to 13.1 KB; what several segments" in text
+    assert (
+        "ZeRO all-gathers weights and reduce-scatters gradients in 2 units of up to 13.1 kB, and one more on each stage"
+        in text
+    )
     assert "ZeRO gathers" not in printed(capsys, run)
 
 

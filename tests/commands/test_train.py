@@ -110,7 +110,7 @@ def test_a_dry_run_writes_nothing(workplace: Path, run_file: str, capsys: pytest
 
 def test_a_dry_run_fails_as_the_run_would(workplace: Path, run_file: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     assert main(["train", run_file, "--dry-run", "--loss.label", "lable"]) == 2
-    assert "the data lack 'lable'" in capsys.readouterr().err
+    assert "the data have no feature 'lable'" in capsys.readouterr().err
     assert not (workplace / "out").exists()
 
 

@@ -301,7 +301,7 @@ def test_told_otherwise_the_run_continues_without_the_callback(tmp_path: Path, h
 def test_an_error_is_passed_on_to_callbacks_and_stays_what_it_is(tmp_path: Path) -> None:
     diary = Diary()
     runner, _ = start(tmp_path, Fails("on_exception"), diary)
-    with pytest.raises(DataError, match="the data lack 'label'") as caught:
+    with pytest.raises(DataError, match="the data have no feature 'label'") as caught:
         runner.run(loader({"x": TRAIN["x"]}))
     assert diary.events[-1] == ("exception", "DataError")
     assert any("Fails.on_exception failed too: KeyError" in note for note in caught.value.__notes__)

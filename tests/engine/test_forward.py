@@ -126,7 +126,10 @@ def test_features_take_the_type_of_the_model() -> None:
 
 def test_features_that_do_not_fit() -> None:
     forward = Forward(whole_network(network()), ("loss",), Precision(None))
-    with pytest.raises(DataError, match=r"the data lack 'labels', which the model reads; they hold 'x'. Name them in"):
+    with pytest.raises(
+        DataError,
+        match=r"the data have no feature 'labels', which the model or its loss reads; they have 'x'\. Correct the name",
+    ):
         forward.reader.to_tensors({"x": np.zeros((2, 4), np.float32)})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 5\] \(batch axis first\); the model expects \[batch, 4\]"):
         forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 5), np.float32)})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -300,3 +302,80 @@ def test_a_file_is_packed_as_proposed_and_tested_with_its_share(tmp_path: Path) 
     result = fit(tmp_path / "data.npz", loss=None, epochs=2)
     assert set(result.metrics) == {"loss", "accuracy"}
     assert 20 < 200 - result.summary.samples / 2 < 60  # about a fifth is held out
+
+
+def test_a_named_binary_loss_takes_logits_and_counts_what_is_right() -> None:
+    """Logits that were taken for probabilities trained to a loss of 60, without a word."""
+    labels = (DATA["x"].sum(axis=1) > 0).astype(np.int64)
+    model = _one_output()
+    result = onward.fit(
+        model, (DATA["x"], labels), loss="bce", epochs=30, batch_size=8, learning_rate=0.05,
+        validation_data=(DATA["x"], labels), progress=False,
+    )  # fmt: skip
+    scores = result.net(torch.from_numpy(DATA["x"])).detach().reshape(-1)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(scores, torch.from_numpy(labels).float())
+    assert result.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert result.metrics["accuracy"] == pytest.approx(float(((scores > 0).numpy() == labels).mean()))
+    assert result.metrics["loss"] < 0.5
+
+
+def _one_output() -> onnx.ModelProto:
+    """A perceptron with one logit a sample."""
+    torch.manual_seed(0)
+    size = DATA["x"].shape[1]
+    net = torch.nn.Sequential(torch.nn.Linear(size, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    stream = io.BytesIO()
+    axes = {"x": {0: "batch"}, "score": {0: "batch"}}
+    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["score"], "dynamic_axes": axes}
+    torch.onnx.export(net, (torch.zeros(2, size),), stream, dynamo=False, **names)
+    return onnx.load_from_string(stream.getvalue())
+
+
+@pytest.mark.parametrize("name", ["label", "target", "y"])
+def test_the_label_of_a_table_is_known_by_its_name(name: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(DATA["x"]).add_prefix("f").assign(**{name: DATA["label"]})
+    expected = fit({"x": DATA["x"], "label": DATA["label"]}, shuffle=False).history.loss
+    assert fit(frame, shuffle=False).history.loss == pytest.approx(expected, abs=1e-6)
+
+
+def test_lists_of_numbers_are_arrays() -> None:
+    expected = fit({"x": DATA["x"], "label": DATA["label"]}, shuffle=False).history.loss
+    assert fit((DATA["x"].tolist(), DATA["label"].tolist()), shuffle=False).history.loss == pytest.approx(expected)
+
+
+def test_skipped_updates_are_in_the_result() -> None:
+    x = DATA["x"].copy()
+    x[3] = np.nan
+    assert "1 updates skipped (gradients not finite)" in repr(fit((x, DATA["label"]), shuffle=False))
+
+
+class _Misspelt(Callback):
+    def on_evaluaton(self, report: StepReport) -> None:
+        """Almost a hook."""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        (
+            [_Misspelt()],
+            r"_Misspelt\.on_evaluaton is never called, .* Did you mean on_evaluation\? The hooks are on_run_",
+        ),
+        ([Callback], r"callbacks holds the class Callback; pass an object of it: callbacks=\[Callback\(\)\]"),
+        (
+            Callback(),
+            r"callbacks is a Callback; expected a list of onward\.Callback objects: callbacks=\[Callback\(\)\]",
+        ),
+        ([print], r"which is no callback\. Derive a class from onward\.Callback, override hooks such as on_evaluation"),
+    ],
+)
+def test_what_is_no_callback_is_refused(callbacks: Any, words: str) -> None:
+    with pytest.raises(ParametersError, match=words):
+        fit(callbacks=callbacks)
+
+
+def test_a_long_fit_displays_at_most_a_hundred_updates() -> None:
+    result = fit(epochs=41)
+    assert result.summary.updates == 205
+    assert 60 <= len(result.history.loss) <= 101

@@ -148,7 +148,9 @@ def test_a_run_trains_with_them(tmp_path: Path) -> None:
         runner.end_training()
         return before, after
 
-    with pytest.raises(Exception, match=r"the data lack 'sr', 'state', .* with a number in data\.fixed_inputs\."):
+    with pytest.raises(
+        Exception, match=r"the data have no feature 'sr', 'state', .* with a number in data\.fixed_inputs\."
+    ):
         run()
     before, after = run(fixed_inputs={"sr": 16000, "state": 0})
     assert after < 0.5 * before

@@ -89,7 +89,7 @@ def test_text():
         "  zero       float32  [16]                   16    64 B",
         "  head_bias  float32  [10]                   10    40 B",
         "",
-        "Tensors that do not train: 3",
+        "Tensors that are not trainable: 3",
         "     why                                       parameters   size  names",
         "  2  running statistic of batch normalization          32  128 B  mean, variance",
         "  1  a rank-0 constant                                  1    4 B  factor",

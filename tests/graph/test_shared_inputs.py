@@ -21,7 +21,7 @@ def test_queries_keys_and_values_of_a_bert(fuse: bool) -> None:
     groups = layers_that_read_the_same(graph.model.graph, graph.weights)
     assert [len(group) for group in groups] == [3, 3]
     assert note_on_joined(groups) == (
-        "speed.join_layers: 6 linear layers that read the same as others are computed in 2 groups, with one sum of "
+        "speed.join_layers: 6 linear layers with the same input as others are computed in 2 groups, with one sum of "
         "gradients each.",
     )
     assert note_on_joined(()) == ()
@@ -29,9 +29,9 @@ def test_queries_keys_and_values_of_a_bert(fuse: bool) -> None:
 
 def test_inspection_lists_them() -> None:
     text = render(inspect(create_model("bert", **SIZE)))
-    assert "Linear layers that read the same, one function in training, unless speed.join_layers is false" in text
+    assert "Linear layers with the same input, computed together in training unless speed.join_layers is false" in text
     assert "  2  groups of 3  such as " in text
-    assert "Linear layers that read the same" not in render(inspect(create_model("gpt2", **SIZE)))
+    assert "Linear layers with the same input" not in render(inspect(create_model("gpt2", **SIZE)))
 
 
 def test_a_product_between_keeps_them_apart() -> None:

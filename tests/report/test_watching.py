@@ -72,10 +72,10 @@ def test_a_loss_that_is_not_finite_is_told_once(loss: float) -> None:
     watchers.on_step(step_report(1200, loss=loss, skipped_updates=5))
     watchers.on_step(step_report(1210, loss=loss, skipped_updates=6))
     words = (
-        f"message:the loss is {loss} at step 1200: of 1,200 updates so far, 5 were skipped because of gradients that"
+        f"message:the loss is {loss} at step 1200; 5 of 1,200 updates so far were skipped, because their gradients are"
     )
     assert [event.startswith(words) for event in recorder.events] == [False, False, True, False]
-    assert "look for NaN and infinity in the data" in recorder.events[2]
+    assert "look for NaN and infinite values in the data" in recorder.events[2]
     assert "lower learning_rate.initial_lr or set optimizer.max_norm_clip" in recorder.events[2]
 
 

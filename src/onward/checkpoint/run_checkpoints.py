@@ -18,7 +18,7 @@ from onward.errors import CorruptionError, OnwardError, ParametersError, Storage
 from onward.parallel.process import Mesh
 from onward.parameters import Checkpoint, Parameters
 
-GO_ON = "The same command goes on from there."
+GO_ON = "The same command resumes from there."
 
 
 def can_save(settings: Checkpoint, step: int, say: Callable[[str], None]) -> bool:

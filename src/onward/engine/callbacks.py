@@ -5,8 +5,9 @@ What is asked is done after the current weight update, and on all ranks alike (`
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onward.data.batches import Batch
@@ -18,6 +19,7 @@ from onward.engine.reports import (
     RunSummary,
     StepReport,
     UpdateReport,
+    Watcher,
 )
 from onward.errors import ParametersError
 from onward.lowering.module import OnnxModule
@@ -197,4 +199,37 @@ class Callback:
         """Takes over what `state_dict` gave when the checkpoint was saved; called before `on_run_start`."""
 
 
-__all__ = ["Callback", "Control"]
+_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+_NEEDED = ("on_step", "on_evaluation", "on_checkpoint", "on_message", "on_end", "close")
+
+
+def check_watchers(watchers: Sequence[Watcher]) -> None:
+    """Checks that these are watchers, and that no hook of a callback is misspelt.
+
+    Raises:
+        ParametersError: what is none, or a method that is almost a hook.
+    """
+    if not isinstance(watchers, Sequence):
+        kind = type(watchers).__name__
+        raise ParametersError(
+            f"callbacks is a {kind}; expected a list of onward.Callback objects: callbacks=[{kind}()]."
+        )
+    for one in watchers:
+        kind = one.__name__ if isinstance(one, type) else type(one).__name__
+        if isinstance(one, type):
+            raise ParametersError(f"callbacks holds the class {kind}; pass an object of it: callbacks=[{kind}()].")
+        if not all(callable(getattr(one, name, None)) for name in _NEEDED):
+            raise ParametersError(
+                f"callbacks holds a {kind}, which is no callback. Derive a class from onward.Callback, override hooks "
+                "such as on_evaluation(self, report), and pass an object of it."
+            )
+        others = [name for name in dir(one) if name.startswith("on_") and name not in _HOOKS]
+        for name in others if isinstance(one, Callback) else ():
+            if near := difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.75):
+                raise ParametersError(
+                    f"{kind}.{name} is never called, since callbacks have no such hook. Did you mean {near[0]}? The "
+                    f"hooks are {', '.join(_HOOKS)}."
+                )
+
+
+__all__ = ["Callback", "Control", "check_watchers"]

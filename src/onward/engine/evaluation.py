@@ -178,7 +178,7 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
         per_label, totals = frozenset({masked_lm}), {"loss": (masked_lm, next_sentence)}
     else:
         means, totals = {"loss": loss.loss, **{part: part for part in loss.parts}}, {}
-        is_per_label = has_classes and not parameters.dense_labels and parameters.type != "ctc"
+        is_per_label = has_classes and not parameters.dense_labels and parameters.type == "softmax_cross_entropy"
         per_label = frozenset({"loss"}) if is_per_label else frozenset[str]()
     ignored = 0 if parameters.type == "bert" and parameters.ignore_index is None else parameters.ignore_index
     return EvaluationOutputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class LabelRange:
             ignored = "" if self.ignored is None else f" or {self.ignored}, which does not count"
             raise DataError(
                 f"feature {name!r} holds the label {labels[place]}; expected 0 to {self.classes - 1}{ignored}, since "
-                f"the model has {self.classes} classes. {int(outside.sum())} of the {labels.size} labels of this batch "
+                f"{_classes(self.classes)}. {int(outside.sum())} of the {labels.size} labels of this batch "
                 f"are out of range, the first at {list(place)} (sample first). Fix the data, or set loss.ignore_index."
             )
 
@@ -127,10 +128,11 @@ class FeatureReader:
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise DataError(
-                f"the data lack {', '.join(map(repr, missing))}, which the model reads; they hold "
-                f"{', '.join(map(repr, given))}. Name them in data.input_name_map (name in the file: name in the "
-                "model), or fill inputs that are the same for every sample, as a sampling rate or an initial state, "
-                "with a number in data.fixed_inputs."
+                f"the data have no feature {', '.join(map(repr, missing))}, which the model or its loss reads; they "
+                f"have {', '.join(map(repr, given))}.{_suggestion(missing, given)} Correct the name (loss.label for a "
+                "label), or map it in data.input_name_map (name in the file: name in the model). Fill inputs that are "
+                "the same for every sample, such as a sampling rate or an initial state, with a number in "
+                "data.fixed_inputs."
             )
 
     def _check_type(self, name: str, found: torch.dtype) -> None:
@@ -160,3 +162,14 @@ class FeatureReader:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _suggestion(missing: list[str], given: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(missing[0], list(given), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _classes(count: int) -> str:
+    if count > 1:
+        return f"the model has {count} classes"
+    return "the model has 1 output per sample. For labels of 0 and 1, set loss.type: binary_cross_entropy"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import onnx_ir as ir
 from torch import nn
 
 from onward.data.batches import BatchSource
+from onward.data.sources.columns import column_names, is_frame
 from onward.data.sources.iterated import IteratedDataLoader
 from onward.data.sources.naming import FeatureNames
 from onward.data.sources.opening import Reading, holds_shards, open_data, open_test_part
 from onward.data.sources.temporary import TemporaryFolder
+from onward.engine.callbacks import check_watchers
 from onward.engine.functions import LossFunction, MetricFunction
 from onward.engine.reports import Watcher
 from onward.environment import Environment
@@ -29,6 +31,7 @@ from onward.parallel.agreement import agree_on_least
 from onward.parallel.process import Mesh, start
 from onward.parameters import Loss
 from onward.parameters.distributed import Distributed
+from onward.proposal.matching import is_label_name
 from onward.runner import TrainingRunner
 
 
@@ -71,8 +74,9 @@ def fit(
             is divided into `train` and `val` (or `valid`, `validation`, `dev`, `test`, `eval`), the latter is
             evaluated.
         loss: a name (`softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `output`; also
-            `cross_entropy`, `mse`, `bce`, `mae`), a torch function of (outputs, batch), a `Loss` or its fields; left
-            out: chosen from model and data, with batch size, learning rate and epochs, as `onward init` does.
+            `cross_entropy`, `mse`, `bce`, `mae`; `bce` is computed from logits, or from probabilities if the model
+            ends in them), a torch function of (outputs, batch), a `Loss` or its fields; left out: chosen from model
+            and data, with batch size, learning rate and epochs, as `onward init` does.
         epochs, steps: passes over the data, 1 by default, or forward/backward passes.
         batch_size: samples per batch, 32 by default; data that are batched already keep their own.
         learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
@@ -97,6 +101,7 @@ def fit(
         ParametersError: arguments contradict each other, or what the loss compares is ambiguous.
     """
     arguments = dict(locals())
+    check_watchers(callbacks)
     given = {name: value for name, value in arguments.items() if name in Wanted.__dataclass_fields__}
     wanted = Wanted(**{**given, "names": names or {}, "parameters": parameters or {}})
     validation = _Validation(validation_data, validation_fraction)
@@ -189,6 +194,7 @@ class _Opened:
 
 def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: _Validation) -> _Opened:
     """Opens the data; chooses the loss and what else was left out, where none is given."""
+    wanted = _with_label_of_frame(wanted, data)
     reading = Reading(wanted.shuffle, wanted.seed, rank=mesh.place.data, size=mesh.topology.data_size)
     if wanted.loss is None and isinstance(data, str | os.PathLike) and not holds_shards(Path(data)):
         folder = TemporaryFolder("onward-packed-")
@@ -206,6 +212,15 @@ def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: 
     if wanted.names != named and source is not data:
         source = open_data(data, _names(wanted, ports), reading)
     return _Opened(*validation.take_from(source, wanted.seed), wanted, (note,))
+
+
+def _with_label_of_frame(wanted: Wanted, data: Any) -> Wanted:
+    """A table's label column by its name, so that it does not become a part of the input."""
+    if wanted.label is not None or not is_frame(data) or not (wanted.loss is None or isinstance(wanted.loss, str)):
+        return wanted
+    renamed = [str(wanted.names.get(str(name), name)) for name in column_names(data) or ()]
+    named = [name for name in renamed if is_label_name(name)]
+    return replace(wanted, label=named[0]) if len(named) == 1 and named[0] != "label" else wanted
 
 
 def _names(wanted: Wanted, ports: ModelPorts) -> FeatureNames:

@@ -16,6 +16,7 @@ from onward.data.sources.iterated import IteratedDataLoader
 from onward.errors import ParametersError
 from onward.parameters import Loss, Parameters
 from onward.parameters.loss import LossType
+from onward.proposal.matching import is_label_name
 
 LOSS_NAMES = {
     "cross_entropy": "softmax_cross_entropy",
@@ -27,8 +28,8 @@ LOSS_NAMES = {
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_LEARNING_RATE = 1e-3
-MOST_HISTORY_ROWS = 200
-"""Displayed updates of a fit at least, where it has as many; above, every n-th is displayed."""
+MOST_HISTORY_ROWS = 100
+"""Displayed updates of a fit at most; where it has more, every n-th is displayed."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,10 @@ def loss_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> Loss:
     prediction = wanted.prediction or _only("prediction", "output of the model", model.outputs, model, features)
     if kind == "output":
         return Loss(type="output", prediction=prediction)
-    return Loss(type=cast(LossType, kind), prediction=prediction, label=label_of(wanted, model, features))
+    # With from_logits, an output that is a probability already is recognized and not squashed again.
+    is_binary = kind == "binary_cross_entropy"
+    label = label_of(wanted, model, features)
+    return Loss(type=cast(LossType, kind), prediction=prediction, label=label, from_logits=is_binary)
 
 
 def label_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> str:
@@ -104,7 +108,7 @@ def label_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> str:
     if wanted.label is not None:
         return wanted.label
     spare = [name for name in features if name not in model.inputs]
-    named = [name for name in ("label", "labels") if name in spare]
+    named = [name for name in spare if is_label_name(name)]
     return named[0] if len(named) == 1 else _only("label", "feature that is no input", spare, model, features)
 
 
@@ -162,7 +166,7 @@ def parameters_of(
             "batch_size": size,
             "num_train_steps": steps,
             "gradient_accumulation_steps": accumulation,
-            "display_loss_steps": max(1, updates // MOST_HISTORY_ROWS),
+            "display_loss_steps": math.ceil(updates / MOST_HISTORY_ROWS),
             "evaluation_period": _steps_of_epoch(source, size) if has_validation else 0,
             "seed": wanted.seed,
             "weights_to_train": tuple(wanted.weights_to_train),

@@ -95,6 +95,8 @@ class FitResult:
         if summary.first_loss is not None and summary.last_loss is not None:
             said = f", loss {summary.first_loss:.4g} to {summary.last_loss:.4g}"
         metrics = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        if summary.skipped_updates:
+            said += f", {summary.skipped_updates} updates skipped (gradients not finite)"
         stopped = "" if summary.stopped is None else f", stopped: {summary.stopped}"
         validation = f"; validation{metrics[1:]}" if metrics else ""
         return f"FitResult({summary.updates} updates{said}{stopped}{validation})"

@@ -113,7 +113,7 @@ def _frozen(inspection: Inspection) -> str:
     count = sum(len(group) for group in by_reason.values())
     head = ("", "why", "parameters", "size", "names")
     hint = ["training.weights_to_train overrides this by exact name"] if count else []
-    return _section(f"Tensors that do not train: {count}", [*_table(rows, right=(0, 2, 3), head=head), *hint])
+    return _section(f"Tensors that are not trainable: {count}", [*_table(rows, right=(0, 2, 3), head=head), *hint])
 
 
 def _operators(inspection: Inspection) -> str:
@@ -153,7 +153,7 @@ def _joined(groups: Sequence[Sequence[str]]) -> str:
     for group in groups:
         by_size.setdefault(len(group), []).append(group)
     rows = [(str(len(found)), f"groups of {size}", f"such as {_names(found[0])}") for size, found in by_size.items()]
-    title = "Linear layers that read the same, one function in training, unless speed.join_layers is false"
+    title = "Linear layers with the same input, computed together in training unless speed.join_layers is false"
     return _section(title, _table(rows, right=(0,)))
 
 

@@ -92,7 +92,7 @@ class LossNames:
         labels: inputs of the graph that are labels, those it had already included.
         constants: initializers that belong to the loss and never train.
         correct: how many labels (ctc: label sequences) the prediction hits, if asked for: an int64 output of rank 0.
-        counted: of how many.
+        counted: of how many; of a binary cross entropy, labels that are 0 or 1.
         classes: labels that are classes, each with how many there are, where the model fixes that.
         notes: what the loss is computed from instead of the prediction, for the user.
         holds_probabilities: whether the prediction, as the model computes it, holds probabilities and not logits.
@@ -122,7 +122,7 @@ def add_loss(model: ir.Model, spec: LossSpec, *, count_correct: bool = False) ->
     Args:
         model: from `read_model`, or prepared for lowering; opset 7 or newer.
         spec: which loss, of which output and which label.
-        count_correct: also write how many labels the prediction hits, for class losses.
+        count_correct: also write how many labels the prediction hits, for losses of classes.
 
     Raises:
         ModelError: the prediction is no output of the model, a label clashes with a value of the model or has the
@@ -143,7 +143,7 @@ def add_loss(model: ir.Model, spec: LossSpec, *, count_correct: bool = False) ->
     if spec.type == "ctc":
         return _add_ctc(writer, spec, count_correct)
     if spec.type in ("mean_squared_error", "l1", "binary_cross_entropy"):
-        return _add_elementwise(writer, spec)
+        return _add_elementwise(writer, spec, count_correct)
     if spec.type == "bert":
         return _add_bert(writer, spec, count_correct)
     if spec.type == "output":
@@ -232,7 +232,7 @@ def _counts_of_dense(writer: NodeWriter, logits: ir.Value, targets: ir.Value, ax
     return terms.count_correct(writer, terms.class_rows(writer, logits, axis), labels, None)
 
 
-def _add_elementwise(writer: NodeWriter, spec: LossSpec) -> LossNames:
+def _add_elementwise(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNames:
     prediction = find_prediction(writer, _required(spec.prediction, spec, "prediction"), "prediction")
     if spec.class_weights is not None or spec.ignore_index is not None:
         raise ModelError(f"loss.class_weights and loss.ignore_index do not belong to {spec.type}; remove them.")
@@ -246,21 +246,22 @@ def _add_elementwise(writer: NodeWriter, spec: LossSpec) -> LossNames:
     labels = add_label(writer, _required(spec.label, spec, "label"), label_type, prediction.shape, allowed)
     values = terms.to_computing_type(writer, prediction, dtype)
     targets = _like(writer, terms.to_computing_type(writer, labels, dtype), prediction)
+    counts: tuple[ir.Value, ...] = ()
     if spec.type == "mean_squared_error":
         loss = terms.squared_error(writer, values, targets, spec.reduction)
     elif spec.type == "l1":
         loss = terms.absolute_error(writer, values, targets, spec.reduction)
     else:
         loss = terms.binary_cross_entropy(writer, values, targets, source.from_logits, spec.reduction, dtype)
-    names = _finish(writer, loss, dtype, (str(labels.name),))
+        counts = terms.count_correct_binary(writer, values, targets, source.from_logits) if count_correct else ()
+    names = _finish(writer, loss, dtype, (str(labels.name),), counts=counts)
     return replace(names, notes=source.notes, holds_probabilities=source.holds_probabilities)
 
 
 def _like(writer: NodeWriter, labels: ir.Value, prediction: ir.Value) -> ir.Value:
     """Labels in the shape of the prediction, so that `[B]` against `[B, 1]` does not broadcast to `[B, B]`."""
     shaped = writer.reshape(labels, writer.apply("Shape", prediction), name="label_like_prediction")
-    shaped.shape = prediction.shape
-    shaped.type = labels.type
+    shaped.shape, shaped.type = prediction.shape, labels.type
     return shaped
 
 
@@ -269,10 +270,9 @@ def _add_bert(writer: NodeWriter, spec: LossSpec, count_correct: bool) -> LossNa
     pair = find_prediction(writer, spec.next_sentence_prediction, "next_sentence_prediction", rank=2)
     sources = (for_cross_entropy(writer, logits, -1 if logits.shape is None else 2), for_cross_entropy(writer, pair, 1))
     logits, pair = (source.value for source in sources)
-    dtype = terms.computing_type(logits)
+    dtype, int64 = terms.computing_type(logits), ir.DataType.INT64
     batch = None if logits.shape is None else logits.shape[0]
     masked = [batch, ir.SymbolicDim("masked")]
-    int64 = ir.DataType.INT64
     positions = add_label(writer, spec.masked_lm_positions, int64, masked)
     ids = add_label(writer, spec.masked_lm_ids, int64, masked)
     next_label = add_label(writer, spec.next_sentence_label, int64, [batch])

@@ -269,3 +269,21 @@ def count_correct(
         writer.reduce_all(writer.cast(hit, ir.DataType.INT64), "sum", name="correct"),
         writer.reduce_all(writer.cast(counted, ir.DataType.INT64), "sum", name="counted"),
     )
+
+
+def count_correct_binary(
+    writer: NodeWriter, values: ir.Value, labels: ir.Value, from_logits: bool
+) -> tuple[ir.Value, ir.Value]:
+    """How many labels of 0 and 1 are on their side of one half, and how many there are; both int64 of rank 0."""
+    dtype = computing_type(values).numpy()
+    zero, half = writer.constant(0.0, "false", dtype), writer.constant(0.5, "half", dtype)
+    guess = writer.apply("Greater", values, zero if from_logits else half)
+    right = writer.apply("Equal", guess, writer.apply("Greater", labels, half))
+    # 0 exactly for labels of 0 and 1; before opset 11, floats cannot be compared for equality.
+    between = writer.apply("Mul", labels, writer.apply("Sub", writer.constant(1.0, "true", dtype), labels))
+    counted = writer.apply("Not", writer.apply("Greater", writer.apply("Abs", between), zero))
+    hit = writer.apply("And", right, counted)
+    return (
+        writer.reduce_all(writer.cast(hit, ir.DataType.INT64), "sum", name="correct"),
+        writer.reduce_all(writer.cast(counted, ir.DataType.INT64), "sum", name="counted"),
+    )

@@ -45,8 +45,8 @@ def note_on_joined(groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
         return ()
     layers = sum(map(len, groups))
     return (
-        f"speed.join_layers: {layers} linear layers that read the same as others are computed in {len(groups)} "
-        "groups, with one sum of gradients each.",
+        f"speed.join_layers: {layers} linear layers with the same input as others are computed in {len(groups)} "
+        f"group{'s' if len(groups) > 1 else ''}, with one sum of gradients each.",
     )
 
 

@@ -23,6 +23,7 @@ COLORS = {
     "moments": "#8c6bb1", "activations": "#5a9e6f", "constants": "#9a9a9a", "communication": "#c9b458",
     "working memory": "#cc6677",
 }  # fmt: skip
+_NAMES = {"gathered weights": "all-gathered weights", "working memory": "temporary"}
 _FORWARD, _BACKWARD, _WEIGHT = ("#8fb8de", "#5c93c7"), ("#e3a574", "#c77f43"), ("#c3b1d9", "#9d86bf")
 
 
@@ -65,7 +66,7 @@ def picture(title: str, plan: Plan, forecast: Forecast, memory_limit_bytes: floa
         y += 17
     y += 19
     if forecast.timeline is not None:
-        share = f"{forecast.timeline.bubble_share:.1%} of the time is waiting"
+        share = f"{forecast.timeline.bubble_share:.1%} of the time is idle"
         shapes.append(Shape(20, y, text=f"One update, {plan.schedule}: {share}", size=14))
         y += 26
         for index, spans in enumerate(forecast.timeline.ranks):
@@ -75,7 +76,7 @@ def picture(title: str, plan: Plan, forecast: Forecast, memory_limit_bytes: floa
             shapes += [_box(span, y, forecast.timeline.seconds, span.action.stage != first) for span in spans]
             y += _ROW
         y += 8
-        names = ("forward", "backward", "gradients of weights", "waiting")
+        names = ("forward", "backward", "gradients of weights", "idle")
         colors = (_FORWARD[0], _BACKWARD[0], _WEIGHT[0], "#eeeeee")
         keys = zip(names, colors, strict=True)
         for place, (name, color) in enumerate(keys):
@@ -89,8 +90,9 @@ def _legend(forecast: Forecast, y: float) -> Iterator[Shape]:
     for kind in KINDS:
         if any(rank.memory.kinds[kind] for rank in forecast.ranks):
             yield Shape(x, y, 12, 12, COLORS[kind])
-            yield Shape(x + 17, y - 1, text=kind, size=11)
-            x += 32 + 6.2 * len(kind)
+            text = _NAMES.get(kind, kind)
+            yield Shape(x + 17, y - 1, text=text, size=11)
+            x += 32 + 6.2 * len(text)
 
 
 def _box(span: Span, y: float, seconds: float, second: bool) -> Shape:

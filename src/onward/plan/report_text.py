@@ -17,8 +17,8 @@ from onward.plan.topology import Place, Topology
 
 _WIDTH = 118
 _MOST_ROWS = 60
-_SHORT = {"gathered weights": "gathered", "low-precision copies": "16-bit", "communication": "buffers",
-          "working memory": "working"}  # fmt: skip
+_SHORT = {"gathered weights": "all-gathered", "low-precision copies": "16-bit", "communication": "buffers",
+          "working memory": "temporary"}  # fmt: skip
 
 
 def render(
@@ -42,10 +42,10 @@ def render(
     sections = [
         _heading(parameters, graph, plan, forecast),
         _section("Weights", [*_weights(graph, plan, forecast), *_holdings(plan, forecast)]),
-        _section("Weights that every horizontal rank holds whole", _reasons(graph, plan)),
+        _section("Weights that are unsharded on every horizontal rank", _reasons(graph, plan)),
         _section("Stages", _stages(plan, forecast)),
-        _section("Memory of a rank at its highest moment, in MB", _memory(plan, forecast)),
-        _section("Communication of a rank for one update of the weights", _communication(plan, forecast)),
+        _section("Peak memory of each rank, in MB", _memory(plan, forecast)),
+        _section("Communication of a rank per weight update", _communication(plan, forecast)),
         _section("Schedule of one update", _schedule(plan, forecast)),
         _section("Notes", [line for note in (*notes, *_problems(forecast)) for line in _wrapped(f"- {note}")]),
         _section("Verdict", _wrapped(verdict(forecast, plan, memory_limit_bytes))),
@@ -58,16 +58,16 @@ def verdict(forecast: Forecast, plan: Plan, memory_limit_bytes: float | None) ->
     fullest = max(forecast.ranks, key=lambda rank: rank.memory.total)
     need, where = fullest.memory.total, ranks_at(plan.topology, fullest.pipeline)
     if memory_limit_bytes is None:
-        return f"The fullest rank ({where}) takes {_size(need)}. Say --memory-gb to ask whether that fits."
+        return f"Peak memory: {_size(need)} ({where}). Pass --memory-gb to check whether it fits."
     share = need / memory_limit_bytes
     limit = _size(memory_limit_bytes)
     if share <= 1.0:
-        return f"Fits {limit}: the fullest rank ({where}) takes {_size(need)}, {share:.0%} of it."
+        return f"Fits {limit}: the highest peak memory ({where}) is {_size(need)}, {share:.0%} of it."
     kinds = fullest.memory.kinds
     largest = max(kinds, key=lambda kind: kinds[kind])
     return (
-        f"Does not fit {limit}: the fullest rank ({where}) takes {_size(need)}, {share:.2f} times as much; most "
-        f"of it is {largest} ({_size(kinds[largest])}). {_REMEDIES.get(largest, _REMEDIES['activations'])}"
+        f"Does not fit {limit}: the highest peak memory ({where}) is {_size(need)}, {share:.2f} times as much, mostly "
+        f"{largest} ({_size(kinds[largest])}). {_REMEDIES.get(largest, _REMEDIES['activations'])}"
     )
 
 
@@ -90,7 +90,7 @@ def ranks_at(topology: Topology, pipeline: int) -> str:
 def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast: Forecast) -> str:
     t, files = plan.topology, parameters.model_files
     inputs = ", ".join(f"{name} {shape}" for name, shape in forecast.inputs.items())
-    micro = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} an update"
+    micro = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} per update"
     facts = [f"{t.data_size} data x {t.horizontal_size} horizontal x {t.pipeline_size} pipeline", micro]
     if plan.stage_count > 1:
         facts.append(f"{plan.schedule} over {plan.stage_count} stages")
@@ -101,7 +101,7 @@ def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast:
     total = sum(_elements(shape) for shape in _shapes(graph).values())
     lines = [
         f"Plan of {', '.join(file.name for file in files)}",
-        f"  model        {len(graph.weights)} weights that train, {_millions(total)} numbers",
+        f"  model        {len(graph.weights)} trainable weights, {_millions(total)} parameters",
         *_wrapped(f"micro-batch  {inputs}", "               ", "  "),
         f"  ranks        {t.world_size} = {'; '.join(facts)}",
     ]
@@ -119,20 +119,21 @@ def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
     groups: dict[tuple[str, tuple[int, ...], str, str], list[str]] = {}
     for name, shape in _shapes(graph).items():
         cut = plan.horizontal.shards.get(name)
-        where = "whole" if cut is None else f"axis {cut.axis} in {plan.horizontal.size}"
+        where = "unsharded" if cut is None else f"axis {cut.axis} in {plan.horizontal.size}"
         if cut is not None and len(cut.blocks) > 1 and len(cut.blocks) <= 4:
             where += f" ({len(cut.blocks)} blocks)"
         groups.setdefault((pattern_of(name), shape, where, _zero(local[name], plan)), []).append(name)
-    rows = []
+    rows, sizes = [], list[int]()
     for (pattern, shape, where, zero), names in groups.items():
         on = sorted({stage for name in names for stage in held.get(name, ())})
         called = pattern if len(names) > 1 else names[0]
+        sizes.append(_elements(shape) * len(names))
         rows.append((
-            called, str(len(names)), "x".join(map(str, shape)) or "1", _millions(_elements(shape) * len(names)), where,
-            zero, _ranges(on),
+            called, str(len(names)), "x".join(map(str, shape)) or "1", _millions(sizes[-1]), where, zero, _ranges(on),
         ))  # fmt: skip
-    shown = rows if len(rows) <= _MOST_ROWS else sorted(rows, key=lambda row: -float(row[3].split()[0]))[:_MOST_ROWS]
-    head = ("weights", "tensors", "shape", "numbers", "horizontal", "ZeRO over replicas", "stages")
+    largest = sorted(range(len(rows)), key=lambda row: -sizes[row])[:_MOST_ROWS]
+    shown = rows if len(rows) <= _MOST_ROWS else [rows[row] for row in largest]
+    head = ("weights", "tensors", "shape", "parameters", "horizontal", "ZeRO over replicas", "stages")
     lines = table(shown, right=(1, 2, 3), head=head)
     return lines + ([f"... and {len(rows) - len(shown)} more kinds of weights"] if len(shown) < len(rows) else [])
 
@@ -141,7 +142,7 @@ def _zero(shape: tuple[int, ...], plan: Plan) -> str:
     if not plan.zero_stage:
         return "-"
     if not shape:
-        return "whole: one number"
+        return "unsharded: one element"
     owner = -(-shape[0] // plan.topology.data_size)
     what = {1: "moments", 2: "moments, gradients", 3: "all"}[plan.zero_stage]
     return f"{what}: {owner} of {shape[0]} rows each"
@@ -153,7 +154,7 @@ def pattern_of(name: str) -> str:
 
 
 def _holdings(plan: Plan, forecast: Forecast) -> list[str]:
-    """How many numbers each place of the pipeline holds of the weights."""
+    """How many parameters each place of the pipeline holds."""
     local = _shapes(forecast.local)
     rows = []
     for rank in forecast.ranks:
@@ -162,7 +163,7 @@ def _holdings(plan: Plan, forecast: Forecast) -> list[str]:
         count = sum(_elements(local[name]) for name in names)
         zero = plan.topology.data_size if plan.zero_stage == 3 else 1
         rows.append(f"{ranks_at(plan.topology, rank.pipeline)} hold{'s' if plan.topology.world_size == 1 else ''} "
-                    f"{len(names)} tensors, {_millions(count / zero)} numbers each")  # fmt: skip
+                    f"{len(names)} tensors, {_millions(count / zero)} parameters each")  # fmt: skip
     return ["", *rows]
 
 
@@ -178,7 +179,7 @@ def _reasons(graph: TrainingGraph, plan: Plan) -> list[str]:
         listed = ", ".join(kinds[:6]) + (f" and {len(kinds) - 6} more" if len(kinds) > 6 else "")
         total = _millions(sum(_elements(shapes[name]) for name in names if name in shapes))
         many = "weight" if len(names) == 1 else "weights"
-        lines += _wrapped(f"- {reason}: {len(names)} {many}, {total} numbers ({listed})")
+        lines += _wrapped(f"- {reason}: {len(names)} {many}, {total} parameters ({listed})")
     return lines
 
 
@@ -186,7 +187,7 @@ def _stages(plan: Plan, forecast: Forecast) -> list[str]:
     stages = forecast.stages
     if stages is None:
         cost = forecast.costs.total(forecast.costs.nodes)
-        return [f"one stage: {cost.forward / 1e9:.3f} GFLOP forward a micro-batch, all horizontal ranks together"]
+        return [f"one stage: {cost.forward / 1e9:.3f} GFLOP forward per micro-batch, over all horizontal ranks"]
     costs = [stage_cost(stage, forecast.costs) for stage in stages.stages]
     times = [cost.time.forward + cost.time.backward_input + cost.time.backward_weight for cost in costs]
     rows = []
@@ -200,7 +201,7 @@ def _stages(plan: Plan, forecast: Forecast) -> list[str]:
         ))  # fmt: skip
     head = ("stage", "held by", "nodes", "weights", "GFLOP fwd", "of the time", "sends MB", "values")
     worst = max(times) * len(times) / sum(times)
-    tied = [f"{name!r} lies on stages {_ranges(on)}" for name, on in stages.shared_weights.items()]
+    tied = [f"{name!r} is stored on stages {_ranges(on)}" for name, on in stages.shared_weights.items()]
     return [
         *table(rows, right=(0, 2, 3, 4, 5, 6), head=head),
         f"balance: the slowest stage takes {worst:.2f} times the mean",
@@ -219,7 +220,7 @@ def _memory(plan: Plan, forecast: Forecast) -> list[str]:
         )
         for rank in forecast.ranks
     ]
-    head = ("", *(_SHORT.get(kind, kind) for kind in kinds), "together", "when")
+    head = ("", *(_SHORT.get(kind, kind) for kind in kinds), "total", "when")
     kept = [f"{size / 1e6:.2f}" for rank in forecast.ranks for size in rank.memory.kept]
     what = "one micro-batch keeps for its backward pass"
     return [
@@ -230,7 +231,7 @@ def _memory(plan: Plan, forecast: Forecast) -> list[str]:
 
 def _communication(plan: Plan, forecast: Forecast) -> list[str]:
     if plan.topology.world_size == 1:
-        return ["nothing: there is one rank"]
+        return ["none: there is one rank"]
     lines: list[str] = []
     for places, rank in _alike(forecast.ranks):
         if len(forecast.ranks) > 1:
@@ -239,7 +240,7 @@ def _communication(plan: Plan, forecast: Forecast) -> list[str]:
             (t.what, str(t.ranks), f"{t.calls:.0f}", f"{t.payload / 1e6:.3f}", f"{t.sent / 1e6:.3f}")
             for t in rank.traffic
         ]
-        rows.append(("together", "", "", "", f"{sum(t.sent for t in rank.traffic) / 1e6:.3f}"))
+        rows.append(("total", "", "", "", f"{sum(t.sent for t in rank.traffic) / 1e6:.3f}"))
         lines += table(rows, right=(1, 2, 3, 4), head=("what", "ranks", "calls", "tensors MB", "sent MB"))
     return lines
 
@@ -272,11 +273,11 @@ def recompute_note(parameters: Parameters, forecast: Forecast) -> str | None:
         return None
     local = forecast.local
     plan = plan_segments(local.model.graph, local.weights, False, asked, costs=forecast.costs.nodes)
-    return f"recompute: {len(plan.recomputed)} of {plan.count} segments of the network are computed again."
+    return f"recompute: {len(plan.recomputed)} of {plan.count} segments of the network are recomputed."
 
 
 def zero_note(parameters: Parameters, plan: Plan, forecast: Forecast) -> str | None:
-    """What ZeRO gathers and shares out at once, on all stages together; None without ZeRO."""
+    """What ZeRO all-gathers and reduce-scatters at once, over all stages; None without ZeRO."""
     if not plan.zero_stage:
         return None
     local, stages = forecast.local, forecast.stages
@@ -285,10 +286,11 @@ def zero_note(parameters: Parameters, plan: Plan, forecast: Forecast) -> str | N
     cut = [plan_segments(part.model.graph, part.weights, True, asked, costs=costs).units for part in parts]
     sizes = [unit.nbytes for units in cut for unit in units]
     if not sizes:
-        return "ZeRO gathers all weights of a rank at once, and shares out their gradients at once."
+        return "ZeRO all-gathers all weights of a rank at once and reduce-scatters their gradients at once."
+    units = f"{len(sizes)} unit{'s' if len(sizes) > 1 else ''}"
     return (
-        f"ZeRO gathers weights and shares out gradients in {len(sizes)} unit{'s' if len(sizes) > 1 else ''} of up to "
-        f"{_size(max(sizes))}; what several segments read, or is too small for a unit, is one more on each stage."
+        f"ZeRO all-gathers weights and reduce-scatters gradients in {units} of up to {_size(max(sizes))}, "
+        f"and one more on each stage for weights of several segments and small ones."
     )
 
 
@@ -335,11 +337,11 @@ def _elements(shape: Sequence[int]) -> int:
 
 
 def _millions(count: float) -> str:
-    return f"{count / 1e6:.3f} M"
+    return f"{count / 1e6:.3f} M" if count >= 1e4 else f"{count:,.0f}"
 
 
 def _size(size: float) -> str:
-    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1.0, "B"))
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
     unit, name = next(((unit, name) for unit, name in units if size >= unit), units[-1])
     return f"{size / unit:.3g} {name}"
 

@@ -93,7 +93,8 @@ def _by_distribution(tensors: dict[str, ir.Value]) -> Origin:
     share = f"{fresh} of {judged} weight matrices"
     if fresh * 2 >= judged:
         return Origin(False, f"{share} have the distribution of a common initializer")
-    return Origin(True, f"only {share} have the distribution of a common initializer")
+    share = f"only {share} have" if fresh else f"none of {judged} weight matrices has"
+    return Origin(True, f"{share} the distribution of a common initializer")
 
 
 def _has_drawn_biases(tensors: dict[str, ir.Value]) -> bool:

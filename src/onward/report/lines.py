@@ -21,6 +21,9 @@ from onward.report.formatting import (
 DATA_WAIT_SHOWN_FROM = 0.03
 """Share of the time spent waiting for data from which the console mentions it."""
 
+MFU_SHOWN_FROM = 0.005
+"""Below it the model FLOPs utilization, which would be shown as 0%, is left out: the model is tiny."""
+
 STABLE_STEPS = 128
 """Steps that the stable throughput of a `RunSummary` covers at most."""
 
@@ -75,7 +78,7 @@ def step_fields(
         fields.append(Field("scale", format_loss_scale(report.loss_scale), 4, importance=3))
     if report.skipped_updates:
         fields.append(Field("skipped", str(report.skipped_updates), style="yellow", importance=7))
-    if report.mfu is not None:
+    if report.mfu is not None and report.mfu >= MFU_SHOWN_FROM:
         fields.append(Field("MFU", f"{report.mfu:.0%}", 4, importance=3, is_rate=True))
     if with_memory and report.peak_memory_bytes is not None:
         fields.append(Field("memory", format_bytes(report.peak_memory_bytes), importance=2, is_rate=True))
@@ -110,7 +113,6 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
         batches += f", {accumulation} accumulated per update"
     rows = [
         ("steps", f"{summary.steps:,}"),
-        *([] if summary.stopped is None else [("stopped by", summary.stopped)]),
         ("updates", f"{summary.updates:,}{skipped}"),
         ("samples", f"{summary.samples:,} in {batches}"),
     ]
@@ -129,7 +131,11 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
             f"{'step' if stable == 1 else f'{stable} steps'}",
         ),
         ("time", f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"),
-        *([] if summary.mfu is None else [("MFU", f"{summary.mfu:.1%} at the stable throughput")]),
+        *(
+            []
+            if summary.mfu is None or summary.mfu < MFU_SHOWN_FROM
+            else [("MFU", f"{summary.mfu:.1%} at the stable throughput")]
+        ),
         *_memory_rows(summary),
         ("checkpoint", "none" if summary.checkpoint is None else short_path(summary.checkpoint)),
     ]

@@ -323,11 +323,11 @@ def make_watchers(
 
 def _not_finite(report: StepReport) -> str:
     return (
-        f"the loss is {report.loss} at step {report.step}: of {report.update:,} updates so far, "
-        f"{report.skipped_updates:,} were skipped because of gradients that are not finite; the weights stayed as they "
-        "were. If it is some updates now and then, samples are to blame: look for NaN and infinity in the data. If it "
-        "is all of them from some step on, training has diverged: lower learning_rate.initial_lr or set "
-        "optimizer.max_norm_clip, and begin anew or go on from a checkpoint before that step."
+        f"the loss is {report.loss} at step {report.step}; {report.skipped_updates:,} of {report.update:,} updates so "
+        "far were skipped, because their gradients are not finite. The weights are unchanged by them. If single "
+        "updates are skipped, look for NaN and infinite values in the data. If all are skipped from some step on, "
+        "training has diverged: lower learning_rate.initial_lr or set optimizer.max_norm_clip, and start again or "
+        "resume from an earlier checkpoint."
     )
 
 

@@ -15,7 +15,7 @@ from onward.errors import DataError
 
 def is_frame(data: Any) -> bool:
     """Whether data are a table with named columns: of pandas, polars or Arrow."""
-    return not isinstance(data, Mapping) and _column_names(data) is not None and hasattr(data, "__getitem__")
+    return not isinstance(data, Mapping) and column_names(data) is not None and hasattr(data, "__getitem__")
 
 
 def arrays_of_frame(data: Any, names: FeatureNames) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -27,7 +27,7 @@ def arrays_of_frame(data: Any, names: FeatureNames) -> tuple[dict[str, np.ndarra
     Raises:
         DataError: columns hold no numbers, or do not make the input.
     """
-    listed = _column_names(data) or []
+    listed = column_names(data) or []
     columns = names.of_item({str(name): data[name] for name in listed})
     lacking = [name for name in names.inputs if name not in columns]
     spare = [name for name in columns if name not in names.all]
@@ -60,7 +60,16 @@ def arrays_of_parts(data: Any, names: FeatureNames) -> tuple[dict[str, np.ndarra
         features, notes = arrays_of_frame(data[0], replace(names, labels=()))
         labels = names.labels[:1] if len(data) > 1 else ()
         return {**features, **{name: as_array(data[1], name) for name in labels}}, notes
+    if isinstance(data, tuple):
+        data = tuple(as_array(part, "") if _is_list_of_numbers(part) else part for part in data)
     return _numbers(names.of_item(data), names)
+
+
+def _is_list_of_numbers(part: Any) -> bool:
+    """Whether a part is a list, or lists in a list, of numbers: one array, not several parts."""
+    while isinstance(part, list) and part:
+        part = part[0]
+    return isinstance(part, int | float | np.number)
 
 
 def _numbers(features: Mapping[str, Any], names: FeatureNames) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -80,7 +89,8 @@ def _flat_column(column: Any, name: str) -> np.ndarray:
     return array
 
 
-def _column_names(data: Any) -> list[Any] | None:
+def column_names(data: Any) -> list[Any] | None:
+    """The names of a table's columns; None: it has none, or is no table."""
     for attribute in ("column_names", "columns"):
         found = getattr(data, attribute, None)
         if found is not None and not callable(found) and not hasattr(data, "with_format"):
@@ -88,4 +98,4 @@ def _column_names(data: Any) -> list[Any] | None:
     return None
 
 
-__all__ = ["arrays_of_frame", "arrays_of_parts", "is_frame"]
+__all__ = ["arrays_of_frame", "arrays_of_parts", "column_names", "is_frame"]

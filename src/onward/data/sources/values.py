@@ -20,8 +20,8 @@ def as_array(value: Any, name: str) -> np.ndarray:
         array = _from_objects(array, name)
     if array.dtype.kind in "USOM":
         raise DataError(
-            f"feature {name!r} holds {_kind(array)}, not numbers; convert it before training: text to token ids or "
-            "class numbers, dates to numbers."
+            f"feature {name!r} holds {_kind(array)}, not numbers; convert it before training: text to token ids, class "
+            "names to numbers (numpy.unique(names, return_inverse=True)), dates to numbers."
         )
     return array
 
