@@ -26,6 +26,9 @@ from onward.proposal.propose import propose
 _LOOKED_AT = 4096
 """Samples that are looked at, at most."""
 
+_BY_USER = "set on the command line"
+"""How reasons of choices begin that were no choice."""
+
 _SECTIONS = ("training", "learning_rate", "optimizer")
 _LEFT_TO_FIT = (
     "evaluation_period_epochs",
@@ -147,7 +150,11 @@ def _note(proposal: Proposal) -> str:
     lines = [f"loss was left out; chosen: {proposal.task}"]
     for choice in proposal.choices:
         section, _, name = choice.field.partition(".")
-        if choice.reason and (section in ("loss", *_SECTIONS) and name not in ("evaluation_period_epochs",)):
+        if (
+            choice.reason
+            and not choice.reason.startswith(_BY_USER)
+            and (section in ("loss", *_SECTIONS) and name not in ("evaluation_period_epochs",))
+        ):
             lines.append(f"{choice.field}: {choice.value} ({choice.reason.rstrip('.')})")
     return "\n".join([*lines, *proposal.notes])
 

@@ -124,7 +124,7 @@ def _page(above: list[str], report: StepReport | None, live: list[str], below: l
 
 
 def _lines(lines: list[str]) -> str:
-    return f'<pre style="margin: 0">{html.escape(chr(10).join(lines))}</pre>' if lines else ""
+    return f'<pre style="margin: 0; font-family: monospace">{html.escape(chr(10).join(lines))}</pre>' if lines else ""
 
 
 def _display(plain: str, page: str, handle: Any) -> Any:
