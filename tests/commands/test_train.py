@@ -203,7 +203,7 @@ def test_sigusr1_of_slurm_saves_ends_and_says_how_to_requeue(run_file: str, proc
         assert process.wait(timeout=60) == 3
         assert time.monotonic() - began < 60
     assert re.search(r"stopped by (SIGUSR1|a signal to another process) after step \d+; saved as \S+checkpoint-", said)
-    assert f"The same command goes on from there: onward train {run_file} " in said
+    assert f"The same command resumes from there: onward train {run_file} " in said
 
 
 def test_sigusr1_without_a_folder_says_what_to_set(run_file: str) -> None:

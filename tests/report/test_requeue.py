@@ -13,7 +13,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_is_given_as_it_can_be_typed() -> None:
-    expected = "The same command goes on from there: onward train 'my run.yaml' --training.seed=3"
+    expected = "The same command resumes from there: onward train 'my run.yaml' --training.seed=3"
     assert resume_hint({}) == expected
     assert resume_hint({"TORCHELASTIC_RUN_ID": "1", "ONWARD_LAUNCHED": "1"}) == expected
     assert "there, started by torchrun as before: onward train" in resume_hint({"TORCHELASTIC_RUN_ID": "1"})
@@ -24,7 +24,7 @@ def test_the_command_is_given_as_it_can_be_typed() -> None:
 
 def test_a_program_of_the_users_own_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/opt/ipykernel_launcher.py", "-f", "x.json"])
-    assert resume_hint({}) == "The same command goes on from there."
+    assert resume_hint({}) == "The same command resumes from there."
 
 
 @pytest.mark.parametrize(

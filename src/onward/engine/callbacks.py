@@ -19,7 +19,6 @@ from onward.engine.reports import (
     RunSummary,
     StepReport,
     UpdateReport,
-    Watcher,
 )
 from onward.errors import ParametersError
 from onward.lowering.module import OnnxModule
@@ -203,7 +202,7 @@ _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 _NEEDED = ("on_step", "on_evaluation", "on_checkpoint", "on_message", "on_end", "close")
 
 
-def check_watchers(watchers: Sequence[Watcher]) -> None:
+def check_watchers(watchers: Any) -> None:
     """Checks that these are watchers, and that no hook of a callback is misspelt.
 
     Raises:

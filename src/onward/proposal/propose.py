@@ -101,8 +101,10 @@ def propose(
 
 def _notes_on_values(model: ModelFacts, data: DataFacts | None) -> list[str]:
     """Numbers that are none make every update that sees them be skipped."""
-    notes = []
-    for one in () if data is None or "Imputer" in model.operators else data.features:
+    notes: list[str] = []
+    if data is None or "Imputer" in model.operators:
+        return notes
+    for one in data.features:
         if one.values is None or one.values.dtype.kind != "f" or not len(one.values):
             continue
         count = int((~np.isfinite(one.values)).reshape(len(one.values), -1).any(axis=1).sum())
