@@ -108,6 +108,19 @@ def test_nothing_loads_pickle() -> None:
 
 
 @pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_object_of_another_rank_is_unpickled(path: Path) -> None:
+    """torch's collectives of objects, its `save`, which uses them, and its elastic launcher unpickle what arrives."""
+    unpickling = re.compile(
+        r"(gather|broadcast|scatter|send|recv)_object|state_dict_saver|distributed\.(elastic|launcher)"
+    )
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        assert not unpickling.search(name), f"{path}:{getattr(node, 'lineno', 0)} uses {name}"
+    for module, line, _ in imports(path):
+        assert not unpickling.search(module), f"{path}:{line} imports {module}"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_one_file_asks_the_operating_system(path: Path) -> None:
     if part_of(path) == "operating_system":
         return

@@ -13,7 +13,6 @@ import socket
 import struct
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
@@ -126,17 +125,6 @@ def open_file_of(pid: int, descriptor: int) -> Path:
 def stack_signal() -> int | None:
     """The signal that asks a rank for its stacks: one that nothing else uses; None where there is none."""
     return signal.SIGRTMIN + 7 if is_linux() else None
-
-
-def children_leading_sessions() -> Iterator[int]:
-    """Living processes that this one started and that each lead a session, as those of torch's launcher do."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if int(parent) == os.getpid() and state != "Z" and os.getsid(int(folder.name)) == int(folder.name):
-            yield int(folder.name)
 
 
 def starter_of_session() -> int:

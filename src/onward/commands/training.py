@@ -24,6 +24,7 @@ from onward.environment import Environment, choose_allocator
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
 from onward.parallel.launching import check_room, launch_workers, worker_count
+from onward.parallel.listening import listening_note
 from onward.parallel.process import Mesh, start, stop
 from onward.parameters import Checkpoint, Parameters
 from onward.report.console import ConsoleWatcher
@@ -161,7 +162,8 @@ def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phase
     if parameters.training.is_perf_test:
         _measure(parameters, environment, mesh, shown)
         return
-    notes: list[str] = []
+    ports = listening_note(detect())
+    notes = [] if ports is None else [ports]
     parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
     rounds = (parameters, *parameters.next_rounds)
     data = [(training_loader(one, mesh), test_loader(one, mesh)) for one in rounds]

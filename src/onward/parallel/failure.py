@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, OnwardError, UserError
 from onward.parallel.launcher import Launch, detect
-from onward.parallel.meeting import StrayError, open_store
+from onward.parallel.meeting import ForeignEntryError, StrayError, open_store
 from onward.parallel.watch import FAREWELL_SECONDS, Watch, end_process, exit_code_of, is_echo
 
 
@@ -118,6 +118,10 @@ def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
             error.add_note(f"This was rank {launch.rank} of {launch.world_size} on {socket.gethostname()}; all end.")
             _show(ExchangeError(first.text) if is_echo(error) else error, title)
         watch.let_end(exit_code)
+    except ForeignEntryError as foreign:
+        if _watch is not None:
+            _watch.end_on_foreign_entry(foreign)
+        _show(foreign, title)
     except (UserError, dist.DistError):
         # Nobody to tell: the others have not come, or are gone.
         if _watch is not None and is_echo(error):

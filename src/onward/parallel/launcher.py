@@ -15,6 +15,7 @@ from typing import Literal
 from onward.errors import ParametersError
 from onward.operating_system import starter_of_session
 
+LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20000, 10000
 """Ports derived from job ids lie here: below those that Linux hands out by itself (32768 and up)."""
 
@@ -46,11 +47,16 @@ class Launch:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    master_address: str = "127.0.0.1"
+    master_address: str = LOOPBACK
     master_port: int = 0
     job: str = ""
     agent_store: bool = False
     restart: int = 0
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all processes are on this machine."""
+        return self.local_size == self.world_size
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Launch:
@@ -168,16 +174,14 @@ def _read_slurm(variables: Mapping[str, str]) -> Launch | None:
 
 
 def _with_meeting_point(variables: Mapping[str, str], launch: Launch) -> Launch:
-    """Where rank 0 listens: as said, or on the only machine, or on the first of Slurm's list."""
+    """Where rank 0 listens: on the loopback interface of the only machine, as said, or on the first of Slurm's list."""
     if launch.world_size == 1:
         return launch
-    address = variables.get("MASTER_ADDR")
+    address = LOOPBACK if launch.is_one_machine else variables.get("MASTER_ADDR")
     nodes = (
         variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or variables.get("SLURM_NODELIST")
     )
-    if not address and launch.local_size == launch.world_size:
-        address = "127.0.0.1"
-    elif not address and nodes:
+    if not address and nodes:
         address = first_host(nodes)
     if not address:
         raise ParametersError(

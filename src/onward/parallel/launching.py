@@ -1,34 +1,34 @@
-"""`onward train` started plainly on one machine: launches its own workers through torch's elastic launcher.
+"""`onward train` started plainly on one machine: launches its own workers, which rendezvous over loopback alone.
 
-It forwards signals to them, tells how a killed one ended, and ends with the exit code of the first that failed.
+It forwards signals to them, tells how a killed one ended, and ends with the exit code of the first that failed. torch's
+elastic launcher does the same, but listens on all interfaces and unpickles what its store holds.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
+import subprocess
 import sys
-import tempfile
-import uuid
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from onward import operating_system
 from onward.errors import ParametersError
-from onward.operating_system import children_leading_sessions, usable_cores
+from onward.operating_system import usable_cores
+from onward.parallel.launcher import LOOPBACK
+from onward.parallel.listening import listen, serve_store, stay_on_loopback
 from onward.parallel.process import DeviceKind, choose_backend
-from onward.parallel.watch import LAUNCHED_BY_US
+from onward.parallel.watch import LAUNCHED_BY_US, STORE_SECONDS
 from onward.parameters.distributed import Distributed
 
-SAVING_SECONDS = 24 * 3600
-"""How long workers may take to save after a signal; the person who sent it can send another one."""
+POLL_SECONDS = 0.05
+"""How often this process looks whether a worker has ended."""
 
 
 def worker_count(parameters: Distributed) -> int:
@@ -61,72 +61,119 @@ def check_room(parameters: Distributed, device_kind: DeviceKind) -> None:
 def launch_workers(count: int, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` in `count` processes and waits for them; returns the exit code of all.
 
-    SIGINT and SIGTERM go on to the workers, which save and end. Must be called in the main thread.
+    The processes rendezvous at a store that this process holds, on the loopback interface. SIGINT and SIGTERM are
+    forwarded to the workers, which save and end. Must be called in the main thread.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ[LAUNCHED_BY_US] = "1"
+    workers: list[subprocess.Popen[bytes]] = []
+    with _forwarded_signals(workers), listen(LOOPBACK) as listener:
+        port = listener.getsockname()[1]
+        store = serve_store(listener, STORE_SECONDS)
+        ended = _run(workers, [_worker_environment(rank, count, port) for rank in range(count)], arguments)
+        del store  # it served until the last worker had ended
+    return _explain(ended, count) if any(one.exit_code for one in ended) else 0
+
+
+def _worker_environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun would set, and that everything this worker opens stays on the loopback interface."""
+    variables = {
+        **os.environ,
+        LAUNCHED_BY_US: "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"onward.{os.getpid()}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
     # Every process would take all cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // count)))
-    with tempfile.TemporaryDirectory(prefix="onward_") as folder, _forwarded_signals():
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            run_id=str(uuid.uuid4()),
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            signals_to_handle="SIGHUP",
-            shutdown_timeout=SAVING_SECONDS,
-        )
-        try:
-            elastic_launch(config, sys.executable)(*arguments)
-        except ChildFailedError as error:
-            return _explain(error.failures, count)
-    return 0
+    variables.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // count)))
+    # After a timeout NCCL's communicators are torn down and the process ends, as under torchrun.
+    variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    stay_on_loopback(variables)
+    return variables
 
 
-def _explain(failures: dict[int, ProcessFailure], count: int) -> int:
+@dataclass(frozen=True)
+class EndedWorker:
+    """How a worker ended: the rank and process it was, its exit code (below 0: a signal), and when that was seen."""
+
+    rank: int
+    pid: int
+    exit_code: int
+    seen_at_seconds: float
+
+
+def _run(
+    workers: list[subprocess.Popen[bytes]], environments: Sequence[Mapping[str, str]], arguments: Sequence[str]
+) -> list[EndedWorker]:
+    """Starts a worker in each environment and waits until all have ended; the first failure ends the others, too."""
+    ended: dict[int, EndedWorker] = {}
+    try:
+        for environment in environments:
+            command = [sys.executable, *arguments]
+            # A session of its own: Ctrl-C reaches a worker once, through this process.
+            workers.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        while len(ended) < len(workers):
+            time.sleep(POLL_SECONDS)
+            had_failed = any(one.exit_code for one in ended.values())
+            for rank, worker in enumerate(workers):
+                exit_code = worker.poll()
+                if rank not in ended and exit_code is not None:
+                    ended[rank] = EndedWorker(rank, worker.pid, exit_code, time.monotonic())
+            if not had_failed and any(one.exit_code for one in ended.values()):
+                _signal_all(workers, signal.SIGTERM)
+    except BaseException:
+        _signal_all(workers, signal.SIGKILL)
+        raise
+    return list(ended.values())
+
+
+def _signal_all(workers: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for worker in workers:
+        worker.send_signal(number)  # nothing happens to one that has ended
+
+
+def _explain(ended: Sequence[EndedWorker], count: int) -> int:
     """The exit code of the first failure, and of a killed worker the words that it could not say."""
-    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
-    for other, failure in failures.items():
+    failures = [one for one in ended if one.exit_code]
+    first = min(failures, key=lambda one: one.seen_at_seconds)
+    for other in failures:
         # Workers that notice the end of a killed one may be seen to end before it.
-        is_at_once = failure.timestamp <= first.timestamp + 1
-        if is_at_once and failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-            rank, first = other, failure
-    if first.exitcode >= 0:
-        return first.exitcode
-    name = signal.Signals(-first.exitcode).name
+        is_at_once = other.seen_at_seconds <= first.seen_at_seconds + 1
+        if is_at_once and other.exit_code < 0 and other.exit_code != -signal.SIGTERM:
+            first = other
+    if first.exit_code >= 0:
+        return first.exit_code
+    name = signal.Signals(-first.exit_code).name
     hint = " The kernel does so when memory runs out; look at dmesg." if name == "SIGKILL" else ""
     sys.stderr.write(
-        f"onward train: rank {rank} of {count} (process {first.pid}) was ended by {name}; all ranks end.{hint}\n"
+        f"onward train: rank {first.rank} of {count} (process {first.pid}) was ended by {name}; all ranks end.{hint}\n"
     )
     return 1
 
 
 @contextmanager
-def _forwarded_signals() -> Iterator[None]:
+def _forwarded_signals(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
     """SIGINT and SIGTERM go to the workers; where there are none yet, they end this process as usual.
 
-    SIGUSR1, which asks to save, goes to them, too.
+    SIGUSR1, which asks to save, goes to them, too. A closed terminal (SIGHUP) asks them to save and end.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
-        workers = list(children_leading_sessions())
-        for pid in workers:
-            os.kill(pid, number)
-        if not workers:
+        if not any(worker.poll() is None for worker in workers):
             raise KeyboardInterrupt
+        _signal_all(workers, signal.SIGTERM if number == signal.SIGHUP else number)
 
     def forward_save(number: int, frame: FrameType | None) -> None:
-        for pid in children_leading_sessions():
-            os.kill(pid, number)
+        _signal_all(workers, number)
 
-    previous = {one: signal.signal(one, forward) for one in (signal.SIGINT, signal.SIGTERM)}
-    if hasattr(signal, "SIGUSR1"):
-        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, forward_save)
+    handlers = {signal.SIGINT: forward, signal.SIGTERM: forward, signal.SIGUSR1: forward_save}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        handlers[signal.SIGHUP] = forward
+    previous = {one: signal.signal(one, handler) for one, handler in handlers.items()}
     try:
         yield
     finally:

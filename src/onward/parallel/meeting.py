@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from onward.errors import ParametersError
 from onward.operating_system import interface_with_address, process_namespace
 from onward.parallel.launcher import Launch
+from onward.parallel.listening import address_to_bind, listen, serve_store, stay_on_loopback
 
 POLL_SECONDS = 0.05
 
@@ -45,9 +46,31 @@ class Attendant:
         return self.host == socket.gethostname() and self.namespace == process_namespace()
 
 
+class ForeignEntryError(ParametersError):
+    """The store holds something that no rank wrote."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        super().__init__(
+            f"the store where the ranks rendezvous holds {content[:40]!r} as {name!r}, which no rank wrote. Close its "
+            "port to everything but the machines of the run (see docs/distributed.md), and start again."
+        )
+
+
 def attendant(store: Store, rank: int) -> Attendant:
-    """Who came as a rank that has signed in."""
-    return Attendant(*json.loads(store.get(f"here/{rank}")))
+    """Who came as a rank that has signed in.
+
+    Raises:
+        ForeignEntryError: somebody else wrote there.
+    """
+    return _read_attendant(rank, store.get(f"here/{rank}"))
+
+
+def _read_attendant(rank: int, content: bytes) -> Attendant:
+    try:
+        host, pid, namespace = json.loads(content)
+        return Attendant(str(host), int(pid), int(namespace))
+    except (ValueError, TypeError, RecursionError):
+        raise ForeignEntryError(f"here/{rank}", content) from None
 
 
 def open_store(launch: Launch, timeout_seconds: float) -> Store:
@@ -59,16 +82,20 @@ def open_store(launch: Launch, timeout_seconds: float) -> Store:
     hosts = launch.rank == 0 and not launch.agent_store
     place = f"{launch.master_address}:{launch.master_port}"
     started = time.monotonic()
+    address = address_to_bind(launch.master_address) if hosts else None
     try:
-        store = TCPStore(
-            launch.master_address,
-            launch.master_port,
-            launch.world_size,
-            is_master=hosts,
-            timeout=timedelta(seconds=timeout_seconds),
-            wait_for_workers=False,
-        )
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if address is not None:
+            store = serve_store(listen(address, launch.master_port), timeout_seconds)
+        else:
+            store = TCPStore(
+                launch.master_address,
+                launch.master_port,
+                launch.world_size,
+                is_master=hosts,
+                timeout=timedelta(seconds=timeout_seconds),
+                wait_for_workers=False,
+            )
+    except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         if hosts:
             raise ParametersError(
                 f"rank 0 cannot listen at port {launch.master_port}, where the others look for it: "
@@ -119,16 +146,16 @@ def _sign_in(store: Store, launch: Launch) -> None:
     job = f"{launch.world_size} processes, {launch.launcher} job {launch.job!r}"
     # The owner of the store says whose it is; a stray that comes first must not. torchrun's store is its own start's.
     speaks = launch.rank == 0 or launch.agent_store
-    first = (store.compare_set("job", "", job) if speaks else store.get("job")).decode()
+    first = (store.compare_set("job", "", job) if speaks else store.get("job")).decode(errors="replace")
     if first != job:
         raise StrayError(
             f"rank {launch.rank} ({me}) belongs to a start of {job}, but at {launch.master_address}:"
             f"{launch.master_port} meets a start of {first}. Set MASTER_PORT to another free port for one of the two."
         )
     written = json.dumps(dataclasses.astuple(me))
-    seen = store.compare_set(f"here/{launch.rank}", "", written).decode()
-    if seen != written:
-        other = Attendant(*json.loads(seen))
+    seen = store.compare_set(f"here/{launch.rank}", "", written)
+    if seen != written.encode():
+        other = _read_attendant(launch.rank, seen)
         raise ParametersError(
             f"rank {launch.rank} is there twice: {other}; and {me}. Give every process its own rank, and every start "
             "its own MASTER_PORT."
@@ -159,12 +186,21 @@ def _first_line(error: BaseException) -> str:
 
 
 def choose_interface(launch: Launch) -> None:
-    """Tells Gloo which network leads to the meeting point; by itself it trusts the host's name, which often lies."""
+    """Keeps the processes of one machine on its loopback interface, unless the user names another one.
+
+    On several machines, tells Gloo which network leads to the meeting point; by itself it trusts the host's name, which
+    often lies.
+    """
+    if launch.is_one_machine:
+        variables: dict[str, str] = {}
+        stay_on_loopback(variables)
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
+        return
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((launch.master_address, launch.master_port))  # of a datagram: chooses a route, sends nothing
         interface = interface_with_address(probe.getsockname()[0])
-        is_one_machine = launch.local_size == launch.world_size
-        if interface is not None and (is_one_machine or not interface.startswith("lo")):
+        if interface is not None and not interface.startswith("lo"):
             os.environ["GLOO_SOCKET_IFNAME"] = interface

@@ -28,7 +28,7 @@ from onward.errors import Interrupted, UserError
 from onward.operating_system import is_running, process_state
 from onward.parallel.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.launcher import Launch
-from onward.parallel.meeting import Attendant, attendant, name_ranks
+from onward.parallel.meeting import Attendant, ForeignEntryError, attendant, name_ranks
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 60.0
@@ -67,6 +67,19 @@ class Failure:
         """For the store."""
         return json.dumps(dataclasses.asdict(self))
 
+    @staticmethod
+    def read(content: bytes) -> Failure:
+        """What a rank wrote.
+
+        Raises:
+            ForeignEntryError: somebody else wrote there.
+        """
+        try:
+            found = json.loads(content)
+            return Failure(int(found["rank"]), str(found["text"]), int(found["exit_code"]), int(found["number"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ForeignEntryError("failure", content) from None
+
 
 class Watch:
     """The thread that tells others that this rank lives, and ends this process when another one failed.
@@ -85,6 +98,7 @@ class Watch:
         self._recorder = FlightRecorder(launch.rank, launch.world_size, folder)
         self._store: Store = store.clone()  # type: ignore[attr-defined]
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
         self._stopping = threading.Event()
         self.leaving: tuple[float, int] | None = None
         self._beats_before: dict[int, tuple[int, int]] = {}
@@ -119,7 +133,7 @@ class Watch:
     def publish(self, failure: Failure) -> Failure:
         """Writes a failure into the store, unless there is one; returns the one that is there."""
         with self._talk():
-            return Failure(**json.loads(self._store.compare_set("failure", "", failure.written())))
+            return Failure.read(self._store.compare_set("failure", "", failure.written()))
 
     def let_end(self, exit_code: int) -> NoReturn:
         """After the failure was shown: lets the others end, and ends."""
@@ -235,8 +249,7 @@ class Watch:
         with self._talk():
             for rank in beats:
                 if self._store.check([f"beat/{rank}"]):
-                    count, progress = self._store.get(f"beat/{rank}").split()
-                    beats[rank] = (int(count), int(progress))
+                    beats[rank] = _read_beat(rank, self._store.get(f"beat/{rank}"))
         return beats
 
     @contextlib.contextmanager
@@ -259,7 +272,7 @@ class Watch:
     def _first(self) -> Failure | None:
         with self._talk():
             if self._store.check(["failure"]):
-                return Failure(**json.loads(self._store.get("failure")))
+                return Failure.read(self._store.get("failure"))
         return None
 
     # ------------------------------------------------------------------ the watching thread
@@ -283,6 +296,8 @@ class Watch:
             except dist.DistError:
                 if not self._stopping.is_set() and self.leaving is None:
                     self.end_without_store()
+            except ForeignEntryError as error:
+                self.end_on_foreign_entry(error)
 
     def _end_if_failed(self, death: str | None) -> None:
         first = self._first()
@@ -296,6 +311,13 @@ class Watch:
         # This rank's own failure its main thread is about to show.
         if first is not None and first.rank != self.launch.rank:
             self.end_after_showing(first.exit_code)
+
+    def end_on_foreign_entry(self, error: ForeignEntryError) -> NoReturn:
+        """A stranger writes into the store: every rank finds it, and one of every machine shows it, once."""
+        self._ending.acquire()
+        if self.launch.local_rank == 0:
+            say(str(error))
+        end_process(exit_code_of(error))
 
     def end_without_store(self) -> NoReturn:
         """Nobody can agree any more on who speaks: rank 1, and one process of every other machine."""
@@ -345,6 +367,14 @@ class _Neighbour:
         if silent < SILENT_SECONDS:
             return None
         return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
+
+
+def _read_beat(rank: int, content: bytes) -> tuple[int, int]:
+    try:
+        count, progress = content.split()
+        return int(count), int(progress)
+    except ValueError:
+        raise ForeignEntryError(f"beat/{rank}", content) from None
 
 
 def end_process(exit_code: int) -> NoReturn:
