@@ -11,6 +11,7 @@
     │   ├── StorageError          the disk: full, read-only, gone
     │   └── FolderInUseError      another process writes where this one is to write
     ├── CorruptionError       memory or a processor that changed bits; the command line exits with 1
+    ├── OutOfMemoryError      memory ran out while training
     └── Interrupted           stopped by a signal after saving; the command line exits with 3
 
 A message says what is wrong with names and numbers, what was expected, and what to do.
@@ -59,6 +60,14 @@ class FolderInUseError(UserError):
 
 class CorruptionError(OnwardError):
     """Bits that must be equal and are not: nothing that the user did, and nothing to save."""
+
+
+class OutOfMemoryError(OnwardError):
+    """Memory ran out in a training step; the cause is chained."""
+
+    def __init__(self, message: str, batch_size: int) -> None:
+        super().__init__(message)
+        self.batch_size = batch_size
 
 
 class Interrupted(OnwardError):

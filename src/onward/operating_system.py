@@ -117,6 +117,16 @@ def process_state(pid: int) -> str | None:
     return _STATES.get(letter, f"is in state {letter}")
 
 
+def out_of_memory_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has killed for lack of memory so far, in this container or on this machine."""
+    for name in ("sys/fs/cgroup/memory.events", "proc/vmstat"):
+        with contextlib.suppress(OSError):
+            for line in (root / name).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
 def open_file_of(pid: int, descriptor: int) -> Path:
     """A file that another process of this machine has open, as a path that opens it, too."""
     return Path(f"/proc/{pid}/fd/{descriptor}")

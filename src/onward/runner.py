@@ -185,13 +185,13 @@ class TrainingRunner:
         notes = self._checkpoints.resume(self.parameters.checkpoint, self.state)
         if notes is None:
             return
-        self.watchers.on_messages(notes)
-        record = self._checkpoints.record(self.parameters.checkpoint) or {}
+        rounds = (self.parameters, *self.parameters.next_rounds)
+        record, counters = self._checkpoints.record(self.parameters.checkpoint) or {}, self.state.counters
+        self.watchers.on_messages([*notes, *self._batch_sizes.restate(rounds, record, counters)])
         self.watchers.restore(record.get("callbacks", {}))
-        counters = self.state.counters
         self.resumed_update = counters.update
         # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
-        if self._batch_sizes.is_over((self.parameters, *self.parameters.next_rounds), counters):
+        if self._batch_sizes.is_over(rounds, counters):
             self._finish_round()
 
     @property
@@ -397,7 +397,7 @@ class TrainingRunner:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
         best = None if self._best is None else self._best.kept_update
-        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.found, self.watchers.states(), best)
+        path = self._checkpoints.save(self.parameters, state, self._batch_sizes.record(), self.watchers.states(), best)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, self.files.shown(path), stall))

@@ -1,8 +1,8 @@
 """Runs that are killed at random moments and started again: the layouts, the moments, and the count of what survived.
 
-A life is `onward train` in forked processes that have torch imported already, started as by a launcher that does not look
-after them. Every process of a life must have ended soon after the kill, and the weights at the end have the bits of a
-run that was never killed.
+A life is `onward train` in forked processes that have torch imported already, started as by a launcher that does not
+look after them. Every process of a life must have ended soon after the kill, and the weights at the end have the bits
+of a run that was never killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from tests.ranks import _CONTEXT
 ORPHAN_SECONDS = 30.0
 """In which all processes of a life must have ended after one was killed, also in start-up."""
 LONGEST_SECONDS = 120.0
-LONGEST_EXPORT_SECONDS = 0.015
 STEPS, PERIOD_UPDATES = 60, 3
 
 Moment = Literal["start-up", "any", "save", "export"]
@@ -93,6 +92,7 @@ class Arena:
         _join(life, LONGEST_SECONDS)
         assert [process.exitcode for process in life] == [0] * self.ranks, (folder / "whole.log").read_text()
         self._run_seconds = time.monotonic() - started
+        self._export_seconds = min(float(path.read_text()) for path in folder.glob("whole.exported*"))
         self.expected = weights_of(folder / "whole")
 
     def kill(self, count: int) -> Tally:
@@ -113,7 +113,7 @@ class Arena:
         """One life; how many kills are left, and whether the run is over."""
         is_group = self.ranks == 1 or self._random.random() < 0.5
         chosen = range(self.ranks) if is_group else [self._random.randrange(self.ranks)]
-        in_export = self._random.uniform(0, LONGEST_EXPORT_SECONDS) if moment == "export" else None
+        in_export = self._random.uniform(0, self._export_seconds) if moment == "export" else None
         life = self._begin(output, dict.fromkeys(chosen, in_export))
         if moment is not None:
             self._wait(moment, output, life)
@@ -191,22 +191,25 @@ def _train(folder: str, output: str, rank: int, ranks: int, port: int, ends_in_e
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
     options = [f"--paths.output_dir={output}", f"--checkpoint.checkpoints_dir={output}/checkpoints"]
-    if ends_in_export is not None:
-        _end_in_export(ends_in_export)
+    _watch_export(Path(f"{output}.exported{rank}"), ends_in_export)
     os._exit(main(["train", "run.yaml", *options]))
 
 
-def _end_in_export(seconds: float) -> None:
-    """Has this process killed with SIGKILL so long after it has begun to write the trained model."""
+def _watch_export(file: Path, ends_after_seconds: float | None) -> None:
+    """Writes down how long the trained model took to write, or has this process killed with SIGKILL on the way."""
     export = runner.export_run
 
-    def dying_export(*arguments: Any) -> Any:
-        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
-        timer.daemon = True
-        timer.start()
-        return export(*arguments)
+    def watched_export(*arguments: Any) -> Any:
+        started = time.perf_counter()
+        if ends_after_seconds is not None:
+            timer = threading.Timer(ends_after_seconds, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        written = export(*arguments)
+        file.write_text(str(time.perf_counter() - started))
+        return written
 
-    runner.export_run = dying_export  # type: ignore[assignment]
+    runner.export_run = watched_export  # type: ignore[assignment]
 
 
 def _kill(process: BaseProcess) -> None:

@@ -51,6 +51,8 @@ def ended(rank: int, exit_code: int, after_seconds: float = 0) -> EndedWorker:
 def test_first_cause_decides(
     failures: list[EndedWorker], exit_code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _explain(failures, 3) == exit_code
+    found, cause = _explain(failures, 3)
+    assert found == exit_code
     said = capsys.readouterr().err
+    assert said == (f"onward train: {cause.text}\n" if cause else "")
     assert said.startswith(f"onward train: {words}") if words else not said

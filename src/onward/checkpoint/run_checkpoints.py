@@ -127,7 +127,7 @@ class RunCheckpoints:
         Args:
             parameters: of the round.
             state: what is saved.
-            batch_sizes: what was found for rounds that ask for it (`onward.engine.batch_size`).
+            batch_sizes: what is known of micro-batches (`onward.engine.batch_size`).
             callbacks: what callbacks keep, by name.
             best_update: of the checkpoint that is kept as the best.
 
@@ -138,7 +138,7 @@ class RunCheckpoints:
         record = {
             **state.record(),
             "parameters": parameters.to_mapping(),
-            "batch_sizes": dict(batch_sizes or {}),
+            **(batch_sizes or {}),
             "callbacks": dict(callbacks or {}),
         }
         if parameters.machine.check_weights_period and self.mesh.world_size > 1:

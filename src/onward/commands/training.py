@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from onward.checkpoint.reading import find_latest
 from onward.checkpoint.run_files import localize
 from onward.commands.dry_run import dry_run
 from onward.commands.loaders import test_loader, training_loader
@@ -17,21 +19,26 @@ from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
 from onward.engine.epochs import count_in_steps
 from onward.engine.interruption import SAVE_SIGNAL
+from onward.engine.out_of_memory import smaller_batches
 from onward.engine.performance import performance_lines, synthetic_loader
 from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
 from onward.engine.reports import Watcher
 from onward.environment import Environment, choose_allocator
 from onward.parallel.failure import ending_together
 from onward.parallel.launcher import detect
-from onward.parallel.launching import check_room, launch_workers, worker_count
+from onward.parallel.launching import check_room, launch, worker_count
 from onward.parallel.listening import listening_note
 from onward.parallel.process import Mesh, start, stop
+from onward.parallel.restarting import RESTARTED_AFTER, Restarts, launch_until_done
 from onward.parameters import Checkpoint, Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.metrics_file import JsonConsole
 from onward.report.phases import Phases
 from onward.report.watching import Watchers
 from onward.runner import TrainingRunner
+
+DEFAULT_RESTARTS = 3
+"""Without progress in between, where checkpoints are saved."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ def train(
     try:
         if detect().launcher == "none":
             parameters = Parameters.load(file, overrides)
-            if worker_count(parameters.distributed) > 1:
+            if worker_count(parameters.distributed) > 1 or (is_supervised(parameters) and not options.dry_run):
                 phases.end()
                 raise SystemExit(_launch(parameters, file, overrides, options))
         with ending_together("onward train"):
@@ -103,7 +110,29 @@ def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, st
     arguments += [] if options.log_level is None else ["--log-level", options.log_level]
     arguments += [f"--{name}={value}" for name, value in overrides.items()]
     command = ["-m", "onward", "train", str(file), *arguments]
-    return launch_workers(worker_count(parameters.distributed), command)
+    count = worker_count(parameters.distributed)
+    return launch_until_done(lambda more: launch(count, command, more), _restarts(parameters, options))
+
+
+def _restarts(parameters: Parameters, options: TrainOptions) -> Restarts:
+    """When the workers are started again."""
+    folder = localize(parameters)[0].checkpoint.checkpoints_dir
+    asked, halves = parameters.distributed.max_restarts, parameters.training.halve_batch_on_out_of_memory
+    most = asked if asked is not None else DEFAULT_RESTARTS if folder is not None or halves else 0
+
+    def newest_checkpoint() -> str | None:
+        path = None if folder is None else find_latest(folder)
+        return None if path is None else path.name
+
+    smaller = functools.partial(smaller_batches, parameters) if halves else None
+    return Restarts(0 if options.dry_run or parameters.training.is_perf_test else most, newest_checkpoint, smaller)
+
+
+def is_supervised(parameters: Parameters) -> bool:
+    """Whether one process alone is started by another one, which restarts it."""
+    return bool(parameters.distributed.max_restarts) or (
+        parameters.training.halve_batch_on_out_of_memory and parameters.distributed.max_restarts is None
+    )
 
 
 def environment_of(parameters: Parameters, options: TrainOptions) -> Environment:
@@ -163,7 +192,8 @@ def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phase
         _measure(parameters, environment, mesh, shown)
         return
     ports = listening_note(detect())
-    notes = [] if ports is None else [ports]
+    cause = os.environ.get(RESTARTED_AFTER)
+    notes = [*([] if ports is None else [ports]), *([] if cause is None else [f"restarted: {cause}"])]
     parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
     rounds = (parameters, *parameters.next_rounds)
     data = [(training_loader(one, mesh), test_loader(one, mesh)) for one in rounds]

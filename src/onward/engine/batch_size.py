@@ -11,6 +11,7 @@ from typing import Any
 
 from onward.data.shard import FeatureSpec
 from onward.engine.forecast import forecast
+from onward.engine.out_of_memory import largest_batch, with_smaller_batch
 from onward.engine.preparation import plan_run
 from onward.engine.state import Counters
 from onward.engine.trial import trial_bytes
@@ -37,12 +38,15 @@ class BatchSizes:
 
     Attributes:
         found: number of the round -> [samples of an update, micro-batch], as it goes into checkpoints.
+        largest: the most samples of a micro-batch that memory suffices for, as far as it is known.
         begun_round: in the middle of which the checkpoint stands that the run goes on from; None: of none.
     """
 
     found: dict[str, list[int]] = field(default_factory=dict)
     begun_round: int | None = None
+    largest: int | None = None
     _told: set[int] = field(default_factory=set)
+    _told_smaller: set[int] = field(default_factory=set)
 
     def settle(
         self,
@@ -59,7 +63,7 @@ class BatchSizes:
             ParametersError: not even the smallest micro-batch fits, or the model fixes its batch.
         """
         if not parameters.training.find_batch_size:
-            return parameters
+            return self._made_smaller(parameters, number, say)
         samples = samples_of_update(parameters)
         if self.found.get(str(number), [0])[0] == samples:
             chosen = self.known(parameters, number)
@@ -71,7 +75,32 @@ class BatchSizes:
             self.found[str(number)] = [samples, chosen.training.batch_size]
             say(note)
         self._told.add(number)
+        return self._made_smaller(chosen, number, say)
+
+    def _made_smaller(self, parameters: Parameters, number: int, say: Callable[[str], None]) -> Parameters:
+        """As memory that ran out demands."""
+        chosen = with_smaller_batch(parameters, self.largest)
+        if chosen is not parameters and number not in self._told_smaller:
+            say(f"training.halve_batch_on_out_of_memory: {outcome(parameters, chosen)}.")
+            self._told_smaller.add(number)
         return chosen
+
+    def record(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"batch_sizes": self.found, **({} if self.largest is None else {"largest_batch": self.largest})}
+
+    def restate(self, rounds: Sequence[Parameters], record: Mapping[str, Any], counters: Counters) -> list[str]:
+        """Counts the steps of a checkpoint in the micro-batches of this run, if it saved with larger ones; notes."""
+        if self.largest is None or not counters.step or counters.round >= len(rounds):
+            return []
+        now = self.known(rounds[counters.round], counters.round)
+        before, size = record["parameters"]["training"], now.training.batch_size
+        old = before["batch_size"]
+        if old == size or old * before.get("gradient_accumulation_steps", 1) != samples_of_update(now):
+            return []
+        step = counters.step
+        counters.step, counters.ended_early_of = step * old // size, counters.ended_early_of * old // size
+        return [f"step {step}, in micro-batches of {old} samples, is step {counters.step} in micro-batches of {size}."]
 
     def _refuse_another(self, parameters: Parameters, number: int) -> None:
         """A round that was begun counts its steps, which would mean something else."""
@@ -88,9 +117,9 @@ class BatchSizes:
     def known(self, parameters: Parameters, number: int) -> Parameters:
         """Parameters of a round with the micro-batch that was found for it; as they are where none was."""
         samples, size = self.found.get(str(number), (0, 0))
-        if not parameters.training.find_batch_size or samples != samples_of_update(parameters):
-            return parameters
-        return with_micro_batches(parameters, size)
+        if parameters.training.find_batch_size and samples == samples_of_update(parameters):
+            parameters = with_micro_batches(parameters, size)
+        return with_smaller_batch(parameters, self.largest)
 
     def is_over(self, rounds: Sequence[Parameters], counters: Counters) -> bool:
         """Whether all steps of the present round are done, or a callback ended it when it had no more than now."""
@@ -101,10 +130,11 @@ class BatchSizes:
     @classmethod
     def of_record(cls, record: Mapping[str, Any] | None) -> BatchSizes:
         """As a checkpoint keeps them; none where there is no checkpoint."""
+        largest = largest_batch(record or {})
         if record is None:
-            return cls()
+            return cls(largest=largest)
         counters = record["counters"]
-        return cls(dict(record.get("batch_sizes", {})), counters["round"] if counters["step"] else None)
+        return cls(dict(record.get("batch_sizes", {})), counters["round"] if counters["step"] else None, largest)
 
 
 def find_batch_size(

@@ -11,6 +11,7 @@ from onward.engine.integrity import IntegrityWatch
 from onward.engine.loop import Clock, StepDone, train_steps
 from onward.engine.loss_shares import LossShares
 from onward.engine.micro_batches import OneByOne
+from onward.engine.out_of_memory import explaining_out_of_memory
 from onward.engine.preparation import make_schedule, watched_names
 from onward.engine.recomputation import RecomputationWatch
 from onward.engine.slow_ranks import SlowRanks
@@ -89,6 +90,7 @@ def round_steps(
         assert isinstance(steps.micro_batches, OneByOne)
         batches = RecomputationWatch(state, steps.micro_batches, parameters).inspected(batches)
     trained = train_steps(steps, batches, schedule, training.steps, training.display_loss_steps, clock)
+    trained = explaining_out_of_memory(trained, parameters, state)
     distributed, machine = parameters.distributed, parameters.machine
     waits = WaitClock(state.device, assembly.modules)
     period, ratio = distributed.slow_rank_period, distributed.slow_rank_ratio

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, OnwardError, UserError
+from onward.parallel.cause import cause_of, leave_cause
 from onward.parallel.launcher import Launch, detect
 from onward.parallel.meeting import ForeignEntryError, StrayError, open_store
-from onward.parallel.watch import FAREWELL_SECONDS, Watch, end_process, exit_code_of, is_echo
+from onward.parallel.watch import FAREWELL_SECONDS, Watch, end_process, exit_code_of, is_echo, words
 
 
 class ExchangeError(OnwardError):
@@ -95,6 +96,7 @@ def ending_together(title: str = "onward") -> Iterator[None]:
         except UserError:
             raise error from None
         if launch.world_size == 1:
+            leave_cause(cause_of(error, words(error), 0))
             raise
         _end_together(error, launch, title)
 

@@ -10,23 +10,29 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import torch
 
 from onward import operating_system
 from onward.errors import ParametersError
-from onward.operating_system import usable_cores
+from onward.operating_system import out_of_memory_kills, usable_cores
+from onward.parallel.cause import CAUSE_FILE, Cause, read_cause
 from onward.parallel.launcher import LOOPBACK
 from onward.parallel.listening import listen, serve_store, stay_on_loopback
 from onward.parallel.process import DeviceKind, choose_backend
+from onward.parallel.restarting import INTERRUPTED, LaunchEnd
 from onward.parallel.watch import LAUNCHED_BY_US, STORE_SECONDS
 from onward.parameters.distributed import Distributed
 
+END_SECONDS = 25.0
+"""After a failure the other workers end by themselves; one that does not by then hangs, and is killed."""
 POLL_SECONDS = 0.05
 """How often this process looks whether a worker has ended."""
 
@@ -59,18 +65,46 @@ def check_room(parameters: Distributed, device_kind: DeviceKind) -> None:
 
 
 def launch_workers(count: int, arguments: Sequence[str]) -> int:
-    """Runs `python ARGUMENTS` in `count` processes and waits for them; returns the exit code of all.
+    """`launch`, for its exit code alone."""
+    return launch(count, arguments).exit_code
+
+
+def launch(count: int, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> LaunchEnd:
+    """Runs `python ARGUMENTS` in `count` processes and waits for them; returns how they ended.
 
     The processes rendezvous at a store that this process holds, on the loopback interface. SIGINT and SIGTERM are
     forwarded to the workers, which save and end. Must be called in the main thread.
+
+    Args:
+        count: of processes.
+        arguments: of Python.
+        more: environment variables for all of them.
     """
     workers: list[subprocess.Popen[bytes]] = []
-    with _forwarded_signals(workers), listen(LOOPBACK) as listener:
-        port = listener.getsockname()[1]
-        store = serve_store(listener, STORE_SECONDS)
-        ended = _run(workers, [_worker_environment(rank, count, port) for rank in range(count)], arguments)
-        del store  # it served until the last worker had ended
-    return _explain(ended, count) if any(one.exit_code for one in ended) else 0
+    memory_kills = out_of_memory_kills()
+    with tempfile.TemporaryDirectory(prefix="onward_") as folder:
+        file = Path(folder) / "cause.json"
+        with _forwarded_signals(workers) as asked, listen(LOOPBACK) as listener:
+            port = listener.getsockname()[1]
+            store = serve_store(listener, STORE_SECONDS)
+            added = {**(more or {}), CAUSE_FILE: str(file)}
+            ended = _run(workers, [_worker_environment(rank, count, port) | added for rank in range(count)], arguments)
+            del store  # it served until the last worker had ended
+        if not any(one.exit_code for one in ended):
+            return LaunchEnd(0)
+        exit_code, killed = _explain(ended, count, out_of_memory_kills() > memory_kills)
+        return LaunchEnd(exit_code, killed or read_cause(file), bool(asked) or _was_asked(ended))
+
+
+def _first_failure(ended: Iterable[EndedWorker]) -> EndedWorker | None:
+    """That was seen first, whatever caused it."""
+    return min((one for one in ended if one.exit_code), key=lambda one: one.seen_at_seconds, default=None)
+
+
+def _was_asked(ended: Sequence[EndedWorker]) -> bool:
+    """Whether somebody ended a worker by SIGTERM; this process does so when one has failed, and then to others."""
+    first = _first_failure(ended)
+    return first is not None and first.exit_code == -signal.SIGTERM
 
 
 def _worker_environment(rank: int, count: int, port: int) -> dict[str, str]:
@@ -118,17 +152,25 @@ def _run(
             workers.append(subprocess.Popen(command, env=environment, start_new_session=True))
         while len(ended) < len(workers):
             time.sleep(POLL_SECONDS)
-            had_failed = any(one.exit_code for one in ended.values())
+            had_failed = _first_failure(ended.values()) is not None
             for rank, worker in enumerate(workers):
                 exit_code = worker.poll()
                 if rank not in ended and exit_code is not None:
                     ended[rank] = EndedWorker(rank, worker.pid, exit_code, time.monotonic())
-            if not had_failed and any(one.exit_code for one in ended.values()):
+            first = _first_failure(ended.values())
+            if first is not None and not had_failed:
                 _signal_all(workers, signal.SIGTERM)
+            if first is not None and _hangs(first):
+                _signal_all(workers, signal.SIGKILL)
     except BaseException:
         _signal_all(workers, signal.SIGKILL)
         raise
     return list(ended.values())
+
+
+def _hangs(first: EndedWorker) -> bool:
+    """Whether the workers that are still there, so long after the first failure, will not end by themselves."""
+    return first.exit_code != INTERRUPTED and time.monotonic() - first.seen_at_seconds > END_SECONDS
 
 
 def _signal_all(workers: Sequence[subprocess.Popen[bytes]], number: int) -> None:
@@ -136,33 +178,37 @@ def _signal_all(workers: Sequence[subprocess.Popen[bytes]], number: int) -> None
         worker.send_signal(number)  # nothing happens to one that has ended
 
 
-def _explain(ended: Sequence[EndedWorker], count: int) -> int:
-    """The exit code of the first failure, and of a killed worker the words that it could not say."""
-    failures = [one for one in ended if one.exit_code]
-    first = min(failures, key=lambda one: one.seen_at_seconds)
-    for other in failures:
+def _explain(ended: Sequence[EndedWorker], count: int, is_memory: bool = False) -> tuple[int, Cause | None]:
+    """The exit code of the first failure; of a killed worker the cause, in the words that it could not say itself."""
+    first = _first_failure(ended)
+    assert first is not None
+    for other in (one for one in ended if one.exit_code):
         # Workers that notice the end of a killed one may be seen to end before it.
         is_at_once = other.seen_at_seconds <= first.seen_at_seconds + 1
         if is_at_once and other.exit_code < 0 and other.exit_code != -signal.SIGTERM:
             first = other
     if first.exit_code >= 0:
-        return first.exit_code
+        return first.exit_code, None
     name = signal.Signals(-first.exit_code).name
     hint = " The kernel does so when memory runs out; look at dmesg." if name == "SIGKILL" else ""
-    sys.stderr.write(
-        f"onward train: rank {first.rank} of {count} (process {first.pid}) was ended by {name}; all ranks end.{hint}\n"
-    )
-    return 1
+    if name == "SIGKILL" and is_memory:
+        hint = " The kernel has killed a process for lack of memory meanwhile."
+    text = f"rank {first.rank} of {count} (process {first.pid}) was ended by {name}; all ranks end.{hint}"
+    sys.stderr.write(f"onward train: {text}\n")
+    return 1, Cause("out of memory" if name == "SIGKILL" and is_memory else "death", text)
 
 
 @contextmanager
-def _forwarded_signals(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forwarded_signals(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
     """SIGINT and SIGTERM go to the workers; where there are none yet, they end this process as usual.
 
-    SIGUSR1, which asks to save, goes to them, too. A closed terminal (SIGHUP) asks them to save and end.
+    SIGUSR1, which asks to save, goes to them, too. A closed terminal (SIGHUP) asks them to save and end. Gives the
+    signals that asked for an end.
     """
+    asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         if not any(worker.poll() is None for worker in workers):
             raise KeyboardInterrupt
         _signal_all(workers, signal.SIGTERM if number == signal.SIGHUP else number)
@@ -175,7 +221,7 @@ def _forwarded_signals(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[N
         handlers[signal.SIGHUP] = forward
     previous = {one: signal.signal(one, handler) for one, handler in handlers.items()}
     try:
-        yield
+        yield asked
     finally:
         for one, handler in previous.items():
             signal.signal(one, handler)

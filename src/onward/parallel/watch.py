@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, UserError
 from onward.operating_system import is_running, process_state
+from onward.parallel.cause import Cause, cause_of, leave_cause
 from onward.parallel.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.launcher import Launch
 from onward.parallel.meeting import Attendant, ForeignEntryError, attendant, name_ranks
@@ -125,9 +126,13 @@ class Watch:
             else:
                 text = f"{mine.text}\nWhat every rank was doing (stacks, last collectives, updates): {file}"
                 mine = dataclasses.replace(mine, text=text)
+            cause = Cause("hang", mine.text, self.progress)
         else:
             mine = Failure(self.launch.rank, words(error), exit_code_of(error))
+            cause = cause_of(error, mine.text, self.progress)
         first = self.publish(mine)
+        if first == mine:
+            leave_cause(cause)
         return first, first == mine
 
     def publish(self, failure: Failure) -> Failure:
@@ -305,6 +310,7 @@ class Watch:
             found = Failure(self.launch.rank, death, 1)
             first = self.publish(found)
             if first == found:
+                leave_cause(Cause("death", death, self.progress))
                 if LAUNCHED_BY_US not in os.environ:
                     say(death)
                 self.let_end(found.exit_code)

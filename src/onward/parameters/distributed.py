@@ -48,6 +48,9 @@ class Distributed:
             for others; a process that is slow is named in a message. 0: none.
         slow_rank_ratio: a process is slow whose own work takes so many times as long as the median of those that do
             the same work, twice in a row.
+        max_restarts: how often `onward train` restarts the processes that it started itself, after a crash, a hang or
+            memory that ran out, without a new checkpoint in between; 0: never. Absent: 3 where
+            `checkpoint.checkpoints_dir` is set. One process alone is restarted only if this is set.
     """
 
     __pydantic_config__ = STRICT
@@ -72,6 +75,7 @@ class Distributed:
     start_timeout_seconds: Positive = 300.0
     slow_rank_period: CountFromZero = 20
     slow_rank_ratio: Positive = 1.5
+    max_restarts: CountFromZero | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

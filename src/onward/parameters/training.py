@@ -76,6 +76,9 @@ class Training:
         find_batch_size: find the largest micro-batch that fits the memory of a rank (`machine.memory_gb`), by forecast
             and trial. An update stays `batch_size` times `gradient_accumulation_steps` samples of each replica, and
             fields in steps are converted; the run reports how. A resumed run keeps the size it found.
+        halve_batch_on_out_of_memory: after memory ran out, `onward train` restarts the run from its last checkpoint
+            with half the micro-batch and twice the `gradient_accumulation_steps`; an update keeps its samples, and
+            fields in steps are converted. A resumed run keeps the size.
         is_perf_test: train on random batches made from the model's inputs, and report throughput and memory;
             nothing is saved or evaluated, and no data are needed.
     """
@@ -101,6 +104,7 @@ class Training:
     revive_dropout: tuple[DropoutRule, ...] = ()
     mapped_dimensions: Mapping[str, Count] = field(default_factory=dict)
     find_batch_size: Flag = False
+    halve_batch_on_out_of_memory: Flag = False
     is_perf_test: Flag = False
 
     @property
