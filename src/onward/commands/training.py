@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
