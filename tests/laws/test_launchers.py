@@ -108,6 +108,7 @@ def long_run(workplace: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Plain `onward train` of many steps, after its first checkpoint."""
     output = workplace / f"long{time.monotonic_ns()}"
     long = ["--training.num_train_steps=200000", "--checkpoint.checkpoint_period=20", *into(output.name)]
+    long.append("--distributed.max_restarts=0")
     process = subprocess.Popen(
         [sys.executable, *TRAIN, *long], cwd=workplace, env=environment(), stderr=subprocess.PIPE, text=True
     )

@@ -169,24 +169,29 @@ def test_sigterm_to_one_rank_saves_and_is_not_restarted(workplace: Path, undistu
     assert not any(is_running(worker) for worker in workers)
 
 
-def test_a_killed_launcher_leaves_nobody_behind(workplace: Path) -> None:
-    process, workers = begin(workplace, "orphans", "--training.num_train_steps=60000")
+@pytest.mark.parametrize("moment", ["training", "start-up"])
+def test_a_killed_launcher_leaves_nobody_behind(moment: str, workplace: Path) -> None:
+    options = ["--training.num_train_steps=60000"]
+    process, workers = begin(workplace, f"orphans in {moment}", *options, waits_for_checkpoint=moment == "training")
+    assert len(workers) == 2
     process.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90  # workers import torch to the end first
     while any(is_running(worker) for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.communicate()
 
 
-def begin(folder: Path, output: str, *options: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """A run after its first checkpoint, and its workers."""
+def begin(
+    folder: Path, output: str, *options: str, waits_for_checkpoint: bool = True
+) -> tuple[subprocess.Popen[str], list[int]]:
+    """A run after its first checkpoint, or as soon as it has workers, and these."""
     command = [sys.executable, *TRAIN, *into(output), f"--tensorboard.log_dir={output}/logs", *options]
     process = subprocess.Popen(
         command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + LONGEST_SECONDS
-    while not checkpoints(folder / output):
+    while not (checkpoints(folder / output) if waits_for_checkpoint else len(workers_of(process)) == 2):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)

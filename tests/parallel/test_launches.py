@@ -309,6 +309,21 @@ def test_cut_cable_ends_both_nodes(tmp_path: Path) -> None:
     assert "rank 0 is gone" in said[1] or "waited 4 s" in said[1]
 
 
+@pytest.mark.slow
+def test_rank_that_dies_on_another_node_in_start_up_ends_the_rest_in_half_a_minute(tmp_path: Path) -> None:
+    """No collective fails, and no launcher looks after it."""
+    with two_nodes() as nodes:
+        variables = [slurm(rank, 2, ",".join(nodes.addresses), "1(x2)", rank) for rank in range(2)]
+        command = [sys.executable, WORKER, "kill-in-start-up", "data_parallel_size=2"]
+        processes = [nodes.start(rank, command, tmp_path, variables[rank]) for rank in range(2)]
+        processes[1].wait(timeout=LONGEST_SECONDS)
+        died = time.monotonic()
+        said = outputs(processes)
+    assert time.monotonic() - died < 31
+    assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
+    assert re.search(r"rank 1 \(node1, process \d+\) has given no sign of life for 2[5-9] s: dead, or unreach", said[0])
+
+
 # ---------------------------------------------------------------------- stopping
 
 

@@ -28,6 +28,10 @@ def run(what: str, parameters: Distributed) -> None:
     if what == "stay-away" and detect().rank == 1:
         time.sleep(600)
     mesh = start(parameters, "cpu", Path())
+    if what == "kill-in-start-up":
+        if mesh.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)  # the others read a large model, and exchange nothing
     check_same(mesh, {"model": f"{mesh.rank if what == 'differ' else 0}" * 64, "parameters": "same"})
     with StopRequest() as stop_request:
         total = train(mesh, what, stop_request)

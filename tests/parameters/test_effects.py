@@ -26,6 +26,7 @@ ALWAYS = {
         "skip_evaluation", "seed", "weights_to_train", "weights_not_to_train", "tied_weights", "untied_weights",
         "immutable_weights", "revive_dropout", "mapped_dimensions", "find_batch_size", "is_perf_test",
         "freeze_batch_norm",
+        "halve_batch_on_out_of_memory",
     },
     "learning_rate": {"initial_lr", "warmup_mode"},
     "data": {
@@ -34,7 +35,7 @@ ALWAYS = {
     "optimizer": {"training_optimizer_name", "max_norm_clip", "optimizer_attributes"},
     "mixed_precision": {"use_mixed_precision", "float8"},
     "speed": {"fuse", "join_layers", "compile", "channels_last"},
-    "distributed": {"data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size"},
+    "distributed": {"data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size", "max_restarts"},
     "recompute": {"memory_budget", "cheap_inputs"},
     "checkpoint": {"checkpoints_dir", "checkpoint_to_load_path"},
     "early_stopping": {"patience"},

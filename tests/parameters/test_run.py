@@ -178,6 +178,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "mapped_dimensions": {},
         "is_perf_test": False,
         "find_batch_size": False,
+        "halve_batch_on_out_of_memory": False,
     },
     LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
     Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},
@@ -210,6 +211,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "use_nccl": None,
         "timeout_seconds": 600.0,
         "start_timeout_seconds": 300.0,
+        "max_restarts": None,
     },
     Recompute: {
         "segments": False,

@@ -111,7 +111,7 @@ def _worker_environment(rank: int, count: int, port: int) -> dict[str, str]:
     """What torchrun would set, and that everything this worker opens stays on the loopback interface."""
     variables = {
         **os.environ,
-        LAUNCHED_BY_US: "1",
+        LAUNCHED_BY_US: str(os.getpid()),
         "RANK": str(rank),
         "WORLD_SIZE": str(count),
         "LOCAL_RANK": str(rank),

@@ -17,11 +17,13 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from onward.errors import ParametersError
+from onward.errors import OnwardError, ParametersError
+from onward.operating_system import is_running
 from onward.parallel.failure import begin_watch, end_watch
 from onward.parallel.flight_recorder import record_collectives
 from onward.parallel.launcher import Launch, detect
 from onward.parallel.meeting import choose_interface, come, wait_for_all
+from onward.parallel.watch import LAUNCHED_BY_US
 from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 
@@ -96,6 +98,7 @@ def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | N
     device = _device(device_kind, launch.local_rank)
     if device_kind == "cuda":
         torch.cuda.set_device(device)
+    _check_launcher()
     store = come(launch, parameters.start_timeout_seconds)
     begin_watch(store, launch, parameters.timeout_seconds, run_folder)
     record_collectives(run_folder)
@@ -110,6 +113,17 @@ def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | N
         device_id=device if backend.endswith("nccl") else None,
     )
     return _make_mesh(topology, device, timeout)
+
+
+def _check_launcher() -> None:
+    """A worker whose launcher was killed while it was starting would look for the store until the timeout.
+
+    Raises:
+        OnwardError: that is so.
+    """
+    launcher = os.environ.get(LAUNCHED_BY_US)
+    if launcher is not None and not is_running(int(launcher)):
+        raise OnwardError(f"onward train (process {launcher}), which started this process, is gone.")
 
 
 def stop(mesh: Mesh) -> None:

@@ -32,8 +32,9 @@ from onward.parallel.launcher import Launch
 from onward.parallel.meeting import Attendant, ForeignEntryError, attendant, name_ranks
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 60.0
-"""A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet."""
+SILENT_SECONDS = 25.0
+"""A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet: in
+start-up and in evaluations there may be none for minutes."""
 DIAGNOSIS_SECONDS = 3.0
 """After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
 SHOWING_SECONDS = 5.0
@@ -46,7 +47,7 @@ CONTINUED_SECONDS = 2.0
 RECORDING_SECONDS = 15.0
 """How long the other ranks wait for the one that collects what all of them were doing."""
 LAUNCHED_BY_US = "ONWARD_LAUNCHED"
-"""Environment variable of workers that `onward train` started itself: it sees by itself which of them was killed."""
+"""Environment variable of workers that `onward train` started itself, and sees end: its process number."""
 
 _ECHO = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|socket|process ?group",
