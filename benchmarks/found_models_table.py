@@ -11,22 +11,26 @@ _GROUPS = (
     (
         "package",
         "Files from packages",
-        "Found in releases on PyPI and npm; what trained them is their authors' business.",
+        "From releases on PyPI and npm, trained by their authors.",
     ),
     ("conversion", "Conversions", "Models of other libraries, written as ONNX by their own converters."),
-    ("variant", "Variants", "Files of the first table after another tool has worked on them."),
+    (
+        "variant",
+        "Variants",
+        "Files of the first table, processed by another tool: simplified, quantized, optimized, converted.",
+    ),
 )
-_INTRO = """# Gallery: files that nobody here made
+_INTRO = """# Gallery: ONNX files from other people's packages
 
 `python -m benchmarks.found_models` collects {count} ONNX files from {packages} releases of packages and from the
-converters of other libraries, and puts each of them through the same course. This page is written from its results
-(`benchmarks/results/found_models.json`); [which-models-train.md](which-models-train.md) explains what it shows.
+converters of other libraries, and runs the same checks on each of them. This page is generated from the results
+(`benchmarks/results/found_models.json`); [which-models-train.md](which-models-train.md) explains them.
 
 - **inspect**: seconds that `onward inspect` takes.
 - **outputs**: the largest difference from ONNX Runtime, relative to the output's largest magnitude (at least 1);
   up to 1e-4 passes. Files that round to 8 or 16 bits while they compute are compared node by node.
 - **30 updates**: a loss on one fixed batch before and after 30 updates of Adam, in Python.
-- **export**: the exported file in ONNX Runtime against the trained net, as for outputs.
+- **export**: the exported file in ONNX Runtime against the trained network, compared as for outputs.
 - **init and train**: the loss over a small training set before and after `onward init` and 30 updates of `onward
   train`, and the seconds from the start of `onward init` to the first step.
 
@@ -56,7 +60,7 @@ def gallery(rows: Sequence[Row]) -> str:
             text += f"\n## {title}\n\n{about}\n\n{table(group)}"
     licenses = sorted({(row["origin"]["name"], row["origin"]["license"]) for row in rows if row["origin"]["license"]})
     listed = ", ".join(f"{name} ({license_name})" for name, license_name in licenses)
-    return f"{text}\nLicences, as the packages state them: {listed}.\n"
+    return f"{text}\nLicenses, as the packages state them: {listed}.\n"
 
 
 def counts(rows: Sequence[Row]) -> str:
