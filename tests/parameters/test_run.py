@@ -212,6 +212,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "timeout_seconds": 600.0,
         "start_timeout_seconds": 300.0,
         "max_restarts": None,
+        "slow_rank_period": 20,
+        "slow_rank_ratio": 1.5,
     },
     Recompute: {
         "segments": False,
@@ -226,6 +228,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "max_num_checkpoints": 1,
         "checkpoint_to_load_path": None,
         "blocking": False,
+        "on_sigusr1": "save",
+        "grace_seconds": None,
         "keep_best": False,
         "keep_every": 0,
         "export": "last",
@@ -236,7 +240,14 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     Mlflow: {"experiment": None, "tracking_uri": None, "name": None},
     Aim: {"experiment": None, "repo": None, "name": None},
     Profiler: {"first_step": None, "last_step": None, "trace_dir": None, "top_nodes": 20},
-    Machine: {"execution_provider": None, "threads": None, "deterministic": False, "memory_gb": None},
+    Machine: {
+        "execution_provider": None,
+        "threads": None,
+        "deterministic": False,
+        "memory_gb": None,
+        "check_weights_period": 100,
+        "check_computation_period": 0,
+    },
 }
 REQUIRED = {
     Paths: {"model_path"},
