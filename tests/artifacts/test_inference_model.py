@@ -303,7 +303,10 @@ def test_initializers_that_are_inputs_too(tmp_path: Path) -> None:
 
 
 def test_a_weight_that_two_layers_share_is_written_once_untied_it_is_written_twice(tmp_path: Path) -> None:
-    """A table of zeros that an exporter merged is untied into weights of their own, which differ after training."""
+    """A table of zeros that an exporter merged is untied into weights of their own, which differ after training.
+
+    With one matrix before both it looks like the bias of a layer that is called twice, unless the user knows better.
+    """
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], name="first"),
         helper.make_node("Add", ["h", "zeros"], ["a"], name="first_bias"),
@@ -311,7 +314,9 @@ def test_a_weight_that_two_layers_share_is_written_once_untied_it_is_written_twi
         helper.make_node("Add", ["i", "zeros"], ["y"], name="second_bias"),
     ]
     model = model_of(nodes, {"w": array(4, 4), "zeros": np.zeros(4, np.float32)}, producer_name="pytorch")
-    net = onward.to_torch(model)
+    notes = onward.to_torch(model).graph.notes
+    assert any("list 'zeros' in training.untied_weights" in note for note in notes)
+    net = onward.to_torch(model, untied_weights=["zeros"])
     biases = [name for name in net.weights if name != "w"]
     assert len(biases) == 2
     train(net, torch.randn(5, 4))
