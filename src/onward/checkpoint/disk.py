@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from onward.checkpoint.agreement import do_together, rank_and_size
+from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
 from onward.errors import StorageError
 from onward.operating_system import sync_directory
 from onward.retries import persistently
@@ -44,7 +44,7 @@ def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
     rank, _ = rank_and_size(group)
     mark = directory / f"{TEMPORARY_PREFIX}shared-{uuid.uuid4().hex}"
 
-    def prepare() -> Path:
+    def prepare() -> None:
         if rank == 0:
             try:
                 make_directory(directory)
@@ -53,9 +53,9 @@ def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
                     mark.touch()
             except OSError as error:
                 raise storage_error(error, directory, 0, "prepared for checkpoints") from error
-        return mark
 
-    marked = do_together(group, lambda: persistently(prepare, f"preparing {directory}"))[0]
+    do_together(group, lambda: persistently(prepare, f"preparing {directory}"))
+    marked = Path(tell_all(group, mark.name)[0])
 
     def look() -> None:
         if not (directory / marked.name).exists():

@@ -7,16 +7,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from onward.errors import CheckpointError
-
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+from onward.parallel.messages import Json
+from onward.parallel.pieces import dtype_name
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "onward-checkpoint"
@@ -72,11 +72,6 @@ class Manifest:
     def size_bytes(self) -> int:
         """Bytes of the data files together."""
         return sum(file.size_bytes for file in self.files)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.float32` -> `float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def snapshot_record(record: Mapping[str, Json]) -> dict[str, Any]:

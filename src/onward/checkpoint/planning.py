@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from onward.parallel.pieces import Piece
-from onward.plan.shards import Box
 
 
 class PieceSavePlanner(DefaultSavePlanner):
@@ -35,7 +34,7 @@ class PieceSavePlanner(DefaultSavePlanner):
         """One item for each box that this rank is to write."""
         self.plan = SavePlan(
             [
-                _write_item(name, piece, box)
+                write_item(name, box.whole_offsets, box.sizes, piece.tensor.dtype, piece.whole_shape)
                 for name, piece in self.pieces.items()
                 for box in piece.boxes
                 if piece.num_elements or 0 in piece.whole_shape
@@ -65,15 +64,17 @@ class PieceSavePlanner(DefaultSavePlanner):
         return self.pieces[index.fqn]
 
 
-def _write_item(name: str, piece: Piece, box: Box) -> WriteItem:
-    offsets = torch.Size(box.whole_offsets)
+def write_item(
+    name: str, offsets: Sequence[int], sizes: Sequence[int], dtype: torch.dtype, whole_shape: Sequence[int]
+) -> WriteItem:
+    """The item that writes one box of a tensor."""
     return WriteItem(
-        index=MetadataIndex(name, offsets),
+        index=MetadataIndex(name, torch.Size(offsets)),
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(box.sizes)),
-            properties=TensorProperties(dtype=piece.tensor.dtype),
-            size=torch.Size(piece.whole_shape),
+            chunk=ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes)),
+            properties=TensorProperties(dtype=dtype),
+            size=torch.Size(whole_shape),
         ),
     )
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
 from onward.checkpoint.disk import REPLACED_PREFIX
-from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, dtype_name, read_manifest
+from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, read_manifest
 from onward.checkpoint.storage import sha256_of
 from onward.checkpoint.stored_pieces import StoredTensor, fill, find_pieces
 from onward.errors import CheckpointError
-from onward.parallel.pieces import Piece
+from onward.parallel.pieces import Piece, dtype_name, dtype_named
 from onward.retries import persistently
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
@@ -159,7 +159,7 @@ def verify(path: Path, group: dist.ProcessGroup | None = None) -> Manifest:
             raise _damaged(path, f"{path} holds files that its manifest does not name: {_shortened(sorted(strangers))}")
         return manifest
 
-    return do_together(group, check)[rank]
+    return do_together(group, check)
 
 
 def _verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
@@ -220,7 +220,8 @@ def read_pieces(
     manifest = verify(path, group)
     stored = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
     own = {name: TensorEntry(dtype_name(piece.tensor.dtype), piece.whole_shape) for name, piece in into.items()}
-    wanted = {name: entry for entries in tell_all(group, own) for name, entry in entries.items()}
+    told = tell_all(group, {name: [entry.dtype, entry.shape] for name, entry in own.items()})
+    wanted = {name: TensorEntry(dtype, tuple(shape)) for one in told for name, (dtype, shape) in one.items()}
     _refuse_differences(path, _expected(stored, wanted, optional), _expected(wanted, stored, optional))
 
     def read() -> None:
@@ -257,7 +258,7 @@ def open_tensors(path: Path, prefix: str = "") -> dict[str, StoredTensor]:
     manifest = verify(path)
     places = find_pieces(path, manifest)
     return {
-        name: StoredTensor(name, getattr(torch, entry.dtype), entry.shape, places[name])
+        name: StoredTensor(name, dtype_named(entry.dtype), entry.shape, places[name])
         for name, entry in manifest.tensors.items()
         if name.startswith(prefix)
     }

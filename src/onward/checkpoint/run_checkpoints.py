@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from onward.checkpoint.agreement import do_together
+from onward.checkpoint.agreement import do_together, tell_all
 from onward.checkpoint.reading import find_checkpoint, read_pieces, read_record
 from onward.checkpoint.resuming import choose_checkpoint
 from onward.checkpoint.run_files import RunFiles
@@ -87,8 +87,9 @@ class RunCheckpoints:
             def choose() -> tuple[Path | None, list[str]]:
                 return choose_checkpoint(folder, settings.if_damaged) if self.mesh.rank == 0 else (None, [])
 
-            path, notes = do_together(self.mesh.control, choose)[0]
-            self._chosen = (folder, path)
+            chosen, notes = do_together(self.mesh.control, choose)
+            place = tell_all(self.mesh.control, None if chosen is None else str(chosen))[0]
+            self._chosen = (folder, None if place is None else Path(place))
             for note in notes if self.mesh.rank == 0 else ():
                 self._say(note)
         path = None if folder is None or self._chosen is None else self._chosen[1]

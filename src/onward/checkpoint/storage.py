@@ -26,9 +26,11 @@ from torch.futures import Future
 
 from onward import __version__
 from onward.checkpoint.disk import not_shared, storage_error
-from onward.checkpoint.manifest import FileEntry, Json, Manifest, TensorEntry, dtype_name, write_manifest
+from onward.checkpoint.manifest import FileEntry, Manifest, TensorEntry, write_manifest
 from onward.checkpoint.planning import numbered_keys
 from onward.operating_system import sync_directory
+from onward.parallel.messages import Json
+from onward.parallel.pieces import dtype_name
 from onward.retries import persistently
 
 CHUNK_BYTES = 4 * 2**20

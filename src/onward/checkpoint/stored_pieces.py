@@ -16,10 +16,10 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from onward.checkpoint.manifest import Manifest, dtype_name
+from onward.checkpoint.manifest import Manifest
 from onward.checkpoint.storage import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
-from onward.parallel.pieces import Piece
+from onward.parallel.pieces import Piece, dtype_name
 
 _DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -17,17 +16,17 @@ from types import TracebackType
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from onward.checkpoint.agreement import on_rank, rank_and_size
+from onward.checkpoint.agreement import rank_and_size
+from onward.checkpoint.collective_save import save_together
 from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, prepare_directory, publish, remove, storage_error
-from onward.checkpoint.manifest import Json, snapshot_record
+from onward.checkpoint.manifest import snapshot_record
 from onward.checkpoint.planning import PieceSavePlanner
 from onward.checkpoint.reading import checkpoint_name, checkpoint_number, list_checkpoints, sequence_of
 from onward.checkpoint.staging import HostCopies
 from onward.checkpoint.storage import Publication, SafetensorsStorageWriter, refuse_unstorable
 from onward.errors import OnwardError, ParametersError, StorageError
+from onward.parallel.messages import Json
 from onward.parallel.pieces import Piece
 
 LONGEST_WAIT = timedelta(hours=1)
@@ -120,7 +119,6 @@ class CheckpointWriter:
         rank_snapshot = None if rank_record is None else snapshot_record(rank_record)
         pieces = {name: held if isinstance(held, Piece) else Piece.whole(held) for name, held in tensors.items()}
         refuse_unstorable({name: piece.tensor for name, piece in pieces.items()})
-        _quiet_single_process_warning()
         self.wait()
         written = {name: piece for name, piece in pieces.items() if piece.is_written and piece.boxes}
         own = {name: piece.tensor.detach() for name, piece in written.items()}
@@ -192,13 +190,7 @@ class CheckpointWriter:
 
         publication, started = Publication(temporary, final, begin, complete), time.perf_counter()
         try:
-            save(
-                dict(planner.pieces),
-                storage_writer=SafetensorsStorageWriter(publication, record, rank_record),
-                planner=planner,
-                process_group=self._group,
-                no_dist=self._group is None,
-            )
+            save_together(planner, SafetensorsStorageWriter(publication, record, rank_record), self._group)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise _told(error, final, self._group) from None
@@ -230,14 +222,8 @@ def _own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 def _told(error: BaseException, final: Path, group: dist.ProcessGroup | None) -> BaseException:
     """What really went wrong, with the rank where it did; the same on every rank."""
-    if isinstance(error, CheckpointException):
-        rank = min(error.failures)
-        cause = error.failures[rank][0]
-        if group is None:
-            return cause
-        if isinstance(cause, StorageError):
-            return StorageError(on_rank(rank, str(cause)))
-        return OnwardError(f"{final} could not be written: {on_rank(rank, f'{type(cause).__name__}: {cause}')}")
+    if type(error) is OnwardError and group is not None:
+        return OnwardError(f"{final} could not be written: {error}")
     if isinstance(error, RuntimeError) and group is not None:
         rank, size = rank_and_size(group)
         return OnwardError(
@@ -245,11 +231,3 @@ def _told(error: BaseException, final: Path, group: dist.ProcessGroup | None) ->
             f"{rank}: {error}). Checkpoints completed earlier are whole."
         )
     return error
-
-
-def _quiet_single_process_warning() -> None:
-    """Silences the warning by which `torch.distributed.checkpoint` tells that it works in one process, as asked.
-
-    A filter that stays, because `warnings.catch_warnings` is not safe beside other threads.
-    """
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from onward.errors import ParametersError
 from onward.parallel.failure import note_progress
 from onward.parallel.meeting import name_ranks
+from onward.parallel.messages import all_gather_json
 from onward.parallel.process import Mesh
 
 
@@ -25,8 +26,7 @@ def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:
     """
     if mesh.control is None:
         return
-    everybody: list[dict[str, str]] = [{} for _ in range(mesh.world_size)]
-    dist.all_gather_object(everybody, dict(digests), group=mesh.control)
+    everybody: list[dict[str, str]] = all_gather_json(mesh.control, dict(digests))
     names = dict.fromkeys(name for one in everybody for name in one)
     differing = []
     for name in names:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from onward.parallel.pieces import Piece
+from onward.parallel.messages import Json, all_gather_json
+from onward.parallel.pieces import Piece, dtype_name, dtype_named
 from onward.parallel.process import Mesh
 from onward.plan.shards import Box
 
@@ -59,9 +60,17 @@ def _outlines(mesh: Mesh, written: Mapping[str, Piece]) -> list[dict[str, _Outli
     own = {name: (p.whole_shape, p.boxes, p.tensor.dtype) for name, p in written.items()}
     if mesh.control is None:
         return [own]
-    outlines: list[dict[str, _Outline]] = [{}] * mesh.world_size
-    dist.all_gather_object(outlines, own, group=mesh.control)
-    return outlines
+    sent: dict[str, Json] = {
+        name: [shape, [[box.whole_offsets, box.sizes, box.local_offsets] for box in boxes], dtype_name(dtype)]
+        for name, (shape, boxes, dtype) in own.items()
+    }
+    return [
+        {
+            name: (tuple(shape), tuple(Box(*map(tuple, box)) for box in boxes), dtype_named(dtype))
+            for name, (shape, boxes, dtype) in theirs.items()
+        }
+        for theirs in all_gather_json(mesh.control, sent)
+    ]
 
 
 def _whole_of_one(piece: Piece) -> torch.Tensor:

@@ -49,6 +49,23 @@ class Piece:
         return sum(math.prod(box.sizes) for box in self.boxes)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` -> `float32`, for files and messages."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """`float32` -> `torch.float32`.
+
+    Raises:
+        ValueError: torch has no such type.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no type of elements; expected a name such as float32")
+    return dtype
+
+
 def _is_inside(offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     if not len(offsets) == len(sizes) == len(shape):
         return False
