@@ -8,12 +8,10 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test bench peers check clean
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt lock.txt lock-cuda.txt
 	@echo "setting up $(VENV): a few minutes, once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pack,export,recipes,metrics,dev]"
+	dev/install $(BIN)/python
 	touch $@
 
 demo: $(VENV)/installed
