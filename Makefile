@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test bench peers check clean
 
-$(VENV)/installed: pyproject.toml constraints.txt lock.txt lock-cuda.txt
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard lock*.txt)
 	@echo "setting up $(VENV): a few minutes, once"
 	$(PYTHON) -m venv $(VENV)
 	dev/install $(BIN)/python

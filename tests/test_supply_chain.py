@@ -33,12 +33,17 @@ lock, audit = tool("lock"), tool("audit")
 
 
 def test_every_locked_package_has_a_hash() -> None:
-    for path in (lock.LOCK, lock.CUDA_LOCK):
+    for path, least in ((lock.LOCK, 100), (lock.CUDA_LOCK, 10), (lock.CPU_LOCK, 1)):
         entries = lock.locked(path)
-        assert len(entries) == len(re.findall(r"^[\w.-]+==", path.read_text(), re.MULTILINE)) > 10
+        assert len(entries) == len(re.findall(r"^[\w.-]+==", path.read_text(), re.MULTILINE)) >= least
         assert all(hashes for _, hashes in entries.values())
-    # The builds for CPUs and for CUDA are different files of one version.
-    assert len(lock.locked(lock.LOCK)["torch"][1]) == 2
+
+
+def test_the_builds_of_torch_are_two_files_of_one_version() -> None:
+    (cpu, cpu_hashes), (cuda, cuda_hashes) = (lock.locked(path)["torch"] for path in (lock.CPU_LOCK, lock.CUDA_LOCK))
+    assert cpu == f"{cuda}+cpu"
+    assert cpu_hashes.isdisjoint(cuda_hashes)
+    assert "torch" not in lock.locked(lock.LOCK)
 
 
 def test_the_lock_is_what_the_project_asks_for() -> None:
@@ -48,7 +53,7 @@ def test_the_lock_is_what_the_project_asks_for() -> None:
 def test_a_package_that_is_not_locked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "requirements", lambda: ["torch>=2.11", "left-pad>=1"])
     monkeypatch.setattr(lock, "constraints", lambda: {"torch": "2.12.0", "right-pad": "1.0"})
-    version = lock.locked(lock.LOCK)["torch"][0]
+    version = lock.locked(lock.CUDA_LOCK)["torch"][0]
     assert lock.differences() == [
         "left-pad is asked for by pyproject.toml and not locked",
         f"torch is 2.12.0 in constraints.txt and {version} in lock.txt",
@@ -58,7 +63,7 @@ def test_a_package_that_is_not_locked_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_lock_holds_all_that_its_packages_need() -> None:
     """As far as they are installed here; nothing is installed that has no hash."""
-    entries = {**lock.locked(lock.LOCK), **lock.locked(lock.CUDA_LOCK)}
+    entries = lock.all_locked()
     missing = set()
     for name in entries:
         try:
