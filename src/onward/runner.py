@@ -61,7 +61,7 @@ from onward.parameters import Parameters, check
 from onward.parameters.checks import fixed_fields_changed
 from onward.parameters.effects import fields_without_effect
 from onward.report.profiler import profiled
-from onward.report.requeue import interrupted, not_saved
+from onward.report.requeue import ended_by, interrupted
 from onward.report.run_watchers import RunWatchers
 from onward.report.watching import Watchers
 
@@ -79,6 +79,7 @@ class TrainingRunner:
         mesh: the processes, where they have found each other already; else `initialize` finds them.
         progress: show progress on the console, or in the notebook.
         metrics: what evaluations compute besides, as functions of (outputs, batch).
+        returns_on_interrupt: of one process, on Ctrl-C `run` saves and returns as if a callback had stopped it.
 
     Raises:
         ParametersError: with every field that is wrong.
@@ -93,6 +94,7 @@ class TrainingRunner:
         *,
         progress: bool = True,
         metrics: Mapping[str, MetricFunction] | None = None,
+        returns_on_interrupt: bool = False,
     ) -> None:
         self.parameters, self.files = localize(check(parameters))
         self.environment = Environment() if environment is None else environment
@@ -100,14 +102,13 @@ class TrainingRunner:
         self.watchers = Watchers(watchers)
         self._own_watchers = RunWatchers(self.watchers, self.parameters)
         self._shows_progress, self._metrics = progress, dict(metrics or {})
-        self._mesh = mesh
+        self._mesh, self._returns_on_interrupt = mesh, returns_on_interrupt
         if mesh is not None:
             self._own_watchers.begin(mesh.rank, progress)
         self._assembly: Assembly | None = None
         self.resumed_update: int | None = None
         self.run_file: Path | None = None
-        self._ended_step = 0
-        self._data, self._evaluated = RunData(self.watchers.on_message), _NOT_EVALUATED
+        self._data, self._ended_step, self._evaluated = RunData(self.watchers.on_message), 0, _NOT_EVALUATED
 
     def initialize(self, feature_specs: Mapping[str, FeatureSpec] | None = None) -> None:
         """Reads the model, adds the loss, builds network and optimizer, loads a checkpoint if there is one.
@@ -137,8 +138,8 @@ class TrainingRunner:
         self._assembly = assemble(self.parameters, self.mesh, graph, plan, self.watchers.on_message)
         self.watchers.on_messages(dict.fromkeys(self._assembly.notes))
         self._evaluator = Evaluator(self.parameters, self._assembly, self._label_ranges, self._metrics)
-        self._best = best_evaluation(self.parameters, self._evaluator)
-        self.watchers.add([] if self._best is None else [self._best])
+        self.best = best_evaluation(self.parameters, self._evaluator)
+        self.watchers.add([] if self.best is None else [self.best])
         for pattern in unmatched_rules(self.parameters.optimizer, graph.weights, graph.known_as):
             self.watchers.on_message(f"optimizer_attributes: {pattern!r} matches no weight.")
         self._check_names()
@@ -293,7 +294,7 @@ class TrainingRunner:
         test_data = None if training.skip_evaluation else test_data
         if test_data is not None:
             self._evaluator.check_specs(test_data.feature_specs())
-        elif self._best is not None:
+        elif self.best is not None:
             raise ParametersError(NOTHING_TO_COMPARE)
         check_step(training, begin.step)
         check_dimensions(dimensions, self._graph)
@@ -305,14 +306,15 @@ class TrainingRunner:
         settings = self.parameters.checkpoint
         saving = self._checkpoints.saving_after_failure(settings, self.state, self.save_checkpoint)
         self._grace = GracePeriod.of(self.parameters, self.mesh.world_size, clock)
-        with StopRequest(settings.on_sigusr1 == "stop") as stop, settled_objects(), saving:
+        returns = self._returns_on_interrupt and self.mesh.world_size == 1
+        with StopRequest(settings.on_sigusr1 == "stop", returns) as stop, settled_objects(), saving:
             with closing_batches(data.batches(training.batch_size, self.state.cursor)) as batches:
                 for done in self._steps(between.not_skipped(self.watchers.announced(batches), self.watchers), clock):
                     self.watchers.on_step_done(done, self.state)
                     reports = reports if done.report is None else [*reports[:1], done.report]
                     skips.after_step(done)
                     if self._is_stopped(done, between, stop, test_data):
-                        self.state.counters.ended_early_of = training.steps
+                        self.state.counters.ended_early_of = 0 if stop.returns else training.steps  # 0: to be resumed
                         break
             checkpoint = self._save_last_of_round()
         stopped, evaluated = between.stop_reason, self._evaluated[1]
@@ -322,7 +324,7 @@ class TrainingRunner:
         summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint, stopped)
         self.watchers.on_end(summary)
         skips.at_end()
-        if between.is_interrupted_at_end(stop.signal_name is not None) and checkpoint is not None:
+        if between.is_interrupted_at_end(between.raises(stop)) and checkpoint is not None:
             raise interrupted(stop.signal_name or ANOTHER, "at the end of the round", checkpoint)
         return summary
 
@@ -336,12 +338,12 @@ class TrainingRunner:
         self._grace.save_seconds = self._checkpoints.save_seconds
         if self._grace.has_no_time_for_update(done, stop):
             self.state.return_to_mark()
-            self._stop(stop.signal_name or ANOTHER)
+            raise ended_by(stop.signal_name or ANOTHER, done.step, self._save_last_of_round())
         if not done.is_update:
             return False
         self.watchers.on_messages(filter(None, [self._grace.shortage()]))
         saves = stop.take_save() and can_save(settings, done.step, self.watchers.on_message)
-        decision = between.after_update(stop.signal_name is not None, saves)
+        decision = between.after_update(between.raises(stop), saves)
         if decision.evaluates and not is_evaluated and test_data is not None:
             self.evaluate(test_data)
         is_last_step = done.step == self.parameters.training.steps  # the end of the round saves anyway
@@ -351,7 +353,7 @@ class TrainingRunner:
         if (is_due_to_save or decision.saves) and not (is_last_step or decision.is_stopped):
             self.save_checkpoint()
         if decision.is_interrupted:
-            self._stop(stop.signal_name or ANOTHER)
+            raise ended_by(stop.signal_name or ANOTHER, done.step, self._save_last_of_round())
         return decision.is_stopped
 
     def _finish_round(self) -> None:
@@ -396,7 +398,7 @@ class TrainingRunner:
     def save_checkpoint(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
-        best = None if self._best is None else self._best.kept_update
+        best = None if self.best is None else self.best.kept_update
         path = self._checkpoints.save(self.parameters, state, self._batch_sizes.record(), self.watchers.states(), best)
         step, _ = self._shown_step()
         stall = time.perf_counter() - started
@@ -410,13 +412,6 @@ class TrainingRunner:
         self._checkpoints.wait()
         return self.files.shown(path)
 
-    def _stop(self, signal_name: str) -> None:
-        if self.parameters.checkpoint.checkpoints_dir is None:
-            raise not_saved(signal_name, self.state.counters.step)
-        path = self.save_checkpoint()
-        self._checkpoints.wait()
-        raise interrupted(signal_name, f"after step {self.state.counters.step}", self.files.shown(path))
-
     def end_training(self, test_data_loader: Any = None) -> EvaluationReport | None:
         """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""
         update, report = self.state.counters.update, None
@@ -428,7 +423,7 @@ class TrainingRunner:
         self._checkpoints.close()
         refuse_untrained_run(self.state)
         if self.parameters.paths.output_dir is not None:
-            what = export_run(self.parameters, self.state, self._graph, self.trained_model_path, self._best, report)
+            what = export_run(self.parameters, self.state, self._graph, self.trained_model_path, self.best, report)
             self.files.publish()
             self._own_watchers.on_trained_model(what, self.files.shown(self.trained_model_path))
         self._data.close()

@@ -14,6 +14,7 @@ import pytest
 
 from onward.cli import main
 from onward.commands.sweep import find_members, split_values
+from onward.commands.sweep_settings import refuse_changed, write_settings
 from onward.errors import ParametersError
 from tests.test_cli import ROOT, weights_of_file, workplace, write_run  # noqa: F401
 
@@ -117,3 +118,47 @@ def test_an_interrupted_sweep_resumes(workplace: Path) -> None:  # noqa: F811
                 break
         os.killpg(process.pid, signal.SIGKILL)
     assert said[0] == "sweep  1 of 2: training.num_train_steps=8, already done\n"
+
+
+def test_runs_with_other_settings_are_not_taken_as_done(
+    workplace: Path,  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RUN.yaml changes between two calls: refused, with the fields; the same settings, or others elsewhere, go on."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    command = ["train", str(workplace / "run.yaml"), "--sweep", "learning_rate.initial_lr=1e-2,1e-1"]
+    assert main(command) == 0
+    models = sorted((workplace / "out" / "sweep").glob("*/mlp_trained.onnx"))
+    written = [path.stat().st_mtime_ns for path in models]
+    assert len(models) == 2
+    capfd.readouterr()
+    write_run(workplace, training={"seed": 5}, optimizer={"training_optimizer_name": "SGDOptimizer"})
+    assert main(command) == 2
+    said = capfd.readouterr()
+    assert "2 of the 2 runs of this sweep were trained with other settings: " in said.err
+    assert "training.seed was " in said.err
+    assert ", is now 5" in said.err
+    assert "Pass another --paths.output_dir, or delete '" in said.err
+    assert "already done" not in said.out
+    assert [path.stat().st_mtime_ns for path in models] == written
+    assert main([*command, "--dry-run"]) == 0
+    assert main([*command, "--paths.output_dir", str(workplace / "elsewhere")]) == 0
+    assert len(list((workplace / "elsewhere" / "sweep").glob("*/mlp_trained.onnx"))) == 2
+    capfd.readouterr()
+    write_run(workplace, training={"display_loss_steps": 3})
+    assert main(command) == 0
+    assert capfd.readouterr().out.count(", already done") == 2
+
+
+def test_a_run_that_failed_begins_anew_with_other_settings(workplace: Path) -> None:  # noqa: F811
+    folder, settings = workplace / "sweep" / "seed=1", {"training.seed": 1, "training.batch_size": 4}
+    write_settings(folder, settings)
+    for status, is_refused in (("done", True), ("interrupted", True), ("running", True), ("failed", False)):
+        (folder / "run.json").write_text(json.dumps({"status": status}))
+        refuse_changed({folder: settings})
+        if is_refused:
+            with pytest.raises(ParametersError, match=r"1 of the 1 runs .* training\.batch_size was 4, is now 8"):
+                refuse_changed({folder: {**settings, "training.batch_size": 8}})
+        else:
+            refuse_changed({folder: {**settings, "training.batch_size": 8}})

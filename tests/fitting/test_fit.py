@@ -189,7 +189,7 @@ def test_the_model_in_memory_and_named_losses() -> None:
     one = fit(given, loss=loss, steps=3)
     two = fit(given, loss={"type": "softmax_cross_entropy", "prediction": "logits", "label": "kind"}, steps=3)
     three = fit((DATA["x"], DATA["label"]), label="kind", steps=3)
-    four = fit({"pixels": DATA["x"], "class": DATA["label"]}, names={"pixels": "x"}, steps=3)
+    four = fit({"pixels": DATA["x"], "class": DATA["label"]}, input_name_map={"pixels": "x"}, steps=3)
     assert one.history.loss == two.history.loss == three.history.loss == four.history.loss
 
 

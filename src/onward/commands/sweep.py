@@ -8,10 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from onward.commands.sweep_settings import refuse_changed, settings_of, write_settings
 from onward.errors import Interrupted, OnwardError, ParametersError
 from onward.exclusive.lock import writing_to
 from onward.parameters import Parameters
@@ -32,10 +33,12 @@ class Member:
     Attributes:
         values: field -> its value, as text.
         folder: where the run writes.
+        settings: what else may change its result, for comparison with an earlier call.
     """
 
     values: Mapping[str, str]
     folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -49,7 +52,8 @@ def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     A member that fails does not end the others.
 
     Raises:
-        ParametersError: a field is unknown, a value is impossible, or there is no output_dir.
+        ParametersError: a field is unknown, a value is impossible, there is no output_dir, or runs that are done were
+            trained with other settings.
         Interrupted: a member was interrupted; the same command resumes with it.
         OnwardError: members failed; the others are done.
     """
@@ -59,6 +63,8 @@ def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
 
 
 def _train_all(members: Sequence[Member], options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
+    if not options.dry_run:
+        refuse_changed({member.folder: member.settings for member in members})
     is_shown = not options.quiet and not options.json
     failed = 0
     for number, member in enumerate(members, 1):
@@ -69,6 +75,8 @@ def _train_all(members: Sequence[Member], options: argparse.Namespace, overrides
             )
         if is_done and not options.dry_run:
             continue
+        if not options.dry_run:
+            write_settings(member.folder, member.settings)
         code = _train(options, overrides, member)
         if code in INTERRUPTED_CODES:
             raise Interrupted(
@@ -106,8 +114,8 @@ def find_members(file: str | Path, asked: Sequence[str], overrides: Mapping[str,
         chosen = dict(zip(axes, combination, strict=True))
         folder = output / FOLDER / re.sub(r"[^\w.=+-]+", "_", "+".join(f"{n}={v}" for n, v in chosen.items()))
         member = Member(chosen, folder)
-        Parameters.load(file, _fields(member, overrides))
-        members.append(member)
+        parameters = Parameters.load(file, _fields(member, overrides))
+        members.append(replace(member, settings=settings_of(parameters, Path(file).parent)))
     return members
 
 

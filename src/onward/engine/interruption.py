@@ -18,16 +18,18 @@ class StopRequest:
 
     Args:
         save_signal_stops: whether SIGUSR1 stops the run.
+        returns_on_sigint: whether SIGINT is to end the round and return, rather than to raise.
 
     Attributes:
         signal_name: of the signal that stops; None: none came.
         asked_at: when it came, on the monotonic clock.
     """
 
-    def __init__(self, save_signal_stops: bool = False) -> None:
+    def __init__(self, save_signal_stops: bool = False, returns_on_sigint: bool = False) -> None:
         self.signal_name: str | None = None
         self.asked_at = 0.0
         self._save_signal_stops = save_signal_stops
+        self._returns_on_sigint = returns_on_sigint
         self._saves = False
         self._previous: dict[signal.Signals, object] = {}
 
@@ -44,6 +46,11 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._restore()
+
+    @property
+    def returns(self) -> bool:
+        """Whether a signal came on which the run returns."""
+        return self._returns_on_sigint and self.signal_name == "SIGINT"
 
     def take_save(self) -> bool:
         """Whether SIGUSR1 came since the last call."""

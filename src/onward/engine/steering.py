@@ -8,10 +8,14 @@ from typing import Protocol
 
 from onward.data.batches import Batch
 from onward.engine.callbacks import Control
+from onward.engine.interruption import StopRequest
 from onward.engine.state import TrainState
 from onward.errors import DataError
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.agreement import Heard, UpdateAgreement, agree_on_any
+
+INTERRUPTED = "interrupted"
+"""How the reason of a round begins that returned on an interruption."""
 
 MESSAGE = {
     "stop": "a callback ends the round: 1, or nothing",
@@ -86,6 +90,12 @@ class Steering:
             own["save"] = 1.0
         return self._decide(self._agreement.after_update(is_interrupted, own))
 
+    def raises(self, stop: StopRequest) -> bool:
+        """Whether a signal came that ends the run as an error; one that returns ends the round as a callback would."""
+        if stop.returns:
+            self.control.stop(f"{INTERRUPTED} by Ctrl-C")
+        return stop.signal_name is not None and not stop.returns
+
     def now(self) -> Decision:
         """All that was asked until now, also what has not travelled yet; all ranks must ask at the same moment."""
         heard = self._decide(self._agreement.settle())
@@ -94,8 +104,9 @@ class Steering:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a callback ended the round; None: none did."""
-        if not self.state.counters.ended_early_of:
+        """Why a callback, or an interruption, ended the round; None: none did."""
+        is_interrupted = (self.control.stop_reason or "").startswith(INTERRUPTED)
+        if not self.state.counters.ended_early_of and not is_interrupted:
             return None
         return self.control.stop_reason if self.state.mesh.rank == 0 else "a callback of rank 0"
 

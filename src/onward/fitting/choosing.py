@@ -76,7 +76,7 @@ def choose_for_path(
         if found is not None:
             part = (reading.rank, reading.size) if name == "train_data_dir" else (0, 1)
             place = folder.path / found
-            loader = DataLoader(dict(wanted.names), place, 2, *part, shuffle=shuffle, seed=wanted.seed)
+            loader = DataLoader(dict(wanted.input_name_map), place, 2, *part, shuffle=shuffle, seed=wanted.seed)
         sources.append(loader)
     train, test = sources
     assert train is not None
@@ -130,7 +130,7 @@ def _with_proposal(wanted: Wanted, proposal: Proposal) -> Wanted:
         gradient_accumulation_steps=chosen["training"].pop(
             "gradient_accumulation_steps", wanted.gradient_accumulation_steps
         ),
-        names={**sections.get("data", {}).get("input_name_map", {}), **wanted.names},
+        input_name_map={**sections.get("data", {}).get("input_name_map", {}), **wanted.input_name_map},
         parameters=_merged(chosen, wanted.parameters),
     )
 

@@ -19,13 +19,14 @@ from onward.data.sources.opening import Reading, holds_shards, open_data, open_t
 from onward.data.sources.temporary import TemporaryFolder
 from onward.engine.callbacks import check_watchers
 from onward.engine.functions import LossFunction, MetricFunction
-from onward.engine.reports import Watcher
+from onward.engine.reports import RunSummary, Watcher
 from onward.environment import Environment
 from onward.errors import DataError, ModelError, ParametersError
+from onward.fitting.best_weights import BestWeights
 from onward.fitting.choosing import choose, choose_for_path
 from onward.fitting.history import History
 from onward.fitting.request import ModelPorts, Wanted, loss_of, parameters_of
-from onward.fitting.result import FitResult
+from onward.fitting.result import FitResult, was_interrupted
 from onward.graph.reading import ModelSource, read_model
 from onward.parallel.agreement import agree_on_least
 from onward.parallel.process import Mesh, start
@@ -51,7 +52,7 @@ def fit(
     callbacks: Sequence[Watcher] = (),
     label: str | None = None,
     prediction: str | None = None,
-    names: Mapping[str, str] | None = None,
+    input_name_map: Mapping[str, str] | None = None,
     weights_to_train: Sequence[str] = (),
     weights_not_to_train: Sequence[str] = (),
     gradient_accumulation_steps: int = 1,
@@ -66,44 +67,44 @@ def fit(
 ) -> FitResult:
     """Trains an ONNX model on data and returns the trained network with its history.
 
+    With early stopping or `checkpoint.keep_best` it holds the weights of the best evaluation. Ctrl-C returns what was
+    trained so far (`result.is_interrupted`); SIGTERM, and any signal to one of several processes, raises.
+
     Args:
         model: an `.onnx` file, an `onnx.ModelProto` or an `onnx_ir.Model`.
         data: a dictionary of arrays (numpy, torch, lists), a tuple `(x, y)`, a pandas, polars or Arrow table, a torch
             or Hugging Face data set, a torch `DataLoader`, an iterable of batches or samples (dictionaries or tuples),
-            a folder or file that `onward pack` takes, a folder of shards, or an `onward.DataLoader`. Of a folder that
-            is divided into `train` and `val` (or `valid`, `validation`, `dev`, `test`, `eval`), the latter is
-            evaluated.
+            a folder or file that `onward pack` takes, a folder of shards (of one with `train` and `val`, the latter
+            is evaluated), or an `onward.DataLoader`.
         loss: a name (`softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`, `output`; also
             `cross_entropy`, `mse`, `bce`, `mae`; `bce` is computed from logits, or from probabilities if the model
             ends in them), a torch function of (outputs, batch), a `Loss` or its fields; left out: chosen from model
             and data, with batch size, learning rate and epochs, as `onward init` does.
-        epochs, steps: passes over the data, 1 by default, or forward/backward passes.
-        batch_size: samples per batch, 32 by default; data that are batched already keep their own.
+        epochs, steps, batch_size: passes over the data, 1 by default, or forward/backward passes; samples per batch,
+            32 by default (data that are batched already keep their own).
         learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
         validation_data, validation_fraction: what is evaluated after every epoch: data of any kind, or a share of
             `data`, drawn by `seed`.
         metrics: names for `training.metrics`, or a dictionary of functions of (outputs, batch).
         callbacks: `onward.Callback`s and other watchers.
         label, prediction: the feature and the output that the loss compares, where there are several.
-        names: name in the data -> name in the model; "" leaves a feature out.
+        input_name_map: name in the data -> name in the model, or of the label; "" leaves a feature out.
         weights_to_train, weights_not_to_train: names or `*`-patterns of weights.
-        gradient_accumulation_steps: batches that make one weight update.
-        shuffle, seed: the order of samples; loaders and iterables keep theirs.
+        gradient_accumulation_steps, shuffle, seed: batches of one weight update; the order of samples (of loaders and
+            iterables their own).
         output_dir, checkpoints_dir, log_dir: where `<model>_trained.onnx`, checkpoints (from which a call resumes),
             TensorBoard's files and `metrics.jsonl` go; None: nowhere.
         parameters: any further fields of a RUN.yaml, section to fields; they override the arguments above.
-        environment: the machine.
-        progress: show progress on the console, or in the notebook.
+        environment, progress: the machine; whether to show progress on the console, or in the notebook.
 
     Raises:
         ModelError: the model cannot be read or trained.
         DataError: the data are of no known kind or do not fit the model.
         ParametersError: arguments contradict each other, or what the loss compares is ambiguous.
     """
-    arguments = dict(locals())
+    given = {name: value for name, value in dict(locals()).items() if name in Wanted.__dataclass_fields__}
     check_watchers(callbacks)
-    given = {name: value for name, value in arguments.items() if name in Wanted.__dataclass_fields__}
-    wanted = Wanted(**{**given, "names": names or {}, "parameters": parameters or {}})
+    wanted = Wanted(**{**given, "input_name_map": input_name_map or {}, "parameters": parameters or {}})
     validation = _Validation(validation_data, validation_fraction)
     return _fit(model, data, wanted, validation, callbacks, environment or Environment(), progress)
 
@@ -160,17 +161,34 @@ def _fit(
         history = History()
         own = dict(wanted.metrics) if isinstance(wanted.metrics, Mapping) else {}
         watchers = [*callbacks, history]
-        runner = TrainingRunner(parameters, environment, watchers, mesh, progress=progress, metrics=own)
+        runner = TrainingRunner(
+            parameters, environment, watchers, mesh, progress=progress, metrics=own, returns_on_interrupt=True
+        )
         runner.watchers.on_messages([*getattr(source, "messages", ()), *opened.notes])
         runner.initialize(source.feature_specs())
-        summary = runner.run(source, evaluated)
-        runner.end_training(evaluated)
+        summary, held = _train(runner, source, evaluated)
     finally:
         for one, given in ((opened.source, data), (opened.evaluated, validation.data)):
             if one is not None and one is not given:
                 one.close()
     runner.watchers.raise_failures()
-    return FitResult(runner, history, summary, folder)
+    return FitResult(runner, history, summary, folder, held)
+
+
+def _train(runner: TrainingRunner, source: BatchSource, evaluated: Any) -> tuple[RunSummary, int]:
+    """Trains and ends the run with the weights that the result is to hold; returns of which update they are."""
+    kept = None
+    if runner.best is not None:
+        kept = BestWeights(runner.best, runner.state, runner.parameters.checkpoint)
+        runner.watchers.add([kept])
+    summary = runner.run(source, evaluated)
+    held, last_data = runner.state.counters.update, None if was_interrupted(summary) else evaluated
+    if kept is not None:
+        found, told = kept.settle(None if last_data is None else lambda: runner.evaluate(last_data))
+        held = held if found is None else found
+        runner.watchers.on_messages([] if told is None else [told])
+    runner.end_training(last_data)
+    return summary, held
 
 
 @dataclass(frozen=True)
@@ -207,9 +225,9 @@ def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: 
         validation = _Validation(open_test_part(data, source, _names(wanted, ports)), None)
     if wanted.loss is not None:
         return _Opened(*validation.take_from(source, wanted.seed), wanted)
-    named = wanted.names
+    named = wanted.input_name_map
     wanted, note = choose(wanted, ports, source, not validation.is_left_out)
-    if wanted.names != named and source is not data:
+    if wanted.input_name_map != named and source is not data:
         source = open_data(data, _names(wanted, ports), reading)
     return _Opened(*validation.take_from(source, wanted.seed), wanted, (note,))
 
@@ -218,7 +236,7 @@ def _with_label_of_frame(wanted: Wanted, data: Any) -> Wanted:
     """A table's label column by its name, so that it does not become a part of the input."""
     if wanted.label is not None or not is_frame(data) or not (wanted.loss is None or isinstance(wanted.loss, str)):
         return wanted
-    renamed = [str(wanted.names.get(str(name), name)) for name in column_names(data) or ()]
+    renamed = [str(wanted.input_name_map.get(str(name), name)) for name in column_names(data) or ()]
     named = [name for name in renamed if is_label_name(name)]
     return replace(wanted, label=named[0]) if len(named) == 1 and named[0] != "label" else wanted
 
@@ -226,7 +244,7 @@ def _with_label_of_frame(wanted: Wanted, data: Any) -> Wanted:
 def _names(wanted: Wanted, ports: ModelPorts) -> FeatureNames:
     loss = wanted.loss
     named = loss.label if isinstance(loss, Loss) else wanted.label
-    return FeatureNames(ports.inputs, _labels(loss, named), wanted.names)
+    return FeatureNames(ports.inputs, _labels(loss, named), wanted.input_name_map)
 
 
 def _labels(loss: Any, named: str | None) -> tuple[str, ...]:

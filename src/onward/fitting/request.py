@@ -64,7 +64,7 @@ class Wanted:
     seed: int = 0
     weights_to_train: Sequence[str] = ()
     weights_not_to_train: Sequence[str] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    input_name_map: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[Any] | Mapping[str, Callable[..., Any]] = ()
     output_dir: str | os.PathLike[str] | None = None
     checkpoints_dir: str | os.PathLike[str] | None = None
@@ -178,7 +178,7 @@ def parameters_of(
         },
         "data": {
             "shuffle_data": wanted.shuffle,
-            "input_name_map": dict(wanted.names),
+            "input_name_map": dict(wanted.input_name_map),
             "last_batch": "short" if isinstance(source, IteratedDataLoader) else "wrap",
         },
         "optimizer": {"training_optimizer_name": wanted.optimizer or "AdamW"},

@@ -12,6 +12,7 @@ import torch
 from onward.artifacts.trained_model import export_state
 from onward.data.sources.temporary import TemporaryFolder
 from onward.engine.reports import RunSummary
+from onward.engine.steering import INTERRUPTED
 from onward.fitting.history import History
 from onward.lowering.conversion import to_torch
 from onward.lowering.module import OnnxModule
@@ -21,6 +22,11 @@ from onward.runner import TrainingRunner
 from onward.tables import html_fields
 
 
+def was_interrupted(summary: RunSummary) -> bool:
+    """Whether Ctrl-C ended a run."""
+    return summary.stopped is not None and summary.stopped.startswith(INTERRUPTED)
+
+
 class FitResult:
     """What `onward.fit` returns.
 
@@ -28,15 +34,23 @@ class FitResult:
         runner: the `TrainingRunner`; its `state` holds weights and moments.
         history: losses and metrics as columns.
         summary: of the run.
+        held_update: weight updates that the weights of this result have been through: fewer than all, where they are
+            those of the best evaluation.
         parameters: with which it was trained, as a RUN.yaml would say it.
     """
 
     def __init__(
-        self, runner: TrainingRunner, history: History, summary: RunSummary, folder: TemporaryFolder | None
+        self,
+        runner: TrainingRunner,
+        history: History,
+        summary: RunSummary,
+        folder: TemporaryFolder | None,
+        held_update: int,
     ) -> None:
         self.runner = runner
         self.history = history
         self.summary = summary
+        self.held_update = held_update
         self._folder = folder  # holds a model that was not given as a file, as long as this result lives
 
     @property
@@ -46,8 +60,16 @@ class FitResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the last evaluation; empty where none was made."""
-        return {name: column[-1] for name, column in self.history.evaluations.items() if name not in ("step", "update")}
+        """Of the evaluation of the weights that the result holds, else of the last one; empty where none was made."""
+        columns = self.history.evaluations
+        rows = [row for row, update in enumerate(columns["update"]) if update == self.held_update]
+        row = rows[-1] if rows else len(columns["update"]) - 1
+        return {name: column[row] for name, column in columns.items() if column and name not in ("step", "update")}
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the training before all its steps."""
+        return was_interrupted(self.summary)
 
     @cached_property
     def net(self) -> OnnxModule:

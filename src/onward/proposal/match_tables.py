@@ -13,6 +13,7 @@ from onward.data.packing.options import PackOptions, TableOptions
 from onward.errors import DataError
 from onward.proposal.data_facts import WORDS, DataFacts, Feature
 from onward.proposal.label import Label
+from onward.proposal.match_text_tables import match_text_table, text_columns
 from onward.proposal.matching import (
     Match,
     choose_label,
@@ -47,6 +48,9 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
         DataError: there are too few columns, too many to know which to take, or no label that fits.
     """
     ports = needed_inputs(model, answers.prediction)
+    texts = text_columns(model, ports, data, answers)
+    if texts and _columns_by_name(ports, data) is None:
+        return match_text_table(model, ports, data, texts, answers, folder)
     if any(port.sample is not None and len(port.sample) > 1 for port in ports):
         listed = "; ".join(str(port) for port in ports)
         raise DataError(

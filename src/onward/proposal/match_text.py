@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from onward.data.packing.options import PackOptions, TextOptions
-from onward.errors import DataError
+from onward.data.packing.tokenizer_files import find_tokenizer_of_model, load_tokenizer
+from onward.errors import DataError, UserError
 from onward.proposal.causality import is_causal
 from onward.proposal.data_facts import DataFacts, Feature
 from onward.proposal.label import Label
@@ -32,7 +33,7 @@ def match_text(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pat
         DataError: the model reads no token ids or predicts none, or no tokenizer is known that it was made for.
     """
     ports = needed_inputs(model, answers.prediction)
-    tokens = _token_port(model, ports)
+    tokens = token_port(model, ports)
     outputs = [port for port in candidates(model, answers.prediction) if port.shape is None or len(port.shape) == 3]
     if tokens is None or not outputs:
         what = (
@@ -90,7 +91,8 @@ def _task(model: ModelFacts, prediction: Port, objective: Objective, length: int
     return replace(task, loss=tuple(loss), notes=notes), name
 
 
-def _token_port(model: ModelFacts, ports: list[Port]) -> Port | None:
+def token_port(model: ModelFacts, ports: list[Port]) -> Port | None:
+    """The input of token ids; None: the model has none."""
     whole = [
         port for port in ports if port.dtype in ("int64", "int32") and (port.sample is None or len(port.sample) == 1)
     ]
@@ -114,10 +116,10 @@ def _vocabulary(model: ModelFacts, tokens: Port, prediction: Port) -> int | None
 def _tokenizer(
     model: ModelFacts, data: DataFacts, answers: Answers, vocabulary: int | None, objective: Objective
 ) -> tuple[str, str]:
-    beside = model.path.parent / "tokenizer.json"
     if answers.tokenizer is not None:
         return answers.tokenizer, "the tokenizer is set by --tokenizer"
-    if beside.is_file():
+    beside = find_tokenizer_of_model(model.path)
+    if beside is not None:
         return str(beside), f"{beside.name} is next to the model"
     if model.origin.is_trained:
         raise DataError(
@@ -140,16 +142,16 @@ def _tokenizer(
 
 
 def _end_of_text(tokenizer: str, objective: Objective) -> str:
-    """The token of a tokenizer.json that ends a text, where it has a known one."""
+    """The token of a tokenizer that ends a text, where it has a known one."""
     usual = TextOptions().end_of_text
     if tokenizer in ("bytes", "bpe") or objective != "causal":
         return usual
     try:
-        content = Path(tokenizer).read_text(encoding="utf-8")
-    except OSError:
-        return usual
+        found = load_tokenizer(Path(tokenizer))
+    except UserError:
+        return usual  # packing reports it
     known = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]", "<|eot_id|>")
-    return next((token for token in known if f'"{token}"' in content), usual)
+    return next((token for token in known if found.token_to_id(token) is not None), usual)
 
 
 def _length(model: ModelFacts, tokens: Port, answers: Answers) -> tuple[int, str]:

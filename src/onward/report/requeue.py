@@ -34,6 +34,11 @@ def not_saved(signal_name: str, step: int) -> OnwardError:
     )
 
 
+def ended_by(signal_name: str, step: int, place: str | None) -> OnwardError:
+    """The end of a run that a signal stopped after a step; `place` is its checkpoint, None where it has no folder."""
+    return not_saved(signal_name, step) if place is None else interrupted(signal_name, f"after step {step}", place)
+
+
 def resume_hint(variables: Mapping[str, str]) -> str:
     """What to type to continue this run; where a program of the user's started it, that it continues by itself.
 

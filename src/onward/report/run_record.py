@@ -19,6 +19,7 @@ import yaml
 
 from onward import __version__
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.engine.steering import INTERRUPTED
 from onward.environment import Environment
 from onward.errors import StorageError
 from onward.parameters import Parameters
@@ -156,6 +157,8 @@ class RunRecord:
         others = [one for one in self.record["rounds"] if one.get("round") != summary.round]
         self.record["rounds"] = [*others, ended]
         self._write()
+        if summary.stopped is not None and summary.stopped.startswith(INTERRUPTED):
+            self.finish("interrupted")
 
     def finish(self, status: str) -> None:
         """The run is over: done, interrupted or failed; what came first counts."""

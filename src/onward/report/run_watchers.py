@@ -114,6 +114,8 @@ class RunWatchers:
         """Records that the run is done, or with which kind of error it ended."""
         is_interrupted = isinstance(error, Interrupted | KeyboardInterrupt)
         status = "done" if error is None else "interrupted" if is_interrupted else "failed"
+        if error is None and self._record is not None and self._record.record["status"] == "interrupted":
+            status = "interrupted"  # and returned, as `fit` does
         self._finish_trackers(status)
         if self._record is not None:
             with contextlib.suppress(StorageError):

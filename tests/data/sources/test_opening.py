@@ -261,7 +261,7 @@ def read(source: BatchSource) -> None:
         (lambda: iter(()), r"the data \(tuple_iterator\) are empty\. Pass at least one"),
         (lambda: (X, LABEL, LABEL), r"the data have 3 parts, but names for 2: 'x', 'label'.*Pass dictionaries"),
         (lambda: iter([{"x": X[None]}]), r"hold 'x' of rank 3; the model reads 'x' of rank 2, batch axis included"),
-        (lambda: iter([{"z": X}]), r"items of the data hold 'z'; the model reads 'x' of rank 2. Pass names="),
+        (lambda: iter([{"z": X}]), r"items of the data hold 'z'; the model reads 'x' of rank 2. Pass input_name_map="),
         (lambda: iter([(X, LABEL[:3])]), r"a batch holds \{'x': 22, 'label': 3\} samples; expected the same number"),
         (lambda: {"x": [1.0, None], "label": [0, 1]}, r"feature 'x' has 1 missing values of 2; fill them in or leave"),
         (lambda: Path("nowhere"), r"source 'nowhere' does not exist"),
@@ -275,7 +275,7 @@ def test_what_cannot_be_read(given: Callable[[], Any], words: str) -> None:
 def test_a_column_of_words_in_a_table() -> None:
     frame = pandas_frame().assign(colour="red")
     with pytest.raises(
-        DataError, match=r"columns 'colour' hold no numbers and cannot be part of the input 'x'.*names="
+        DataError, match=r"columns 'colour' hold no numbers and cannot be part of the input 'x'.*input_name_map="
     ):
         open_data(frame, NAMES)
     source: Any = open_data(frame, FeatureNames({"x": 2}, renamed={"colour": ""}))

@@ -107,7 +107,8 @@ class TableOptions:
     """CSV, TSV, JSONL and Parquet: columns to features.
 
     Without `columns`, each column is a feature of its own name. Columns of whole numbers become int64, others float32;
-    several columns in one feature become a vector; lists in JSONL and Parquet keep their shape.
+    several columns in one feature become a vector; lists in JSONL and Parquet keep their shape. With `text`, one column
+    of text, or two that make a pair, become token ids, int64 [text_length], truncated and padded, with special tokens.
     """
 
     columns: tuple[tuple[str, str], ...] = option(
@@ -123,6 +124,20 @@ class TableOptions:
         "pack.json",
         repeated=True,
     )
+    text: tuple[tuple[str, str], ...] = option(
+        (),
+        "a feature of token ids from a column of text, or from two that make a pair: NAME=COLUMN[,COLUMN]",
+        parse=parse_pair,
+        repeated=True,
+    )
+    text_mask: str = option("", "with --text: name of a feature that is 1 at tokens and 0 at padding")
+    text_types: str = option(
+        "", "with --text: name of a feature that is 0 in the first text of a pair, 1 in the second"
+    )
+    text_tokenizer: str = option(
+        "", "with --text: a tokenizer.json, a vocab.txt, a vocab.json next to a merges.txt, or a folder that holds one"
+    )
+    text_length: int = option(128, "with --text: tokens of a sample", parse=int)
     delimiter: str = option(",", "between the columns of CSV; TSV files always use the tabulator")
     header: bool = option(True, "the first line of CSV names the columns; else they are column_0, column_1, ...")
     missing: Literal["error", "skip", "keep"] = option(
@@ -131,6 +146,10 @@ class TableOptions:
         "NaN in a column of numbers, for a model that imputes values",
         choices=("error", "skip", "keep"),
     )
+
+    def __post_init__(self) -> None:
+        if self.text_length < 3:
+            raise ParametersError(f"text_length is {self.text_length}; expected at least 3.")
 
 
 @dataclass(frozen=True)

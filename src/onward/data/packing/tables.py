@@ -18,6 +18,7 @@ from onward.data.packing.options import TableOptions
 from onward.data.packing.rows import Block, is_missing, read_blocks
 from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
 from onward.data.packing.splits import one_after_the_other
+from onward.data.packing.text_columns import TextColumns, open_text_columns
 from onward.errors import DataError, ParametersError
 
 _RECORDS = {".jsonl", ".ndjson", ".parquet"}
@@ -46,16 +47,28 @@ def open_table(paths: list[Path], options: TableOptions, test_paths: Sequence[Pa
     if first is None:
         raise DataError(f"table {str(paths[0])!r} has no rows.")
     _check_text_options(paths, options)
+    text = open_text_columns(options)
+    texts = () if text is None else text.columns
+    for name in texts:
+        _match(name, list(first.columns), str(first.path))
     categories = _categories(list(first.columns), options, str(first.path))
-    features = _group_columns(list(first.columns), list(categories), options, str(first.path))
+    names = [name for name in first.columns if name not in texts]
+    features = _group_columns(names, list(categories), options, str(first.path))
+    clash = next((name for name in features if text is not None and name in text.features), None)
+    if clash is not None:
+        raise ParametersError(
+            f"--text and a column both make the feature {clash!r}; rename one with --columns or --text."
+        )
     words = _collect_words([*paths, *test_paths], categories, options) if categories else {}
     needed = dict.fromkeys(name for names in features.values() for name in names)
     columns = {name: _describe(name, words.get(name), first, options) for name in needed}
     details: dict[str, Any] = {"categories": {name: list(numbers) for name, numbers in words.items()}} if words else {}
-    read: Read = partial(_read, paths, options, features, columns, details)
+    details |= {} if text is None else text.details
+    read: Read = partial(_read, paths, options, features, columns, text, details)
     if test_paths:
-        read = one_after_the_other(read, partial(_read, list(test_paths), options, features, columns, details))
-    return Source("bytes", sum(path.stat().st_size for path in (*paths, *test_paths)), read, details)
+        read = one_after_the_other(read, partial(_read, list(test_paths), options, features, columns, text, details))
+    total = sum(path.stat().st_size for path in (*paths, *test_paths))
+    return Source("bytes", total, read, details, {} if text is None else {"tokenizer.json": text.json})
 
 
 def _check_text_options(paths: list[Path], options: TableOptions) -> None:
@@ -184,6 +197,7 @@ def _read(
     options: TableOptions,
     features: dict[str, list[str]],
     columns: dict[str, _Column],
+    text: TextColumns | None,
     details: dict[str, Any],
     choose_split: ChooseSplit,
     advance: Advance,
@@ -193,14 +207,18 @@ def _read(
     for path in paths:
         for block in read_blocks(path, options):
             advance(block.read_bytes)
-            kept = _complete_rows(block, columns, options, empty)
+            texts = () if text is None else text.columns
+            kept = _complete_rows(
+                block, {**columns, **{name: _Column(name, {}, False) for name in texts}}, options, empty
+            )
             skipped += block.count - len(kept)
             values = {name: _convert(block, column, kept) for name, column in columns.items()} if kept else {}
+            tokens = [Sample()] * len(kept)
+            if text is not None and kept:
+                tokens = text.encode([[block.columns[name][row] for row in kept] for name in texts])
             for row in range(len(kept)):
-                yield (
-                    choose_split(number),
-                    {feature: _join([values[name][row] for name in names]) for feature, names in features.items()},
-                )
+                joined = {name: _join([values[one][row] for one in names]) for name, names in features.items()}
+                yield choose_split(number), {**tokens[row], **joined}
                 number += 1
     if skipped:
         details["rows_skipped"] = details.get("rows_skipped", 0) + skipped

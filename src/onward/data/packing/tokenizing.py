@@ -13,6 +13,7 @@ import numpy as np
 from onward.data.packing.documents import read_documents
 from onward.data.packing.options import TextOptions
 from onward.data.packing.source import require
+from onward.data.packing.tokenizer_files import load_tokenizer
 from onward.errors import DataError, ParametersError
 
 _OF_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -138,14 +139,9 @@ def _training_texts(paths: list[Path], options: TextOptions) -> Iterator[str]:
 
 
 def _load_tokenizer(path: Path, options: TextOptions) -> TextTokenizer:
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"tokenizer {str(path)!r} does not exist; give 'bytes', 'bpe' or the path of a tokenizer.json.")
-    tokenizers = require("tokenizers", "reading a tokenizer.json")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise DataError(f"tokenizer {str(path)!r} cannot be read: {error}.") from error
-    tokenizer.no_truncation()
+    tokenizer = load_tokenizer(path)
     tokenizer.no_padding()
     if options.objective == "masked":
         found = {name: _first_id(tokenizer, others) for name, others in _MASKED_SPECIALS.items()}

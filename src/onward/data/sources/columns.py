@@ -37,7 +37,7 @@ def arrays_of_frame(data: Any, names: FeatureNames) -> tuple[dict[str, np.ndarra
     if words:
         raise DataError(
             f"columns {', '.join(map(repr, words))} hold no numbers and cannot be part of the input {lacking[0]!r}. "
-            "Convert them to numbers, or leave them out: names={'column': ''}."
+            "Convert them to numbers, or leave them out: input_name_map={'column': ''}."
         )
     joined = np.stack([_flat_column(columns[name], name) for name in spare], axis=1)
     kept = {name: value for name, value in columns.items() if name not in spare}
@@ -84,7 +84,7 @@ def _flat_column(column: Any, name: str) -> np.ndarray:
     if array.ndim != 1:
         raise DataError(
             f"column {name!r} holds arrays of shape {list(array.shape[1:])}; give it the name of a feature: "
-            f"names={{{name!r}: 'name in the model'}}, or leave it out."
+            f"input_name_map={{{name!r}: 'name in the model'}}, or leave it out."
         )
     return array
 

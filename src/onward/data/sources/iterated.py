@@ -140,7 +140,7 @@ class IteratedDataLoader:
                 f"the model reads {wanted}, batch axis included. Pass batches, or samples without the batch axis."
                 if ranks
                 else f"the items of the data hold {', '.join(map(repr, self._first))}; the model reads {wanted}. Pass "
-                "names={'name in the data': 'name in the model'}."
+                "input_name_map={'name in the data': 'name in the model'}."
             )
         return found
 

@@ -1,0 +1,86 @@
+"""The weights of the best evaluation, held in memory while a fit goes on, and put into its network at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from onward.checkpoint.reading import checkpoint_name, read_pieces
+from onward.engine.callbacks import Callback
+from onward.engine.early_stopping import BestEvaluation
+from onward.engine.reports import EvaluationReport
+from onward.engine.state import TrainState
+from onward.parallel.agreement import gather_numbers
+from onward.parallel.pieces import Piece
+from onward.parameters import Checkpoint
+
+_KINDS = ("weights/", "states/")
+
+
+class BestWeights(Callback):
+    """Copies weights and running statistics at each evaluation that is the best so far.
+
+    Args:
+        best: what compares evaluations; it must be notified of them before this.
+        state: of the run.
+        settings: of its checkpoints, where a run that resumed finds a best evaluation from before.
+    """
+
+    def __init__(self, best: BestEvaluation, state: TrainState, settings: Checkpoint) -> None:
+        self._best, self._state, self._settings = best, state, settings
+        self._kept: dict[str, torch.Tensor] = {}
+        self._kept_update = self._evaluated_update = -1
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        """Copies, to main memory."""
+        self._evaluated_update = report.update
+        if self._best.best.value is not None and self._best.best.update == report.update:
+            self._kept = {name: piece.tensor.detach().to("cpu", copy=True) for name, piece in self._pieces().items()}
+            self._kept_update = report.update
+
+    def settle(self, evaluate: Callable[[], EvaluationReport] | None) -> tuple[int | None, str | None]:
+        """Puts the best weights into the network; all ranks call this together.
+
+        Args:
+            evaluate: evaluates the last weights; None: they are not evaluated any more.
+
+        Returns:
+            The update that the network's weights are of (None: nothing was evaluated), and what to tell.
+        """
+        best, last = self._best.best, self._state.counters.update
+        is_last = best.update == last
+        if evaluate is not None and self._evaluated_update != last:
+            is_last = self._best.beats(evaluate())
+        if best.value is None:
+            return None, None
+        # Ranks that compute slightly different numbers must not go different ways.
+        if gather_numbers(self._state.mesh, float(is_last))[0]:
+            return last, None
+        reached = f"{self._best.settings.metric} {best.value:.4g} at step {best.step:,}"
+        if not self._restore(best.update):
+            return last, (
+                f"the best evaluation ({reached}) was before this call resumed, and its weights were not kept: the "
+                "result holds the last weights. Set checkpoint.keep_best to keep them."
+            )
+        return best.update, f"the result holds the weights of the best evaluation ({reached}), not the last ones."
+
+    def _restore(self, update: int) -> bool:
+        pieces, folder = self._pieces(), self._settings.checkpoints_dir
+        if self._kept_update == update:
+            with torch.no_grad():
+                for name, tensor in self._kept.items():
+                    pieces[name].tensor.copy_(tensor)
+        elif folder is not None and self._settings.keep_best:
+            path = folder / checkpoint_name(update)
+            for kind in _KINDS:
+                mine = {name: piece for name, piece in pieces.items() if name.startswith(kind)}
+                read_pieces(path, mine, kind, group=self._state.mesh.control)
+        else:
+            return False
+        for weight in self._state.weights.values():
+            weight.update_followers()
+        return True
+
+    def _pieces(self) -> dict[str, Piece]:
+        return {name: piece for name, piece in self._state.pieces().items() if name.startswith(_KINDS)}

@@ -1,0 +1,102 @@
+"""Ctrl-C in `onward.fit`, sent to a process of its own: what was trained so far is returned, saved, and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from tests.mlp import build_mlp, data, save_mlp
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, sys
+import onward
+from tests.mlp import data
+
+class Speaks(onward.Callback):
+    def on_update(self, report):
+        if report.update == 5:
+            print("training", flush=True)
+
+folder, steps, keeps = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+train = data(40)
+result = onward.fit(
+    f"{folder}/mlp.onnx", (train["x"], train["label"]), loss="cross_entropy", batch_size=8, steps=steps, progress=False,
+    callbacks=[Speaks()], environment=onward.Environment(execution_provider="CPU", threads=1),
+    output_dir=f"{folder}/out", checkpoints_dir=f"{folder}/checkpoints" if keeps else None,
+    validation_data=(train["x"], train["label"]), parameters={"training": {"evaluation_period": 1000000}},
+)
+result.export(f"{folder}/exported.onnx")
+print(json.dumps({
+    "interrupted": result.is_interrupted, "stopped": result.summary.stopped, "updates": result.summary.updates,
+    "held": result.held_update, "loss": result.history.loss[-1], "notes": result.history.messages,
+}))
+"""
+
+
+def start(folder: Path, steps: int, keeps: bool) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(steps), json.dumps(keeps)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def interrupted(folder: Path, keeps: bool, *signals: signal.Signals) -> tuple[int, str, str]:
+    """Trains until the signals come; exit code and what was printed after."""
+    with start(folder, 1_000_000, keeps) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "training\n"
+        for one in signals:
+            process.send_signal(one)
+        out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to one process")
+@pytest.mark.parametrize("keeps", [False, True])
+def test_ctrl_c_returns_what_is_trained_so_far(keeps: bool, tmp_path: Path) -> None:
+    """The model is written, the record says interrupted, and with a folder of checkpoints a second call resumes."""
+    save_mlp(tmp_path)
+    code, out, err = interrupted(tmp_path, keeps, signal.SIGINT)
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["interrupted"] is True
+    assert said["stopped"] == "interrupted by Ctrl-C"
+    assert said["held"] == said["updates"] >= 5
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["status"] == "interrupted"
+    files = [tmp_path / "out" / "mlp_trained.onnx", tmp_path / "exported.onnx"]
+    first, second = (onnxruntime.InferenceSession(file).run(None, {"x": data(4)["x"]})[0] for file in files)
+    assert (first == second).all()
+    assert (first != _untrained()).any()
+    if not keeps:
+        return
+    with start(tmp_path, said["updates"] + 7, True) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    again = json.loads(out.splitlines()[-1])
+    assert again["interrupted"] is False
+    assert again["held"] == said["updates"] + 7
+    assert any(f"round 0, step {said['updates']}, {said['updates']} updates done" in note for note in again["notes"])
+
+
+def _untrained() -> object:
+    return onnxruntime.InferenceSession(build_mlp().SerializeToString()).run(None, {"x": data(4)["x"]})[0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to one process")
+def test_sigterm_saves_and_raises(tmp_path: Path) -> None:
+    """Whoever sends it wants the process to end; a loop over fits must not go on."""
+    save_mlp(tmp_path)
+    code, out, err = interrupted(tmp_path, True, signal.SIGTERM)
+    assert code != 0
+    assert out == ""
+    assert "Interrupted: stopped by SIGTERM after step" in err
+    assert "The same command goes on from there." in err
+    assert list((tmp_path / "checkpoints").iterdir())
