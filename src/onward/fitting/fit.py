@@ -85,8 +85,7 @@ def fit(
         learning_rate, optimizer: 0.001 and `AdamW` by default; also `Adam`, `SGDOptimizer`, `Lamb`.
         validation_data, validation_fraction: what is evaluated after every epoch: data of any kind, or a share of
             `data`, drawn by `seed`.
-        metrics: names for `training.metrics`, or a dictionary of functions of (outputs, batch).
-        callbacks: `onward.Callback`s and other watchers.
+        metrics, callbacks: names, or a dictionary of functions of (outputs, batch); `onward.Callback`s and watchers.
         label, prediction: the feature and the output that the loss compares, where there are several.
         input_name_map: name in the data -> name in the model, or of the label; "" leaves a feature out.
         weights_to_train, weights_not_to_train: names or `*`-patterns of weights.
