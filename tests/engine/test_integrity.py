@@ -154,16 +154,17 @@ def test_nothing_is_found_where_nothing_is_wrong(layout: Layout, tmp_path: Path)
 
 def saved_after_flip(sections: dict[str, Any], layout: Layout, rows: dict[str, Any]) -> str:
     said = corrupted(sections, layout, rows, 1, LINEAR, 3, False)
-    return f"{said} / {sorted(path.name for path in Path(sections['checkpoint']['checkpoints_dir']).iterdir())}"
+    saved = Path(sections["checkpoint"]["checkpoints_dir"]).glob("checkpoint-*")
+    return f"{said} / {sorted(path.name for path in saved)}"
 
 
 def test_what_replicas_do_not_agree_on_is_never_saved(tmp_path: Path) -> None:
-    """The bit flips after update 2; the checkpoint of update 4 finds it, though no check is due before update 100."""
+    """The bit flips after update 2, before its checkpoint is saved; no other check is due before update 100."""
     layout = Layout(2, 1, 1)
     sections = exchanges.sections_of(tmp_path, layout, UPDATES)
     sections["checkpoint"] = {"checkpoints_dir": str(tmp_path / "c"), "checkpoint_period": 2, "max_num_checkpoints": 9}
     for said in call_on_ranks(2, saved_after_flip, sections, layout, exchanges.data_of(UPDATES)):
-        assert said.endswith(" / ['checkpoint-00000002']") or said.endswith(" / []"), said
+        assert said.endswith(" / []"), said
         assert "silent corruption at update" in said
 
 
