@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path
+from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path, write_graphs_if_asked
 from onward.checkpoint.run_checkpoints import RunCheckpoints, can_save
 from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
@@ -28,6 +28,7 @@ from onward.engine.evaluation import Evaluator
 from onward.engine.functions import MetricFunction
 from onward.engine.interruption import StopRequest
 from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize
+from onward.engine.loss_spikes import LossSpikes, RollBack, without_spans
 from onward.engine.preemption import GracePeriod
 from onward.engine.preparation import (
     check_dimensions,
@@ -148,7 +149,7 @@ class TrainingRunner:
         self.watchers.on_phase("rehearsing the export of the trained model")
         rehearse_export_of_run(self.parameters, self.state, self._graph)
         self._own_watchers.open_files(self.parameters, self.environment, self.mesh, self.run_file, self.resumed_update)
-        self._write_graphs()
+        write_graphs_if_asked(self.parameters, self.state, self._graph, self.watchers.on_message)
         self.watchers.on_phase(None)
 
     def _settle_batch_size(self, number: int, specs: Mapping[str, FeatureSpec]) -> None:
@@ -166,16 +167,6 @@ class TrainingRunner:
         self._checkpoints = RunCheckpoints(self.mesh, self.files, self.watchers.on_message)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
         seed_random(self.parameters.training.seed, self.mesh)
-
-    def _write_graphs(self) -> None:
-        """Loss and gradients, and the weight update, as ONNX graphs, where they are asked for."""
-        paths = self.parameters.paths
-        is_asked = paths.model_with_training_graph_path is not None or paths.optimizer_graph_path is not None
-        if is_asked and self.mesh.rank == 0:
-            from onward.artifacts.run_graphs import write_graphs_of_run  # torch's tracer takes seconds to import
-
-            is_entire = self.mesh.world_size == 1
-            write_graphs_of_run(self.parameters, self._graph, self.net, is_entire, self.watchers.on_message)
 
     def _check_names(self) -> None:
         """What parameters name of the graph must be in it."""
@@ -273,7 +264,14 @@ class TrainingRunner:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         try:
             test_data = None if test_data_loader is None else self._open(test_data_loader, is_test=True)
-            return self._run_round(self._open(training_data_loader), test_data, mapped_dimensions or {})
+            data, settings = self._open(training_data_loader), self.parameters.checkpoint
+            while True:
+                try:
+                    return self._run_round(data, test_data, mapped_dimensions or {})
+                except RollBack as spike:
+                    path = self._checkpoints.roll_back(settings, self.state, spike, self.watchers.restore)
+                    if spike.is_interrupted:
+                        raise interrupted(ANOTHER, "at a spike of the loss", self.files.shown(path)) from None
         except BaseException as error:
             self._own_watchers.leave_screen()
             self.watchers.on_exception(error)
@@ -303,22 +301,24 @@ class TrainingRunner:
         self.watchers.on_run_start(run_start(training, self.state), control)
         between = Steering(self.state, control)
         skips = SkippedUpdates(self.state, self.parameters.on_bad_loss.skip, self.watchers.on_message)
-        settings = self.parameters.checkpoint
+        settings, spikes = self.parameters.checkpoint, LossSpikes(self.state, self.parameters.on_bad_loss)
+        spikes.before_round(self.save_checkpoint)
         saving = self._checkpoints.saving_after_failure(settings, self.state, self.save_checkpoint)
         self._grace = GracePeriod.of(self.parameters, self.mesh.world_size, clock)
         returns = self._returns_on_interrupt and self.mesh.world_size == 1
         with StopRequest(settings.on_sigusr1 == "stop", returns) as stop, settled_objects(), saving:
-            with closing_batches(data.batches(training.batch_size, self.state.cursor)) as batches:
-                for done in self._steps(between.not_skipped(self.watchers.announced(batches), self.watchers), clock):
+            with closing_batches(data.batches(training.batch_size, self.state.cursor)) as read:
+                batches = self.watchers.announced(without_spans(read, self.state))
+                for done in self._steps(between.not_skipped(batches, self.watchers), clock):
                     self.watchers.on_step_done(done, self.state)
                     reports = reports if done.report is None else [*reports[:1], done.report]
                     skips.after_step(done)
+                    spikes.after_step(done, lambda: between.is_interrupted_at_end(stop.signal_name is not None))
                     if self._is_stopped(done, between, stop, test_data):
                         self.state.counters.ended_early_of = 0 if stop.returns else training.steps  # 0: to be resumed
                         break
             checkpoint = self._save_last_of_round()
-        stopped, evaluated = between.stop_reason, self._evaluated[1]
-        metrics = {} if evaluated is None else dict(evaluated.metrics)
+        stopped, metrics = between.stop_reason, dict(self._evaluated[1].metrics) if self._evaluated[1] else {}
         self._finish_round()
         seconds = time.perf_counter() - started
         summary = summarize(training, begin, self.state.counters, clock, reports, metrics, seconds, checkpoint, stopped)
@@ -380,8 +380,7 @@ class TrainingRunner:
         self.watchers.on_phase("evaluating")
         batches = test_data_loader.one_pass(training.eval_batch_size or training.batch_size)
         metrics, samples = self._evaluator.evaluate(state, batches)
-        step, in_round = self._shown_step()
-        seconds = time.perf_counter() - started
+        (step, in_round), seconds = self._shown_step(), time.perf_counter() - started
         report = EvaluationReport(step, self.state.counters.update, in_round, metrics, samples, seconds)
         self.watchers.on_phase(None)
         self.watchers.on_evaluation(report)
@@ -400,8 +399,7 @@ class TrainingRunner:
         state, started = self.state, time.perf_counter()
         best = None if self.best is None else self.best.kept_update
         path = self._checkpoints.save(self.parameters, state, self._batch_sizes.record(), self.watchers.states(), best)
-        step, _ = self._shown_step()
-        stall = time.perf_counter() - started
+        step, stall = self._shown_step()[0], time.perf_counter() - started
         self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, self.files.shown(path), stall))
         return path
 

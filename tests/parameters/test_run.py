@@ -31,7 +31,7 @@ from onward.parameters import (
     check,
 )
 from onward.parameters.distributed import Distributed, Recompute
-from onward.parameters.evaluation import EarlyStopping
+from onward.parameters.evaluation import EarlyStopping, OnBadLoss
 from onward.parameters.trackers import Aim, Mlflow, Wandb
 from onward.runner import TrainingRunner
 
@@ -228,6 +228,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "max_num_checkpoints": 1,
         "checkpoint_to_load_path": None,
         "blocking": False,
+        "if_damaged": "refuse",
         "on_sigusr1": "save",
         "grace_seconds": None,
         "keep_best": False,
@@ -235,6 +236,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "export": "last",
     },
     EarlyStopping: {"metric": "loss", "mode": "auto", "patience": None, "min_delta": 0.0},
+    OnBadLoss: {"skip": 10, "spike_threshold": None, "spike_window": 128, "max_rollbacks": 3},
     TensorBoard: {"log_dir": None, "scalar_names": (), "histogram_names": (), "norm_names": ()},
     Wandb: {"project": None, "entity": None, "name": None, "mode": "online"},
     Mlflow: {"experiment": None, "tracking_uri": None, "name": None},

@@ -6,7 +6,7 @@ Optimized or quantized on request, by the tools of `quantization`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +83,18 @@ def rehearse_export_of_state(state: TrainState, graph: TrainingGraph, path: Path
 def _exported_pieces(state: TrainState) -> dict[str, Piece]:
     pieces = {key.partition("/"): piece for key, piece in state.pieces().items()}
     return {name: piece for (kind, _, name), piece in pieces.items() if kind in ("weights", "states")}
+
+
+def write_graphs_if_asked(
+    parameters: Parameters, state: TrainState, graph: TrainingGraph, say: Callable[[str], None]
+) -> None:
+    """Loss and gradients, and the weight update, as ONNX graphs, where a run asks for them; rank 0 writes them."""
+    paths, mesh = parameters.paths, state.mesh
+    is_asked = paths.model_with_training_graph_path is not None or paths.optimizer_graph_path is not None
+    if is_asked and mesh.rank == 0:
+        from onward.artifacts.run_graphs import write_graphs_of_run  # torch's tracer takes seconds to import
+
+        write_graphs_of_run(parameters, graph, state.networks[0].net, mesh.world_size == 1, say)
 
 
 def export_run(

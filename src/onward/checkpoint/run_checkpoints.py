@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.agreement import do_together, tell_all
-from onward.checkpoint.reading import find_checkpoint, read_pieces, read_record
+from onward.checkpoint.reading import (
+    checkpoint_number,
+    find_checkpoint,
+    list_checkpoints,
+    read_pieces,
+    read_record,
+    sequence_of,
+)
 from onward.checkpoint.resuming import choose_checkpoint
 from onward.checkpoint.run_files import RunFiles
 from onward.checkpoint.writing import CheckpointWriter
 from onward.engine.integrity import StateDigests
+from onward.engine.loss_spikes import RollBack
 from onward.engine.state import TrainState
 from onward.errors import CorruptionError, OnwardError, ParametersError, StorageError
 from onward.parallel.process import Mesh
@@ -69,8 +77,41 @@ class RunCheckpoints:
             CheckpointError: it is broken, or of another model.
         """
         path = self._find(settings)
-        if path is None:
-            return None
+        return None if path is None else self._load(path, state)
+
+    def roll_back(
+        self, settings: Checkpoint, state: TrainState, spike: RollBack, restore: Callable[[Mapping[str, Any]], None]
+    ) -> Path:
+        """Loads the newest checkpoint before a spike; what is left out of the data stays as it is in `state`.
+
+        Args:
+            settings: where checkpoints are.
+            state: takes over the checkpoint.
+            spike: the update that was one.
+            restore: takes over what callbacks keep.
+
+        Raises:
+            CheckpointError: there is none, or it is broken.
+        """
+        self.wait()
+        folder = settings.checkpoints_dir
+
+        def choose() -> Path | None:
+            if folder is None or self.mesh.rank:
+                return None
+            return max((p for p in list_checkpoints(folder) if checkpoint_number(p) < spike.update), key=sequence_of)
+
+        path = do_together(self.mesh.control, choose)[0]
+        assert path is not None
+        course = state.course
+        state.drop_gradients()
+        self._load(path, state)
+        state.course.spans, state.course.rollbacks = course.spans, course.rollbacks
+        restore(read_record(path).get("callbacks", {}))
+        self._say(f"{spike.text}; returned to {self._files.shown(path)}, and these data are left out.")
+        return path
+
+    def _load(self, path: Path, state: TrainState) -> list[str]:
         pieces = state.pieces()
         lacking = read_pieces(path, pieces, optional=("random/",), group=self.mesh.control)
         random = {n: piece.tensor for n, piece in pieces.items() if n.startswith("random/") and n not in lacking}
@@ -168,7 +209,11 @@ class RunCheckpoints:
                 raise  # the others are in another place; what is saved is saved
             state.return_to_mark()
             is_new = state.counters.update > max(begin, self.saved_update)
-            if settings.checkpoints_dir is None or not is_new or isinstance(error, StorageError | CorruptionError):
+            if (
+                settings.checkpoints_dir is None
+                or not is_new
+                or isinstance(error, StorageError | CorruptionError | RollBack)
+            ):
                 raise
             try:
                 path = save()

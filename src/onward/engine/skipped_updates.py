@@ -136,6 +136,11 @@ def _describe(batches: Sequence[Origin], most: int) -> str:
     return ", ".join(f"{name}: {_listed(rows, most)}" for name, rows in numbers.items())
 
 
+def describe_origin(batches: Sequence[Origin]) -> str:
+    """Files and samples of the micro-batches of an update, as far as they fit into a message."""
+    return _describe(batches, _NAMED_SAMPLES)
+
+
 def _listed(rows: list[int], most: int) -> str:
     word = "sample" if len(rows) == 1 else "samples"
     more = f" and {len(rows) - most} more" if len(rows) > most else ""

@@ -42,6 +42,31 @@ class Counters:
     ended_early_of: int = 0
 
 
+Place = tuple[int, int]
+"""In the data of a replica: epoch, and samples of it read."""
+
+
+@dataclass
+class LossCourse:
+    """The course of a run's losses, by which spikes are recognized (`onward.engine.loss_spikes`).
+
+    Attributes:
+        losses, log_norms: of the last updates: the largest loss of any replica, the logarithm of the gradient norm.
+        rollbacks: returns to a checkpoint because of a spike.
+        spans: (begin, end] of this replica's data that are left out.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    log_norms: list[float] = field(default_factory=list)
+    rollbacks: int = 0
+    spans: list[tuple[Place, Place]] = field(default_factory=list)
+
+    def add(self, loss: float, log_norm: float, window: int) -> None:
+        """Adds an update; of those before, the last ones stay."""
+        self.losses = [*self.losses, loss][-window:]
+        self.log_norms = [*self.log_norms, log_norm][-window:]
+
+
 @dataclass(frozen=True)
 class _Mark:
     """What changes between two weight updates, as the last update left it."""
@@ -62,6 +87,7 @@ class TrainState:
         optimizer: over the weights' parameters.
         loss_scale: of fp16.
         mesh: the ranks.
+        course: of the losses.
         rate: how callbacks changed the learning rate of this round.
         state_shards: running statistics that are cut horizontally -> how, and their whole shapes.
     """
@@ -75,6 +101,7 @@ class TrainState:
     counters: Counters = field(default_factory=Counters)
     cursor: DataCursor = field(default_factory=DataCursor)
     rate: RateAdjustment = field(default_factory=RateAdjustment)
+    course: LossCourse = field(default_factory=LossCourse)
     _mark: _Mark | None = None
     _skipped: torch.Tensor | None = None
 
@@ -195,17 +222,28 @@ class TrainState:
             "cursor": self.cursor.to_dict(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
             "learning_rate": dataclasses.asdict(self.rate),
+            "course": {
+                "losses": self.course.losses,
+                "log_norms": self.course.log_norms,
+                "rollbacks": self.course.rollbacks,
+            },
         }
 
     def rank_record(self) -> dict[str, Any]:
         """What every rank has of its own: where it is in its part of the data."""
-        return {"data": self.mesh.place.data, "cursor": self.cursor.to_dict()}
+        spans = [[list(begin), list(end)] for begin, end in self.course.spans]
+        return {"data": self.mesh.place.data, "cursor": self.cursor.to_dict(), "left_out": spans}
 
     def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> list[str]:
         """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to tell."""
         self.counters = Counters(**record["counters"])
         self.rate = RateAdjustment(**record.get("learning_rate", {}))
-        self.cursor, notes = resumed_cursor(record, self.mesh.place.data, self.mesh.topology.data_size)
+        replica, replicas = self.mesh.place.data, self.mesh.topology.data_size
+        self.cursor, notes = resumed_cursor(record, replica, replicas)
+        self.course = LossCourse(**record.get("course", {}))
+        left_out = {entry["data"]: entry.get("left_out", []) for entry in record.get("ranks", {}).values()}
+        if len(left_out) == replicas:  # with another number of replicas, each reads other data
+            self.course.spans = [(tuple(begin), tuple(end)) for begin, end in left_out[replica]]
         if self.loss_scale is not None and record["loss_scale"] is not None:
             stored = LossScale.from_json(record["loss_scale"])
             # Asked for another kind of loss scale than before, the run begins with that one.

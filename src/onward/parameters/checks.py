@@ -45,6 +45,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_optimizer(parameters.optimizer),
         *_check_checkpoint(parameters.checkpoint),
         *_check_best(parameters),
+        *_check_spikes(parameters),
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
         *_check_cuda_graphs(parameters),
@@ -293,6 +294,16 @@ def _check_checkpoint(checkpoint: Checkpoint) -> list[str]:
             "keep_best: true."
         )
     return problems
+
+
+def _check_spikes(parameters: Parameters) -> list[str]:
+    """Whether there is something to return to."""
+    if parameters.on_bad_loss.spike_threshold is None or parameters.checkpoint.checkpoints_dir is not None:
+        return []
+    return [
+        "on_bad_loss.spike_threshold is set, but checkpoint.checkpoints_dir is not, so that there is no checkpoint to "
+        "return to; set it to a folder."
+    ]
 
 
 def _check_best(parameters: Parameters) -> list[str]:

@@ -40,6 +40,7 @@ _COMPARED = Need(
     "with early_stopping.patience or checkpoint.keep_best",
     lambda p: p.early_stopping.patience is not None or p.checkpoint.keep_best,
 )
+_SPIKES = Need("with on_bad_loss.spike_threshold", lambda p: p.on_bad_loss.spike_threshold is not None)
 _PROFILED = Need("with profiler.first_step and last_step", lambda p: p.profiler.first_step is not None)
 _FLAGS_DECIDE = Need("without recompute.memory_budget", lambda p: p.recompute.memory_budget is None)
 _WANDB = Need("with wandb.project", lambda p: p.wandb.project is not None)
@@ -98,8 +99,11 @@ NEEDS: dict[str, Need] = {
     "distributed.slow_rank_ratio": _PROCESSES,
     "machine.check_computation_period": _WHOLE_REPLICAS,
     "checkpoint.blocking": _CHECKPOINTS,
+    "checkpoint.if_damaged": _CHECKPOINTS,
     "checkpoint.on_sigusr1": _CHECKPOINTS,
     "checkpoint.grace_seconds": _CHECKPOINTS,
+    "on_bad_loss.spike_window": _SPIKES,
+    "on_bad_loss.max_rollbacks": _SPIKES,
     "early_stopping.metric": _COMPARED,
     "early_stopping.mode": _COMPARED,
     "early_stopping.min_delta": _COMPARED,

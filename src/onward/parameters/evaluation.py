@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from onward.parameters.field_types import STRICT, Count, CountFromZero, NonNegative
+from onward.parameters.field_types import STRICT, Count, CountFromZero, NonNegative, Positive
 
 MetricSpec = str | Mapping[str, Any]
 """A name, or a mapping with `name` and options."""
@@ -39,10 +39,18 @@ class OnBadLoss:
         skip: weight updates in a row that are skipped, with weights and statistics as they were; one more ends the
             run, and its message names the files and samples. In fp16, updates from which the dynamic loss scale is
             still lowered do not count.
+        spike_threshold: robust standard deviations (1.4826 times the median absolute deviation) above the median of the
+            last updates at which a loss, or the logarithm of a gradient norm, is a spike: the run returns to its last
+            checkpoint, trains again from there, and leaves out the data of that update; absent: spikes are accepted.
+        spike_window: updates of which the median is taken.
+        max_rollbacks: spikes after which the next one ends the run.
     """
 
     __pydantic_config__ = STRICT
     skip: CountFromZero = 10
+    spike_threshold: Positive | None = None
+    spike_window: Count = 128
+    max_rollbacks: CountFromZero = 3
 
 
 @dataclass(frozen=True)
