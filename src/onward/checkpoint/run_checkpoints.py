@@ -96,13 +96,13 @@ class RunCheckpoints:
         self.wait()
         folder = settings.checkpoints_dir
 
-        def choose() -> Path | None:
+        def choose() -> str:
             if folder is None or self.mesh.rank:
-                return None
-            return max((p for p in list_checkpoints(folder) if checkpoint_number(p) < spike.update), key=sequence_of)
+                return ""
+            earlier = (p for p in list_checkpoints(folder) if checkpoint_number(p) < spike.update)
+            return str(max(earlier, key=sequence_of))
 
-        path = do_together(self.mesh.control, choose)[0]
-        assert path is not None
+        path = Path(tell_all(self.mesh.control, do_together(self.mesh.control, choose))[0])
         course = state.course
         state.drop_gradients()
         self._load(path, state)
