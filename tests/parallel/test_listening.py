@@ -20,9 +20,11 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from onward.errors import ParametersError
 from onward.parallel.launcher import Launch
 from onward.parallel.listening import address_to_bind, listen, listening_note
-from onward.parallel.meeting import ForeignEntryError, attendant, open_store
+from onward.parallel.meeting import attendant, open_store
+from onward.parallel.run_store import ForeignEntryError, RunStore, secret_of
 from onward.parallel.watch import Failure
 from tests.laws.elastic import make_workplace
 from tests.parallel.guarded import forbid_unpickling
@@ -151,7 +153,10 @@ def test_a_stranger_who_forges_a_failure_ends_the_run_with_words(tmp_path: Path)
         store.set(signed_in.removesuffix("here/0") + "failure", pickle.dumps(Payload(mark)))
         said = process.communicate(timeout=LONGEST_SECONDS)[0]
     assert process.returncode == 2
-    assert re.search(r"onward: the store where the ranks rendezvous holds b'.* as 'failure', which no rank wrote", said)
+    assert re.search(
+        r"onward: the store .* holds b'.* as 'failure', which is not signed with this run's secret",
+        said,
+    )
     assert said.count("\n") == 1, said
     assert not mark.exists()
 
@@ -266,3 +271,85 @@ def test_a_run_of_several_machines_tells_what_it_opens(launch: Launch, words: st
 
 def test_a_run_of_one_machine_has_nothing_to_tell() -> None:
     assert listening_note(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", 29511)) is None
+
+
+# ---------------------------------------------------------------------- the secret
+
+SECRETS = "0123456789abcdef", "fedcba9876543210"
+
+
+def stores(*secrets: str | None, prefix: str = "onward/0") -> list[RunStore]:
+    """One store as ranks with these secrets see it."""
+    below = dist.HashStore()
+    return [RunStore(below, prefix, None if one is None else one.encode()) for one in secrets]
+
+
+def test_ranks_with_one_secret_read_each_other() -> None:
+    one, other = stores(SECRETS[0], SECRETS[0])
+    one.set("failure", "the shard lies: \u00e9")
+    assert other.get("failure").decode() == "the shard lies: \u00e9"
+    assert other.compare_set("failure", "", "another") == one.get("failure")
+    assert other.compare_set("job", "", "a") == b"a"
+    assert (other.check(["job"]), other.check(["here/0"])) == (True, False)
+    assert (one.add("done", 1), other.add("done", 1)) == (1, 2)
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(None, SECRETS[0]), (SECRETS[1], SECRETS[0])])
+def test_what_is_not_signed_with_the_secret_is_refused(writer: str | None, reader: str) -> None:
+    stranger, rank = stores(writer, reader)
+    stranger.set("failure", "{}")
+    for read in (lambda: rank.get("failure"), lambda: rank.compare_set("failure", "", "mine")):
+        with pytest.raises(ForeignEntryError, match=r"as 'failure', which is not signed with this run's secret \(ONW"):
+            read()
+
+
+def test_a_rank_without_the_secret_is_told_to_set_it() -> None:
+    rank, forgetful = stores(SECRETS[0], None)
+    rank.set("job", "2 processes")
+    with pytest.raises(ForeignEntryError, match="signed with a secret that this rank has not: set ONWARD_SECRET"):
+        forgetful.get("job")
+
+
+def test_an_entry_cannot_be_moved_to_another_name_or_restart() -> None:
+    below = dist.HashStore()
+    first, second = (RunStore(below, f"onward/{restart}", SECRETS[0].encode()) for restart in (0, 1))
+    first.set("here/0", "a")
+    signed = first.plain.get("here/0").decode()
+    first.plain.set("here/1", signed)
+    second.plain.set("here/0", signed)
+    for store, name in ((first, "here/1"), (second, "here/0")):
+        with pytest.raises(ForeignEntryError):
+            store.get(name)
+    assert first.get("here/0") == b"a"
+
+
+def test_the_secret_is_long_enough_or_absent() -> None:
+    assert secret_of({}) is None
+    assert secret_of({"ONWARD_SECRET": ""}) is None
+    assert secret_of({"ONWARD_SECRET": SECRETS[0]}) == SECRETS[0].encode()
+    with pytest.raises(ParametersError, match=r"ONWARD_SECRET has 5 characters, expected at least 16\. Set it to"):
+        secret_of({"ONWARD_SECRET": "short"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [SECRETS[0], SECRETS[1], ""])
+def test_ranks_of_one_run_have_one_secret(second: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    processes = []
+    for rank, secret in enumerate((SECRETS[0], second)):
+        variables = {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2"}
+        command = [sys.executable, WORKER, "sum", "data_parallel_size=2", "start_timeout_seconds=20"]
+        variables |= {"PMI_JOBID": "7", "MASTER_PORT": port, "ONWARD_SECRET": secret}
+        processes.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )  # fmt: skip
+    said = [process.communicate(timeout=LONGEST_SECONDS)[0] for process in processes]
+    if second == SECRETS[0]:
+        assert [process.returncode for process in processes] == [0, 0], said
+    else:
+        assert processes[1].returncode == 2
+        assert "ONWARD_SECRET" in said[1]
+        assert processes[0].returncode == 2, said

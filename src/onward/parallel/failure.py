@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, OnwardError, UserError
 from onward.parallel.cause import cause_of, leave_cause
 from onward.parallel.launcher import Launch, detect
-from onward.parallel.meeting import ForeignEntryError, StrayError, open_store
+from onward.parallel.meeting import StrayError, open_store
+from onward.parallel.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch import FAREWELL_SECONDS, Watch, end_process, exit_code_of, is_echo, words
 
 
@@ -35,7 +35,7 @@ _is_over = False
 """All ranks have come to the end of their work together."""
 
 
-def begin_watch(store: Store, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
+def begin_watch(store: RunStore, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
     """From now on the failure of any rank ends this process, and its failure ends the others.
 
     Args:

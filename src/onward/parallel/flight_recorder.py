@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch._C._distributed_c10d as c10d
-from torch._C._distributed_c10d import Store
 
 from onward.operating_system import open_file_of, process_state, stack_signal
 from onward.parallel.meeting import Attendant, attendant
+from onward.parallel.run_store import RunStore
 
 KEPT_COLLECTIVES = 256
 """How many of a rank's last collectives torch remembers, unless TORCH_FR_BUFFER_SIZE says otherwise."""
@@ -67,7 +67,7 @@ class FlightRecorder:
     _is_answered: bool = False
     _stacks: io.FileIO | None = field(default=None, init=False)
 
-    def begin(self, store: Store) -> None:
+    def begin(self, store: RunStore) -> None:
         """From now on other ranks can ask where this one is."""
         number = stack_signal()
         if number is None:
@@ -90,14 +90,14 @@ class FlightRecorder:
         """The main thread has left a collective with an exception: where it was, its stack does not tell any more."""
         self.left_by = "".join(traceback.format_exception(error))
 
-    def answer(self, store: Store, updates: int) -> None:
+    def answer(self, store: RunStore, updates: int) -> None:
         """Writes into the store where this rank is, if another rank has asked; called in the watch thread."""
         if not self._is_answered and store.check(["flight/asked"]):
             self._is_answered = True
             found = {"updates": updates, "collectives": last_collectives(), "stacks": self._describe_stacks()}
             store.set(f"flight/answer/{self.rank}", json.dumps(found))
 
-    def collect(self, talk: Callable[[], AbstractContextManager[None]], store: Store, cause: str) -> Path | None:
+    def collect(self, talk: Callable[[], AbstractContextManager[None]], store: RunStore, cause: str) -> Path | None:
         """Asks all ranks, and writes the file; None: another rank does, or the file cannot be written.
 
         Args:
@@ -162,7 +162,7 @@ def _describe_collective(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _stacks_of_silent(store: Store, rank: int) -> str:
+def _stacks_of_silent(store: RunStore, rank: int) -> str:
     """What can be found out about a rank that does not answer: it is stopped, gone, or holds Python's lock."""
     who = attendant(store, rank)
     if not who.is_near():

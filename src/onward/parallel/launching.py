@@ -7,6 +7,7 @@ elastic launcher does the same, but listens on all interfaces and unpickles what
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from onward.parallel.launcher import LOOPBACK
 from onward.parallel.listening import listen, serve_store, stay_on_loopback
 from onward.parallel.process import DeviceKind, choose_backend
 from onward.parallel.restarting import INTERRUPTED, LaunchEnd
+from onward.parallel.run_store import SECRET, SHORTEST_SECRET
 from onward.parallel.watch import LAUNCHED_BY_US, STORE_SECONDS
 from onward.parameters.distributed import Distributed
 
@@ -87,7 +89,8 @@ def launch(count: int, arguments: Sequence[str], more: Mapping[str, str] | None 
         with _forwarded_signals(workers) as asked, listen(LOOPBACK) as listener:
             port = listener.getsockname()[1]
             store = serve_store(listener, STORE_SECONDS)
-            added = {**(more or {}), CAUSE_FILE: str(file)}
+            secret = os.environ.get(SECRET) or secrets.token_hex(SHORTEST_SECRET)
+            added = {**(more or {}), CAUSE_FILE: str(file), SECRET: secret}
             ended = _run(workers, [_worker_environment(rank, count, port) | added for rank in range(count)], arguments)
             del store  # it served until the last worker had ended
         if not any(one.exit_code for one in ended):

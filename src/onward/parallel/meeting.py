@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from onward.errors import ParametersError
 from onward.operating_system import interface_with_address, process_namespace
 from onward.parallel.launcher import Launch
 from onward.parallel.listening import address_to_bind, listen, serve_store, stay_on_loopback
+from onward.parallel.run_store import ForeignEntryError, RunStore, secret_of
 
 POLL_SECONDS = 0.05
 
@@ -46,17 +47,7 @@ class Attendant:
         return self.host == socket.gethostname() and self.namespace == process_namespace()
 
 
-class ForeignEntryError(ParametersError):
-    """The store holds something that no rank wrote."""
-
-    def __init__(self, name: str, content: bytes) -> None:
-        super().__init__(
-            f"the store where the ranks rendezvous holds {content[:40]!r} as {name!r}, which no rank wrote. Close its "
-            "port to everything but the machines of the run (see docs/distributed.md), and start again."
-        )
-
-
-def attendant(store: Store, rank: int) -> Attendant:
+def attendant(store: RunStore, rank: int) -> Attendant:
     """Who came as a rank that has signed in.
 
     Raises:
@@ -73,7 +64,7 @@ def _read_attendant(rank: int, content: bytes) -> Attendant:
         raise ForeignEntryError(f"here/{rank}", content) from None
 
 
-def open_store(launch: Launch, timeout_seconds: float) -> Store:
+def open_store(launch: Launch, timeout_seconds: float) -> RunStore:
     """A connection to the store of this start; rank 0 opens the store itself unless torchrun has.
 
     Raises:
@@ -82,8 +73,9 @@ def open_store(launch: Launch, timeout_seconds: float) -> Store:
     hosts = launch.rank == 0 and not launch.agent_store
     place = f"{launch.master_address}:{launch.master_port}"
     started = time.monotonic()
-    address = address_to_bind(launch.master_address) if hosts else None
+    address, secret = address_to_bind(launch.master_address) if hosts else None, secret_of()
     try:
+        store: Store
         if address is not None:
             store = serve_store(listen(address, launch.master_port), timeout_seconds)
         else:
@@ -108,10 +100,10 @@ def open_store(launch: Launch, timeout_seconds: float) -> Store:
             "process runs, that the address is reachable from here and the port open (MASTER_ADDR, MASTER_PORT), or "
             "raise distributed.start_timeout_seconds."
         ) from None
-    return PrefixStore(f"onward/{launch.restart}", store)
+    return RunStore(store, f"onward/{launch.restart}", secret)
 
 
-def come(launch: Launch, timeout_seconds: float) -> Store:
+def come(launch: Launch, timeout_seconds: float) -> RunStore:
     """Opens the store and signs in as a rank.
 
     Raises:
@@ -123,7 +115,7 @@ def come(launch: Launch, timeout_seconds: float) -> Store:
     return store
 
 
-def wait_for_all(store: Store, launch: Launch, timeout_seconds: float) -> None:
+def wait_for_all(store: RunStore, launch: Launch, timeout_seconds: float) -> None:
     """Waits until every rank has signed in; whoever fails meanwhile, the watch will say.
 
     Raises:
@@ -141,7 +133,7 @@ def wait_for_all(store: Store, launch: Launch, timeout_seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _sign_in(store: Store, launch: Launch) -> None:
+def _sign_in(store: RunStore, launch: Launch) -> None:
     me = Attendant(socket.gethostname(), os.getpid(), process_namespace())
     job = f"{launch.world_size} processes, {launch.launcher} job {launch.job!r}"
     # The owner of the store says whose it is; a stray that comes first must not. torchrun's store is its own start's.
@@ -162,7 +154,7 @@ def _sign_in(store: Store, launch: Launch) -> None:
         )
 
 
-def _roll(store: Store, launch: Launch, present: list[int], waited: float) -> str:
+def _roll(store: RunStore, launch: Launch, present: list[int], waited: float) -> str:
     hosts: dict[str, list[int]] = {}
     for rank in present:
         hosts.setdefault(attendant(store, rank).host, []).append(rank)

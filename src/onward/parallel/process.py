@@ -106,7 +106,7 @@ def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | N
     choose_interface(launch)
     dist.init_process_group(
         backend,
-        store=PrefixStore("group", store),
+        store=PrefixStore("group", store.plain),
         rank=launch.rank,
         world_size=launch.world_size,
         timeout=timeout,

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from onward.errors import Interrupted, UserError
 from onward.operating_system import is_running, process_state
 from onward.parallel.cause import Cause, cause_of, leave_cause
 from onward.parallel.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.launcher import Launch
-from onward.parallel.meeting import Attendant, ForeignEntryError, attendant, name_ranks
+from onward.parallel.meeting import Attendant, attendant, name_ranks
+from onward.parallel.run_store import ForeignEntryError, RunStore
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 25.0
@@ -93,12 +93,12 @@ class Watch:
         folder: of the file that tells where every rank is when they hang.
     """
 
-    def __init__(self, store: Store, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
+    def __init__(self, store: RunStore, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
         self.launch = launch
         self.timeout_seconds = timeout_seconds
         self.progress = 0
         self._recorder = FlightRecorder(launch.rank, launch.world_size, folder)
-        self._store: Store = store.clone()  # type: ignore[attr-defined]
+        self._store: RunStore = store.clone()
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._stopping = threading.Event()
@@ -354,7 +354,7 @@ class _Neighbour:
         self._who: Attendant | None = None
         self._last: tuple[bytes, float] = (b"", time.monotonic())
 
-    def death(self, store: Store) -> str | None:
+    def death(self, store: RunStore) -> str | None:
         """What to say if the neighbour is dead; None: it lives, has not come yet, or is done."""
         if not store.check([f"here/{self.rank}"]) or store.check([f"done/{self.rank}"]):
             return None
