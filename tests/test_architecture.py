@@ -81,7 +81,8 @@ def test_torch_stays_where_it_belongs(path: Path) -> None:
         top = module.split(".")[0]
         assert not (part in WITHOUT_TORCH and top == "torch"), f"{path}:{line} imports torch"
         if module.startswith("torch.distributed"):
-            assert part in MAY_NAME_DISTRIBUTED, f"{path}:{line} names torch.distributed"
+            is_allowed = part in MAY_NAME_DISTRIBUTED or path == SOURCE / "lowering/process_groups.py"
+            assert is_allowed, f"{path}:{line} names torch.distributed"
 
 
 def test_no_file_is_a_drawer() -> None:
@@ -137,6 +138,9 @@ READS_THE_WALL_CLOCK = {
     "report/page/run_record.py": "of several profiles of a run, shows the one written last",
     "parallel/flight_recorder.py": "stamps the record of a hang, and the age of collectives that torch stamped",
     "checkpoint/run_files.py": "compares a file's time with itself: was it written since it was uploaded",
+    "exclusive/lock.py": "shows since when a folder is locked",
+    "exclusive/lock_file.py": "compares a lock's time with that of a file made just now, by the same file system",
+    "exclusive/temporary.py": "leaves temporary files of other hosts alone until they are a day old",
     "commands/initialization.py": "compares times of files with each other: are shards older than their source",
 }
 """Files that may look at the wall clock or at times of files, and for what; none of them measures or waits by it."""

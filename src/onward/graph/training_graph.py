@@ -134,8 +134,7 @@ def make_training_graph(
     left_out = leave_out_side_outputs(model, why_not_lowered)
     unpack_sequences(model, passes.names_in(model.graph, keep))
     ties, rows = tie_copies(model, untied.families)
-    rewritten = rewrite_classical(model)
-    rebatching = rebatch_graph(model) if rebatch else None
+    rewritten, rebatching = rewrite_classical(model), rebatch_graph(model) if rebatch else None
     revived = add_dropout(model, revive_dropout)
     _check_prediction(loss, left_out, model)
     names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
@@ -143,18 +142,22 @@ def make_training_graph(
     constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
     constants |= dict.fromkeys(freeze_running_statistics(model) if freeze_batch_norm else (), FROZEN_STATISTIC)
     states = find_running_statistics(model.graph)
-    roots = [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
     known_as = weight_names(model.graph)
     asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
-    chosen, frozen = choose_weights(model, roots, states, *asked)
+    chosen, frozen = choose_weights(model, _roots(model, names), states, *asked)
     lost = (*notes_on_export(model, chosen, known_as), *_notes_on_source(original, chosen))
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
-    lost = (*lost, *_notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train)))
-    notes = (*untied.notes, *fixed, *tied, *revived, *lost, *ends, *passes.notes_on_fusions(fusions))
+    chosen_notes = _notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train))
+    notes = (*untied.notes, *fixed, *tied, *revived, *lost, *chosen_notes, *ends, *passes.notes_on_fusions(fusions))
     last = (names, fusions, known_as, rewritten.weights, left_out, rebatching, frozenset(constants))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
+
+
+def _roots(model: ir.Model, names: LossNames | None) -> list[str]:
+    """What gradients are taken of: the loss, or else every output."""
+    return [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
 
 
 def _notes_on_weights(

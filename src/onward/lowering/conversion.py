@@ -43,8 +43,7 @@ def to_torch(
         untied_weights: patterns of initializers, read by several layers, that become one weight for each.
         revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
-            them out; without it, gradients of gradients can be taken wherever its operators have them.
-        fusions_off: fusions to leave out, as `speed.fusions_off` of a RUN.yaml names them.
+            them out, but for `fusions_off`; without it, gradients of gradients exist wherever operators have any.
         fixed_inputs: input -> the number that fills it, as a sampling rate or an initial state of zeros; the module
             has no such input, the exported model keeps it.
         dtype: `torch.float32` turns the fp16 and bf16 of a file into fp32 throughout: weights, computation, outputs.
@@ -66,8 +65,7 @@ def to_torch(
     Warns:
         UserWarning: trainable weights are fp16, in which most optimizers fail.
     """
-    if dtype not in (None, torch.float32):
-        raise ParametersError(f"dtype is {dtype!r}; pass torch.float32, or leave it out for the file's own types.")
+    _check_dtype(dtype)
     read = partial(
         make_training_graph,
         model,
@@ -91,6 +89,11 @@ def to_torch(
         widen_to_float32(graph.model)
     _warn_of_float16(net := OnnxModule(graph))
     return net
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype not in (None, torch.float32):
+        raise ParametersError(f"dtype is {dtype!r}; pass torch.float32, or leave it out for the file's own types.")
 
 
 def _prove(model: ModelSource, fixed: int, fixed_inputs: Mapping[str, float] | None) -> None:
