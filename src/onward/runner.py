@@ -161,8 +161,8 @@ class TrainingRunner:
     def _join(self) -> None:
         """Finds the other processes, and draws other random numbers than they where they see other samples."""
         if self._mesh is None:
-            folder = self.parameters.paths.output_dir
-            self._mesh = start(self.parameters.distributed, self.environment.device_kind, folder)
+            kind, folder = self.environment.device_kind, self.parameters.paths.output_dir
+            self._mesh = start(self.parameters.distributed, kind, folder)
         self._own_watchers.begin(self.mesh.rank, self._shows_progress)
         self._checkpoints = RunCheckpoints(self.mesh, self.files, self.watchers.on_message)
         self._batch_sizes = BatchSizes.of_record(self._checkpoints.record(self.parameters.checkpoint))
@@ -174,8 +174,7 @@ class TrainingRunner:
         check_dimensions(self.parameters.training.mapped_dimensions, self._graph)
 
     def _load_checkpoint(self) -> None:
-        notes = self._checkpoints.resume(self.parameters.checkpoint, self.state)
-        if notes is None:
+        if (notes := self._checkpoints.resume(self.parameters.checkpoint, self.state)) is None:
             return
         rounds = (self.parameters, *self.parameters.next_rounds)
         record, counters = self._checkpoints.record(self.parameters.checkpoint) or {}, self.state.counters
