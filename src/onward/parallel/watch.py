@@ -105,6 +105,7 @@ class Watch:
         self.leaving: tuple[float, int] | None = None
         self._beats_before: dict[int, tuple[int, int]] = {}
         self._silent: list[int] = []
+        self._dead = 0
         self._recorder.begin(self._store)
         self._thread = threading.Thread(target=self._run, name="onward watch", daemon=True)
         self._thread.start()
@@ -148,7 +149,7 @@ class Watch:
             with self._talk():
                 self._store.set("shown", "")
             self._wake_silent()
-            self._wait_for("seen", self.launch.world_size - 1, FAREWELL_SECONDS)
+            self._wait_for("seen", self.launch.world_size - 1 - self._dead, FAREWELL_SECONDS)
         self._leave(exit_code)
 
     def end_after_showing(self, exit_code: int) -> NoReturn:
@@ -180,7 +181,7 @@ class Watch:
             with self._talk():
                 self._store.add("left", 1)
             if self.launch.rank == 0 and not self.launch.agent_store:
-                self._wait_for("left", self.launch.world_size, FAREWELL_SECONDS)
+                self._wait_for("left", self.launch.world_size - self._dead, FAREWELL_SECONDS)
         end_process(exit_code)
 
     def meet_at_end(self, name: str, seconds: float) -> bool:
@@ -312,6 +313,7 @@ class Watch:
             first = self.publish(found)
             if first == found:
                 leave_cause(Cause("death", death, self.progress))
+                self._dead = 1  # it will not see why the others end
                 if LAUNCHED_BY_US not in os.environ:
                     say(death)
                 self.let_end(found.exit_code)
