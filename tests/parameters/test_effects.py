@@ -46,6 +46,9 @@ ALWAYS = {
     "aim": {"experiment"},
     "profiler": {"first_step", "last_step"},
     "machine": {"execution_provider", "threads", "deterministic", "memory_gb", "check_weights_period"},
+    "limits": {
+        "model_gb", "nodes", "nesting", "tensor_axes", "shape_numbers", "constant_gb", "preparation_seconds",
+    },
 }  # fmt: skip
 
 # Fields that `checks` or the run refuse by themselves where they would do nothing -> such a run, and words of it.

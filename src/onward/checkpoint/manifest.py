@@ -10,13 +10,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+import pydantic
 import torch
+from typing_extensions import TypedDict
 
 from onward.errors import CheckpointError
 from onward.parallel.messages import Json
 from onward.parallel.pieces import dtype_name
+from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside, read_text
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "onward-checkpoint"
@@ -72,6 +75,38 @@ class Manifest:
     def size_bytes(self) -> int:
         """Bytes of the data files together."""
         return sum(file.size_bytes for file in self.files)
+
+
+Size: TypeAlias = Annotated[int, pydantic.Field(strict=True, ge=0, lt=2**63)]
+
+
+def _dtype_of_torch(name: str) -> str:
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError("expected a dtype by torch's name, such as float32")
+    return name
+
+
+class _File(TypedDict):
+    name: str
+    bytes: Size
+    sha256: Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Tensor(TypedDict):
+    dtype: Annotated[str, pydantic.AfterValidator(_dtype_of_torch)]
+    shape: list[Size]
+
+
+class _Content(TypedDict):
+    sequence: Size
+    files: list[_File]
+    tensors: dict[str, _Tensor]
+    record: dict[str, Any]
+    written_by: dict[str, str]
+
+
+_CONTENT = pydantic.TypeAdapter(_Content)
+"""What a manifest may hold: whoever wrote it could compute its checksum, too."""
 
 
 def snapshot_record(record: Mapping[str, Json]) -> dict[str, Any]:
@@ -131,7 +166,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"{directory} is not a complete checkpoint: it has no {MANIFEST_NAME}, which is written last. "
@@ -139,25 +174,29 @@ def read_manifest(directory: Path) -> Manifest:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Name another checkpoint.") from error
-    content = _checked_content(path, text)
     try:
-        return Manifest(
-            sequence=content["sequence"],
-            files=tuple(FileEntry(f["name"], f["bytes"], f["sha256"]) for f in content["files"]),
-            tensors={name: TensorEntry(t["dtype"], tuple(t["shape"])) for name, t in content["tensors"].items()},
-            record=content["record"],
-            written_by=content["written_by"],
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        content = _CONTENT.validate_python(_checked_content(path, text))
+        files = tuple(FileEntry(f["name"], f["bytes"], f["sha256"]) for f in content["files"])
+        for file in files:
+            path_inside(directory, file.name)
+    except (pydantic.ValidationError, RefusedFile) as error:
+        found = first_problem(error) if isinstance(error, pydantic.ValidationError) else str(error)
         raise CheckpointError(
-            f"{path} has the right checksum but not the fields of format version {FORMAT_VERSION} ({error!r}); "
-            "it was not written by onward. Name another checkpoint."
+            f"{path} has the right checksum but not the fields of format version {FORMAT_VERSION}: {found} "
+            "It was not written by onward. Name another checkpoint."
         ) from error
+    return Manifest(
+        sequence=content["sequence"],
+        files=files,
+        tensors={name: TensorEntry(t["dtype"], tuple(t["shape"])) for name, t in content["tensors"].items()},
+        record=content["record"],
+        written_by=content["written_by"],
+    )
 
 
 def _checked_content(path: Path, text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}. Expected JSON. Name another checkpoint.") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:

@@ -19,6 +19,7 @@ from onward.checkpoint.stored_pieces import StoredTensor, fill, find_pieces
 from onward.errors import CheckpointError
 from onward.parallel.pieces import Piece, dtype_name, dtype_named
 from onward.retries import persistently
+from onward.untrusted_files import path_inside
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _LISTED_DIFFERENCES = 20
@@ -166,6 +167,8 @@ def _verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
     for entry in entries:
         file = path / entry.name
         try:
+            # Looked at before it is opened: of a file outside of the checkpoint not even a checksum is shown.
+            file = path_inside(path, entry.name)
             size_bytes = persistently(file.stat, f"reading {file}").st_size
             if size_bytes != entry.size_bytes:
                 raise _damaged(path, f"{file} has {size_bytes} bytes, expected {entry.size_bytes}")

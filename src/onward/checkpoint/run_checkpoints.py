@@ -13,11 +13,11 @@ from onward.checkpoint.reading import (
     find_checkpoint,
     list_checkpoints,
     read_pieces,
-    read_record,
     sequence_of,
 )
 from onward.checkpoint.resuming import choose_checkpoint
 from onward.checkpoint.run_files import RunFiles
+from onward.checkpoint.run_record import read_run_record
 from onward.checkpoint.writing import CheckpointWriter
 from onward.engine.integrity import StateDigests
 from onward.engine.loss_spikes import RollBack
@@ -68,7 +68,7 @@ class RunCheckpoints:
             CheckpointError: it is broken.
         """
         path = self._find(settings)
-        return None if path is None else read_record(path)
+        return None if path is None else read_run_record(path)
 
     def resume(self, settings: Checkpoint, state: TrainState) -> list[str] | None:
         """Loads the run's own latest checkpoint, else the one it is to start from; notes, or None: there is none.
@@ -107,15 +107,16 @@ class RunCheckpoints:
         state.drop_gradients()
         self._load(path, state)
         state.course.spans, state.course.rollbacks = course.spans, course.rollbacks
-        restore(read_record(path).get("callbacks", {}))
+        restore(read_run_record(path).get("callbacks", {}))
         self._say(f"{spike.text}; returned to {self._files.shown(path)}, and these data are left out.")
         return path
 
     def _load(self, path: Path, state: TrainState) -> list[str]:
+        record = read_run_record(path)
         pieces = state.pieces()
         lacking = read_pieces(path, pieces, optional=("random/",), group=self.mesh.control)
         random = {n: piece.tensor for n, piece in pieces.items() if n.startswith("random/") and n not in lacking}
-        notes = state.restore(random, read_record(path))
+        notes = state.restore(random, record)
         counters = state.counters
         where = f"round {counters.round}, step {counters.step}, {counters.update} updates done"
         return [*notes, f"resumed from {self._files.shown(path)}: {where}."]

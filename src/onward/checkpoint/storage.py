@@ -32,6 +32,7 @@ from onward.operating_system import sync_directory
 from onward.parallel.messages import Json
 from onward.parallel.pieces import dtype_name
 from onward.retries import persistently
+from onward.untrusted_files import open_regular
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes hashed and handed to the operating system at a time: large enough that the calls cost nothing, small enough
@@ -304,5 +305,5 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes in hexadecimal. OSError goes through."""
-    with open(path, "rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -3,25 +3,47 @@ are asked for, from whatever files hold them."""
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from typing_extensions import TypedDict
 
-from onward.checkpoint.manifest import Manifest
+from onward.checkpoint.manifest import Manifest, Size
 from onward.checkpoint.storage import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
 from onward.parallel.pieces import Piece, dtype_name
+from onward.untrusted_files import first_problem, open_regular, parse_json, path_inside
 
 _DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
+
+LARGEST_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as the format's own readers have it."""
+
+
+class _Entry(TypedDict):
+    dtype: str
+    shape: list[Size]
+    data_offsets: Annotated[list[Size], pydantic.Field(min_length=2, max_length=2)]
+
+
+class _Offsets(TypedDict):
+    saved_offsets: list[Size]
+
+
+_ENTRIES = pydantic.TypeAdapter(dict[str, _Entry])
+_METADATA = pydantic.TypeAdapter(dict[str, str])
+_OFFSETS = pydantic.TypeAdapter(dict[str, _Offsets])
+_NAMES = pydantic.TypeAdapter(dict[str, str])
 
 # numpy knows neither bfloat16 nor float8; bytes of that width do as well.
 _CARRIERS: dict[int, np.dtype[Any]] = {1: np.dtype("i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
@@ -51,7 +73,8 @@ class StoredPiece:
         if math.prod(self.sizes) == 0:
             return torch.empty(self.sizes, dtype=self.dtype)[slices]
         # Mapped anew for every read, so that pages read before do not stay counted as this process's memory.
-        mapped = np.memmap(self.file, carrier, mode="r", offset=self.begin_bytes, shape=self.sizes)
+        with open_regular(self.file) as stream:
+            mapped = np.memmap(stream, carrier, mode="r", offset=self.begin_bytes, shape=self.sizes)
         return torch.from_numpy(np.array(mapped[slices], order="C")).view(self.dtype)
 
 
@@ -96,32 +119,42 @@ def find_pieces(path: Path, manifest: Manifest) -> dict[str, tuple[StoredPiece, 
     for entry in manifest.files:
         file = path / entry.name
         try:
+            file = path_inside(path, entry.name)
             for name, piece in _pieces_of_file(file):
                 if dtype_name(piece.dtype) != manifest.tensors[name].dtype:
                     raise ValueError(f"{name!r} is of {piece.dtype} in it")
                 found[name][piece.offsets, piece.sizes] = piece
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+            reason = first_problem(error) if isinstance(error, pydantic.ValidationError) else repr(error)
             raise CheckpointError(
-                f"{file} is not a file of the checkpoint whose manifest lies beside it: {error!r}. "
+                f"{file} is not a file of the checkpoint whose manifest lies beside it: {reason}. "
                 "Name another checkpoint."
             ) from error
     return {name: tuple(pieces.values()) for name, pieces in found.items()}
 
 
 def _pieces_of_file(file: Path) -> Iterator[tuple[str, StoredPiece]]:
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
+        file_bytes = os.fstat(stream.fileno()).st_size
         (header_bytes,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(header_bytes))
-    metadata = header.pop("__metadata__", {})
-    offsets: Mapping[str, Any] = json.loads(metadata.get(OFFSETS_KEY, "{}"))
-    names: Mapping[str, str] = json.loads(metadata.get(NAMES_KEY, "{}"))
-    for key, entry in header.items():
-        begin_bytes = 8 + header_bytes + entry["data_offsets"][0]
-        starts = tuple(offsets[key]["saved_offsets"])
-        yield (
-            names.get(key, key),
-            StoredPiece(file, begin_bytes, _DTYPES[entry["dtype"]], starts, tuple(entry["shape"])),
-        )
+        if header_bytes > min(file_bytes - 8, LARGEST_HEADER_BYTES):
+            raise ValueError(f"its header is said to have {header_bytes:,} bytes; the file has {file_bytes:,}")
+        header = parse_json(stream.read(header_bytes))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    metadata = _METADATA.validate_python(header.pop("__metadata__", {}))
+    offsets = _OFFSETS.validate_python(parse_json(metadata.get(OFFSETS_KEY, "{}")))
+    names = _NAMES.validate_python(parse_json(metadata.get(NAMES_KEY, "{}")))
+    for key, entry in _ENTRIES.validate_python(header).items():
+        begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
+        dtype, starts = _DTYPES[entry["dtype"]], tuple(offsets[key]["saved_offsets"])
+        needed = math.prod(entry["shape"]) * dtype.itemsize
+        if len(starts) != len(entry["shape"]) or end - begin != needed or end > file_bytes:
+            raise ValueError(
+                f"{key!r} {dtype} {entry['shape']} needs {needed:,} bytes; the header says bytes {begin:,} to {end:,} "
+                f"of {file_bytes:,}"
+            )
+        yield names.get(key, key), StoredPiece(file, begin, dtype, starts, tuple(entry["shape"]))
 
 
 def fill(name: str, piece: Piece, stored: Sequence[StoredPiece]) -> None:

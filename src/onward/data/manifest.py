@@ -6,24 +6,30 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from onward.errors import DataError
-from onward.remote.files import read_text, shown
+from onward.remote.files import read_text, shown, url_of
+from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside
 
 MANIFEST_NAME = "pack.json"
 _FORMAT = "onward-pack"
 _VERSION = 2
 """1: shards had no checksums; it is still read."""
 
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+
 
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard of a manifest: file name relative to the manifest, samples, size in bytes, checksum with algorithm."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     file: str
-    samples: int
-    bytes: int
+    samples: Count
+    bytes: Count
     checksum: str | None = None
 
 
@@ -41,17 +47,21 @@ class Manifest:
         details: what only one kind of source has: vocabulary size, class names, categories, dropped tokens.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     source: str
     kind: str
     options: Mapping[str, Any]
     features: Mapping[str, Mapping[str, Any]]
-    sample_count: int
+    sample_count: Count
     shards: tuple[ShardEntry, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Indented JSON, the same for equal manifests."""
         return json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def read_manifest(data_dir: Path) -> Manifest | None:
@@ -62,18 +72,29 @@ def read_manifest(data_dir: Path) -> Manifest | None:
     """
     path = data_dir / MANIFEST_NAME
     try:
-        values = json.loads(read_text(path))
+        values = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{shown(path)!r} cannot be read: {error}. Pack the data again, or delete the file.") from error
     try:
+        if not isinstance(values, dict) or "format" not in values:
+            raise DataError(f"{shown(path)!r} is damaged: it names no format. Pack the data again, or delete the file.")
         if values.pop("format") != _FORMAT:
             raise DataError(f"{shown(path)!r} is not onward's list of packed shards; move it elsewhere.")
-        version = values.pop("version")
+        version = values.pop("version", None)
         if version not in (1, _VERSION):
-            raise DataError(f"{shown(path)!r} has version {version}, this onward reads 1 to {_VERSION}: update onward.")
-        shards = tuple(ShardEntry(**entry) for entry in values.pop("shards"))
-        return Manifest(shards=shards, **values)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{shown(path)!r} is damaged: {error!r}. Pack the data again, or delete the file.") from error
+            raise DataError(
+                f"{shown(path)!r} has version {version!r}, this onward reads 1 to {_VERSION}: update onward."
+            )
+        manifest = _MANIFEST.validate_python(values)
+        for shard in manifest.shards:
+            if url_of(data_dir) is None:
+                path_inside(data_dir, shard.file)
+        return manifest
+    except ValidationError as error:
+        raise DataError(
+            f"{shown(path)!r} is damaged: {first_problem(error)} Pack the data again, or delete the file."
+        ) from error
+    except RefusedFile as error:
+        raise DataError(f"{shown(path)!r}: {error} Pack the data again, or delete the file.") from error

@@ -16,6 +16,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.parameters.yaml_file import to_plain
 from onward.remote.files import is_folder, list_folder
+from onward.untrusted_files import open_regular
 
 _SHORT = 24
 """Characters of a value that is shown as it is."""
@@ -80,7 +81,7 @@ def _of_file(path: Path | None) -> str:
     if path is None:
         return "none"
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(

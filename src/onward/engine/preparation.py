@@ -43,7 +43,7 @@ SEED_STRIDE = 1_000_003
 def model_to_train(parameters: Parameters) -> ModelSource:
     """The file of the model, or what its stages are when they are joined."""
     files = parameters.model_files
-    return join_stage_models(files) if parameters.distributed.pipeline_stage_paths else files[0]
+    return join_stage_models(files, parameters.limits) if parameters.distributed.pipeline_stage_paths else files[0]
 
 
 def read_training_graph(
@@ -85,6 +85,7 @@ def read_training_graph(
         fixed_inputs=parameters.data.fixed_inputs,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
         why_not_lowered=why_not_lowered,
+        limits=parameters.limits,
     )
     graph = read()
     sizes = {training.batch_size, training.eval_batch_size or training.batch_size}

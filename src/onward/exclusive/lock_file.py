@@ -15,6 +15,7 @@ from typing import Protocol
 
 from onward.exclusive.temporary import temporary_path
 from onward.remote.files import is_file, read_text, remove, shown, upload, url_of
+from onward.untrusted_files import read_bytes
 
 
 class LockFile(Protocol):
@@ -80,7 +81,7 @@ class LocalLockFile:
     def read(self) -> str | None:
         """See `LockFile`."""
         try:
-            return self.path.read_text(encoding="utf-8", errors="replace")
+            return read_bytes(self.path).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from onward.graph.reading import model_from_proto, read_model
+from onward.untrusted_files import open_regular
 
 LEFT_ABOVE_BYTES = 4096
 """Smaller tensors are read with the rest."""
@@ -50,7 +51,7 @@ def _lazy(path: Path, name: str, tensor: ir.ExternalTensor) -> ir.LazyTensor:
     offset, length = tensor.offset or 0, tensor.length or 0
 
     def load() -> ir.TensorProtocol:
-        with open(path, "rb") as stream:
+        with open_regular(path) as stream:
             stream.seek(offset)
             content = stream.read(length)
         proto = onnx.TensorProto(name=name, data_type=int(dtype), dims=shape, raw_data=content)
@@ -68,7 +69,7 @@ def _lazy(path: Path, name: str, tensor: ir.ExternalTensor) -> ir.LazyTensor:
 
 def _parse_without_values(path: Path) -> onnx.ModelProto:
     """The message of a file; large initializers are external, in the file itself."""
-    with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with open_regular(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         proto = onnx.ModelProto()
         for number, start, value, end in _fields(content, 0, len(content)):
             if number != _GRAPH:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from onward.errors import ModelError
+from onward.graph.budget import Deadline, check_constants, check_message, check_shape_numbers, check_stored
 from onward.graph.collection import without_collection
 from onward.graph.constant_fills import fold_constant_fills
 from onward.graph.differentiated import enclose_differentiated_graphs
@@ -19,7 +20,9 @@ from onward.graph.map_types import MAP_TYPES, restore_map_types, without_map_typ
 from onward.graph.node_writer import value_names
 from onward.graph.sparse_tensors import SPARSE, with_dense_tensors
 from onward.graph.structure import check_proto, check_structure
-from onward.graph.tensor_storage import check_tensors
+from onward.graph.tensor_storage import check_tensors, stored_tensors
+from onward.onnx_files import load_message
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.remote.copies import local_model
 from onward.remote.files import shown
 
@@ -30,19 +33,20 @@ TRAINING_INFO = "onward.training_info"
 
 
 @without_collection
-def read_model(source: ModelSource) -> ir.Model:
+def read_model(source: ModelSource, limits: Limits = DEFAULT_LIMITS) -> ir.Model:
     """Reads and checks an ONNX model; the result may be changed without changing `source`.
 
     Args:
         source: a path, a `ModelProto`, or an onnx-ir model.
+        limits: what the model may ask of the machine.
 
     Raises:
         ModelError: the file is missing or broken, its external data are missing, too short or outside of the
-            model's folder, its opset is unknown, or its graph is not well formed.
+            model's folder, it asks for more than the limits, its opset is unknown, or its graph is not well formed.
     """
     if isinstance(source, ir.Model):
-        return _checked(source.clone(), "the given onnx-ir model", Path())
-    return model_from_proto(*read_proto(source))
+        return _checked(source.clone(), "the given onnx-ir model", Path(), limits)
+    return model_from_proto(*read_proto(source), limits)
 
 
 def read_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, str, Path | None]:
@@ -58,16 +62,20 @@ def read_proto(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.M
     return _parse(path, where), where, path.parent
 
 
-def model_from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:
+def model_from_proto(
+    proto: onnx.ModelProto, where: str, folder: Path | None, limits: Limits = DEFAULT_LIMITS
+) -> ir.Model:
     """What `read_model` gives for a message whose external data are in `folder`; raises as it does."""
+    check_message(proto, where, limits)
     model = _from_proto(proto, where)
     if folder is not None:
         _set_folder(model, folder)
-    return _checked(model, where, folder)
+    return _checked(model, where, folder, limits)
 
 
-def _checked(model: ir.Model, where: str, folder: Path | None) -> ir.Model:
+def _checked(model: ir.Model, where: str, folder: Path | None, limits: Limits) -> ir.Model:
     check_tensors(model, where, folder)
+    check_stored((tensor for _, tensor in stored_tensors(model)), where, limits)
     check_structure(model, where)
     _sort(model, where)
     return model
@@ -82,7 +90,7 @@ def _parse(path: Path, where: str) -> onnx.ModelProto:
         size = path.stat().st_size
         if size == 0:
             raise ModelError(f"{where} is empty (0 bytes); it was not written completely.")
-        proto = onnx.load(path, load_external_data=False)
+        proto = load_message(path)
     except OSError as error:
         raise ModelError(f"{where} cannot be opened: {error.strerror or error}.") from error
     except (ModelError, MemoryError):
@@ -124,7 +132,7 @@ def restore_kept_fields(proto: onnx.ModelProto, model: ir.Model) -> None:
 def complete_file(model: ir.Model, path: Path) -> None:
     """`restore_kept_fields` for a file that onnx-ir wrote."""
     if model.meta.get(TRAINING_INFO) or model.meta.get(MAP_TYPES):
-        proto = onnx.load(path, load_external_data=False)
+        proto = load_message(path)
         restore_kept_fields(proto, model)
         onnx.save(proto, path)
 
@@ -176,16 +184,17 @@ def _nodes_on_cycles(graph: ir.Graph) -> list[str]:
         left = kept
 
 
-def prepare_for_lowering(model: ir.Model) -> ir.Model:
+def prepare_for_lowering(model: ir.Model, limits: Limits = DEFAULT_LIMITS) -> ir.Model:
     """A copy in which functions are inlined and every constant is an initializer of the main graph.
 
     The names of values stay; weights that were `Constant` or `ConstantOfShape` nodes keep the name of that node's
     output.
 
     Raises:
-        ModelError: a function calls itself, or a `Constant` node has no value that can be read.
+        ModelError: a function calls itself, a `Constant` node has no value that can be read, or shape arithmetic asks
+            for more than the limits.
     """
-    maps = model.meta.get(MAP_TYPES)
+    maps, deadline = model.meta.get(MAP_TYPES), Deadline(limits)
     model = model.clone()
     model.meta[MAP_TYPES] = maps
     chain: list[Any] = [
@@ -203,10 +212,13 @@ def prepare_for_lowering(model: ir.Model) -> ir.Model:
     try:
         for one in chain:
             one(model)
+            deadline.check(getattr(one, "__name__", type(one).__name__))
     except ModelError:
         raise
     except (ValueError, TypeError, RuntimeError, ir.passes.InvariantError, ir.passes.PassError) as error:
         raise ModelError(f"the model cannot be prepared for lowering: {_innermost(error)}") from error
+    check_shape_numbers(model.graph, limits)
+    check_constants(model.graph, limits)
     return model
 
 

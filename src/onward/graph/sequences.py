@@ -15,6 +15,9 @@ from onward.graph.node_writer import NodeWriter
 
 _SIZES_ARE_INPUT_SINCE = 13
 
+MOST_PARTS = 10_000
+"""Of a `Split` written for a sequence; a sequence of more stays one, and takes memory only where it is computed."""
+
 
 def unpack_sequences(model: ir.Model, keep: Collection[str] = ()) -> None:
     """Puts `Split` in the place of `SplitToSequence` and the `SequenceAt`s that read it, in place.
@@ -49,7 +52,7 @@ def _sizes(facts: Facts, node: ir.Node) -> tuple[int, ...] | None:
         return numbers
     shape = facts.shape(source)
     whole = None if shape is None else shape[integer(node, "axis", 0)]
-    if not isinstance(whole, int) or numbers[0] < 1:
+    if not isinstance(whole, int) or numbers[0] < 1 or whole // numbers[0] > MOST_PARTS:
         return None
     return tuple(min(numbers[0], whole - begin) for begin in range(0, whole, numbers[0]))
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common as passes
 
+from onward.graph.budget import largest_value
 from onward.graph.map_types import MAP_TYPES, without_map_types
 from onward.graph.structure import ML_DOMAIN
+
+LARGEST_PROPAGATED = 10_000
+"""Numbers of a value that shape inference computes; a shape has at most one for every axis."""
 
 LARGEST_SEEN_BYTES = 1024
 """Initializers up to this size may hold shapes; larger ones are weights."""
@@ -21,6 +26,10 @@ def infer(model: ir.Model, *, strict: bool) -> ir.Model:
     if any(_ends_the_process(node, model) for node in model.graph):
         raise ValueError("onnx's shape inference of LabelEncoder-1 does not survive an input whose type is not known")
     copy = model.clone()
+    if copy.functions:
+        passes.InlinePass()(copy)
+    # Numbers beyond any shape are not propagated: a chain of 40 Concats would have 2^40 of them.
+    propagates = largest_value(copy.graph)[1] <= LARGEST_PROPAGATED
     for name, value in list(copy.graph.initializers.items()):
         if value.const_value is not None and value.const_value.nbytes > LARGEST_SEEN_BYTES:
             copy.graph.initializers.pop(name)
@@ -31,7 +40,7 @@ def infer(model: ir.Model, *, strict: bool) -> ir.Model:
     for value in proto.graph.input:
         if value.name in types:  # onnx's inference of DictVectorizer ends the process on an input without a type
             value.type.CopyFrom(types[value.name])
-    proto = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
+    proto = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=propagates)
     return ir.from_proto(without_map_types(proto)[0])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.structure import label
+from onward.untrusted_files import RefusedFile, path_inside
 
 LARGEST_ELEMENT_COUNT = 2**62
 """More elements than any memory holds; sizes above it come from broken or hostile files."""
@@ -44,14 +44,15 @@ def check_tensors(model: ir.Model, where: str, folder: Path | None) -> None:
     Raises:
         ModelError: naming the tensor, the file and the bytes that are missing.
     """
-    for name, tensor in _tensors(model):
+    for name, tensor in stored_tensors(model):
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, name, folder, where)
         elif isinstance(tensor, ir.serde.TensorProtoTensor):
             _check_inline(tensor, name, where)
 
 
-def _tensors(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol]]:
+def stored_tensors(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol]]:
+    """Every initializer and tensor attribute, nested graphs and functions included, with words for its place."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for one in (graph, *graph.subgraphs()):
             for name, value in one.initializers.items():
@@ -110,15 +111,13 @@ def _check_external(tensor: ir.ExternalTensor, name: str, folder: Path | None, w
             f"{where}: {name} is stored in the file {location!r}, but a ModelProto has no folder; "
             "give the model's path, or load its external data first."
         )
-    root = Path(tensor.base_dir or folder).absolute().resolve()
-    path = root / location
-    if os.path.isabs(location) or not path.resolve().is_relative_to(root):
-        raise ModelError(
-            f"{where}: {name} points to {location!r}, outside of the model's folder; "
-            "external data must lie beside the model: copy the file there."
-        )
+    try:
+        path = path_inside(tensor.base_dir or folder, location)
+    except RefusedFile as error:
+        raise ModelError(f"{where}: {name} cannot be read from its external data: {error}") from error
     if not path.is_file():
-        raise ModelError(f"{where}: {name} is stored in {location!r}, which is missing; copy it beside the model.")
+        what = "is no regular file" if path.exists() else "is missing"
+        raise ModelError(f"{where}: {name} is stored in {location!r}, which {what}; copy it beside the model.")
     status = path.stat()
     if status.st_nlink > 1:
         raise ModelError(

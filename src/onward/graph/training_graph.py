@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.branches import notes_on_branches
+from onward.graph.budget import Deadline
 from onward.graph.classical.passes import rewrite_classical
 from onward.graph.classical.rewriting import AttributeWeight, Rewritten
 from onward.graph.classical.side_outputs import WhyNotLowered, leave_out_side_outputs, notes_on_side_outputs
@@ -31,6 +32,7 @@ from onward.graph.ties import Tie, notes_on_ties, tie_copies
 from onward.graph.untying import untie_merged_weights
 from onward.graph.weight_names import WeightNames, weight_names
 from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.training import DropoutRule
 
 WeightPattern = str | Sequence[str]
@@ -101,13 +103,13 @@ def make_training_graph(
     freeze_batch_norm: bool = False,
     why_not_lowered: WhyNotLowered | None = None,
     rebatch: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
 
     Args:
         source: a path, a `ModelProto`, or an onnx-ir model.
-        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: every float
-            initializer that can.
+        weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can train.
         weights_not_to_train: exact names or patterns taken out again.
         tied_weights: patterns of initializers shared by several nodes that are to stay shared.
         untied_weights: patterns of initializers shared by several nodes that become one for each layer.
@@ -122,14 +124,15 @@ def make_training_graph(
         freeze_batch_norm: normalize by the running statistics in training, too, and leave them as they are.
         why_not_lowered: asked for every operator; what needs one that is not computed is left out of `model`.
         rebatch: compute any number of samples where the export fixed it; the exported model keeps its own.
+        limits: what the model may ask of the machine.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
         NotRebatched: asked for, and the model cannot compute another number of samples.
     """
-    original = read_model(source)
+    deadline, original = Deadline(limits), read_model(source, limits)
     untied = untie_merged_weights(original, keep=tied_weights, split=untied_weights)
-    model = prepare_for_lowering(original)
+    model = prepare_for_lowering(original, limits)
     fills, fixed = fix_inputs(model, fixed_inputs or {})
     left_out = leave_out_side_outputs(model, why_not_lowered)
     unpack_sequences(model, passes.names_in(model.graph, keep))
@@ -141,12 +144,12 @@ def make_training_graph(
     name_open_dimensions(model)
     constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
     constants |= dict.fromkeys(freeze_running_statistics(model) if freeze_batch_norm else (), FROZEN_STATISTIC)
-    states = find_running_statistics(model.graph)
-    known_as = weight_names(model.graph)
+    states, known_as = find_running_statistics(model.graph), weight_names(model.graph)
     asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
     chosen, frozen = choose_weights(model, _roots(model, names), states, *asked)
     lost = (*notes_on_export(model, chosen, known_as), *_notes_on_source(original, chosen))
     fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
+    deadline.check("the fused graph")
     tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
     chosen_notes = _notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train))

@@ -16,6 +16,7 @@ from onward.graph.widening import widen_to_float32
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import OnnxModule
 from onward.lowering.rebatching_proof import prove_rebatching
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.training import DropoutRule
 
 
@@ -32,6 +33,7 @@ def to_torch(
     fixed_inputs: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
     any_batch_size: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
 
@@ -44,18 +46,18 @@ def to_torch(
         revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
             them out, but for `fusions_off`; without it, gradients of gradients exist wherever operators have any.
-        fixed_inputs: input -> the number that fills it, as a sampling rate or an initial state of zeros; the module
-            has no such input, the exported model keeps it.
+        fixed_inputs: input -> the number that fills it; the module has no such input, the exported model keeps it.
         dtype: `torch.float32` turns the fp16 and bf16 of a file into fp32 throughout: weights, computation, outputs.
             Inputs may have the file's types or fp32; under `torch.autocast` the same fp32 weights compute in lower
             precision. `onward.export` writes the file's own types back. None: as the file has it.
         any_batch_size: where the export fixed the batch size, rewrite the graph for any, as a run does whose
             `training.batch_size` is another; a few samples computed together and one by one prove that they stay
             independent. `onward.export` writes the file's own size.
+        limits: what the model may ask of the machine.
 
     Returns:
-        A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order;
-        `net.weights` maps initializer names to parameters; `net.train()` turns dropout and batch statistics on.
+        A module in evaluation mode: `net(*inputs)` gives a tensor, or a tuple of tensors in graph order; `net.weights`
+        maps initializer names to parameters; `net.train()` turns dropout and batch statistics on.
 
     Raises:
         ModelError: the model is missing, broken, of an unknown opset, or cannot have another batch size.
@@ -78,6 +80,7 @@ def to_torch(
         fusions_off=fusions_off,
         fixed_inputs=fixed_inputs,
         why_not_lowered=why_not_lowered,
+        limits=limits,
     )
     graph = read()
     if any_batch_size and (fixed := fixed_batch_size(graph.source.graph)) is not None:
@@ -87,8 +90,7 @@ def to_torch(
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)
     if dtype is not None:
         widen_to_float32(graph.model)
-    _warn_of_float16(net := OnnxModule(graph))
-    return net
+    return _warned_of_float16(OnnxModule(graph))
 
 
 def _check_dtype(dtype: torch.dtype | None) -> None:
@@ -108,7 +110,7 @@ def _prove(model: ModelSource, fixed: int, fixed_inputs: Mapping[str, float] | N
         ) from error
 
 
-def _warn_of_float16(net: OnnxModule) -> None:
+def _warned_of_float16(net: OnnxModule) -> OnnxModule:
     narrow = [name for name, weight in net.weights.items() if weight.dtype is torch.float16]
     if narrow:
         warnings.warn(
@@ -118,3 +120,4 @@ def _warn_of_float16(net: OnnxModule) -> None:
             'compute without training, pass weights_not_to_train=["*"].',
             stacklevel=3,
         )
+    return net

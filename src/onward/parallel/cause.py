@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from onward.errors import OutOfMemoryError
+from onward.untrusted_files import parse_json, read_text
 
 CAUSE_FILE = "ONWARD_CAUSE_FILE"
 """Environment variable of workers that `onward train` started: where the first one that fails says why."""
@@ -61,7 +62,7 @@ def leave_cause(cause: Cause) -> None:
 def read_cause(path: Path) -> Cause | None:
     """What a worker left; None: nothing that can be read."""
     try:
-        return Cause(**json.loads(path.read_text(encoding="utf-8")))
+        return Cause(**parse_json(read_text(path)))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -6,6 +6,7 @@ from onward.parameters.distributed import Distributed as Distributed
 from onward.parameters.distributed import Recompute as Recompute
 from onward.parameters.evaluation import EarlyStopping as EarlyStopping
 from onward.parameters.evaluation import OnBadLoss as OnBadLoss
+from onward.parameters.limits import Limits as Limits
 from onward.parameters.loss import Loss as Loss
 from onward.parameters.optimizer import AttributeRule as AttributeRule
 from onward.parameters.optimizer import Optimizer as Optimizer

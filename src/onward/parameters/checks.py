@@ -77,7 +77,9 @@ _FIXED = {
     "early_stopping": (),
     "tensorboard": ("log_dir",),
     **dict.fromkeys(("wandb", "mlflow", "aim"), ()),
-    **dict.fromkeys(("loss", "optimizer", "mixed_precision", "speed", "distributed", "recompute", "machine"), ()),
+    **dict.fromkeys(
+        ("loss", "optimizer", "mixed_precision", "speed", "distributed", "recompute", "machine", "limits"), ()
+    ),
 }
 """Section -> fields that a run is built from and that no later round can change; without fields, the whole section."""
 

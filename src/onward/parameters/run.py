@@ -19,6 +19,7 @@ from onward.parameters.checks import find_problems
 from onward.parameters.distributed import Distributed, Recompute
 from onward.parameters.evaluation import EarlyStopping, OnBadLoss
 from onward.parameters.field_types import STRICT
+from onward.parameters.limits import Limits
 from onward.parameters.loss import Loss
 from onward.parameters.optimizer import Optimizer
 from onward.parameters.paths import Data, Paths
@@ -58,6 +59,7 @@ class Parameters:
     aim: Aim = field(default_factory=Aim)
     profiler: Profiler = field(default_factory=Profiler)
     machine: Machine = field(default_factory=Machine)
+    limits: Limits = field(default_factory=Limits)
     next_rounds: tuple[Parameters, ...] = ()
 
     @classmethod

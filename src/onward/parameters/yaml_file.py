@@ -18,10 +18,51 @@ import yaml
 from onward.errors import ParametersError
 from onward.remote.files import is_file, read_text, shown, url_of
 
+LARGEST_YAML_BYTES = 16 << 20
+MOST_YAML_VALUES = 100_000
+"""Of a file, aliases counted as often as they are used: nine lines of nine aliases each stand for 9^9 values."""
+DEEPEST_YAML = 50
+"""Lists and mappings inside of each other."""
+
 
 class _Loader(yaml.SafeLoader):
     """A safe YAML loader that refuses a key given twice, where YAML would let the last one win, and that reads 6e-4
-    as a number, as YAML 1.2 does (1.1 wants 6.0e-4)."""
+    as a number, as YAML 1.2 does (1.1 wants 6.0e-4). What it gives is of bounded depth and size."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._count = 0
+        self._values_of: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node; refuses what is too deep, too large or contains itself."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark, is_alias = event.start_mark, isinstance(event, yaml.AliasEvent)
+        before, self._count, self._depth = self._count, self._count + 1, self._depth + 1
+        if self._depth > DEEPEST_YAML:
+            problem = f"it is nested more than {DEEPEST_YAML} deep"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and node is not None:
+            if node not in self._values_of:
+                problem = f"the alias *{event.anchor} stands inside of what it names"
+                raise yaml.composer.ComposerError(None, None, problem, mark)
+            self._count += self._values_of[node]
+        elif node is not None:
+            self._values_of[node] = self._count - before
+        if self._count > MOST_YAML_VALUES:
+            problem = f"it holds more than {MOST_YAML_VALUES:,} values, each alias counted with all that it names"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node; of a number or date that Python cannot hold the error names the place."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, LookupError, AttributeError, TypeError) as error:
+            problem = f"this value cannot be read ({str(error).partition(';')[0]})"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping of a node whose keys are all different."""
@@ -45,6 +86,17 @@ _Loader.add_implicit_resolver(
 )
 
 
+def parse_yaml(text: str) -> Any:
+    """A YAML value.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or too large or too deep.
+    """
+    if len(text) > LARGEST_YAML_BYTES:
+        raise yaml.YAMLError(f"it has {len(text):,} characters; at most {LARGEST_YAML_BYTES:,} are read")
+    return yaml.load(text, Loader=_Loader)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The sections of a file, as YAML gives them."""
     if path.is_dir():
@@ -52,7 +104,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         if not is_file(path):
             raise ParametersError(f"{shown(path)!r} does not exist; give the path of a RUN.yaml.")
-        raw = yaml.load(read_text(path), Loader=_Loader)
+        raw = parse_yaml(read_text(path))
     except OSError as error:
         raise ParametersError(f"{shown(path)!r} cannot be read: {error.strerror or error}.") from error
     except yaml.YAMLError as error:
@@ -78,9 +130,11 @@ def override(raw: dict[str, Any], dotted: str, text: str) -> None:
     if not name:
         raise ParametersError(f"--{dotted} names no field; write --section.field, such as --training.batch_size 8.")
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ParametersError(f"--{dotted} {text!r} is not a YAML value: {error}") from error
+        shown_text = text if len(text) <= 200 else f"{text[:200]}..."
+        problem = getattr(error, "problem", None) or str(error)
+        raise ParametersError(f"--{dotted} {shown_text!r} is not a YAML value: {problem}.") from error
     holder = raw.get(section)
     if holder is None:
         holder = raw[section] = {}

@@ -9,10 +9,11 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.reading import ModelSource, read_model
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.plan.stages_cut_list import STAGE_NOTE
 
 
-def join_stage_models(sources: Sequence[ModelSource]) -> ir.Model:
+def join_stage_models(sources: Sequence[ModelSource], limits: Limits = DEFAULT_LIMITS) -> ir.Model:
     """The whole network, with the stage of every node noted in its metadata under `onward.stage`.
 
     An input of a later model is the output of that name of an earlier one; any other input is an input of the network,
@@ -21,11 +22,12 @@ def join_stage_models(sources: Sequence[ModelSource]) -> ir.Model:
 
     Args:
         sources: the models of the stages, first to last: paths, `ModelProto`s or onnx-ir models.
+        limits: what each of them may ask of the machine.
 
     Raises:
         ModelError: a model cannot be read, opsets differ, or an output and the input of its name differ in type.
     """
-    models = [read_model(source) for source in sources]
+    models = [read_model(source, limits) for source in sources]
     if not models:
         raise ModelError("distributed.pipeline_stage_paths is empty; name one model for each stage.")
     joined = models[0]

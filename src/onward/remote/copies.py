@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx
-
 from onward.errors import ModelError, StorageError
+from onward.onnx_files import external_locations, load_message
 from onward.remote.files import download, is_file, list_folder, shown, upload, url_of
+from onward.untrusted_files import path_inside
 
 CACHE_VARIABLE = "ONWARD_CACHE"
 """Names the folder for local copies of remote files; else `onward` in XDG_CACHE_HOME or ~/.cache."""
@@ -54,17 +54,12 @@ def local_model(path: Path) -> Path:
 def _external_files(path: Path) -> set[str]:
     """The files beside a model in which its tensors are stored; none for what is not an ONNX file."""
     try:
-        proto = onnx.load(path, load_external_data=False)
+        locations = set(external_locations(load_message(path)))
+        for location in locations:
+            path_inside(path.parent, location)
     except Exception:  # whoever reads the model explains what is wrong with it
         return set()
-    found = set()
-    for tensor in onnx.external_data_helper._get_all_tensors(proto):
-        if onnx.external_data_helper.uses_external_data(tensor):
-            location = onnx.external_data_helper.ExternalDataInfo(tensor).location
-            is_inside = location and not Path(location).is_absolute() and ".." not in Path(location).parts
-            if is_inside:
-                found.add(location)
-    return found
+    return locations
 
 
 def local_folder(path: Path) -> Path:

@@ -17,6 +17,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
+from onward import untrusted_files
+
 _URL = re.compile(r"([a-z][a-z0-9+.\-:]+):/+(.*)", re.DOTALL)
 """Of a path's text; one letter before the colon is a drive of Windows."""
 
@@ -102,10 +104,10 @@ def read_text(path: Path) -> str:
     """A text file's content in UTF-8. OSError and UnicodeDecodeError go through."""
     url = url_of(path)
     if url is None:
-        return path.read_text(encoding="utf-8")
+        return untrusted_files.read_text(path)
     with _explained(url) as (system, root):
         content = cast(bytes, system.cat_file(root))
-    return content.decode("utf-8")
+    return untrusted_files.decode(content)
 
 
 @contextmanager
@@ -117,15 +119,15 @@ def open_binary(path: str | os.PathLike[str]) -> Iterator[FileIO]:
     """
     url = url_of(path)
     if url is None:
-        with open(path, "rb", buffering=0) as file:
-            yield file
+        with untrusted_files.open_regular(path, buffering=0) as file:
+            yield cast(FileIO, file)
         return
     # A real file: those who read shards map it, seek in it and ask for its size.
     with tempfile.TemporaryDirectory(prefix="onward_") as folder:
         copy = Path(folder) / "copy"
         download(Path(path), copy)
-        with open(copy, "rb", buffering=0) as file:
-            yield file
+        with untrusted_files.open_regular(copy, buffering=0) as file:
+            yield cast(FileIO, file)
 
 
 def download(source: Path, target: Path) -> None:

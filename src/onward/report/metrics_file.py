@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import StorageError
 from onward.retries import is_passing, persistently
+from onward.untrusted_files import open_regular, parse_json
 
 LARGEST_KEPT_BYTES = 16 * 2**20
 """Lines that are kept while the file system fails; with more, the file is given up."""
@@ -207,7 +208,7 @@ def _drop_later_records(path: Path, last_update: int) -> int:
     unreadable = 0
     changed = False
     beside = path.with_name(f"{path.name}.partial")
-    with open(path, "rb") as old, open(beside, "wb") as new:
+    with open_regular(path) as old, open(beside, "wb") as new:
         for line, record in _records(old):
             if record is not None and record["update"] <= last_update:
                 new.write(line)
@@ -229,7 +230,7 @@ def _records(lines: Iterator[bytes] | Any) -> Iterator[tuple[bytes, dict[str, An
         record = None
         if line.endswith(b"\n"):
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 record = None
         is_record = isinstance(record, dict) and isinstance(record.get("update"), int)

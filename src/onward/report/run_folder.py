@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from onward.untrusted_files import parse_json, read_text
 
 RECORD_NAME, RESOLVED_NAME = "run.json", "resolved.yaml"
 
@@ -12,7 +13,7 @@ RECORD_NAME, RESOLVED_NAME = "run.json", "resolved.yaml"
 def read_record(folder: Path) -> dict[str, Any] | None:
     """`run.json` of a folder; None: there is none that can be read."""
     try:
-        found = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+        found = parse_json(read_text(folder / RECORD_NAME))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

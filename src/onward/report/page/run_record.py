@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 from onward.errors import DataError
+from onward.parameters.yaml_file import parse_yaml
+from onward.untrusted_files import parse_json, read_text
 
 METRICS_NAME = "metrics.jsonl"
 RESOLVED_NAME = "resolved.yaml"
@@ -105,10 +107,13 @@ def _newest(paths: Iterable[Path]) -> Path | None:
 
 
 def _events(path: Path) -> Iterable[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error}. Restore the file.") from error
     for number, line in enumerate(lines, 1):
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError as error:
             if number == len(lines):
                 return  # a run that is writing it, or was killed while it did
@@ -157,7 +162,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     """From the resolved parameters beside the model, else from the newest checkpoint's manifest."""
     resolved = _newest(folder.rglob(RESOLVED_NAME))
     if resolved is not None:
-        return dict(yaml.safe_load(resolved.read_text(encoding="utf-8")) or {})
+        try:
+            return dict(parse_yaml(read_text(resolved)) or {})
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            raise DataError(f"{str(resolved)!r} is damaged: {error}. Restore the file, or delete it.") from error
     manifest = _newest(folder.rglob("checkpoint-*/manifest.json"))
     if manifest is None:
         return {}
@@ -182,14 +190,14 @@ def _environment(folder: Path) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return dict(parse_json(read_text(path)))
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{str(path)!r} is damaged: {error}. Restore the file, or delete it.") from error
 
 
 def _nodes(path: Path) -> list[ProfiledNode]:
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with io.StringIO(read_text(path), newline="") as file:
             rows = [
                 ProfiledNode(
                     row["name"], row["operator"], int(row["calls"]), float(row["forward_seconds"]),
@@ -197,6 +205,6 @@ def _nodes(path: Path) -> list[ProfiledNode]:
                 )
                 for row in csv.DictReader(file)
             ]  # fmt: skip
-    except (KeyError, ValueError, TypeError) as error:
+    except (OSError, csv.Error, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{str(path)!r} is damaged: {error!r}. Profile the run again, or delete the file.") from error
     return sorted(rows, key=lambda row: -row.share)
