@@ -83,7 +83,8 @@ class Arena:
         self._random = random.Random(f"{layout} {seed}")
         file = folder / "run.yaml"
         sections = yaml.safe_load(file.read_text())
-        sections["distributed"] = {"timeout_seconds": 20.0, "start_timeout_seconds": 20.0, **LAYOUTS[layout]}
+        # A rank that dies before it has reached the others is known to a launcher only; here there is none.
+        sections["distributed"] = {"timeout_seconds": 20.0, "start_timeout_seconds": 12.0, **LAYOUTS[layout]}
         sections["checkpoint"]["checkpoint_period"] = PERIOD_UPDATES
         sections["learning_rate"]["warmup_steps"] = STEPS // 6
         file.write_text(yaml.safe_dump(sections))
