@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from onward.errors import ParametersError
+from onward.parameters import Parameters
 from onward.parameters.yaml_file import override, read_yaml
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -61,3 +62,14 @@ def test_aliases_of_ordinary_use_are_read(tmp_path: Path):
     path = tmp_path / "run.yaml"
     path.write_text("a: &a {x: 1}\nc: [*a, *a]")
     assert read_yaml(path) == {"a": {"x": 1}, "c": [{"x": 1}, {"x": 1}]}
+
+
+@pytest.mark.parametrize("size", [10**18, 2**31, 10**4000])
+def test_a_batch_that_no_memory_holds(size: int, tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "loss: {type: mean_squared_error, prediction: y, label: t}\nlearning_rate: {initial_lr: 0.1}\n"
+        f"training: {{batch_size: {size}, num_train_steps: 1}}\n"
+    )
+    with pytest.raises(ParametersError, match="expected less than 2147483648"):
+        Parameters.load(path)

@@ -11,8 +11,10 @@ STRICT = ConfigDict(extra="forbid", revalidate_instances="always", populate_by_n
 
 Flag = Annotated[bool, Field(strict=True)]
 WholeNumber = Annotated[int, Field(strict=True)]
-CountFromZero = Annotated[int, Field(strict=True, ge=0)]
-Count = Annotated[int, Field(strict=True, ge=1)]
+CountFromZero = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+BatchSize = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+"""Samples at a time: more are a typing error, and no memory holds them."""
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 Number = Annotated[float, Field(strict=True)]

@@ -15,6 +15,7 @@ from onward.errors import ParametersError
 from onward.parameters.evaluation import MetricSpec
 from onward.parameters.field_types import (
     STRICT,
+    BatchSize,
     Count,
     CountFromZero,
     Flag,
@@ -84,10 +85,10 @@ class Training:
     """
 
     __pydantic_config__ = STRICT
-    batch_size: Count
+    batch_size: BatchSize
     num_train_steps: Count | None = None
     num_epochs: Positive | None = None
-    eval_batch_size: Count | None = None
+    eval_batch_size: BatchSize | None = None
     gradient_accumulation_steps: Count = 1
     display_loss_steps: Count = 10
     evaluation_period: CountFromZero = 0

@@ -1,0 +1,44 @@
+"""The table of attacks: every row is held, two seconds of mutations each; `python -m benchmarks.attack` runs longer."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from benchmarks.attack import rows
+from benchmarks.attack_mutation import explore
+from benchmarks.attack_row import Row
+
+SECONDS = 2.0
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """onnx-ir warns about each broken model; the errors are what counts here."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.area} {row.name}")
+def test_every_row_is_held(row: Row):
+    result = row.run(SECONDS, 0)
+    assert result.tried > 0
+    assert result.lost == ()
+
+
+def test_an_exception_that_is_no_error_of_the_user_is_reported():
+    """A reader with a bug, which mutations find."""
+    from onward.untrusted_files import parse_json
+
+    def target(data: bytes) -> None:
+        try:
+            value = parse_json(data)
+        except ValueError:
+            return
+        if isinstance(value, list) and len(value) > 1:
+            raise KeyError("found")
+
+    result = explore(target, [b"[1]", b"1,2"], 2, 0)
+    assert result.tried > result.held
+    assert "KeyError" in result.lost[0]
