@@ -23,7 +23,7 @@ FORBIDDEN_NAMES = {"utils", "helpers", "misc", "common", "base", "core", "manage
 WITHOUT_TORCH = {*ORDER[: ORDER.index("environment")], "graph", "plan"}
 MAY_NAME_DISTRIBUTED = {"parallel", "checkpoint"}
 LARGEST_FILE_LINES = 440
-LARGEST_FUNCTION_LINES = 74
+LARGEST_FUNCTION_LINES = 70
 
 
 def source_files() -> list[Path]:
@@ -167,7 +167,7 @@ MAY_OPEN = {
     "data/packing/documents.py": "a source that the user names",
     "data/packing/images.py": "a source that the user names, found as a regular file",
     "data/packing/rows.py": "a source that the user names",
-    "data/packing/tokenizing.py": "a tokenizer that the user names",
+    "data/packing/tokenizer_files.py": "a tokenizer that the user names, read by its own library",
     "proposal/data_facts.py": "a source that the user names",
     "artifacts/quantization.py": "files that it wrote into a temporary folder",
     "parallel/flight_recorder.py": "stacks that this process had written into a file of its own",

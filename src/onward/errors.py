@@ -17,6 +17,10 @@
 A message says what is wrong with names and numbers, what was expected, and what to do.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 
 class OnwardError(Exception):
     """Root of the tree."""
@@ -72,3 +76,12 @@ class OutOfMemoryError(OnwardError):
 
 class Interrupted(OnwardError):
     """A signal ended the run after its state was saved."""
+
+
+def chain_of(error: BaseException | None, *, only_causes: bool = False) -> Iterator[BaseException]:
+    """An exception, what it was raised from or while handling, and so on; each once, since chains may be circles."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ if only_causes else error.__cause__ or error.__context__

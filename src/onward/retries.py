@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from onward.errors import OnwardError
+from onward.errors import OnwardError, chain_of
 
 T = TypeVar("T")
 
@@ -103,9 +103,7 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
 
 def is_passing(error: BaseException) -> bool:
     """Whether an error, or the OSError that caused it, may pass by itself."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__
+    cause = next((one for one in chain_of(error, only_causes=True) if isinstance(one, OSError)), None)
     # Clients of object stores repeat by themselves what is worth it.
     return cause is not None and cause.errno in PASSING and "://" not in str(cause.filename)
 

@@ -26,7 +26,7 @@ from onward.artifacts.optimizer_graph import (
     gradient_name,
     new_name,
 )
-from onward.errors import ModelError
+from onward.errors import ModelError, chain_of
 from onward.lowering.module import OnnxModule
 from onward.parameters import Optimizer
 
@@ -133,9 +133,8 @@ def _quiet() -> Iterator[None]:
 
 def _untranslated(error: BaseException) -> str:
     """The innermost cause of a failed export, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip().split("\n", 1)[0]
+    *_, first = chain_of(error, only_causes=True)
+    return str(first).strip().split("\n", 1)[0]
 
 
 def _check_standard(model: ir.Model) -> None:

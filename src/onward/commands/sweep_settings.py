@@ -10,6 +10,7 @@ from typing import Any
 from onward.errors import ParametersError, StorageError
 from onward.parameters import Parameters
 from onward.report.run_folder import read_record
+from onward.untrusted_files import parse_json, read_text
 
 FILE_NAME = "sweep.json"
 _WITHOUT_EFFECT_ON_RESULTS = (
@@ -93,7 +94,7 @@ def refuse_changed(members: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def _read(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+        found = parse_json(read_text(folder / FILE_NAME))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -116,7 +116,7 @@ class LocalLockFile:
         except FileNotFoundError:
             return
         try:
-            if aside.read_text(encoding="utf-8", errors="replace") != text:
+            if read_bytes(aside).decode("utf-8", "replace") != text:
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, self.path)
         finally:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
-from onward.errors import ModelError
+from onward.errors import ModelError, chain_of
 from onward.graph.budget import Deadline, check_constants, check_message, check_shape_numbers, check_stored
 from onward.graph.collection import without_collection
 from onward.graph.constant_fills import fold_constant_fills
@@ -138,9 +138,8 @@ def complete_file(model: ir.Model, path: Path) -> None:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    while (earlier := error.__cause__ or error.__context__) is not None:
-        error = earlier
-    return error
+    *_, first = chain_of(error)
+    return first
 
 
 def _set_folder(model: ir.Model, folder: Path) -> None:

@@ -139,8 +139,7 @@ def make_training_graph(
     ties, rows = tie_copies(model, untied.families)
     rewritten, rebatching = rewrite_classical(model), rebatch_graph(model) if rebatch else None
     revived = add_dropout(model, revive_dropout)
-    _check_prediction(loss, left_out, model)
-    names = add_loss(model, loss, count_correct=count_correct) if loss is not None else None
+    names = _with_loss(model, loss, left_out, count_correct)
     name_open_dimensions(model)
     constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
     constants |= dict.fromkeys(freeze_running_statistics(model) if freeze_batch_norm else (), FROZEN_STATISTIC)
@@ -156,6 +155,14 @@ def make_training_graph(
     notes = (*untied.notes, *fixed, *tied, *revived, *lost, *chosen_notes, *ends, *passes.notes_on_fusions(fusions))
     last = (names, fusions, known_as, rewritten.weights, left_out, rebatching, frozenset(constants))
     return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
+
+
+def _with_loss(
+    model: ir.Model, loss: LossSpec | None, left_out: Mapping[str, str], count_correct: bool
+) -> LossNames | None:
+    """Adds the loss to the graph, where there is one."""
+    _check_prediction(loss, left_out, model)
+    return None if loss is None else add_loss(model, loss, count_correct=count_correct)
 
 
 def _roots(model: ir.Model, names: LossNames | None) -> list[str]:

@@ -50,9 +50,8 @@ def to_torch(
         dtype: `torch.float32` turns the fp16 and bf16 of a file into fp32 throughout: weights, computation, outputs.
             Inputs may have the file's types or fp32; under `torch.autocast` the same fp32 weights compute in lower
             precision. `onward.export` writes the file's own types back. None: as the file has it.
-        any_batch_size: where the export fixed the batch size, rewrite the graph for any, as a run does whose
-            `training.batch_size` is another; a few samples computed together and one by one prove that they stay
-            independent. `onward.export` writes the file's own size.
+        any_batch_size: where the export fixed the batch size, rewrite the graph for any, as a run does; samples
+            computed together and one by one prove that they stay independent. `onward.export` writes the file's size.
         limits: what the model may ask of the machine.
 
     Returns:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from onward.errors import OutOfMemoryError
+from onward.errors import OutOfMemoryError, chain_of
 from onward.untrusted_files import parse_json, read_text
 
 CAUSE_FILE = "ONWARD_CAUSE_FILE"
@@ -69,10 +69,9 @@ def read_cause(path: Path) -> Cause | None:
 
 def out_of_memory(error: BaseException | None) -> BaseException | None:
     """The exception, among this one and its causes, which says that memory ran out; None: none does."""
-    while error is not None:
-        if isinstance(error, (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)):
-            return error
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
-            return error
-        error = error.__cause__ or error.__context__
+    for one in chain_of(error):
+        if isinstance(one, (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)):
+            return one
+        if isinstance(one, RuntimeError) and "DefaultCPUAllocator" in str(one):
+            return one
     return None

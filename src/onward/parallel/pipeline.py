@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch.nn.parallel import DistributedDataParallel
 
-from onward.errors import DataError, ModelError, OnwardError, ParametersError
+from onward.errors import DataError, ModelError, OnwardError, ParametersError, chain_of
 from onward.parallel import pipeline_exchange as exchange
 from onward.parallel.data_parallel import reshard
 from onward.parallel.pipeline_shared import sum_shared_gradients
@@ -326,9 +326,7 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OnwardError):
-            cause = cause.__cause__
+        cause = next((one for one in chain_of(error, only_causes=True) if isinstance(one, OnwardError)), None)
         if cause is None or cause is error:
             raise
         raise cause from None

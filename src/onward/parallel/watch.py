@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from onward.errors import Interrupted, UserError
+from onward.errors import Interrupted, UserError, chain_of
 from onward.operating_system import is_running, process_state
 from onward.parallel.cause import Cause, cause_of, leave_cause
 from onward.parallel.flight_recorder import STORE_GUARD, FlightRecorder
@@ -411,10 +411,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def is_echo(error: BaseException | None) -> bool:
     """Whether an exception may only be the echo of another rank's end, or of its silence."""
-    while error is not None:
-        if isinstance(error, dist.DistError):
-            return True
-        if type(error) is RuntimeError and _ECHO.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(one, dist.DistError) or (type(one) is RuntimeError and _ECHO.search(str(one)) is not None)
+        for one in chain_of(error)
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from onward.data.packing.source import require
 from onward.errors import DataError
+from onward.untrusted_files import parse_json, read_text
 
 _SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|pad|>", "<|padding|>")
@@ -98,7 +98,7 @@ def find_padding(tokenizer: Any, file: Path) -> dict[str, Any]:
 def _settings(file: Path) -> dict[str, Any]:
     """`tokenizer_config.json` next to a file of a tokenizer."""
     try:
-        found = json.loads((file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+        found = parse_json(read_text(file.parent / "tokenizer_config.json"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -106,7 +106,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 def _word_pieces(tokenizers: Any, file: Path) -> Any:
     """BERT's tokenizer; it ignores case where its vocabulary has no capital letters."""
-    words = file.read_text(encoding="utf-8").split("\n")
+    words = read_text(file).split("\n")
     words = words[:-1] if words and not words[-1] else words
     vocabulary = {word: number for number, word in enumerate(words)}
     lacking = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in vocabulary]
