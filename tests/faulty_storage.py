@@ -68,13 +68,22 @@ class FaultyStorage:
             fault.strike(operation, path)
 
     def open(self, file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        self.strike("open", file)
+        is_path = isinstance(file, str | os.PathLike)
+        if is_path:
+            self.strike("open", file)
         opened = _real_open(file, mode, *arguments, **options)
-        if isinstance(file, str | os.PathLike):
-            self._paths[opened.fileno()] = str(file)
-            if "b" in mode:
-                return _File(self, opened, str(file))
-        return opened
+        path = str(file) if is_path else self._paths.get(file)
+        if path is None:
+            return opened
+        self._paths[opened.fileno()] = path
+        return _File(self, opened, path) if "b" in mode else opened
+
+    def open_descriptor(self, path: Any, *arguments: Any, **options: Any) -> int:
+        if not os.path.isdir(path):  # folders are opened to be synchronized or removed
+            self.strike("open", path)
+        descriptor: int = _real_os["open"](path, *arguments, **options)
+        self._paths[descriptor] = str(path)
+        return descriptor
 
     def fsync(self, descriptor: int) -> None:
         self.strike("fsync", self._paths.get(descriptor, "directory"))
@@ -105,7 +114,7 @@ class _File:
 
 
 _real_open = builtins.open
-_real_os = {name: getattr(os, name) for name in ("fsync", "rename", "replace", "mkdir")}
+_real_os = {name: getattr(os, name) for name in ("open", "fsync", "rename", "replace", "mkdir")}
 
 
 @contextlib.contextmanager
@@ -117,6 +126,7 @@ def faulty_storage(monkeypatch: pytest.MonkeyPatch, patience: Patience | None = 
         patched.setattr(Patience, "of_process", classmethod(lambda cls: quick))
         patched.setattr(builtins, "open", storage.open)
         patched.setattr(io, "open", storage.open)  # what pathlib calls
+        patched.setattr(os, "open", storage.open_descriptor)
         patched.setattr(os, "fsync", storage.fsync)
         for name in ("rename", "replace", "mkdir"):
 

@@ -94,7 +94,7 @@ def test_any_flipped_byte_is_found(directory: Path) -> None:
         text = error_of(path)
         assert text.startswith(f"the checkpoint {path} is damaged: {data} has the SHA-256 ")
         assert ", expected " in text
-        assert "To load another one, of checkpoint-00000030, checkpoint-00000010, set checkpoint.checkpoint_to" in text
+        assert "There are others, checkpoint-00000030, checkpoint-00000010: set checkpoint.if_damaged to earlier" in text
     data.write_bytes(good)
     verify(path)
     manifest = path / "manifest.json"
@@ -141,7 +141,7 @@ def test_a_damaged_only_checkpoint_has_no_other_to_offer(tmp_path: Path) -> None
     with CheckpointWriter(tmp_path, 3) as writer:
         path = writer.save(10, every_kind(), RECORD)
     (path / "rank-00000.safetensors").write_bytes(b"")
-    assert "There is no other one beside it; restore it from a copy or start again." in error_of(path)
+    assert "There is no other one in its folder: restore it from a copy, or set checkpoint.if_damaged" in error_of(path)
 
 
 def test_a_damaged_manifest_of_what_may_be_the_latest_is_not_passed_over(directory: Path) -> None:

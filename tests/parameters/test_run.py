@@ -32,6 +32,7 @@ from onward.parameters import (
 )
 from onward.parameters.distributed import Distributed, Recompute
 from onward.parameters.evaluation import EarlyStopping, OnBadLoss
+from onward.parameters.limits import Limits
 from onward.parameters.trackers import Aim, Mlflow, Wandb
 from onward.runner import TrainingRunner
 
@@ -249,6 +250,15 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "memory_gb": None,
         "check_weights_period": 100,
         "check_computation_period": 0,
+    },
+    Limits: {
+        "model_gb": 2000.0,
+        "nodes": 500_000,
+        "nesting": 30,
+        "tensor_axes": 64,
+        "shape_numbers": 1_000_000,
+        "constant_gb": 16.0,
+        "preparation_seconds": 3600.0,
     },
 }
 REQUIRED = {
