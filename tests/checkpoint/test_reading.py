@@ -94,7 +94,9 @@ def test_any_flipped_byte_is_found(directory: Path) -> None:
         text = error_of(path)
         assert text.startswith(f"the checkpoint {path} is damaged: {data} has the SHA-256 ")
         assert ", expected " in text
-        assert "There are others, checkpoint-00000030, checkpoint-00000010: set checkpoint.if_damaged to earlier" in text
+        assert (
+            "There are others, checkpoint-00000030, checkpoint-00000010: set checkpoint.if_damaged to earlier" in text
+        )
     data.write_bytes(good)
     verify(path)
     manifest = path / "manifest.json"
