@@ -185,9 +185,9 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path: Path, interrupte
     resumed, recorder = run(tmp_path / "parts", **changes)
     assert any(message.startswith("resumed from") for message in recorder.messages)
     assert recorder.summaries[0].stopped == expected.summaries[0].stopped is not None
-    assert resumed._best is not None
-    assert whole._best is not None
-    assert resumed._best.best == whole._best.best
+    assert resumed.best is not None
+    assert whole.best is not None
+    assert resumed.best.best == whole.best.best
     assert_same_bits(state_bits(resumed), state_bits(whole))
     again, recorder = run(tmp_path / "parts", **changes)  # over is over
     assert again.round == 1

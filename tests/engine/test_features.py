@@ -63,7 +63,7 @@ def test_the_label_that_does_not_count_may_be_anything() -> None:
 
 
 def test_a_missing_feature_is_named_with_those_that_are_there() -> None:
-    with pytest.raises(DataError, match=r"lack 'label'.+they hold 'x'.+input_name_map"):
+    with pytest.raises(DataError, match=r"have no feature 'label'.+they have 'x'.+input_name_map"):
         reader().to_tensors({"x": features()["x"]})
 
 

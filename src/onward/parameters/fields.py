@@ -17,6 +17,7 @@ from onward.parameters.yaml_file import alternatives
 
 _TYPES = {
     "Flag": "true or false",
+    "BatchSize": "a whole number from 1",
     "Count": "a whole number from 1",
     "CountFromZero": "a whole number from 0",
     "WholeNumber": "a whole number",

@@ -116,6 +116,8 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
         ("updates", f"{summary.updates:,}{skipped}"),
         ("samples", f"{summary.samples:,} in {batches}"),
     ]
+    if summary.stopped is not None:
+        rows.append(("stopped", summary.stopped))
     if summary.first_loss is not None and summary.last_loss is not None:
         rows.append(("loss", f"{format_value(summary.first_loss)} {arrow} {format_value(summary.last_loss)}"))
     for name in sorted(summary.metrics, key=lambda name: (name != "loss", name != "accuracy", name)):
