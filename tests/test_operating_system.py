@@ -48,7 +48,8 @@ operating_system.is_linux = lambda: False
 from types import SimpleNamespace
 memory = psutil.virtual_memory()
 psutil.virtual_memory = lambda: memory
-told = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=10**8), status=lambda: "running", create_time=lambda: 1.0)
+told = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=10**8), status=lambda: "running",
+                       create_time=lambda: 1.0)
 psutil.Process = lambda *pid: told
 psutil.pid_exists = lambda pid: False
 psutil.boot_time = lambda: 1.0

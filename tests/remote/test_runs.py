@@ -156,8 +156,9 @@ def test_a_checkpoint_without_its_manifest_does_not_count(bucket: Any, tmp_path:
         (
             ["here/run.yaml", "--checkpoint.checkpoints_dir", "nonsense://bucket/ck"],
             "nonsense://bucket/ck cannot be locked for this run: nonsense:// is not a protocol that fsspec supports; "
-            "expected file, gs, https, memory, s3 and others (nonsense://bucket/ck/.onward-lock). Check that the folder "
-            "can be written to, or name another one.\nThe path is set by checkpoint.checkpoints_dir; correct it there.",
+            "expected file, gs, https, memory, s3 and others (nonsense://bucket/ck/.onward-lock). Check that the "
+            "folder can be written to, or name another one.\nThe path is set by "
+            "checkpoint.checkpoints_dir; correct it there.",
         ),
     ],
 )
