@@ -53,7 +53,13 @@ def test_frozen_stages_follow_one_process(layout: Layout, frozen: Sequence[str],
 
 
 @knowing_gradients
-@pytest.mark.xfail(reason="known fault since the changes of 2026-11-22, to be mended")
+def test_weights_are_checked_where_a_stage_has_none_that_train() -> None:
+    sections = {"training": {"weights_not_to_train": list(FIRST)}, "machine": {"check_weights_period": 1}}
+    alone = train(CASES["mlp"], Layout(), sections=sections, accumulation=4)
+    found = train(CASES["mlp"], two_stages(), sections=sections, accumulation=4)
+    assert_follows(found, alone, of_losses=1e-6, of_weights=1e-6)
+
+
 def test_a_checkpoint_of_frozen_stages_goes_on_in_one_process(tmp_path: Path) -> None:
     sections = {"training": {"weights_not_to_train": list(FIRST)}}
     saved = {"checkpoint": {"checkpoints_dir": str(tmp_path), "checkpoint_period": 3}}

@@ -37,8 +37,9 @@ class StateDigests:
     def __init__(self, state: TrainState, is_deterministic: bool) -> None:
         self._state = state
         self._is_exact = is_deterministic or state.device.type == "cpu"
-        self._names: tuple[str, ...] = ()
+        self._names: tuple[str, ...] | None = None
         self._replicas: list[Replicas] = []
+        self._width = 0
 
     def check(self, changed: str | None = None) -> None:
         """Compares all replicas; every rank must call this after the same update.
@@ -59,7 +60,7 @@ class StateDigests:
             self._names = tuple(pieces)
         mine = digests([piece.tensor for piece in pieces.values()], self._state.device).cpu()
         row = torch.zeros(1 + self._width, dtype=torch.int64)
-        row[0] = _UNTOUCHED if changed is None else self._names.index(changed)
+        row[0] = _UNTOUCHED if changed is None else tuple(pieces).index(changed)
         row[1 : 1 + len(mine)] = mine
         rows = gather_codes(self._state.mesh, row)
         at_rest = {rank: place for rank, place in enumerate(rows[:, 0].tolist()) if place != _UNTOUCHED}
@@ -71,11 +72,10 @@ class StateDigests:
             found = {rank: [names[rank]] for rank in at_rest}
             raise CorruptionError(_words(found, differing, processes, update))
 
-    def at_rest(self) -> dict[str, torch.Tensor]:
-        """Digests of what only an update may change, on the device."""
+    def at_rest(self) -> tuple[list[str], torch.Tensor]:
+        """What only an update may change on this rank, maybe nothing: names, and their digests on the device."""
         pieces = {n: piece.tensor for n, piece in self._state.pieces().items() if n.startswith(_AT_REST)}
-        found = digests(list(pieces.values()), self._state.device)
-        return dict(zip(pieces, found.unbind(), strict=True))
+        return list(pieces), digests(list(pieces.values()), self._state.device)
 
     def _elements_of(self, name: str, boxes: Iterable[object]) -> str:
         """Which elements of a tensor these are, and whose copies are compared with them."""
@@ -105,11 +105,11 @@ class IntegrityWatch:
         Raises:
             CorruptionError: see `StateDigests.check`.
         """
-        before: Mapping[str, torch.Tensor] | None = None
+        before: torch.Tensor | None = None
         while True:
             is_checked = is_due(self._state.counters.update + 1, self._period)
             if is_checked and before is None:
-                before = self._digests.at_rest()
+                _, before = self._digests.at_rest()
             if before is None:
                 done = next(steps, None)
             else:
@@ -121,11 +121,11 @@ class IntegrityWatch:
                 self._digests.check(changed)
             yield done
 
-    def _checked(self, steps: Iterator[StepDone], before: Mapping[str, torch.Tensor]) -> StepDone | None:
+    def _checked(self, steps: Iterator[StepDone], before: torch.Tensor) -> StepDone | None:
         def look(*_: Any) -> None:
-            after = self._digests.at_rest()
-            same = torch.stack([before[name] == after[name] for name in before]).tolist()
-            self._changed = next((name for name, is_same in zip(before, same, strict=True) if not is_same), None)
+            names, after = self._digests.at_rest()
+            same = (before == after).tolist()
+            self._changed = next((name for name, is_same in zip(names, same, strict=True) if not is_same), None)
 
         handle = self._state.optimizer.register_step_pre_hook(look)
         try:
