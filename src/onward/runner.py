@@ -337,7 +337,7 @@ class TrainingRunner:
         self._grace.save_seconds = self._checkpoints.save_seconds
         if self._grace.has_no_time_for_update(done, stop):
             self.state.return_to_mark()
-            raise ended_by(stop.signal_name or ANOTHER, done.step, self._save_last_of_round())
+            raise ended_by(stop.signal_name or ANOTHER, self.state.counters.step, self._save_last_of_round())
         if not done.is_update:
             return False
         self.watchers.on_messages(filter(None, [self._grace.shortage()]))

@@ -126,7 +126,6 @@ def test_without_a_deadline_the_update_is_finished(tmp_path: Path) -> None:
     assert "after step 8" in said
 
 
-@pytest.mark.xfail(reason="known fault since the changes of 2026-11-22, to be mended")
 def test_accumulated_steps_are_given_up_before_the_deadline_and_the_run_resumes_bit_equal(tmp_path: Path) -> None:
     """Of eight steps in two updates, the signal comes in the sixth; the next two would take a second."""
     entire, _ = start(tmp_path, training={"num_train_steps": 8, "gradient_accumulation_steps": 4})
