@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.callbacks import Callback
-from onward.engine.loss_spikes import _deviations
+from onward.engine.loop import StepDone
+from onward.engine.loss_spikes import LossSpikes, _deviations
 from onward.engine.reports import UpdateReport
 from onward.errors import ParametersError
+from onward.parameters import OnBadLoss
 from tests.mlp import SQUARES, assert_same_bits, data, parameters, save_mlp, start, weights_of
 from tests.ranks import run_on_ranks
 
@@ -24,6 +27,19 @@ RUN: dict[str, Any] = {
     "optimizer": {"training_optimizer_name": "AdamW"},
     "training": {"num_train_steps": STEPS, "display_loss_steps": 50},
 }
+
+
+def test_without_a_threshold_no_batch_is_kept(tmp_path: Path) -> None:
+    runner, _ = start(tmp_path)
+    spikes = LossSpikes(runner.state, OnBadLoss())
+    kept = {name: copy.copy(value) for name, value in vars(spikes).items() if isinstance(value, list)}
+    for step in range(1, 9):
+        spikes.after_step(StepDone(step, None, None, origin=(("memory", range(4)),)), lambda: False)
+    assert (
+        kept
+        == {name: value for name, value in vars(spikes).items() if isinstance(value, list)}
+        == {"_micro_batches": []}
+    )
 
 
 def samples(seed: int = 0, bad: tuple[int, ...] = (BAD,)) -> dict[str, np.ndarray]:

@@ -71,8 +71,10 @@ class LossSpikes:
             ParametersError: there were too many.
         """
         threshold, course = self._settings.spike_threshold, self._state.course
+        if threshold is None:
+            return
         self._micro_batches.append(done.origin)
-        if threshold is None or done.update is None:
+        if done.update is None:
             return
         begin, self._begin = self._begin, self._state.cursor
         batches, self._micro_batches = self._micro_batches, []
