@@ -65,6 +65,7 @@ def test_what_does_not_pass_is_reported_at_once(number: int, caplog: pytest.LogC
         persistently(fails(number, 1), "reading x", QUICK)
     assert caught.value.errno == number
     assert "tried" not in str(caught.value)
+    assert caught.value.__cause__ is None
     assert not caplog.records
 
 

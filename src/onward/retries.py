@@ -87,6 +87,8 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
             started = started or now
             left = started + patience.seconds - now
             if not is_passing(error) or left <= 0:
+                if attempts == 1:
+                    raise
                 raise _told(error, attempts, now - started) from error
             pause_seconds = min(pause, left)
             _LOGGER.warning(
@@ -132,8 +134,6 @@ def reporting_stall(what: str, seconds: float) -> Iterator[None]:
 
 
 def _told(error: OSError | OnwardError, attempts: int, seconds: float) -> OSError | OnwardError:
-    if attempts == 1:
-        return error
     tried = f"tried {attempts} times in {seconds:.0f} s"
     if isinstance(error, OSError):
         return OSError(error.errno, f"{error.strerror} ({tried})", error.filename)
