@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,27 +30,34 @@ def source_files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once for all laws."""
+    return ast.parse(path.read_text())
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+@functools.cache
+def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """(module, line, only for type checkers) of every import in a file, lazy ones included."""
-    tree = ast.parse(path.read_text())
+    found = []
+    nodes = list(ast.walk(tree_of(path)))
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno, id(node) in typing_only
+            found += [(alias.name, node.lineno, id(node) in typing_only) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, node.lineno, id(node) in typing_only
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", node.lineno, id(node) in typing_only
+            names = (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+            found += [(name, node.lineno, id(node) in typing_only) for name in names]
+    return tuple(found)
 
 
 def test_every_part_has_its_place_in_the_order() -> None:
@@ -94,7 +101,7 @@ def test_no_file_is_a_drawer() -> None:
 def test_files_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= LARGEST_FILE_LINES, f"{path} has {text.count(chr(10))} lines"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= LARGEST_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
@@ -113,7 +120,7 @@ def test_no_object_of_another_rank_is_unpickled(path: Path) -> None:
     unpickling = re.compile(
         r"(gather|broadcast|scatter|send|recv)_object|state_dict_saver|distributed\.(elastic|launcher)"
     )
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         assert not unpickling.search(name), f"{path}:{getattr(node, 'lineno', 0)} uses {name}"
     for module, line, _ in imports(path):
@@ -204,7 +211,7 @@ def test_files_are_opened_in_one_place(path: Path) -> None:
     """So that no reader waits for a pipe, reads a device, or follows a name in a file out of its folder."""
     if str(path.relative_to(SOURCE)) in MAY_OPEN:
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and opens_a_file_for_reading(node):
             on_a_stream = ast.unparse(node.func) == "np.memmap" and ast.unparse(node.args[0]) == "stream"
             assert on_a_stream, f"{path}:{node.lineno} opens a file: use onward.untrusted_files, `{ast.unparse(node)}`"

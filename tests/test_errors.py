@@ -12,7 +12,7 @@ from onward.errors import DataError, ModelError, chain_of
 from onward.parallel.cause import cause_of, out_of_memory
 from onward.parallel.watch import is_echo
 from onward.retries import is_passing
-from tests.test_architecture import source_files
+from tests.test_architecture import source_files, tree_of
 
 KINDS = (RuntimeError, ValueError, DataError, ModelError, OSError, KeyError)
 
@@ -57,7 +57,7 @@ def names_in(tree: ast.AST) -> set[str]:
 def test_only_one_function_follows_causes() -> None:
     """A loop of one's own would forget the circles."""
     for path in source_files():
-        loops = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.While)]
+        loops = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.While)]
         found = [loop.lineno for loop in loops if {"__cause__", "__context__"} & names_in(loop)]
         if path.name != "errors.py":
             assert not found, f"{path}:{found}: use onward.errors.chain_of"

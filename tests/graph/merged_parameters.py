@@ -23,6 +23,7 @@ from torch import nn
 import onward
 from onward.lowering.module import OnnxModule
 from tests.graph.exported import export
+from tests.graph.shared_layers import descend_together
 from tests.one_node import run_onnxruntime
 
 HEADS = 2
@@ -474,14 +475,7 @@ def train_case(
     net: OnnxModule = onward.to_torch(AFTERWARDS[case.afterwards](file), **options)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_("p_" + re.sub(r"\W", "_", name).lower() not in dropped)
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    target = torch.randn(module(x).shape, generator=torch.Generator().manual_seed(1))
-    optimizers = [torch.optim.SGD(list(parameters), lr=0.3) for parameters in (net.weights.values(), trained)]
-    for _ in range(updates):
-        for one, optimizer in zip((net, module), optimizers, strict=True):
-            optimizer.zero_grad()
-            (one(x) - target).square().mean().backward()
-            optimizer.step()
+    descend_together(net, module, x, updates)
     onward.export(net, folder / "t.onnx")
     other = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
     result = onnx.load(folder / "t.onnx")
@@ -495,7 +489,11 @@ def train_case(
         if name in stored and stored[name].shape == array.shape
     ]
     return Outcome(
-        distance, max(near, default=(0.0, "")), _distance_of_numbers(net, trained), net.graph.notes, list(net.weights)
+        distance,
+        max(near, default=(0.0, "")),
+        _distance_of_numbers(net, [p for p in module.parameters() if p.requires_grad]),
+        net.graph.notes,
+        list(net.weights),
     )
 
 

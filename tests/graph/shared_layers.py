@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import onward
 from onward.lowering.module import OnnxModule
@@ -107,6 +107,18 @@ def random_way(seed: int) -> Callable[[Shared, torch.Tensor], torch.Tensor]:
     return way
 
 
+def descend_together(net: OnnxModule, module: nn.Module, x: Tensor, updates: int) -> None:
+    """Updates a network and the module it was exported from by SGD, towards one target."""
+    target = torch.randn(module(x).shape, generator=torch.Generator().manual_seed(1))
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizers = [torch.optim.SGD(list(parameters), lr=0.3) for parameters in (net.weights.values(), trained)]
+    for _ in range(updates):
+        for one, optimizer in zip((net, module), optimizers, strict=True):
+            optimizer.zero_grad()
+            (one(x) - target).square().mean().backward()
+            optimizer.step()
+
+
 def train_both(
     module: nn.Module, x: torch.Tensor, folder: Path, dynamo: bool = True, updates: int = 3
 ) -> tuple[OnnxModule, float]:
@@ -117,15 +129,7 @@ def train_both(
     module.eval()
     path = export(module, (x,), folder / "m.onnx", 18 if dynamo else 17, dynamo)
     net = onward.to_torch(path)
-    target = torch.randn(module(x).shape, generator=torch.Generator().manual_seed(1))
-    optimizers = [
-        torch.optim.SGD(list(parameters), lr=0.3) for parameters in (net.weights.values(), module.parameters())
-    ]
-    for _ in range(updates):
-        for one, optimizer in zip((net, module), optimizers, strict=True):
-            optimizer.zero_grad()
-            (one(x) - target).square().mean().backward()
-            optimizer.step()
+    descend_together(net, module, x, updates)
     onward.export(net, folder / "t.onnx")
     other = x.flip(0) if x.dtype == torch.int64 else torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
     found, expected = run_onnxruntime(onnx.load(folder / "t.onnx"), other)[0], module(other).detach().numpy()

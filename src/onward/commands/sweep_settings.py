@@ -10,7 +10,6 @@ from typing import Any
 from onward.errors import ParametersError, StorageError
 from onward.parameters import Parameters
 from onward.report.run_folder import read_record
-from onward.untrusted_files import parse_json, read_text
 
 FILE_NAME = "sweep.json"
 _WITHOUT_EFFECT_ON_RESULTS = (
@@ -71,7 +70,7 @@ def refuse_changed(members: Mapping[Path, Mapping[str, Any]]) -> None:
     changed: dict[str, tuple[Any, Any]] = {}
     folders = []
     for folder, settings in members.items():
-        earlier, record = _read(folder), read_record(folder)
+        earlier, record = read_record(folder, FILE_NAME), read_record(folder)
         if earlier is None or record is None or record.get("status") == "failed":
             continue
         settings = json.loads(json.dumps(settings))
@@ -90,11 +89,3 @@ def refuse_changed(members: Mapping[Path, Mapping[str, Any]]) -> None:
             f"{listed}{more}. Their results would stand in one table with those of the present settings. Pass another "
             f"--paths.output_dir, or delete {str(folders[0].parent)!r} to train all of them again."
         )
-
-
-def _read(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = parse_json(read_text(folder / FILE_NAME))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -25,6 +25,7 @@ from onward.exclusive.lock_file import LockFile, lock_file
 from onward.exclusive.process_mark import ProcessMark
 from onward.exclusive.temporary import remove_abandoned
 from onward.remote.files import shown, url_of
+from onward.untrusted_files import parse_json
 
 LOCK_NAME = ".onward-lock"
 """The lock of a folder, in it; the lock of a file is beside it and has its name, too."""
@@ -70,9 +71,9 @@ class Holder:
     def parse(cls, text: str) -> Holder:
         """The holder that a file names; one without a process for a file that is damaged or just being written."""
         try:
-            found = json.loads(text)
+            found = parse_json(text)
             return cls(**{name: str(found[name]) for name in cls.__dataclass_fields__})
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             return cls("an unknown machine", "", "an unknown time", "a process", "")
 
     def to_text(self) -> str:

@@ -131,22 +131,17 @@ def gather_numbers(mesh: Mesh, number: float) -> list[float]:
     if mesh.control is None:
         return [number]
     note_progress()
-    found = [torch.zeros(1, dtype=torch.float64) for _ in range(mesh.world_size)]
-    dist.all_gather(found, torch.tensor([number], dtype=torch.float64), group=mesh.control)
-    return [float(one.item()) for one in found]
+    return [row[0] for row in gather_rows(mesh, [number])]
 
 
 def gather_rows(mesh: Mesh, row: Sequence[float]) -> list[list[float]]:
     """The row of numbers that every rank has, in the order of the ranks; of one length, and all must call this."""
-    if mesh.control is None:
-        return [list(row)]
-    found = [torch.zeros(len(row), dtype=torch.float64) for _ in range(mesh.world_size)]
-    dist.all_gather(found, torch.tensor(row, dtype=torch.float64), group=mesh.control)
-    return [one.tolist() for one in found]
+    found: list[list[float]] = gather_codes(mesh, torch.tensor(row, dtype=torch.float64)).tolist()
+    return found
 
 
 def gather_codes(mesh: Mesh, codes: torch.Tensor) -> torch.Tensor:
-    """The int64 codes that every rank has, one row a rank; all must call this, with as many codes."""
+    """The numbers of one type that every rank has, one row a rank; all must call this, with as many numbers."""
     row = codes.cpu()
     if mesh.control is None:
         return row.unsqueeze(0)
@@ -157,15 +152,7 @@ def gather_codes(mesh: Mesh, codes: torch.Tensor) -> torch.Tensor:
 
 def gather_texts(mesh: Mesh, text: str) -> list[str]:
     """The text that every rank has, in the order of the ranks; all must call this."""
-    content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    if mesh.control is None:
-        return [text]
-    lengths = [int(row[0]) for row in gather_rows(mesh, [len(content)])]
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(content)] = content
-    found = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(found, padded, group=mesh.control)
-    return [bytes(one[:length].tolist()).decode().strip() for one, length in zip(found, lengths, strict=True)]
+    return [text] if mesh.control is None else all_gather_json(mesh.control, text)
 
 
 def describe_processes(mesh: Mesh) -> list[str]:
