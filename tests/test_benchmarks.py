@@ -56,8 +56,10 @@ def test_speed_ups_of_a_tiny_network(tmp_path: Path) -> None:
 
 
 def test_what_a_gpu_is_asked_can_be_tried_without_one(tmp_path: Path) -> None:
-    """The command of docs/gpu.md, for its shortest part; a part that is not there is refused with those that are."""
-    (block,) = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE | re.DOTALL)
+    """The command of docs/explanation/gpu.md, for its shortest part; an unknown part is refused with the known ones."""
+    (block,) = re.findall(
+        r"^```bash\n(.*?)^```", (ROOT / "docs/explanation/gpu.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     setting, python, script, folder = block.split()
     assert (setting, python, folder) == ("PYTHONPATH=src", "python", "results")
     command = [sys.executable, script, str(tmp_path), "--device", "cpu"]

@@ -266,7 +266,7 @@ def test_a_run_of_several_machines_tells_what_it_opens(launch: Launch, words: st
     note = listening_note(launch)
     assert note is not None
     assert note.startswith(words)
-    assert note.endswith("Let only the machines of this run reach them; see docs/distributed.md, Ports.")
+    assert note.endswith("Let only the machines of this run reach them; see docs/howto/distributed.md, Ports.")
 
 
 def test_a_run_of_one_machine_has_nothing_to_tell() -> None:

@@ -1,7 +1,8 @@
 """Values that live in Python, not on a device: shapes, axes, sizes.
 
 A host value is a number for a rank-0 tensor and nested tuples of numbers for higher ranks; the numbers may be
-torch SymInts. Shape arithmetic on them costs no device memory and no synchronization (docs/architecture.md).
+torch SymInts. Shape arithmetic on them costs no device memory and no synchronization
+(docs/explanation/architecture.md).
 """
 
 from __future__ import annotations

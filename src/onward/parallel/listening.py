@@ -83,5 +83,6 @@ def listening_note(launch: Launch) -> str | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     return (
         f"{owner}, and every rank at ports that the system chooses{f' on {interface}' if interface else ''}, without "
-        "authentication or encryption. Let only the machines of this run reach them; see docs/distributed.md, Ports."
+        "authentication or encryption. Let only the machines of this run reach them; see docs/howto/distributed.md, "
+        "Ports."
     )

@@ -27,7 +27,7 @@ class ForeignEntryError(ParametersError):
     def __init__(self, name: str, content: bytes, why: str = "which no rank wrote") -> None:
         super().__init__(
             f"the store where the ranks rendezvous holds {content[:40]!r} as {name!r}, {why}. Close its port to "
-            "everything but the machines of the run (see docs/distributed.md, Ports), and start again."
+            "everything but the machines of the run (see docs/howto/distributed.md, Ports), and start again."
         )
 
 

@@ -86,8 +86,8 @@ def train(folder: Path, *watchers: Any, **sections: Any) -> list[dict[str, Any]]
 
 
 def documented(section: str) -> dict[str, Any]:
-    """The section of a tracker as docs/watching.md shows it."""
-    page = (Path(__file__).parents[3] / "docs" / "watching.md").read_text()
+    """The section of a tracker as docs/howto/watching.md shows it."""
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "watching.md").read_text()
     (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL) if b.startswith("wandb:")]
     found: dict[str, Any] = yaml.safe_load(block)[section]
     return found
