@@ -112,9 +112,23 @@ def test_a_small_text_makes_a_shard_for_every_replica(tmp_path: Path) -> None:
     assert len(list((tmp_path / "data" / "train").glob("*.pb"))) == 5  # 9,000 bytes are 70 samples of 128
 
 
-@pytest.mark.parametrize("tool", ["tree", "parameters_page"])
+@pytest.mark.parametrize("tool", ["tree", "parameters_page", "reference_pages"])
 def test_generated_pages_are_up_to_date(tool: str) -> None:
     run(f"{shlex.quote(sys.executable)} {ROOT / 'dev' / tool} --check", ROOT)
+
+
+def test_the_architecture_names_what_exists() -> None:
+    """Functions, classes, fields, files and folders that the page names in backticks are in the project."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text().partition("<!-- tree")[0]
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    words = set(re.findall(r"\w+", source))
+    named = [name for name in re.findall(r"`([\w./-]+)`", page) if not name.startswith("-")]
+    assert len(named) > 40
+    for name in named:
+        is_path = "/" in name or name.endswith(".py")
+        exists = any((base / name).exists() for base in (ROOT, ROOT / "src/onward", ROOT / "src/onward/engine"))
+        is_format = name in ("metrics.jsonl", "torch.fx", "torch.nn.Module", "torch.autograd")
+        assert exists if is_path else is_format or words.issuperset(name.split(".")), f"{name} does not exist"
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
