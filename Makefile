@@ -1,12 +1,13 @@
 # Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
-# All set up .venv first. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
+# All set up .venv first. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+DOCS := .venv-docs
 PEERS_PYTHON ?= python3.11
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench peers check clean
+.PHONY: demo test bench peers check docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard lock*.txt)
 	@echo "setting up $(VENV): a few minutes, once"
@@ -31,5 +32,16 @@ peers:
 check: $(VENV)/installed
 	PYTHON=$(BIN)/python dev/check
 
+docs: $(DOCS)/installed
+	$(DOCS)/bin/python dev/site
+
+# The lock's hashes are for one Python and platform; elsewhere its versions are installed without comparing them.
+$(DOCS)/installed: lock-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	if $(DOCS)/bin/python dev/lock --fits; \
+	then $(DOCS)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement lock-docs.txt; \
+	else grep -o '^[^ ]*==[^ ]*' lock-docs.txt | xargs $(DOCS)/bin/python -m pip install --quiet; fi
+	touch $@
+
 clean:
-	rm -rf demo $(VENV) $(PEERS)
+	rm -rf build demo $(VENV) $(PEERS) $(DOCS)

@@ -33,7 +33,7 @@ lock, audit = tool("lock"), tool("audit")
 
 
 def test_every_locked_package_has_a_hash() -> None:
-    for path, least in ((lock.LOCK, 100), (lock.CUDA_LOCK, 10), (lock.CPU_LOCK, 1)):
+    for path, least in ((lock.LOCK, 100), (lock.CUDA_LOCK, 10), (lock.CPU_LOCK, 1), (lock.DOCS_LOCK, 10)):
         entries = lock.locked(path)
         assert len(entries) == len(re.findall(r"^[\w.-]+==", path.read_text(), re.MULTILINE)) >= least
         assert all(hashes for _, hashes in entries.values())
