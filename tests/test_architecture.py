@@ -226,6 +226,50 @@ def test_what_the_law_on_opening_sees() -> None:
         assert opens_a_file_for_reading(call) is expected, text
 
 
+def _takers_of_limits() -> dict[tuple[str, str], int | None]:
+    """(module, function) -> the position of its parameter `limits` (None: by keyword alone)."""
+    found: dict[tuple[str, str], int | None] = {}
+    for path in source_files():
+        module = ".".join(("onward", *path.relative_to(SOURCE).with_suffix("").parts))
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef):
+                names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+                if "limits" in names or "limits" in [one.arg for one in node.args.kwonlyargs]:
+                    found[module, node.name] = names.index("limits") if "limits" in names else None
+    return found
+
+
+def _calls_without_limits(path: Path, takers: dict[tuple[str, str], int | None]) -> list[str]:
+    module = ".".join(("onward", *path.relative_to(SOURCE).with_suffix("").parts))
+    known = {name: at for (home, name), at in takers.items() if home == module}
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if (node.module, alias.name) in takers:
+                    known[alias.asname or alias.name] = takers[node.module, alias.name]
+    wrong = []
+    for node in ast.walk(tree_of(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = (
+            [node.func, *node.args[:1]] if ast.unparse(node.func) in ("partial", "functools.partial") else [node.func]
+        )
+        name = ast.unparse(called[-1])
+        if name not in known or any(keyword.arg in ("limits", None) for keyword in node.keywords):
+            continue
+        at, given = known[name], node.args[len(called) - 1 :]
+        if at is None or (len(given) <= at and not any(isinstance(one, ast.Starred) for one in given)):
+            wrong.append(f"{path.relative_to(SOURCE)}:{node.lineno} {name}")
+    return wrong
+
+
+def test_limits_reach_whatever_reads_a_file() -> None:
+    """A call that leaves `limits` to their default would ignore what RUN.yaml or the command line says."""
+    takers = _takers_of_limits()
+    assert ("onward.graph.reading", "read_model") in takers
+    assert [call for path in source_files() for call in _calls_without_limits(path, takers)] == []
+
+
 def test_the_public_names() -> None:
     import onward
 

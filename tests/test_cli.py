@@ -90,9 +90,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith(f"usage: onward {command} ")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["trian"], ["train"], ["inspect", "a", "b", "c"], ["inspect", "a", "--c.d", "e"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["train"], ["inspect", "a", "b", "c"], ["doctor", "--c.d", "e"]])
 def test_a_command_line_that_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)

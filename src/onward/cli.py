@@ -21,11 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = [arguments[1], "--help"]
     lists_fields = any(word in arguments for word in ("-h", "--help"))
     parser = _make_parser(next((word for word in arguments if not word.startswith("-")), None), lists_fields)
-    known, rest = parser.parse_known_args(arguments)
-    if rest and not COMMANDS[known.command].takes_fields:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    # Before the parser sees them: it would take the value of a field for a file that the command reads.
+    others, fields = _split_fields(arguments)
+    known, rest = parser.parse_known_args(others)
+    unknown = {"": [*rest, *fields], "*": []}.get(COMMANDS[known.command].fields, rest)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        module_of(known.command).run(known, rest)
+        module_of(known.command).run(known, [*fields, *rest])
     except OnwardError as error:
         print(f"onward {known.command}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, Interrupted) else 1
@@ -40,6 +43,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _split_fields(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line without its `--section.field value`s, and these: no option of a command has a dot in its name."""
+    others: list[str] = []
+    fields: list[str] = []
+    rest = list(arguments)
+    while rest:
+        one = rest.pop(0)
+        if not one.startswith("--") or "." not in one.partition("=")[0]:
+            others.append(one)
+            continue
+        fields.append(one)
+        if "=" not in one and rest and not rest[0].startswith("--"):
+            fields.append(rest.pop(0))
+    return others, fields
+
+
 def _make_parser(chosen: str | None, lists_fields: bool = False) -> argparse.ArgumentParser:
     """The parser of all commands' names, and of the arguments of the one that is chosen; on request with all fields."""
     parser = argparse.ArgumentParser(prog="onward", description="Train any ONNX model. ONNX in, ONNX out.")
@@ -52,11 +71,12 @@ def _make_parser(chosen: str | None, lists_fields: bool = False) -> argparse.Arg
         module = module_of(name)
         usage, description = getattr(module, "USAGE", None), getattr(module, "DESCRIPTION", None)
         one = commands.add_parser(name, help=command.help, usage=usage, description=description)
-        if command.takes_fields and lists_fields:
-            from onward.parameters.fields import listing
+        if command.fields and lists_fields:
+            from onward.parameters.fields import explain, listing
 
             one.formatter_class = argparse.RawDescriptionHelpFormatter
-            one.epilog = f"Fields of RUN.yaml, each as --section.field value:\n\n{listing()}"
+            taken = listing() if command.fields == "*" else explain(command.fields)
+            one.epilog = f"Fields of RUN.yaml, each as --section.field value:\n\n{taken}"
         module.add_arguments(one)
     return parser
 

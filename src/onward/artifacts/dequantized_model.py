@@ -8,17 +8,22 @@ from pathlib import Path
 from onward.artifacts.inference_model import save_model
 from onward.errors import ModelError
 from onward.graph.dequantization.passes import Dequantized, dequantize
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
 def write_dequantized(
-    source: str | os.PathLike[str], path: str | os.PathLike[str], *, keep_rounding: bool = True
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    keep_rounding: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Dequantized:
     """Writes a quantized model with float32 parameters in the place of its stored integers.
 
     Args:
         source: the quantized model; it is not changed.
         path: of the file to write.
-        keep_rounding: see `onward.graph.dequantization.passes.dequantize`.
+        keep_rounding, limits: see `onward.graph.dequantization.passes.dequantize`.
 
     Raises:
         ModelError: the model cannot be read, nothing in it is quantized, or `path` is the model itself.
@@ -27,6 +32,6 @@ def write_dequantized(
     target = Path(path)
     if target.resolve() == Path(source).resolve():
         raise ModelError(f"the dequantized model cannot be written over the model itself, {str(target)!r}.")
-    result = dequantize(source, keep_rounding=keep_rounding)
+    result = dequantize(source, keep_rounding=keep_rounding, limits=limits)
     save_model(result.model, target)
     return result

@@ -25,6 +25,7 @@ from onward.graph.rearrangement import Rearrangement
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
+from onward.parameters.limits import UNLIMITED
 from onward.retries import persistently
 
 EXTERNAL_ABOVE_BYTES = 1_500_000_000
@@ -379,7 +380,7 @@ def _read_from_new_file(reader: ir.Model, path: Path, data: Path) -> None:
         for name, value in graph.initializers.items():
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == data.resolve():
-                written = written or read_model(path)
+                written = written or read_model(path, UNLIMITED)
                 found = written.graph.initializers.get(name)
                 if found is not None and found.const_value is not None:
                     value.const_value = found.const_value

@@ -16,6 +16,7 @@ from onward.data.loader import DataLoader
 from onward.engine.sample_shapes import fit_sample_shape
 from onward.errors import DataError, ModelError, OnwardError, ParametersError
 from onward.graph.reading import model_from_proto, read_model
+from onward.parameters.limits import DEFAULT_LIMITS, UNLIMITED, Limits
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Calibration:
     batches: int
 
 
-def optimize_model(source: Path, target: Path) -> Path:
+def optimize_model(source: Path, target: Path, limits: Limits = DEFAULT_LIMITS) -> Path:
     """Folds constants, removes dead work and fuses what onnxscript's optimizer can, in standard operators.
 
     Raises:
@@ -42,7 +43,7 @@ def optimize_model(source: Path, target: Path) -> Path:
     """
     from onnxscript import optimizer
 
-    model = read_model(source)
+    model = read_model(source, limits)
     try:
         optimizer.optimize_ir(model)
     except Exception as error:
@@ -51,7 +52,13 @@ def optimize_model(source: Path, target: Path) -> Path:
     return target
 
 
-def quantize_model(source: Path, target: Path, kind: str, calibration: Calibration | None = None) -> Path:
+def quantize_model(
+    source: Path,
+    target: Path,
+    kind: str,
+    calibration: Calibration | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Path:
     """Writes a model in fewer bits.
 
     Args:
@@ -59,6 +66,7 @@ def quantize_model(source: Path, target: Path, kind: str, calibration: Calibrati
         kind: "fp16" (inputs and outputs stay fp32), "int8-dynamic" (weights int8, activations on the fly) or
             "int8-static" (quantize/dequantize pairs with calibrated ranges).
         calibration: samples for "int8-static".
+        limits: what the model may ask of the machine.
 
     Raises:
         ParametersError: onnxruntime is not installed, or `kind` is unknown.
@@ -76,7 +84,7 @@ def quantize_model(source: Path, target: Path, kind: str, calibration: Calibrati
         if kind == "fp16":
             _to_fp16(source, target)
         else:
-            _to_int8(quantization, source, target, None if kind == "int8-dynamic" else calibration)
+            _to_int8(quantization, source, target, None if kind == "int8-dynamic" else calibration, limits)
     except OnwardError:
         raise
     except Exception as error:
@@ -89,13 +97,13 @@ def _to_fp16(source: Path, target: Path) -> None:
 
     model = convert_float_to_float16(onnx.load(source), keep_io_types=True)
     # Read as any file, which sorts it: the casts of inputs are appended behind the nodes that read them.
-    save_model(model_from_proto(model, str(source), None), target)
+    save_model(model_from_proto(model, str(source), None, UNLIMITED), target)
 
 
-def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibration | None) -> None:
+def _to_int8(quantization: Any, source: Path, target: Path, calibration: Calibration | None, limits: Limits) -> None:
     """Dynamic without calibration, else static."""
     prepared = target.with_name("prepared.onnx")
-    model = read_model(source)
+    model = read_model(source, limits)
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     large = sum(tensor.nbytes for tensor in tensors) > EXTERNAL_ABOVE_BYTES
     quantization.quant_pre_process(

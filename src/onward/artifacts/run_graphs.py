@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +91,7 @@ def export_graphs(
     optimizer_graph: str | Path | None = None,
     train_step: str | Path | None = None,
     training_info: str | Path | None = None,
+    overrides: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> list[Path]:
     """Writes training graphs of a model without training it.
@@ -101,6 +102,7 @@ def export_graphs(
         checkpoint: whose weights and running statistics become the defaults; absent: the model's own.
         training_graph, optimizer_graph, train_step: where each goes; absent: it is not written.
         training_info: where the model goes with a `TrainingInfoProto` of its training.
+        overrides: fields of the run.
         tell: takes what the user should know of it, one sentence a call.
 
     Returns:
@@ -110,7 +112,7 @@ def export_graphs(
         CheckpointError: no complete checkpoint, or one of another model.
         ModelError, ParametersError, StorageError: as `write_graphs` does.
     """
-    parameters = Parameters.load(run)
+    parameters = Parameters.load(run, overrides)
     graph = read_training_graph(parameters, Path(model))
     rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
     assert graph.loss is not None

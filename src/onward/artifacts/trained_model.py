@@ -23,13 +23,14 @@ from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.exclusive.temporary import temporary_folder
 from onward.graph.lazy_file import read_model_lazily
-from onward.graph.reading import read_model
+from onward.graph.reading import prepare_for_lowering, read_model
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
 from onward.parallel.agreement import gather_numbers
 from onward.parallel.gathering import describe_whole, gather_whole
 from onward.parallel.pieces import Piece
 from onward.parameters import Parameters
+from onward.parameters.limits import DEFAULT_LIMITS, UNLIMITED, Limits
 from onward.plan.stages_joined import join_stage_models
 
 
@@ -123,7 +124,8 @@ def export_run(
         # Ranks that compute slightly different numbers must not go different ways.
         if not gather_numbers(state.mesh, float(is_last))[0] and folder is not None:
             if state.mesh.rank == 0:
-                export_checkpoint(parameters.model_files, folder / checkpoint_name(best.best.update), path)
+                best_checkpoint = folder / checkpoint_name(best.best.update)
+                export_checkpoint(parameters.model_files, best_checkpoint, path, limits=parameters.limits)
             reached = f"{best.settings.metric} {best.best.value:.4g} at step {best.best.step:,}"
             return f"trained model of the best evaluation ({reached})"
     export_state(state, graph, path)
@@ -140,6 +142,7 @@ def export_checkpoint(
     calibration_dir: str | Path | None = None,
     calibration_batch_size: int = 8,
     calibration_batches: int = 16,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Path:
     """Writes a model with the weights and running statistics of a checkpoint.
 
@@ -151,6 +154,7 @@ def export_checkpoint(
         quantize: "fp16", "int8-dynamic" or "int8-static".
         calibration_dir: shards whose samples calibrate "int8-static".
         calibration_batch_size, calibration_batches: how many of them.
+        limits: what the model may ask of the machine.
 
     Raises:
         CheckpointError: no complete checkpoint, or one of another model.
@@ -159,7 +163,7 @@ def export_checkpoint(
     """
     _check_options(quantize, calibration_dir)
     path, output = find_checkpoint(Path(checkpoint)), Path(output)
-    graph = _graph_of_checkpoint([model] if isinstance(model, str | Path) else model, path)
+    graph = _graph_of_checkpoint([model] if isinstance(model, str | Path) else model, path, limits)
     stored = {
         name.partition("/")[2]: tensor
         for name, tensor in open_tensors(path).items()
@@ -182,7 +186,7 @@ def export_checkpoint(
         if calibration_dir is not None:
             name_map = read_record(path).get("parameters", {}).get("data", {}).get("input_name_map", {})
             calibration = Calibration(Path(calibration_dir), name_map, calibration_batch_size, calibration_batches)
-        save_model(read_model(_converted(step, optimize, quantize, calibration)), output)
+        save_model(read_model(_converted(step, optimize, quantize, calibration), UNLIMITED), output)
     return output
 
 
@@ -195,6 +199,7 @@ def convert_model(
     calibration_dir: str | Path | None = None,
     calibration_batch_size: int = 8,
     calibration_batches: int = 16,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Path:
     """Writes a model as it is, optimized or quantized: one that is trained already. Arguments as `export_checkpoint`.
 
@@ -204,7 +209,8 @@ def convert_model(
         StorageError: the output cannot be written.
     """
     _check_options(quantize, calibration_dir)
-    output, source = Path(output), read_model(Path(model))
+    output, source = Path(output), read_model(Path(model), limits)
+    prepare_for_lowering(source, limits)  # refuses what the tools would compute from constants beyond the limits
     switch_to_inference(source)
     with _workplace(output) as folder:
         step = folder / "model.onnx"
@@ -212,7 +218,7 @@ def convert_model(
         calibration = None
         if calibration_dir is not None:
             calibration = Calibration(Path(calibration_dir), {}, calibration_batch_size, calibration_batches)
-        save_model(read_model(_converted(step, optimize, quantize, calibration)), output)
+        save_model(read_model(_converted(step, optimize, quantize, calibration), UNLIMITED), output)
     return output
 
 
@@ -240,23 +246,24 @@ def _workplace(output: Path) -> Iterator[Path]:
 def _converted(step: Path, optimize: bool, quantize: str | None, calibration: Calibration | None) -> Path:
     """The file that a model becomes, beside it."""
     if optimize:
-        step = optimize_model(step, step.with_name("optimized.onnx"))
+        step = optimize_model(step, step.with_name("optimized.onnx"), UNLIMITED)
     if quantize is not None:
-        step = quantize_model(step, step.with_name("quantized.onnx"), quantize, calibration)
+        step = quantize_model(step, step.with_name("quantized.onnx"), quantize, calibration, UNLIMITED)
     return step
 
 
-def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path) -> TrainingGraph:
+def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path, limits: Limits) -> TrainingGraph:
     """The training graph of a model, its trained weights those that the checkpoint holds."""
     manifest = read_manifest(checkpoint)
     training = read_record(checkpoint).get("parameters", {}).get("training", {})
-    models = [read_model_lazily(Path(file)) for file in files]
+    models = [read_model_lazily(Path(file), limits) for file in files]
     graph = make_training_graph(
-        models[0] if len(models) == 1 else join_stage_models(models),
+        models[0] if len(models) == 1 else join_stage_models(models, limits),
         tied_weights=tuple(training.get("tied_weights", ())),
         untied_weights=tuple(training.get("untied_weights", ())),
         freeze_batch_norm=bool(training.get("freeze_batch_norm", False)),
         why_not_lowered=why_not_lowered,
+        limits=limits,
     )
     model = " and ".join(repr(str(file)) for file in files)
     held = {

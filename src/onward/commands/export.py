@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from onward.commands.overrides import read_limits, read_overrides
 from onward.errors import ParametersError
+
+if TYPE_CHECKING:
+    from onward.parameters.limits import Limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +47,10 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         UserError: options do not fit together, or a file cannot be read or written.
     """
     if options.dequantize is not None:
-        _export_dequantized(options)
+        _export_dequantized(options, read_limits(rest))
         return
     if options.training_graph or options.optimizer_graph or options.train_step or options.training_info:
-        _export_graphs(options)
+        _export_graphs(options, rest)
     elif options.run_file is not None:
         raise ParametersError(
             "--run goes with --training-graph, --optimizer-graph, --train-step or --training-info FILE; name one."
@@ -58,10 +62,10 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
             "FILE for a graph to train with."
         )
     if options.output is not None:
-        _export_trained(options)
+        _export_trained(options, read_limits(rest))
 
 
-def _export_dequantized(options: argparse.Namespace) -> None:
+def _export_dequantized(options: argparse.Namespace, limits: Limits) -> None:
     from onward.artifacts.dequantized_model import write_dequantized
     from onward.exclusive.lock import writing_to
 
@@ -74,12 +78,13 @@ def _export_dequantized(options: argparse.Namespace) -> None:
     if options.output is None or len(options.model) > 1:
         raise ParametersError("--dequantize takes one MODEL and needs -o FILE.")
     with writing_to(files=[Path(options.output)]):
-        result = write_dequantized(options.model[0], options.output, keep_rounding=options.dequantize == "qdq")
+        rounds = options.dequantize == "qdq"
+        result = write_dequantized(options.model[0], options.output, keep_rounding=rounds, limits=limits)
     print(result.describe())
     print(f"wrote {options.output}")
 
 
-def _export_graphs(options: argparse.Namespace) -> None:
+def _export_graphs(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from onward.artifacts.run_graphs import export_graphs
     from onward.exclusive.lock import writing_to
 
@@ -99,13 +104,14 @@ def _export_graphs(options: argparse.Namespace) -> None:
             optimizer_graph=options.optimizer_graph,
             train_step=options.train_step,
             training_info=options.training_info,
+            overrides=read_overrides(rest, "limits"),
             tell=print,
         )
     for path in written:
         print(f"wrote {path}")
 
 
-def _export_trained(options: argparse.Namespace) -> None:
+def _export_trained(options: argparse.Namespace, limits: Limits) -> None:
     from onward.artifacts.trained_model import convert_model, export_checkpoint
     from onward.exclusive.lock import writing_to
     from onward.remote.copies import local_folder, local_model, uploaded
@@ -120,6 +126,7 @@ def _export_trained(options: argparse.Namespace) -> None:
         "calibration_dir": options.calibration_data,
         "calibration_batch_size": options.calibration_batch_size,
         "calibration_batches": options.calibration_batches,
+        "limits": limits,
     }
     with writing_to(files=[target]), uploaded(target) as written:
         if options.checkpoint is None:

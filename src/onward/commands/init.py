@@ -56,5 +56,6 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         UserError: what cannot train and why, with what to do.
     """
     from onward.commands.initialization import initialize
+    from onward.commands.overrides import read_limits
 
-    initialize(options)
+    initialize(options, read_limits(rest))

@@ -19,6 +19,7 @@ from onward.environment import Environment
 from onward.errors import DataError, ParametersError, StorageError, UserError
 from onward.parallel.memory import memory_of_rank
 from onward.parameters import Parameters
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.plan.topology import Topology
 from onward.proposal.data_facts import read_data_facts
 from onward.proposal.model_facts import read_model_facts
@@ -30,8 +31,8 @@ from onward.proposal.yaml_text import to_yaml
 from onward.runner import TrainingRunner
 
 
-def initialize(options: argparse.Namespace) -> None:
-    """Writes a RUN.yaml as the command line asks.
+def initialize(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Writes a RUN.yaml as the command line asks, of a model and data that may ask for so much of the machine.
 
     Raises:
         UserError: what cannot train and why, with what to do.
@@ -40,13 +41,13 @@ def initialize(options: argparse.Namespace) -> None:
     _check_target(target, options.force)
     folder, answers = target.parent, _answers(options)
     _make_folder(folder)
-    model = read_model_facts(Path(options.model))
-    data = None if options.data is None else read_data_facts(Path(options.data))
+    model = read_model_facts(Path(options.model), limits)
+    data = None if options.data is None else read_data_facts(Path(options.data), limits)
     if options.wizard:
         answers = ask(model, data, answers, folder)
     proposal = propose(model, data, answers, folder=folder)
     if data is not None:
-        counts = _pack(proposal, options.force) if proposal.packing is not None else None
+        counts = _pack(proposal, options.force, limits) if proposal.packing is not None else None
         proposal = propose(model, data, answers, folder=folder, counts=counts)
         parameters = Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
         parameters, note = _fitted(parameters)
@@ -55,7 +56,7 @@ def initialize(options: argparse.Namespace) -> None:
     else:
         Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
         tried = ""
-    _write(target, to_yaml(proposal, command_line(options)))
+    _write(target, to_yaml(proposal, command_line(options, limits)))
     _report(proposal, target, tried)
 
 
@@ -105,7 +106,7 @@ def _answers(options: argparse.Namespace) -> Answers:
     )
 
 
-def command_line(options: argparse.Namespace) -> str:
+def command_line(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> str:
     """The command that has these options."""
     words = ["onward", "init", options.model, *([options.data] if options.data else [])]
     for name, value in vars(options).items():
@@ -113,13 +114,14 @@ def command_line(options: argparse.Namespace) -> str:
         if name in ("model", "data", "command") or value in (None, False) or (name, value) == ("output", "run.yaml"):
             continue
         words += [flag] if value is True else [flag, str(value)]
+    words += [f"--limits.{name}={value:.15g}" for name, value in limits.changed().items()]
     return shlex.join(words)
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
 
 
-def _pack(proposal: Proposal, is_forced: bool) -> Counts:
+def _pack(proposal: Proposal, is_forced: bool, limits: Limits) -> Counts:
     """Packs the data, unless they are there already, packed in the same way; returns how many samples there are."""
     packing = proposal.packing
     assert packing is not None
@@ -135,7 +137,8 @@ def _pack(proposal: Proposal, is_forced: bool) -> Counts:
     command = pack_command(packing.source, packing.folder, packing.options)
     print(f"packing: {command}", flush=True)
     is_terminal = sys.stderr.isatty()
-    summary = pack(packing.source, packing.folder, replace(packing.options, overwrite=is_forced, progress=is_terminal))
+    how = replace(packing.options, overwrite=is_forced, progress=is_terminal, limits=limits)
+    summary = pack(packing.source, packing.folder, how)
     print(summary.describe())
     return _counts(list(summary.folders.values()))
 

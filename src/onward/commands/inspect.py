@@ -19,9 +19,11 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     Raises:
         UserError: the model cannot be read.
     """
+    from onward.commands.overrides import read_limits
     from onward.lowering.inspection import describe
 
-    print(describe(options.model, weight_rows=options.weights))
+    limits = read_limits(rest)
+    print(describe(options.model, weight_rows=options.weights, limits=limits))
     from onward.proposal.summary import describe_proposal
 
-    print(describe_proposal(options.model, options.data))
+    print(describe_proposal(options.model, options.data, limits))

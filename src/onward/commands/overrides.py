@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from onward.errors import ParametersError
 
+if TYPE_CHECKING:
+    from onward.parameters.limits import Limits
 
-def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
+
+def read_limits(arguments: Sequence[str]) -> Limits:
+    """The limits that `--limits.field value` of a command without a RUN.yaml set. Raises as `read_overrides`."""
+    from onward.parameters.limits import Limits
+
+    return Limits.from_overrides(read_overrides(arguments, "limits"))
+
+
+def read_overrides(arguments: Sequence[str], section: str = "*") -> dict[str, str]:
     """`--section.field value` and `--section.field=value` as a mapping.
 
+    Args:
+        arguments: these alone.
+        section: the one whose fields are taken; "*": all.
+
     Raises:
-        ParametersError: an argument is neither, or lacks its value.
+        ParametersError: an argument is neither, lacks its value, or is of another section.
     """
     overrides: dict[str, str] = {}
     rest = list(arguments)
@@ -24,5 +39,10 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, str]:
             if not rest:
                 raise ParametersError(f"--{name} has no value; pass --{name} VALUE.")
             value = rest.pop(0)
+        if section not in ("*", name.partition(".")[0]):
+            raise ParametersError(
+                f"--{name} is a field of a RUN.yaml, which this command does not read; it takes fields of {section} "
+                f"alone, as --{section}.field."
+            )
         overrides[name] = value
     return overrides

@@ -19,6 +19,7 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     Raises:
         UserError: the source cannot be packed as asked.
     """
+    from onward.commands.overrides import read_limits
     from onward.data.packing import command
 
-    print(command.run(options).describe())
+    print(command.run(options, read_limits(rest)).describe())

@@ -91,7 +91,7 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
     # Of the nodes that the file has: what fusion makes of them has other names.
     as_written = dataclasses.replace(parameters, speed=dataclasses.replace(parameters.speed, fuse=False))
     decided = plan_run(as_written, topology, read_training_graph(as_written, source), specs)
-    model = read_model(source)
+    model = read_model(source, parameters.limits)
     more = {
         "data_parallel_size": topology.data_size,
         "horizontal_parallel_size": topology.horizontal_size,

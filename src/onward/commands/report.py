@@ -28,8 +28,10 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     Raises:
         UserError: a folder holds no run, a file of it is damaged, or the page cannot be written.
     """
+    from onward.commands.overrides import read_overrides
     from onward.commands.reporting import write_report
 
+    limits = read_overrides(rest, "limits")
     output = None if options.output is None else Path(options.output)
-    path = write_report([Path(folder) for folder in options.folders], output, with_plan=not options.no_plan)
+    path = write_report([Path(one) for one in options.folders], output, with_plan=not options.no_plan, overrides=limits)
     print(f"wrote {path}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -15,20 +15,27 @@ from onward.report.page.run_record import RunRecord, read_run
 PAGE_NAME = "report.html"
 
 
-def write_report(folders: Sequence[Path], output: Path | None = None, *, with_plan: bool = True) -> Path:
+def write_report(
+    folders: Sequence[Path],
+    output: Path | None = None,
+    *,
+    with_plan: bool = True,
+    overrides: Mapping[str, str] | None = None,
+) -> Path:
     """Writes the report of one run or several; returns its path.
 
     Args:
         folders: of runs.
         output: the page; None: `report.html` in the folder of a single run, in the working folder for several.
         with_plan: plan every run again, which reads its model.
+        overrides: fields of the runs for their plans, `limits` of the models above all.
 
     Raises:
         DataError: a folder holds no run, or a file of it is damaged.
         StorageError: the page cannot be written.
     """
     runs = [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-    plans = {run.name: _plan_of(run) for run in runs} if with_plan else {}
+    plans = {run.name: _plan_of(run, overrides or {}) for run in runs} if with_plan else {}
     path = output or (folders[0] / PAGE_NAME if len(folders) == 1 else Path(PAGE_NAME))
     try:
         path.write_text(render_page(runs, plans), encoding="utf-8")
@@ -49,7 +56,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [f"{path.name} ({number})" for number, path in enumerate(paths, 1)]
 
 
-def _plan_of(run: RunRecord) -> PlanPicture:
+def _plan_of(run: RunRecord, overrides: Mapping[str, str]) -> PlanPicture:
     if not run.settings:
         return PlanPicture(missing="There is no plan: the run's parameters are not in its folder.")
     from onward.commands.planning import plan
@@ -58,7 +65,7 @@ def _plan_of(run: RunRecord) -> PlanPicture:
         file, image = Path(folder) / "run.yaml", Path(folder) / "plan.svg"
         file.write_text(yaml.safe_dump(dict(run.settings)), encoding="utf-8")
         try:
-            text = plan(file, image=image)
+            text = plan(file, overrides, image=image)
         except OnwardError as error:
             return PlanPicture(missing=f"There is no plan: {error}")
         return PlanPicture(text.rpartition("\nwrote ")[0], image.read_text(encoding="utf-8"))

@@ -11,20 +11,20 @@ class Command(NamedTuple):
     """What `onward --help` prints of a command."""
 
     help: str
-    takes_fields: bool = False
-    """Whether fields of a RUN.yaml may follow, as `--section.field value`."""
+    fields: str = ""
+    """Fields of a RUN.yaml that may follow, as `--section.field value`: "*" all of them, else those of one section."""
 
 
 COMMANDS = {
     "create": Command("write a reference model as ONNX"),
-    "pack": Command("turn text, arrays, tables or images into training shards"),
-    "inspect": Command("report a model's inputs, operators and weights, and which weights are trainable"),
-    "init": Command("write a RUN.yaml that trains a model on data, with the reason for every choice"),
-    "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", True),
-    "plan": Command("report what each rank of a run computes, its cost, and whether it fits; no GPU needed", True),
-    "train": Command("train as a RUN.yaml says", True),
-    "export": Command("write a trained model from a checkpoint; quantize or dequantize a model"),
-    "report": Command("write one HTML page about a run, or one that compares several"),
+    "pack": Command("turn text, arrays, tables or images into training shards", "limits"),
+    "inspect": Command("report a model's inputs, operators and weights, and which weights are trainable", "limits"),
+    "init": Command("write a RUN.yaml that trains a model on data, with the reason for every choice", "limits"),
+    "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", "*"),
+    "plan": Command("report what each rank of a run computes, its cost, and whether it fits; no GPU needed", "*"),
+    "train": Command("train as a RUN.yaml says", "*"),
+    "export": Command("write a trained model from a checkpoint; quantize or dequantize a model", "limits"),
+    "report": Command("write one HTML page about a run, or one that compares several", "limits"),
     "help": Command("explain a command, a section of RUN.yaml or a field: onward help training.batch_size"),
     "completion": Command("print a script that completes commands and fields in bash, zsh or fish"),
     "doctor": Command("check this machine: versions, devices, disks, speed, communication"),
@@ -48,6 +48,7 @@ def words_of_commands() -> dict[str, list[str]]:
         module_of(name).add_arguments(parser)
         found[name] = [option for action in parser._actions for option in action.option_strings]
         found[name] += [str(choice) for action in parser._actions for choice in action.choices or ()]
-        found[name] += [f"--{field}" for field in fields] if command.takes_fields else []
+        taken = [field for field in fields if command.fields in ("*", field.partition(".")[0])]
+        found[name] += [f"--{field}" for field in taken]
     found["help"] += [*COMMANDS, *sections(), *fields]
     return found

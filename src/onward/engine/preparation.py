@@ -107,7 +107,7 @@ def _prove_rebatching(parameters: Parameters, model: ModelSource, fixed: int) ->
     """
     training = parameters.training
     try:
-        difference = prove_rebatching(model, parameters.data.fixed_inputs)
+        difference = prove_rebatching(model, parameters.data.fixed_inputs, parameters.limits)
     except NotRebatched as error:
         steps = training.gradient_accumulation_steps * -(-training.batch_size // fixed)
         raise ParametersError(
@@ -135,8 +135,8 @@ def write_loss_model(parameters: Parameters, rank: int) -> None:
 
 def loss_spec(parameters: Parameters) -> LossSpec:
     """The section `loss` as the graph wants it."""
-    fields = {field.name: getattr(parameters.loss, field.name) for field in dataclasses.fields(LossSpec)}
-    return LossSpec(**fields)
+    names = [field.name for field in dataclasses.fields(LossSpec) if field.name != "limits"]
+    return LossSpec(**{name: getattr(parameters.loss, name) for name in names}, limits=parameters.limits)
 
 
 def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:

@@ -41,6 +41,7 @@ class RunData:
             last_batch=settings.last_batch,
             rank=place.data if is_shared_out else 0,
             size=topology.data_size if is_shared_out else 1,
+            limits=parameters.limits,
         )
         source = open_data(data, feature_names(parameters, graph), reading)
         if source is not data:

@@ -19,7 +19,8 @@ from onward.data.sources.temporary import TemporaryFolder
 from onward.errors import ParametersError
 from onward.fitting.request import ModelPorts, Wanted, no_loss
 from onward.parameters import Loss
-from onward.proposal.data_facts import DataFacts, Feature
+from onward.proposal.data_facts import DataFacts, Feature, read_data_facts
+from onward.proposal.model_facts import read_model_facts
 from onward.proposal.proposal import Answers, Counts, Proposal
 from onward.proposal.propose import propose
 
@@ -52,7 +53,12 @@ def choose(wanted: Wanted, model: ModelPorts, source: BatchSource, has_validatio
     features = _features(source)
     count = getattr(source, "sample_count", None) or len(next(iter(features)).values or ())
     facts = DataFacts(Path("data"), "packed", tuple(features), count)
-    proposal = propose(model.path, facts, _answers(wanted), counts=Counts(count, int(has_validation)))
+    proposal = propose(
+        read_model_facts(model.path, model.limits),
+        facts,
+        _answers(wanted),
+        counts=Counts(count, int(has_validation)),
+    )
     return _with_proposal(wanted, proposal), _note(proposal)
 
 
@@ -64,9 +70,15 @@ def choose_for_path(
     Raises:
         UserError: the proposal needs to know more, or the data cannot be packed.
     """
-    proposal = propose(model.path, path, _answers(wanted), folder=folder.path)
+    proposal = propose(
+        read_model_facts(model.path, model.limits),
+        read_data_facts(path, model.limits),
+        _answers(wanted),
+        folder=folder.path,
+    )
     if proposal.packing is not None:
-        pack(proposal.packing.source, proposal.packing.folder, proposal.packing.options)
+        options = replace(proposal.packing.options, limits=model.limits)
+        pack(proposal.packing.source, proposal.packing.folder, options)
     wanted = _with_proposal(wanted, proposal)
     sources = []
     for name in ("train_data_dir", "test_data_dir"):

@@ -32,6 +32,7 @@ from onward.parallel.agreement import agree_on_least
 from onward.parallel.process import Mesh, start
 from onward.parameters import Loss
 from onward.parameters.distributed import Distributed
+from onward.parameters.limits import Limits
 from onward.proposal.matching import is_label_name
 from onward.runner import TrainingRunner
 
@@ -149,7 +150,7 @@ def _fit(
     environment: Environment,
     progress: bool,
 ) -> FitResult:
-    folder, ports = _ports_of(model)
+    folder, ports = _ports_of(model, Limits.from_fields(wanted.parameters.get("limits", {})))
     environment.apply()
     mesh = start(Distributed(**wanted.parameters.get("distributed", {})), environment.device_kind)
     opened = _open(data, wanted, ports, mesh, validation)
@@ -212,7 +213,8 @@ class _Opened:
 def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: _Validation) -> _Opened:
     """Opens the data; chooses the loss and what else was left out, where none is given."""
     wanted = _with_label_of_frame(wanted, data)
-    reading = Reading(wanted.shuffle, wanted.seed, rank=mesh.place.data, size=mesh.topology.data_size)
+    place = mesh.place.data, mesh.topology.data_size
+    reading = Reading(wanted.shuffle, wanted.seed, rank=place[0], size=place[1], limits=ports.limits)
     if wanted.loss is None and isinstance(data, str | os.PathLike) and not holds_shards(Path(data)):
         folder = TemporaryFolder("onward-packed-")
         wanted, source, test, note = choose_for_path(wanted, ports, Path(data), folder, reading)
@@ -272,7 +274,7 @@ def _agreeing(mesh: Mesh) -> Callable[[int], int]:
     return lambda steps: int(-agree_on_least(mesh, -float(steps)))
 
 
-def _ports_of(model: ModelSource) -> tuple[TemporaryFolder | None, ModelPorts]:
+def _ports_of(model: ModelSource, limits: Limits) -> tuple[TemporaryFolder | None, ModelPorts]:
     """The model's file, written to a temporary folder where it is in memory, and what it takes and gives."""
     if isinstance(model, nn.Module):
         raise ModelError(
@@ -286,13 +288,13 @@ def _ports_of(model: ModelSource) -> tuple[TemporaryFolder | None, ModelPorts]:
         folder = TemporaryFolder("onward-model-")
         path = folder.path / "model.onnx"
         ir.save(model if isinstance(model, ir.Model) else ir.from_proto(model), path, external_data="model.data")
-    graph = read_model(path).graph
+    graph = read_model(path, limits).graph
     inputs = {
         str(value.name): None if value.shape is None else len(value.shape)
         for value in graph.inputs
         if not value.is_initializer()
     }
-    return folder, ModelPorts(path, inputs, tuple(str(value.name) for value in graph.outputs))
+    return folder, ModelPorts(path, inputs, tuple(str(value.name) for value in graph.outputs), limits)
 
 
 __all__ = ["fit"]

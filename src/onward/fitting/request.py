@@ -15,6 +15,7 @@ from onward.data.batches import BatchSource
 from onward.data.sources.iterated import IteratedDataLoader
 from onward.errors import ParametersError
 from onward.parameters import Loss, Parameters
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.loss import LossType
 from onward.proposal.matching import is_label_name
 
@@ -40,11 +41,13 @@ class ModelPorts:
         path: its file.
         inputs: names in order -> rank, batch axis included; None: unknown.
         outputs: names in order.
+        limits: what the file may ask of the machine.
     """
 
     path: Path
     inputs: Mapping[str, int | None]
     outputs: tuple[str, ...]
+    limits: Limits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)

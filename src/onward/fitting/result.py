@@ -87,6 +87,7 @@ class FitResult:
             tied_weights=training.tied_weights,
             any_batch_size=self.runner.graph.rebatching is not None and not self.parameters.data.fixed_inputs,
             untied_weights=training.untied_weights,
+            limits=self.parameters.limits,
         )
         trained, own = self.runner.net.tensors_by_name(), net.tensors_by_name()
         changed = (*net.graph.weights, *net.graph.states)

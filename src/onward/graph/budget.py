@@ -55,8 +55,8 @@ class Deadline:
 
 def _refused(what: str, limit: float, name: str) -> ModelError:
     return ModelError(
-        f"{what}; at most {limit:,.10g} are allowed. If the model is as intended, set limits.{name} higher, or pass "
-        f"limits=Limits({name}=...) in Python."
+        f"{what}; at most {limit:,.10g} are allowed. If the model is as intended, set limits.{name} higher in "
+        f"RUN.yaml, or pass --limits.{name} to a command, or limits=Limits({name}=...) in Python."
     )
 
 

@@ -21,6 +21,7 @@ from onward.graph.shared_inputs import layers_that_read_the_same
 from onward.graph.ties import Tie
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.graph.weight_names import WeightNames
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 Shape = tuple[int | str, ...] | None
 
@@ -126,17 +127,20 @@ class Inspection:
         return tuple(operator for operator in self.operators if operator.obstacle)
 
 
-def inspect(source: ModelSource, why_not_lowered: WhyNotLowered | None = None) -> Inspection:
+def inspect(
+    source: ModelSource, why_not_lowered: WhyNotLowered | None = None, limits: Limits = DEFAULT_LIMITS
+) -> Inspection:
     """Reads a model and says what is in it and what would train.
 
     Args:
         source: a path, a `ModelProto`, or an onnx-ir model.
         why_not_lowered: asked once for each operator; None: nothing is asked.
+        limits: what the model may ask of the machine.
 
     Raises:
         ModelError: the model cannot be read.
     """
-    training = make_training_graph(source, why_not_lowered=why_not_lowered)
+    training = make_training_graph(source, why_not_lowered=why_not_lowered, limits=limits)
     original = training.source
     maps = original.meta.get(MAP_TYPES) or {}
     operators = _operators(_as_written(original), training.model, why_not_lowered)

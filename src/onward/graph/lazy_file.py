@@ -14,6 +14,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from onward.graph.reading import model_from_proto, read_model
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.untrusted_files import open_regular
 
 LEFT_ABOVE_BYTES = 4096
@@ -25,7 +26,7 @@ _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 
 
-def read_model_lazily(path: Path) -> ir.Model:
+def read_model_lazily(path: Path, limits: Limits = DEFAULT_LIMITS) -> ir.Model:
     """What `read_model` gives for a file, its large initializers `LazyTensor`s that read the file at each use.
 
     The file must stay as it is while the model is used. A file of another form than binary, or a damaged one, is read
@@ -37,8 +38,8 @@ def read_model_lazily(path: Path) -> ir.Model:
     except (OSError, ValueError, IndexError, DecodeError):
         proto = None
     if proto is None or not proto.HasField("graph"):
-        return read_model(path)
-    model = model_from_proto(proto, f"model {str(path)!r}", path.absolute().parent)
+        return read_model(path, limits)
+    model = model_from_proto(proto, f"model {str(path)!r}", path.absolute().parent, limits)
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor) and tensor.location == path.name:

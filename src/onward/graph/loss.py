@@ -19,6 +19,7 @@ from onward.graph.loss_graph import merge_loss_graph
 from onward.graph.loss_logits import LossInput, for_binary_cross_entropy, for_cross_entropy
 from onward.graph.loss_values import add_label, describe_shape, find_prediction, publish
 from onward.graph.node_writer import NodeWriter
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 LossType = Literal[
     "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "ctc", "bert", "graph", "output"
@@ -56,6 +57,7 @@ class LossSpec:
         masked_lm_positions: input `[batch, masked]`, int64: which positions of the sequence were masked (bert).
         masked_lm_ids: input `[batch, masked]`, int64: the tokens that belong there (bert).
         next_sentence_label: input `[batch]`, int64 (bert).
+        limits: what a loss model may ask of the machine; no field of the section.
     """
 
     type: LossType
@@ -80,6 +82,7 @@ class LossSpec:
     masked_lm_positions: str = "masked_lm_positions"
     masked_lm_ids: str = "masked_lm_ids"
     next_sentence_label: str = "next_sentence_labels"
+    limits: Limits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -323,7 +326,7 @@ def _use_output(writer: NodeWriter, spec: LossSpec) -> LossNames:
 def _add_loss_graph(writer: NodeWriter, spec: LossSpec) -> LossNames:
     if spec.graph is None:
         raise ModelError("loss.type is 'graph', but loss.graph, the path of the ONNX loss model, is missing.")
-    merged = merge_loss_graph(writer, spec.graph, spec.graph_inputs, spec.graph_output)
+    merged = merge_loss_graph(writer, spec.graph, spec.graph_inputs, spec.graph_output, spec.limits)
     dtype = terms.computing_type(merged.loss)
     value = terms.to_computing_type(writer, merged.loss, dtype)
     if value.shape is None or len(value.shape) > 0:

@@ -21,7 +21,7 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
 
     Args:
         source: the model; it is not changed.
-        spec: which loss.
+        spec: which loss, and what the model may ask of the machine.
         path: of the file to write; weights above 1 GiB in all go to `<path>.data` beside it.
 
     Raises:
@@ -33,7 +33,7 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
         raise ModelError(f"the model with its loss cannot be written over the model itself, {str(target)!r}.")
     if spec.type == "ctc":
         raise ModelError("loss.type is 'ctc', for which ONNX has no operator; the model with its loss is no ONNX file.")
-    model = read_model(source)
+    model = read_model(source, spec.limits)
     names = add_loss(model, spec, count_correct=True)
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     external = any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)

@@ -15,6 +15,7 @@ from onward.graph.loss_terms import FLOAT_TYPES
 from onward.graph.loss_values import add_label, describe_shape
 from onward.graph.node_writer import NodeWriter
 from onward.graph.reading import prepare_for_lowering, read_model
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def merge_loss_graph(
     path: str | os.PathLike[str],
     inputs: Mapping[str, str],
     output: str | None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> MergedLoss:
     """Copies the nodes and constants of a loss model into the graph of `writer`, under its prefix.
 
@@ -50,13 +52,14 @@ def merge_loss_graph(
         path: of the loss model.
         inputs: input of the loss model -> output of the model or label.
         output: output of the loss model that is the loss; None: the first.
+        limits: what the loss model may ask of the machine.
 
     Raises:
         ModelError: the loss model cannot be read or converted to the model's opset, a name in `inputs` or `output`
             is unknown, types or shapes do not fit, or none of its inputs is an output of the model.
     """
     where = f"loss.graph {str(path)!r}"
-    loss_model = _at_opset(prepare_for_lowering(read_model(path)), writer, where)
+    loss_model = _at_opset(prepare_for_lowering(read_model(path, limits), limits), writer, where, limits)
     graph = loss_model.graph
     _check_names(graph, inputs, where)
     chosen = _loss_output(graph, output, where)
@@ -74,7 +77,7 @@ def merge_loss_graph(
     return MergedLoss(own.pop(chosen), own, labels)
 
 
-def _at_opset(loss_model: ir.Model, writer: NodeWriter, where: str) -> ir.Model:
+def _at_opset(loss_model: ir.Model, writer: NodeWriter, where: str, limits: Limits) -> ir.Model:
     """The loss model at the opset of the model: as it is where no operator changed in between, else converted."""
     own, wanted = loss_model.opset_imports.get("", writer.opset), writer.opset
     changed = sorted({n.op_type for n in loss_model.graph.all_nodes() if n.domain == "" and _changed(n, own, wanted)})
@@ -89,7 +92,7 @@ def _at_opset(loss_model: ir.Model, writer: NodeWriter, where: str) -> ir.Model:
             f"{', '.join(changed)} changed; onnx.version_converter cannot convert it: {error}. "
             f"Write the loss model for opset {wanted}."
         ) from error
-    return prepare_for_lowering(ir.from_proto(converted))
+    return prepare_for_lowering(ir.from_proto(converted), limits)
 
 
 _SETTLED_SINCE = {

@@ -19,6 +19,7 @@ from onward.errors import ModelError
 from onward.graph.node_writer import NodeWriter
 from onward.graph.reading import model_from_proto, prepare_for_lowering, read_proto
 from onward.graph.weights import find_running_statistics
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class TrainingAlgorithm:
         return tuple(dict.fromkeys((*self.updates, *self.first_values)))
 
 
-def read_training_algorithms(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[TrainingAlgorithm, ...]:
+def read_training_algorithms(
+    source: str | os.PathLike[str] | onnx.ModelProto, limits: Limits = DEFAULT_LIMITS
+) -> tuple[TrainingAlgorithm, ...]:
     """Reads every `TrainingInfoProto` of a model, in the order in which they are executed.
 
     Raises:
@@ -66,7 +69,7 @@ def read_training_algorithms(source: str | os.PathLike[str] | onnx.ModelProto) -
     }
     shared = [tensor.name for tensor in proto.graph.initializer if tensor.name in bound]
     return tuple(
-        _read_algorithm(proto, info, f"{where}, training_info[{index}]", folder, shared)
+        _read_algorithm(proto, info, f"{where}, training_info[{index}]", folder, shared, limits)
         for index, info in enumerate(proto.training_info)
     )
 
@@ -80,7 +83,12 @@ def _check_unique_variables(proto: onnx.ModelProto, where: str) -> None:
 
 
 def _read_algorithm(
-    proto: onnx.ModelProto, info: onnx.TrainingInfoProto, where: str, folder: Path | None, shared: Sequence[str]
+    proto: onnx.ModelProto,
+    info: onnx.TrainingInfoProto,
+    where: str,
+    folder: Path | None,
+    shared: Sequence[str],
+    limits: Limits,
 ) -> TrainingAlgorithm:
     """`shared`: variables of the inference graph, whichever algorithm changes them."""
     combined = _combine(proto, info.algorithm)
@@ -95,7 +103,7 @@ def _read_algorithm(
         name = info.initialization.input[0].name
         raise ModelError(f"{where}: its initialization graph has the input {name!r}; the standard gives it none.")
     defaults = {value.name for value in info.algorithm.input} & {tensor.name for tensor in info.algorithm.initializer}
-    step = prepare_for_lowering(model_from_proto(combined, where, folder))
+    step = prepare_for_lowering(model_from_proto(combined, where, folder, limits), limits)
     _switch_dropout_off(step)
     statistics = find_running_statistics(step.graph)  # for inputs of the graph the node's `training_mode` decides
     stored = _become_inputs(step, dict.fromkeys((*shared, *updates, *first, *sorted(defaults), *statistics)))
@@ -103,7 +111,7 @@ def _read_algorithm(
         step=step,
         outputs=tuple(dict.fromkeys(outputs)),
         updates=updates,
-        initialization=_initialization(proto, info, where, folder) if first else None,
+        initialization=_initialization(proto, info, where, folder, limits) if first else None,
         first_values=first,
         stored=stored,
     )
@@ -135,12 +143,14 @@ def _check_bindings(
             )
 
 
-def _initialization(proto: onnx.ModelProto, info: onnx.TrainingInfoProto, where: str, folder: Path | None) -> ir.Model:
+def _initialization(
+    proto: onnx.ModelProto, info: onnx.TrainingInfoProto, where: str, folder: Path | None, limits: Limits
+) -> ir.Model:
     alone = onnx.ModelProto()
     alone.CopyFrom(proto)
     del alone.training_info[:]
     alone.graph.CopyFrom(info.initialization)
-    return prepare_for_lowering(model_from_proto(alone, f"{where}, initialization", folder))
+    return prepare_for_lowering(model_from_proto(alone, f"{where}, initialization", folder, limits), limits)
 
 
 def _become_inputs(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:

@@ -83,7 +83,7 @@ def to_torch(
     )
     graph = read()
     if any_batch_size and (fixed := fixed_batch_size(graph.source.graph)) is not None:
-        _prove(model, fixed, fixed_inputs)
+        _prove(model, fixed, fixed_inputs, limits)
         graph = read(rebatch=True)
     if not graph.weights and graph.frozen and not weights_not_to_train:
         warnings.warn(graph.why_nothing_trains(), stacklevel=2)
@@ -97,10 +97,10 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
         raise ParametersError(f"dtype is {dtype!r}; pass torch.float32, or leave it out for the file's own types.")
 
 
-def _prove(model: ModelSource, fixed: int, fixed_inputs: Mapping[str, float] | None) -> None:
+def _prove(model: ModelSource, fixed: int, fixed_inputs: Mapping[str, float] | None, limits: Limits) -> None:
     """Refuses a model that cannot compute other numbers of samples than its export fixed."""
     try:
-        prove_rebatching(model, fixed_inputs)
+        prove_rebatching(model, fixed_inputs, limits)
     except NotRebatched as error:
         raise ModelError(
             f"any_batch_size is set, but the batch size in the model is fixed to {fixed}, and the graph cannot be "

@@ -6,15 +6,16 @@ from onward.graph.inspection import inspect
 from onward.graph.inspection_text import render
 from onward.graph.reading import ModelSource
 from onward.lowering.ledger import fate_of, why_refused
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
-def describe(model: ModelSource, *, weight_rows: int = 20) -> str:
+def describe(model: ModelSource, *, weight_rows: int = 20, limits: Limits = DEFAULT_LIMITS) -> str:
     """The text of `onward inspect`; `weight_rows` is how many weights are listed at most.
 
     Raises:
         ModelError: the model cannot be read.
     """
-    return render(inspect(model, why_not_lowered), largest_weights=weight_rows)
+    return render(inspect(model, why_not_lowered, limits), largest_weights=weight_rows)
 
 
 def why_not_lowered(domain: str, op_type: str, version: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from onward.graph.rebatching.passes import NotRebatched
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import OnnxModule
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 SAMPLES = 3
 """So many batches of the size that the file has are computed at once, and one by one."""
@@ -21,14 +23,18 @@ BOUND = 1e-4
 """How far outputs may differ, as a share of the largest of their tensor: the order of sums, and not of samples."""
 
 
-def prove_rebatching(source: ModelSource, fixed_inputs: Mapping[str, float] | None = None) -> float:
+def prove_rebatching(
+    source: ModelSource, fixed_inputs: Mapping[str, float] | None = None, limits: Limits = DEFAULT_LIMITS
+) -> float:
     """Computes a few samples at once and one by one; returns the largest difference, relative to each output.
 
     Raises:
         NotRebatched: the graph cannot be rewritten, or samples differ.
     """
-    alone = make_training_graph(source, fixed_inputs=fixed_inputs, why_not_lowered=why_not_lowered)
-    together = make_training_graph(source, fixed_inputs=fixed_inputs, why_not_lowered=why_not_lowered, rebatch=True)
+    read = partial(
+        make_training_graph, source, fixed_inputs=fixed_inputs, why_not_lowered=why_not_lowered, limits=limits
+    )
+    alone, together = read(), read(rebatch=True)
     assert together.rebatching is not None
     one, many = OnnxModule(alone), OnnxModule(together)
     generator = torch.Generator().manual_seed(0)

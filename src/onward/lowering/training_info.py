@@ -18,6 +18,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.graph.training_info import TrainingAlgorithm, read_training_algorithms
 from onward.lowering.dtypes import tensor_from_ir
 from onward.lowering.module import OnnxModule
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
 class TrainingInfo:
@@ -105,7 +106,9 @@ class TrainingInfo:
 
 
 def load_training_info(
-    model: str | os.PathLike[str] | onnx.ModelProto, device: torch.device | str = "cpu"
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    device: torch.device | str = "cpu",
+    limits: Limits = DEFAULT_LIMITS,
 ) -> TrainingInfo:
     """Reads the training that a model carries in its `training_info`, as the standard's `TrainingInfoProto` says.
 
@@ -115,7 +118,7 @@ def load_training_info(
         ModelError: the model is broken or carries no `training_info`, or a binding names what does not exist.
         OperatorError: operators without a lowering, all of them, with node names.
     """
-    return TrainingInfo(read_training_algorithms(model), device)
+    return TrainingInfo(read_training_algorithms(model, limits), device)
 
 
 def _network(model: ir.Model, outputs: tuple[str, ...]) -> OnnxModule:

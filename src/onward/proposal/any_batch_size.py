@@ -15,7 +15,7 @@ def with_batch_proof(model: ModelFacts) -> ModelFacts:
     if model.fixed_batch is None or model.batch_proof is not None:
         return model
     try:
-        proof = BatchProof(prove_rebatching(model.path, model.fixed_inputs))
+        proof = BatchProof(prove_rebatching(model.path, model.fixed_inputs, model.limits))
     except (NotRebatched, OnwardError) as error:
         proof = BatchProof(None, str(error))
     return replace(model, batch_proof=proof)

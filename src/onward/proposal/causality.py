@@ -24,7 +24,7 @@ def is_causal(model: ModelFacts, output: str | None = None) -> bool:
     three = [port.name for port in model.outputs if port.shape is not None and len(port.shape) == 3]
     name = output or (three or names)[0]
     try:
-        net = to_torch(model.path)
+        net = to_torch(model.path, limits=model.limits)
         first, second = (_inputs(model, last) for last in (0, 1))
         with torch.no_grad():
             results = [net(**inputs) for inputs in (first, second)]

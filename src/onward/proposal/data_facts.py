@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from onward.data.packing.source import Sample, find_source_files, require
 from onward.data.packing.splits import EVALUATION_NAMES, TRAINING_NAMES, Splits, find_splits
 from onward.data.shard_format import index_shard, read_samples
 from onward.errors import DataError
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 _MOST_ROWS = 20_000
 _MOST_SAMPLES = 512
@@ -106,8 +109,8 @@ class DataFacts:
         return next((feature for feature in self.features if feature.name == name), None)
 
 
-def read_data_facts(path: Path) -> DataFacts:
-    """Looks at data: a folder of shards, or whatever `onward pack` takes.
+def read_data_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> DataFacts:
+    """Looks at data: a folder of shards, or whatever `onward pack` takes within the limits.
 
     Raises:
         DataError: there is nothing, nothing of a known kind, or it is broken.
@@ -117,22 +120,27 @@ def read_data_facts(path: Path) -> DataFacts:
         return _read_packed(path, *packed)
     splits = find_splits(path)
     if splits is not None:
-        return _read_splits(splits)
+        return _read_splits(splits, limits)
     if path.is_dir() and path.name in (*TRAINING_NAMES, *EVALUATION_NAMES) and not any(path.iterdir()):
         raise DataError(f"data folder {str(path)!r} is empty; pass a folder or file with data.")
-    return _read_source(path, None)
+    return _read_source(path, None, limits)
 
 
-def _read_source(path: Path, kind: str | None) -> DataFacts:
+def _read_source(path: Path, kind: str | None, limits: Limits) -> DataFacts:
     kind, paths = find_source_files(path, kind)
-    readers = {"arrays": _read_arrays, "table": _read_table, "images": _read_images, "text": _read_text}
+    readers = {
+        "arrays": partial(_read_arrays, limits=limits),
+        "table": _read_table,
+        "images": _read_images,
+        "text": _read_text,
+    }
     return readers[kind](path, paths)
 
 
-def _read_splits(splits: Splits) -> DataFacts:
+def _read_splits(splits: Splits, limits: Limits) -> DataFacts:
     """Training and test data of a divided folder: the columns of words hold the words of both."""
-    train = _read_source(splits.train, None)
-    test = _read_source(splits.test, train.kind)
+    train = _read_source(splits.train, None, limits)
+    test = _read_source(splits.test, train.kind, limits)
     features = tuple(_with_words_of(feature, test.feature(feature.name)) for feature in train.features)
     return replace(train, features=features, test=test, unused=splits.unused)
 
@@ -208,20 +216,38 @@ def _features_of(samples: list[Sample]) -> tuple[Feature, ...]:
 # ------------------------------------------------------------------------------------------------------------- arrays
 
 
-def _read_arrays(path: Path, paths: list[Path]) -> DataFacts:
-    source = open_arrays(paths, ArrayOptions())
+def _read_arrays(path: Path, paths: list[Path], limits: Limits) -> DataFacts:
+    source = open_arrays(paths, ArrayOptions(), limits=limits)
     features = []
     if paths[0].suffix.lower() == ".npy":
         for one in paths:
             array = np.load(one, mmap_mode="r", allow_pickle=False)
             features.append(_feature_of_array(one.stem, array))
-    elif all(one.stat().st_size <= _MOST_SAMPLED_BYTES for one in paths[:1]):
+    elif _unpacked_bytes(paths[0]) <= _MOST_SAMPLED_BYTES:
         with np.load(paths[0], allow_pickle=False) as archive:
             features = [_feature_of_array(name, archive[name]) for name in archive.files]
     else:
-        first = list(islice(source.read(lambda _: "train", lambda _: None), _MOST_SAMPLES))
-        features = list(_features_of([sample for _, sample in first]))
+        rows = (sample for _, sample in source.read(lambda _: "train", lambda _: None))
+        features = list(_features_of(_some(rows)))
     return DataFacts(path, "arrays", tuple(features), source.total)
+
+
+def _some(rows: Iterator[Sample]) -> list[Sample]:
+    """The first rows, of bounded size together; one at least."""
+    found: list[Sample] = []
+    total = 0
+    for row in islice(rows, _MOST_SAMPLES):
+        total += sum(value.nbytes for value in row.values())
+        if found and total > _MOST_SAMPLED_BYTES:
+            break
+        found.append(row)
+    return found
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """Of all arrays of an archive: a small file can hold large ones."""
+    with zipfile.ZipFile(path) as archive:
+        return sum(member.file_size for member in archive.infolist())
 
 
 def _feature_of_array(name: str, array: np.ndarray) -> Feature:

@@ -19,6 +19,7 @@ from onward.graph.fixed_inputs import propose_fixed_inputs
 from onward.graph.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.proposal.initialization import Origin, find_origin
 
 Size = int | str
@@ -95,6 +96,7 @@ class ModelFacts:
         fixed_inputs: inputs that no sample has, as an initial state, with the number that fills them.
         batch_proof: whether it trains with another batch size than the file fixes; None: not looked at, or it is open.
         class_names: that the model itself gives to its classes, in their order; numbers as text.
+        limits: what it may ask of the machine.
     """
 
     path: Path
@@ -114,6 +116,7 @@ class ModelFacts:
     fixed_inputs: Mapping[str, float] = field(default_factory=dict)
     batch_proof: BatchProof | None = None
     class_names: tuple[str, ...] = ()
+    limits: Limits = DEFAULT_LIMITS
 
     @property
     def element_count(self) -> int:
@@ -172,13 +175,13 @@ class ModelFacts:
         return next((port for port in (*self.inputs, *self.outputs) if port.name == name), None)
 
 
-def read_model_facts(path: Path) -> ModelFacts:
-    """Reads a model.
+def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> ModelFacts:
+    """Reads a model that may ask for so much of the machine.
 
     Raises:
         ModelError: it cannot be read, holds operators that cannot be computed, or nothing in it is trainable.
     """
-    training = make_training_graph(path, why_not_lowered=why_not_lowered)
+    training = make_training_graph(path, why_not_lowered=why_not_lowered, limits=limits)
     graph, inferred = training.source.graph, inferred_values(training.source)
     operators = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(training.model.graph))
     _refuse_obstacles(training, path)
@@ -202,6 +205,7 @@ def read_model_facts(path: Path) -> ModelFacts:
         value_names=_value_names(training.source) | _value_names(training.model),
         fixed_inputs=propose_fixed_inputs(training.source),
         class_names=find_class_names(training.source),
+        limits=limits,
     )
     _refuse_untrainable(facts)
     return facts

@@ -12,6 +12,7 @@ import numpy as np
 from onward.data.packing.options import PackOptions, TextOptions
 from onward.data.packing.source import make_split_chooser
 from onward.errors import DataError
+from onward.parameters.limits import DEFAULT_LIMITS
 from onward.proposal.any_batch_size import with_batch_proof
 from onward.proposal.data_facts import DataFacts, read_data_facts, text_options_length
 from onward.proposal.match_features import match_features
@@ -50,7 +51,7 @@ def propose(
     """Looks at a model and data and chooses a run; writes nothing.
 
     Args:
-        model: an .onnx file, or what was read of one.
+        model: what was read of an .onnx file; or the file, read within the default limits.
         data: a file or folder, or what was read of it; None: there are none yet.
         answers: what the user said beforehand.
         folder: where RUN.yaml will be, and the packed data below it; None: the working folder.
@@ -60,8 +61,8 @@ def propose(
         UserError: what cannot train and why, with what to do.
     """
     answers, folder = answers or Answers(), folder or Path()
-    facts = read_model_facts(model) if isinstance(model, Path) else model
-    seen = read_data_facts(data) if isinstance(data, Path) else data
+    facts = read_model_facts(model, DEFAULT_LIMITS) if isinstance(model, Path) else model
+    seen = read_data_facts(data, DEFAULT_LIMITS) if isinstance(data, Path) else data
     facts = with_data(facts, seen)
     if seen is None:
         match = match_nothing(facts, answers)
@@ -86,6 +87,10 @@ def propose(
         *rate,
         *optimizer_choices(facts),
         *_record(counts, of_update, _output(answers, folder)),
+        *(
+            Choice(f"limits.{name}", value, "set on the command line.")
+            for name, value in facts.limits.changed().items()
+        ),
     ]
     return Proposal(
         model=facts.path,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from onward.errors import UserError
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
+from onward.proposal.data_facts import read_data_facts
 from onward.proposal.model_facts import read_model_facts
 from onward.proposal.pack_command import pack_command
 from onward.proposal.proposal import Proposal
@@ -28,14 +32,12 @@ def summary_lines(proposal: Proposal) -> list[str]:
     return lines
 
 
-def describe_proposal(model: str, data: str | None) -> str:
+def describe_proposal(model: str, data: str | None, limits: Limits = DEFAULT_LIMITS) -> str:
     """The end of `onward inspect`: what `onward init` would do with the same model and data."""
-    from pathlib import Path
-
     command = f"onward init {model}" + (f" {data}" if data else " [DATA]")
     try:
-        facts = read_model_facts(Path(model))
-        proposal = propose(facts, None if data is None else Path(data))
+        facts = read_model_facts(Path(model), limits)
+        proposal = propose(facts, None if data is None else read_data_facts(Path(data), limits))
     except UserError as error:
         return f"`{command}` would refuse: {error}"
     lines = [f"`{command}` would propose:", *(f"  {line}" for line in summary_lines(proposal))]

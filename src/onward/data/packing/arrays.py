@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,26 +17,30 @@ from onward.data.packing.options import ArrayOptions
 from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
 from onward.data.packing.splits import one_after_the_other
 from onward.errors import DataError
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 _ROWS_BYTES = 1 << 20
 _DAMAGES = (OSError, ValueError, zipfile.BadZipFile, zlib.error)
 """What reading a broken archive raises."""
 
 
-def open_arrays(paths: list[Path], options: ArrayOptions, test_paths: Sequence[Path] = ()) -> Source:
+def open_arrays(
+    paths: list[Path], options: ArrayOptions, test_paths: Sequence[Path] = (), limits: Limits = DEFAULT_LIMITS
+) -> Source:
     """Opens .npz files, read one after the other, or .npy files, read side by side; and others for testing alone.
 
     Raises:
-        DataError: a file is broken, arrays differ in length, or both kinds of file are mixed.
+        DataError: a file is broken, arrays differ in length, both kinds of file are mixed, or more of an array would be
+            unpacked at once than the limits allow.
     """
-    total, read = _open(paths, options)
+    total, read = _open(paths, options, limits)
     if test_paths:
-        more, read_test = _open(test_paths, options)
+        more, read_test = _open(test_paths, options, limits)
         total, read = total + more, one_after_the_other(read, read_test)
     return Source("samples", total, read)
 
 
-def _open(paths: Sequence[Path], options: ArrayOptions) -> tuple[int, Read]:
+def _open(paths: Sequence[Path], options: ArrayOptions, limits: Limits) -> tuple[int, Read]:
     archives = [path for path in paths if path.suffix.lower() == ".npz"]
     if archives and len(archives) != len(paths):
         raise DataError(
@@ -45,7 +50,7 @@ def _open(paths: Sequence[Path], options: ArrayOptions) -> tuple[int, Read]:
     groups = [{path.stem: path for path in paths}] if not archives else []
     if groups and len(groups[0]) != len(paths):
         raise DataError(f"among {len(paths)} .npy files some have the same name in different folders; pack them apart.")
-    lengths = [_measure_archive(path, options) for path in archives] or [_measure_files(groups[0], options)]
+    lengths = [_measure_archive(path, options, limits) for path in archives] or [_measure_files(groups[0], options)]
     return sum(lengths), partial(_read, archives, groups, options)
 
 
@@ -133,15 +138,28 @@ def _read_header(file: IO[bytes], path: Path, name: str) -> tuple[tuple[int, ...
     return shape, fortran, dtype
 
 
-def _measure_archive(path: Path, options: ArrayOptions) -> int:
+def _measure_archive(path: Path, options: ArrayOptions, limits: Limits) -> int:
     with _open_archive(path) as archive:
         shapes = {}
         for name, member in _members(archive, path, options).items():
             with archive.open(member) as file:
-                shapes[name] = _read_header(file, path, name)[0]
+                shape, fortran, dtype = _read_header(file, path, name)
+                _check_size(path, name, shape if fortran else shape[1:], dtype, limits)
+                shapes[name] = shape
     if not shapes:
         raise DataError(f"archive {str(path)!r} holds no arrays.")
     return _check_lengths(shapes, f"archive {str(path)!r}")
+
+
+def _check_size(path: Path, name: str, held: tuple[int, ...], dtype: np.dtype, limits: Limits) -> None:
+    """Refuses an array of which more would be unpacked at once than is allowed: a small archive can hold any size."""
+    size = math.prod(held) * dtype.itemsize
+    if size > limits.array_gb * 1e9:
+        raise DataError(
+            f"archive {str(path)!r}: {size / 1e9:,.1f} GB of array {name!r} ({dtype}, {list(held)}) would be unpacked "
+            f"at once; at most {limits.array_gb:,.10g} are allowed. If the data are as intended, "
+            "pass --limits.array_gb."
+        )
 
 
 def _read_archive(path: Path, options: ArrayOptions) -> Iterator[Sample]:
@@ -157,7 +175,7 @@ def _read_archive(path: Path, options: ArrayOptions) -> Iterator[Sample]:
 def _read_rows(file: IO[bytes], path: Path, name: str) -> Iterator[np.ndarray]:
     shape, fortran, dtype = _read_header(file, path, name)
     count, row_shape = shape[0], shape[1:]
-    row_bytes = int(np.prod(row_shape, dtype=np.int64)) * dtype.itemsize
+    row_bytes = math.prod(row_shape) * dtype.itemsize
     # Rows of an array in Fortran order are scattered over all of it.
     rows = count if fortran else max(1, _ROWS_BYTES // max(1, row_bytes))
     for start in range(0, count, max(1, rows)):

@@ -14,6 +14,7 @@ from onward.data.packing.source import find_source_files
 from onward.data.packing.splits import find_splits
 from onward.errors import DataError, ParametersError
 from onward.exclusive.lock import writing_to
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.remote.copies import local_folder, uploaded
 from onward.remote.files import is_folder, list_folder, shown, url_of
 
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_options(parser.add_argument_group(kind, doc.replace("%", "%%")), options_type)
 
 
-def run(arguments: argparse.Namespace) -> PackSummary:
-    """Packs as a parsed command line says.
+def run(arguments: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> PackSummary:
+    """Packs as a parsed command line says, files that may ask for so much of the machine.
 
     Raises:
         ParametersError: an option of another kind of source was given.
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> PackSummary:
                 f"--{wrong[0].replace('_', '-')} is an option for {other}, but {arguments.source!r} is packed as "
                 f"{kind}: leave it out, or say --kind {other}."
             )
-    options = _make(PackOptions, given, source=_make(KINDS[kind], given))
+    options = _make(PackOptions, given, source=_make(KINDS[kind], given), limits=limits)
     dest = Path(arguments.dest)
     if url_of(dest) is None:
         return pack(source, dest, options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from onward.errors import ParametersError
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
 def option(
@@ -230,6 +231,7 @@ class PackOptions:
     cast: tuple[tuple[str, str], ...] = option((), "a feature's dtype: NAME=DTYPE", parse=parse_pair, repeated=True)
     overwrite: bool = option(False, "replace the shards that DEST already holds")
     progress: bool = option(True, "show a progress bar")
+    limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         if self.samples_per_file < 1:
@@ -251,7 +253,7 @@ class PackOptions:
     def to_dict(self, source: SourceOptions) -> dict[str, Any]:
         """JSON-able; what does not change the shards is left out."""
         values = dataclasses.asdict(self)
-        for name in ("source", "overwrite", "progress", *(() if self.test_source else ("test_source",))):
+        for name in ("source", "overwrite", "progress", "limits", *(() if self.test_source else ("test_source",))):
             del values[name]
         return {name: _as_json(value) for name, value in {**values, **dataclasses.asdict(source)}.items()}
 

@@ -152,7 +152,7 @@ def _open(source: Path, kind: str, paths: list[Path], options: SourceOptions, pa
         test = Path(packing.test_source)
         _, test_paths = find_source_files(test, kind, packing.pattern, packing.exclude)
     if isinstance(options, ArrayOptions):
-        return open_arrays(paths, options, test_paths)
+        return open_arrays(paths, options, test_paths, packing.limits)
     if isinstance(options, TableOptions):
         return open_table(paths, options, test_paths)
     if isinstance(options, ImageOptions):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from onward.data.sources.iterated import IteratedDataLoader
 from onward.data.sources.naming import FeatureNames
 from onward.data.sources.temporary import TemporaryFolder
 from onward.errors import DataError
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 KINDS = (
     "a dictionary of arrays, a tuple (x, y), a pandas, polars or Arrow table, a torch or Hugging Face data set, a "
@@ -33,6 +34,7 @@ class Reading:
 
     Attributes:
         shuffle, seed, last_batch: as in `DataLoader`; iterables decide themselves.
+        limits: what a file may ask of the machine.
         rank, size: of the data-parallel group; each rank reads its part, but for iterables, which are each rank's own.
     """
 
@@ -41,6 +43,7 @@ class Reading:
     last_batch: LastBatch = "wrap"
     rank: int = 0
     size: int = 1
+    limits: Limits = DEFAULT_LIMITS
 
 
 def open_data(data: Any, names: FeatureNames, reading: Reading = Reading()) -> BatchSource:
@@ -167,7 +170,8 @@ class PackedDataLoader:
 
     def __init__(self, path: Path, names: FeatureNames, reading: Reading, options: PackOptions | None = None) -> None:
         self._folder = TemporaryFolder("onward-packed-")
-        summary = pack(path, self._folder.path, options or PackOptions(samples_per_file=1024))
+        how = replace(options or PackOptions(samples_per_file=1024), limits=reading.limits)
+        summary = pack(path, self._folder.path, how)
         train, *tests = summary.folders
         self._loader = _shards(train, names, reading)
         self.test = _shards(tests[0], names, Reading()) if tests else None

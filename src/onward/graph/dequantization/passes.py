@@ -13,6 +13,7 @@ from onward.graph.dequantization.operators import REWRITES
 from onward.graph.dequantization.stored import remove_rounding, restore_weights
 from onward.graph.dequantization.writing import MICROSOFT, RealWriter
 from onward.graph.reading import ModelSource, read_model
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,19 @@ class Dequantized:
         return text
 
 
-def dequantize(source: ModelSource, *, keep_rounding: bool = True) -> Dequantized:
+def dequantize(source: ModelSource, *, keep_rounding: bool = True, limits: Limits = DEFAULT_LIMITS) -> Dequantized:
     """Writes a quantized network in real numbers, so that it trains.
 
     Args:
         source: a path, a `ModelProto`, or an onnx-ir model; it is not changed.
         keep_rounding: quantize and dequantize weights and activations as the network did (QDQ form): outputs are the
             same, and training is aware of the rounding. Else there is none: outputs differ by the quantization error.
+        limits: what the model may ask of the machine.
 
     Raises:
         ModelError: the model cannot be read, or nothing in it is quantized.
     """
-    model = read_model(source)
+    model = read_model(source, limits)
     writer = RealWriter(model)
     operators: Counter[str] = Counter()
     left = []
