@@ -112,7 +112,7 @@ def test_a_small_text_makes_a_shard_for_every_replica(tmp_path: Path) -> None:
     assert len(list((tmp_path / "data" / "train").glob("*.pb"))) == 5  # 9,000 bytes are 70 samples of 128
 
 
-@pytest.mark.parametrize("tool", ["tree", "parameters_page", "reference_pages"])
+@pytest.mark.parametrize("tool", ["tree", "parameters_page", "reference_pages", "data_flow"])
 def test_generated_pages_are_up_to_date(tool: str) -> None:
     run(f"{shlex.quote(sys.executable)} {ROOT / 'dev' / tool} --check", ROOT)
 
