@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tests.checkpoint.test_forged import HEADERS, RECORD, WRONG_FIELDS, WRONG_RECORDS, forge
 from tests.graph.mutation import seed_model
-from tests.graph.test_budget import BOMBS
+from tests.graph.nodes.test_budget import BOMBS
 from tests.parameters.test_hostile_yaml import HOSTILE
 from tests.test_untrusted_files import ESCAPES
 

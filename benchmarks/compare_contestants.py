@@ -136,12 +136,12 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
 
     compare_bare.fill_in()
     from onward.data.in_memory import InMemoryDataLoader
-    from onward.engine.assembly import assemble
-    from onward.engine.loss_shares import LossShares
-    from onward.engine.preparation import label_ranges, plan_run, read_training_graph
+    from onward.engine.building.assembly import assemble
+    from onward.engine.building.preparation import label_ranges, plan_run, read_training_graph
+    from onward.engine.inputs.loss_normalization import LossNormalization
     from onward.engine.steps import Steps, WatchedNames
     from onward.environment import Environment
-    from onward.parallel.process import in_world_of_one
+    from onward.parallel.launch.process import in_world_of_one
     from onward.parameters import Parameters
 
     size = SIZES[task.model][task.size]
@@ -156,7 +156,7 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
     print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr)
     assembly.state.train(True)
     assembly.state.mark()
-    shares = LossShares(mesh, parameters.loss, graph.loss_names, False)
+    shares = LossNormalization(mesh, parameters.loss, graph.loss_names, False)
     compute = assembly.micro_batches(shares, (), {}, label_ranges(parameters.loss, graph), None)
     steps = Steps(assembly.state, compute, 1, None, WatchedNames(), assembly.exchange)
     stored = np.load(folder / "batches.npz")

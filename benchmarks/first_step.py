@@ -29,16 +29,16 @@ from benchmarks.compare_protocol import cpu_seconds
 
 compare_bare.fill_in()
 
-from onward.engine.compilation import Compilation  # noqa: E402
-from onward.engine.forward import Forward  # noqa: E402
-from onward.engine.network import Network  # noqa: E402
-from onward.engine.precision import Precision  # noqa: E402
-from onward.graph.loss import LossSpec  # noqa: E402
-from onward.graph.reading import read_model  # noqa: E402
+from onward.engine.network.compilation import Compilation  # noqa: E402
+from onward.engine.network.forward import Forward  # noqa: E402
+from onward.engine.network.network import Network  # noqa: E402
+from onward.engine.network.precision import Precision  # noqa: E402
+from onward.graph.losses.adding import LossSpec  # noqa: E402
+from onward.graph.reading.model_file import read_model  # noqa: E402
 from onward.graph.training_graph import make_training_graph  # noqa: E402
 from onward.lowering.module import OnnxModule  # noqa: E402
 from onward.parameters import Recompute  # noqa: E402
-from onward.plan.segments import plan_segments  # noqa: E402
+from onward.plan.costs.segments import plan_segments  # noqa: E402
 
 WAYS = ("uncompiled", "segments", "by hand")
 

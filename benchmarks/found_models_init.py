@@ -14,8 +14,8 @@ from benchmarks.found_models_inputs import open_session
 from benchmarks.found_models_row import Outcome
 from onward.data.loader import DataLoader
 from onward.environment import Environment
-from onward.graph.fixed_inputs import propose_fixed_inputs
-from onward.graph.reading import read_model
+from onward.graph.reading.model_file import read_model
+from onward.graph.repair.fixed_inputs import propose_fixed_inputs
 from onward.parameters import Checkpoint, Parameters, TensorBoard
 from onward.runner import TrainingRunner
 

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from onward.graph.fusion.passes import FUSIONS
-from onward.graph.loss import LossSpec
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.building.specialization import specialize
 from onward.lowering.module import OnnxModule
-from onward.lowering.specialization import specialize
 from onward.models import create_model
 
 

@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from tests.laws.random_networks import draw_images, image_data
-from tests.laws.random_training import ALL, NONE, distance, is_same, of_any_size, train
+from tests.invariants.random_networks import draw_images, image_data
+from tests.invariants.random_training import ALL, NONE, distance, is_same, of_any_size, train
 
 from benchmarks.fuzz import seeds_asked_for
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.laws.killing import LAYOUTS, MOMENTS, Arena, Tally
+from tests.invariants.killing import LAYOUTS, MOMENTS, Arena, Tally
 
 
 def main() -> None:

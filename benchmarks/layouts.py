@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.laws.cases import CASES
-from tests.laws.layouts import Layout, Result, differences, train
-from tests.laws.rank_pool import end_ranks
+from tests.invariants.cases import CASES
+from tests.invariants.layouts import Layout, Result, differences, train
+from tests.invariants.rank_pool import end_ranks
 
 MODELS = ["gpt2", "bert", "squeezenet_64", "u_net_64", "tied_words"]
 Sections = Mapping[str, Mapping[str, Any]]

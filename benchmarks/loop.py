@@ -28,7 +28,7 @@ from onward.data.loader import DataLoader
 from onward.data.shard_format import ShardWriter
 from onward.engine import exchange as engine_exchange
 from onward.engine import steps as engine_steps
-from onward.engine.forward import Forward
+from onward.engine.network.forward import Forward
 from onward.environment import Environment
 from onward.models import create_model
 from onward.parameters import Parameters

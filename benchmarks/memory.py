@@ -21,8 +21,8 @@ from tests.ranks import run_on_ranks
 from torch.profiler import ProfilerActivity, profile
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.forecast import forecast
-from onward.engine.preparation import plan_run, read_training_graph
+from onward.engine.building.preparation import plan_run, read_training_graph
+from onward.engine.forecast.plan_forecast import forecast
 from onward.environment import Environment
 from onward.models import create_model
 from onward.parallel.data_parallel import local_part

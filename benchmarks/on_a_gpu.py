@@ -70,8 +70,8 @@ def find_batch_size(size: str, device: str) -> None:
     compare_bare.fill_in()
     import onnx_ir as ir
 
-    from onward.engine.performance import performance_lines, synthetic_loader
-    from onward.engine.preparation import known_dimensions, label_ranges
+    from onward.engine.building.preparation import known_dimensions, label_ranges
+    from onward.engine.forecast.performance import performance_lines, synthetic_loader
     from onward.environment import Environment
     from onward.models import create_model
     from onward.parameters import Parameters

@@ -21,18 +21,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from onward.graph.loss import LossSpec
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
-from onward.parallel.pipeline import Pipeline
-from onward.parallel.pipeline_stage import StageModule
-from onward.parallel.process import start
+from onward.parallel.launch.process import start
+from onward.parallel.pipeline.pipeline import Pipeline
+from onward.parallel.pipeline.stage import StageModule
 from onward.parameters.distributed import Distributed, PipelineSchedule
-from onward.plan.schedules import StageCost, ideal_bubble_share, simulate, stages_of_rank
-from onward.plan.stages import plan_stages
-from onward.plan.stages_balance import balanced_stages
-from onward.plan.stages_graph import computed, stage_graph
+from onward.plan.costs.stage_cost import StageCost
+from onward.plan.pipeline.balance import balanced_stages
+from onward.plan.pipeline.schedules import ideal_bubble_share, simulate, stages_of_rank
+from onward.plan.pipeline.stage_graph import computed, stage_graph
+from onward.plan.pipeline.stages import plan_stages
 
 STAGES_PER_RANK: dict[PipelineSchedule, int] = {
     "GPipe": 1,

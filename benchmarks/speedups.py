@@ -29,10 +29,11 @@ from benchmarks.compare_contestants import Step, Task, make_onward, onward_field
 from benchmarks.compare_environment import hardware
 from benchmarks.compare_networks import IMAGES, SIZES
 from benchmarks.compare_protocol import Contestant
-from onward.engine.preparation import read_training_graph
+from onward.engine.building.preparation import read_training_graph
 from onward.graph.fusion.passes import FUSIONS
 from onward.graph.shared_inputs import layers_that_read_the_same
-from onward.lowering import max_pooling, products
+from onward.lowering.kernels import matmuls as products
+from onward.lowering.kernels import max_pooling
 from onward.lowering.ops import fused_cross_entropy
 from onward.parameters import Parameters
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from tests.laws.cases import IGNORING, TRANSFORMER, Case, gpt2, tokens
-from tests.laws.layouts import Layout, merged_sections, rows_of_replica
+from tests.invariants.cases import IGNORING, TRANSFORMER, Case, gpt2, tokens
+from tests.invariants.layouts import Layout, merged_sections, rows_of_replica
 from tests.ranks import run_on_ranks
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.slow_ranks import SlowRanks
+from onward.engine.faults.slow_ranks import SlowRanks
 from onward.environment import Environment
 from onward.models import create_model
 from onward.parameters import Parameters
@@ -51,7 +51,7 @@ def timed(sections: dict[str, Any], rows: dict[str, Any], replicas: int, batch: 
 
         return call
 
-    from onward.engine import integrity
+    from onward.engine.faults import integrity
 
     SlowRanks._compare = timing(SlowRanks._compare)  # type: ignore[method-assign]
     for name in ("check", "at_rest"):

@@ -142,7 +142,7 @@ READS_THE_WALL_CLOCK = {
     "report/run_record.py": "stamps a run's record",
     "report/trackers/mlflow_run.py": "stamps what MLflow shows",
     "report/page/run_record.py": "of several profiles of a run, shows the one written last",
-    "parallel/flight_recorder.py": "stamps the record of a hang, and the age of collectives that torch stamped",
+    "parallel/watch/flight_recorder.py": "stamps the record of a hang, and the age of collectives that torch stamped",
     "checkpoint/run_files.py": "compares a file's time with itself: was it written since it was uploaded",
     "exclusive/lock.py": "shows since when a folder is locked",
     "exclusive/lock_file.py": "compares a lock's time with that of a file made just now, by the same file system",
@@ -177,7 +177,7 @@ MAY_OPEN = {
     "data/packing/tokenizer_files.py": "a tokenizer that the user names, read by its own library",
     "proposal/data_facts.py": "a source that the user names",
     "artifacts/quantization.py": "files that it wrote into a temporary folder",
-    "parallel/flight_recorder.py": "stacks that this process had written into a file of its own",
+    "parallel/watch/flight_recorder.py": "stacks that this process had written into a file of its own",
     "diagnosis/exchange.py": "files that it wrote into a temporary folder",
     "commands/reporting.py": "files that it wrote into a temporary folder",
     "report/page/page.py": "files of this package",
@@ -266,7 +266,7 @@ def _calls_without_limits(path: Path, takers: dict[tuple[str, str], int | None])
 def test_limits_reach_whatever_reads_a_file() -> None:
     """A call that leaves `limits` to their default would ignore what RUN.yaml or the command line says."""
     takers = _takers_of_limits()
-    assert ("onward.graph.reading", "read_model") in takers
+    assert ("onward.graph.reading.model_file", "read_model") in takers
     assert [call for path in source_files() for call in _calls_without_limits(path, takers)] == []
 
 

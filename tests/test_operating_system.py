@@ -19,7 +19,7 @@ from onward.operating_system import (
     processor_name,
     usable_cores,
 )
-from onward.parallel.launching import check_room
+from onward.parallel.launch.launching import check_room
 from onward.parameters import Distributed
 from tests.mlp import data, save_mlp, write_shards
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.preparation import write_loss_model
+from onward.engine.building.preparation import write_loss_model
 from onward.engine.reports import CheckpointReport, EvaluationReport, StepReport
 from onward.errors import DataError, OnwardError, ParametersError
 from onward.runner import TrainingRunner

@@ -15,11 +15,11 @@ from torch import nn
 
 from onward.artifacts.training_graph import write_training_graph
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.performance import synthetic_loader
-from onward.engine.preparation import label_ranges, read_training_graph
+from onward.engine.building.preparation import label_ranges, read_training_graph
+from onward.engine.forecast.performance import synthetic_loader
 from onward.errors import DataError, ModelError, NodeError, ParametersError
-from onward.graph.loss import LossSpec
-from onward.graph.loss_file import write_model_with_loss
+from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.file import write_model_with_loss
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parameters import Parameters

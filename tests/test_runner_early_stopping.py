@@ -13,7 +13,7 @@ from onward.artifacts.trained_model import export_checkpoint
 from onward.checkpoint.reading import checkpoint_number, list_checkpoints
 from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.early_stopping import BestEvaluation
+from onward.engine.evaluating.early_stopping import BestEvaluation
 from onward.engine.reports import EvaluationReport
 from onward.errors import OnwardError, ParametersError
 from onward.parameters.evaluation import EarlyStopping

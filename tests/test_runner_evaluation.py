@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.evaluation import _read_evaluation_graph
+from onward.engine.evaluating.evaluation import _read_evaluation_graph
 from onward.errors import ParametersError
 from onward.parameters import Parameters
 from tests.mlp import (

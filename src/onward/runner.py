@@ -18,19 +18,8 @@ from onward.checkpoint.run_checkpoints import RunCheckpoints, can_save
 from onward.checkpoint.run_files import localize
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
-from onward.engine.assembly import Assembly, assemble
-from onward.engine.batch_size import BatchSizes
-from onward.engine.callbacks import Control, check_watchers
-from onward.engine.digests import digests_of
-from onward.engine.early_stopping import NOTHING_TO_COMPARE, best_evaluation
-from onward.engine.epochs import count_in_steps, count_in_steps_of
-from onward.engine.evaluation import Evaluator
-from onward.engine.functions import MetricFunction
-from onward.engine.interruption import StopRequest
-from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize
-from onward.engine.loss_spikes import LossSpikes, RollBack, without_spans
-from onward.engine.preemption import GracePeriod
-from onward.engine.preparation import (
+from onward.engine.building.assembly import Assembly, assemble
+from onward.engine.building.preparation import (
     check_dimensions,
     check_step,
     label_ranges,
@@ -43,21 +32,32 @@ from onward.engine.preparation import (
     watched_names,
     write_loss_model,
 )
+from onward.engine.building.rounds import round_steps
+from onward.engine.callbacks import Control, check_watchers
+from onward.engine.evaluating.early_stopping import NOTHING_TO_COMPARE, best_evaluation
+from onward.engine.evaluating.evaluation import Evaluator
+from onward.engine.faults.digests import digests_of
+from onward.engine.faults.loss_spikes import LossSpikes, RollBack, without_spans
+from onward.engine.faults.preemption import GracePeriod
+from onward.engine.faults.skipped_updates import SkippedUpdates, refuse_untrained_run
+from onward.engine.forecast.batch_size import BatchSizes
+from onward.engine.functions import MetricFunction
+from onward.engine.inputs.epochs import count_in_steps, count_in_steps_of
+from onward.engine.inputs.run_data import RunData
+from onward.engine.interruption import StopRequest
+from onward.engine.loop import Clock, StepDone, closing_batches, is_due, summarize
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport, Watcher
-from onward.engine.rounds import round_steps
-from onward.engine.run_data import RunData
-from onward.engine.skipped_updates import SkippedUpdates, refuse_untrained_run
 from onward.engine.state import TrainState
 from onward.engine.steering import Steering
 from onward.environment import Environment
 from onward.errors import DataError, OnwardError, ParametersError
-from onward.graph.collection import settled_objects
+from onward.graph.reading.garbage_collection import gc_frozen
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.optim.building import unmatched_rules
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.agreement import check_same
-from onward.parallel.process import Mesh, start
+from onward.parallel.launch.process import Mesh, start
 from onward.parameters import Parameters, check
 from onward.parameters.checks import fixed_fields_changed
 from onward.parameters.effects import fields_without_effect
@@ -305,7 +305,7 @@ class TrainingRunner:
         saving = self._checkpoints.saving_after_failure(settings, self.state, self.save_checkpoint)
         self._grace = GracePeriod.of(self.parameters, self.mesh.world_size, clock)
         returns = self._returns_on_interrupt and self.mesh.world_size == 1
-        with StopRequest(settings.on_sigusr1 == "stop", returns) as stop, settled_objects(), saving:
+        with StopRequest(settings.on_sigusr1 == "stop", returns) as stop, gc_frozen(), saving:
             with closing_batches(data.batches(training.batch_size, self.state.cursor)) as read:
                 batches = self.watchers.announced(without_spans(read, self.state))
                 for done in self._steps(between.not_skipped(batches, self.watchers), clock):

@@ -23,9 +23,9 @@ from onnx import TensorProto, helper, numpy_helper
 import onward
 from onward.artifacts import inference_model
 from onward.errors import StorageError
-from onward.graph.loss import LossSpec
-from onward.graph.rearrangement import Rearrangement
-from onward.graph.ties import Tie
+from onward.graph.losses.adding import LossSpec
+from onward.graph.nodes.rearrangement import Rearrangement
+from onward.graph.repair.split_weights import Tie
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.artifacts.streamed_file import STREAMED_ABOVE_BYTES, write_streamed
-from onward.graph.reading import TRAINING_INFO
+from onward.graph.reading.model_file import TRAINING_INFO
 
 
 def model_with_everything() -> onnx.ModelProto:

@@ -18,15 +18,15 @@ from torch import nn
 from onward.artifacts.training_graph import build_training_graph, write_train_step, write_training_graph
 from onward.data.batches import Batch, DataCursor
 from onward.engine.exchange import GradientExchange
-from onward.engine.forward import Forward
-from onward.engine.loss_shares import LossShares
-from onward.engine.micro_batches import OneByOne
-from onward.engine.network import whole_network
-from onward.engine.precision import Precision
+from onward.engine.inputs.loss_normalization import LossNormalization
+from onward.engine.micro_batches import SequentialMicroBatches
+from onward.engine.network.forward import Forward
+from onward.engine.network.network import whole_network
+from onward.engine.network.precision import Precision
 from onward.engine.state import TrainState
 from onward.engine.steps import Steps, WatchedNames
 from onward.errors import ModelError, ParametersError
-from onward.graph.loss import LossSpec
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
@@ -272,8 +272,10 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
     state.train()
     forward = Forward(network, (net.graph.loss_names.loss,), Precision.of(MixedPrecision()))
     exchange = GradientExchange(state.mesh, Distributed())
-    shares = LossShares(state.mesh, Loss(type="output"), net.graph.loss_names, batches_may_differ=False)
-    training = Steps(state, OneByOne(forward, shares, exchange), 1, optimizer.max_norm_clip, WatchedNames(), exchange)
+    shares = LossNormalization(state.mesh, Loss(type="output"), net.graph.loss_names, batches_may_differ=False)
+    training = Steps(
+        state, SequentialMicroBatches(forward, shares, exchange), 1, optimizer.max_norm_clip, WatchedNames(), exchange
+    )
     batches = [draw(4) for _ in range(5)]
     feeds: Features = {"update_count": torch.tensor(0)}
     for node in session.get_inputs():

@@ -16,7 +16,7 @@ import yaml
 
 from onward.cli import main
 from onward.commands.path_fields import naming_path_fields
-from onward.engine.preparation import read_training_graph
+from onward.engine.building.preparation import read_training_graph
 from onward.errors import UserError
 from onward.parameters import Parameters
 from tests.mlp import CROSS_ENTROPY, data, parameters, save_mlp, write_shards

@@ -17,7 +17,7 @@ from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.callbacks import Callback
 from onward.engine.reports import EpochReport, EvaluationReport, RunStart, StepReport, UpdateReport
 from onward.errors import DataError, ParametersError
-from onward.parallel.process import start as start_mesh
+from onward.parallel.launch.process import start as start_mesh
 from onward.parameters.distributed import Distributed
 from onward.runner import TrainingRunner
 from tests.mlp import (

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.compilation import Compilation
+from onward.engine.network.compilation import Compilation
 from onward.environment import Environment
 from onward.errors import ParametersError
 from onward.runner import TrainingRunner
-from tests.engine.test_compilation import gpt2, make_forward, refuse, step, tokens
+from tests.engine.network.test_compilation import gpt2, make_forward, refuse, step, tokens
 from tests.mlp import ON_ONE_THREAD, data, parameters, save_mlp
 from tests.watching import Recorder
 
@@ -46,7 +46,7 @@ def test_every_pass_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """What replays a graph has to know that nothing of the pass before is needed."""
     announced: list[int] = []
     monkeypatch.setattr(torch, "compile", lambda code, **_: code)
-    monkeypatch.setattr("onward.engine.compilation._missing", lambda _: None)
+    monkeypatch.setattr("onward.engine.network.compilation._missing", lambda _: None)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: announced.append(1))
     save_mlp(tmp_path)
     asked = parameters(tmp_path, training=STEPS, speed={"compile": True})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onward.engine.exchange import GradientExchange
-from onward.parallel.process import in_world_of_one
+from onward.parallel.launch.process import in_world_of_one
 from onward.parameters.distributed import Distributed
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.forecast import forecast
-from onward.engine.preparation import plan_run, read_training_graph
+from onward.engine.building.preparation import plan_run, read_training_graph
+from onward.engine.forecast.plan_forecast import forecast
 from onward.models import create_model
 from onward.parameters import Parameters
 from onward.plan.topology import Topology

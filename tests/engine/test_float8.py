@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine import precision
-from onward.engine.forecast import forecast
-from onward.engine.preparation import plan_run, read_training_graph
+from onward.engine.building.preparation import plan_run, read_training_graph
+from onward.engine.forecast.plan_forecast import forecast
+from onward.engine.network.network import precision
 from onward.errors import ParametersError
 from onward.models import create_model
 from onward.parameters import Parameters
@@ -153,7 +153,7 @@ def test_a_network_without_such_products_is_told(tmp_path: Path) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_computes_what_a_cpu_does(model: Path) -> None:
-    from onward.lowering.float8 import float8_product, why_not
+    from onward.lowering.rewriting.float8 import float8_product, why_not
 
     if why_not(torch.device("cuda")) is not None:
         pytest.skip("needs an Ada, Hopper or newer GPU")

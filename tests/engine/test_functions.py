@@ -15,7 +15,7 @@ from torch.nn import functional
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.callbacks import Callback
 from onward.errors import ParametersError
-from onward.parallel.process import start as start_mesh
+from onward.parallel.launch.process import start as start_mesh
 from onward.parameters.distributed import Distributed
 from onward.runner import TrainingRunner
 from tests.mlp import (

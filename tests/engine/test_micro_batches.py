@@ -12,16 +12,16 @@ import torch
 
 from onward.data.batches import START, Batch
 from onward.engine.exchange import GradientExchange
-from onward.engine.features import FeatureReader
-from onward.engine.forward import Forward
-from onward.engine.loss_shares import LossShares
-from onward.engine.micro_batches import SHARES, OneByOne, ThroughPipeline, shared_loss
-from onward.engine.network import whole_network
-from onward.engine.precision import Precision
-from onward.graph.loss import LossSpec
+from onward.engine.inputs.features import FeatureReader
+from onward.engine.inputs.loss_normalization import LossNormalization
+from onward.engine.micro_batches import SHARES, PipelinedMicroBatches, SequentialMicroBatches, shared_loss
+from onward.engine.network.forward import Forward
+from onward.engine.network.network import whole_network
+from onward.engine.network.precision import Precision
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
-from onward.parallel.process import in_world_of_one
+from onward.parallel.launch.process import in_world_of_one
 from onward.parameters import Loss
 from onward.parameters.distributed import Distributed
 from tests.mlp import CROSS_ENTROPY, build_mlp, cross_entropies, data, forward, weights
@@ -42,8 +42,10 @@ def test_one_by_one_adds_up_gradients_of_scaled_losses(scale: float) -> None:
     network = whole_network(OnnxModule(GRAPH))
     assert GRAPH.loss_names is not None
     loss = GRAPH.loss_names.loss
-    shares = LossShares(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, True)
-    steps = OneByOne(Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh, Distributed()))
+    shares = LossNormalization(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, True)
+    steps = SequentialMicroBatches(
+        Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh, Distributed())
+    )
     gradient = torch.zeros(4)
     for number, batch in enumerate(batches(2)):
         computed = steps.add(batch, number == 1, scale)
@@ -71,11 +73,11 @@ class RecordingPipeline:
         return torch.arange(1.0, len(features) + 1)
 
 
-def through(pipeline: RecordingPipeline, share: float | None) -> ThroughPipeline:
+def through(pipeline: RecordingPipeline, share: float | None) -> PipelinedMicroBatches:
     reader = FeatureReader(GRAPH, ("x", "label"), torch.device("cpu"))
     factors = None if share is None else torch.tensor([share])
     shares: Any = SimpleNamespace(of=lambda features, samples: factors)
-    return ThroughPipeline(pipeline, reader, shares)  # type: ignore[arg-type]
+    return PipelinedMicroBatches(pipeline, reader, shares)  # type: ignore[arg-type]
 
 
 def test_a_pipeline_gets_all_micro_batches_of_an_update_at_once() -> None:

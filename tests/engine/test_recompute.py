@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onward.engine.forward import Forward
-from onward.engine.network import Network
-from onward.engine.precision import Precision
-from onward.graph.loss import LossSpec
+from onward.engine.network.forward import Forward
+from onward.engine.network.network import Network
+from onward.engine.network.precision import Precision
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
 from onward.parameters.distributed import Recompute
-from onward.plan.segments import plan_segments
+from onward.plan.costs.segments import plan_segments
 
 
 class Counting(TorchDispatchMode):

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from onward.data.batches import Batch
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine import utilization
-from onward.engine.performance import product_rate
-from onward.engine.preparation import read_training_graph
+from onward.engine.building.preparation import read_training_graph
+from onward.engine.matmul_rate import matmul_rate
 from onward.engine.utilization import Utilization, operations_of_sample
 from onward.operating_system import peak_memory_bytes
 from tests.mlp import CLASSES, FEATURES, HIDDEN, data, parameters, save_mlp, start
@@ -26,7 +26,7 @@ RATE = 1e9
 @pytest.fixture
 def fixed_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilization, "MEASURED_FROM_SECONDS", 0.0)
-    monkeypatch.setattr(utilization, "product_rate", lambda *_: RATE)
+    monkeypatch.setattr(utilization, "matmul_rate", lambda *_: RATE)
 
 
 def batches(samples: int = 32) -> InMemoryDataLoader:
@@ -115,7 +115,7 @@ def test_nothing_is_measured_in_the_first_seconds(tmp_path: Path, monkeypatch: p
     def refuse(*_: object) -> float:
         raise AssertionError("measured too early")
 
-    monkeypatch.setattr(utilization, "product_rate", refuse)
+    monkeypatch.setattr(utilization, "matmul_rate", refuse)
     runner, recorder = start(tmp_path)
     summary = runner.run(batches())
     assert summary.mfu is None
@@ -125,7 +125,7 @@ def test_nothing_is_measured_in_the_first_seconds(tmp_path: Path, monkeypatch: p
 def test_more_than_all_is_measured_again_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilization, "MEASURED_FROM_SECONDS", 0.0)
     rates = iter([1e3, 2e3])
-    monkeypatch.setattr(utilization, "product_rate", lambda *_: next(rates))
+    monkeypatch.setattr(utilization, "matmul_rate", lambda *_: next(rates))
     save_mlp(tmp_path)
     said: list[str] = []
     used = Utilization(read_training_graph(parameters(tmp_path)), torch.device("cpu"), torch.float32, 1, said.append)
@@ -160,5 +160,5 @@ def test_measuring_leaves_the_random_numbers_of_a_run_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    product_rate(torch.device("cpu"), torch.float32, 0.01)
+    matmul_rate(torch.device("cpu"), torch.float32, 0.01)
     assert torch.equal(torch.rand(3), expected)

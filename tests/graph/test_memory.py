@@ -69,7 +69,9 @@ def _peak_growth_bytes(action: str) -> int:
 
 def test_reading_touches_no_weights(model: Path):
     """Reading and checking take under 5% of the weights' size."""
-    growth = _peak_growth_bytes(f"from onward.graph.reading import read_model; m = read_model({str(model)!r})")
+    growth = _peak_growth_bytes(
+        f"from onward.graph.reading.model_file import read_model; m = read_model({str(model)!r})"
+    )
     assert growth < 0.05 * WEIGHT_BYTES
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onward.graph.inspection import inspect
-from onward.graph.inspection_text import render
+from onward.graph.inspection.facts import inspect
+from onward.graph.inspection.text import render
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import make_training_graph
 from onward.models import create_model

@@ -11,8 +11,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from onward.graph.inspection import inspect
-from onward.graph.inspection_text import render
+from onward.graph.inspection.facts import inspect
+from onward.graph.inspection.text import render
 from onward.graph.training_graph import make_training_graph
 from tests.graph.exported import export
 from tests.graph.shared_layers import WAYS, WIDTHS, Shared, random_way, train_both

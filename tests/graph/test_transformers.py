@@ -11,7 +11,7 @@ from torch import nn
 
 from onward.graph.training_graph import make_training_graph
 from tests.graph.exported import export
-from tests.graph.test_untying import _match
+from tests.graph.repair.test_merged_weights import _match
 
 transformers = pytest.importorskip("transformers")
 

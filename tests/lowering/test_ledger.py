@@ -26,7 +26,7 @@ REFUSED_ATTRIBUTES = {"Constant": {"value_string", "value_strings", "sparse_valu
 """Attributes that hold what torch cannot; strings are refused by name, sparse tensors are read as dense ones."""
 
 ADDED_ATTRIBUTES = {"Gradient": {"body"}}
-"""Attributes that are none of the standard's: written on the node before it is lowered (graph/differentiated.py)."""
+"""Attributes that are none of the standard's: written on the node when it is read (graph/reading/differentiated.py)."""
 
 OF_ONNXRUNTIME = {("LayerNormalization", 1)}
 """Versions that onnxruntime's optimizer writes into the standard's domain, and the standard does not know."""

@@ -51,7 +51,7 @@ def _assert_trains(net: OnnxModule, saved: Saved, path: Path, bound: float) -> N
     with torch.no_grad():
         before = net(saved.data)
     target = before + torch.randn(before.shape, generator=torch.Generator().manual_seed(0)) * before.abs().mean()
-    net.hold_masters_in_float32()
+    net.keep_fp32_master_weights()
     optimizer = torch.optim.Adam(net.weights.values(), lr=1e-3)
     losses = []
     for _ in range(5):

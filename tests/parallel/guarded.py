@@ -1,4 +1,4 @@
-"""`onward` in a process in which torch's unpickling of what other ranks send fails; for `onward.parallel.launching`."""
+"""`onward` in a process where torch's unpickling of what other ranks send fails; for `parallel/launch/launching.py`."""
 
 from __future__ import annotations
 

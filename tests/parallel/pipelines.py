@@ -12,16 +12,16 @@ from torch import nn
 
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
-from onward.parallel.pipeline import Pipeline, knows_gradients
-from onward.parallel.pipeline_stage import StageModule
-from onward.parallel.process import Mesh, start
+from onward.parallel.launch.process import Mesh, start
+from onward.parallel.pipeline.pipeline import Pipeline, knows_gradients
+from onward.parallel.pipeline.stage import StageModule
 from onward.parameters.distributed import Distributed, PipelineSchedule
-from onward.plan.schedules import SPLITS_BACKWARD, stages_of_rank
-from onward.plan.stages import StagePlan, plan_stages
-from onward.plan.stages_balance import balanced_stages
-from onward.plan.stages_cut_list import stages_by_name
-from onward.plan.stages_graph import computed, stage_graph
-from onward.plan.stages_values import find_roles
+from onward.plan.pipeline.balance import balanced_stages
+from onward.plan.pipeline.cut_list import stages_by_name
+from onward.plan.pipeline.schedules import SPLITS_BACKWARD, stages_of_rank
+from onward.plan.pipeline.stage_graph import computed, stage_graph
+from onward.plan.pipeline.stages import StagePlan, plan_stages
+from onward.plan.roles import find_roles
 from tests.plan.staged_models import AWKWARD_STAGES, batch_of, graph_of
 
 STAGES_PER_RANK: dict[PipelineSchedule, int] = {

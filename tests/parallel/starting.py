@@ -56,9 +56,8 @@ def mpich(count: int) -> list[str]:
 
 def own_launcher(count: int) -> list[str]:
     """The launcher of `onward train`, for arguments of Python that follow."""
-    program = (
-        "import sys; from onward.parallel.launching import launch_workers; sys.exit(launch_workers({}, sys.argv[1:]))"
-    )
+    imports = "import sys; from onward.parallel.launch.launching import launch_workers"
+    program = imports + "; sys.exit(launch_workers({}, sys.argv[1:]))"
     return [sys.executable, "-c", program.format(count)]
 
 

@@ -20,7 +20,7 @@ from onward.parallel.data_parallel import (
     reshard,
     rows_of,
 )
-from onward.parallel.process import Mesh, in_world_of_one, start
+from onward.parallel.launch.process import Mesh, in_world_of_one, start
 from onward.parameters.distributed import Distributed
 from tests.ranks import run_on_ranks
 

@@ -6,8 +6,8 @@ import torch
 
 from onward.parallel.gathering import gather_whole
 from onward.parallel.gradients import finish_gradients, sum_over_replicas, sum_over_shards, total_norm
+from onward.parallel.launch.process import Mesh, in_world_of_one, start
 from onward.parallel.pieces import Piece
-from onward.parallel.process import Mesh, in_world_of_one, start
 from onward.parameters.distributed import Distributed
 from onward.plan.shards import Box, WeightShard
 from tests.ranks import run_on_ranks

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from onward.graph.training_graph import TrainingGraph
+from onward.lowering.building.shapes import find_value_facts
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
-from onward.lowering.shapes import find_value_facts
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.shards import take_part

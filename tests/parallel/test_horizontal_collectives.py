@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.building.shapes import find_value_facts
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
-from onward.lowering.shapes import find_value_facts
 from onward.models import create_model
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import plan_horizontal

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.building.shapes import find_value_facts
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops.fused_attention import attention
-from onward.lowering.shapes import find_value_facts
 from onward.models import create_model
 from onward.parallel.horizontal.attention import attention_of_part
 from onward.parallel.horizontal.random import drop_part, numbers_of_rank

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from onward.operating_system import is_running
-from onward.parallel.launcher import Launch
-from onward.parallel.meeting import open_store
+from onward.parallel.rendezvous.launcher import Launch
+from onward.parallel.rendezvous.rendezvous import open_store
 from tests.parallel.starting import (
     LONGEST_SECONDS,
     WORKER,

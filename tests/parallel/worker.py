@@ -15,9 +15,9 @@ import torch.distributed as dist
 from onward.engine.interruption import StopRequest
 from onward.errors import DataError, Interrupted
 from onward.parallel.agreement import UpdateAgreement, check_same
-from onward.parallel.failure import ending_together
-from onward.parallel.launcher import detect
-from onward.parallel.process import Mesh, start, stop
+from onward.parallel.launch.process import Mesh, start, stop
+from onward.parallel.rendezvous.launcher import detect
+from onward.parallel.watch.failure import ending_together
 from onward.parameters.distributed import Distributed
 
 

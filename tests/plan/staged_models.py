@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onward.graph.loss import LossSpec
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.models import create_model
-from onward.plan.stages_joined import join_stage_models
+from onward.plan.pipeline.joined_models import join_stage_models
 
 GPT2 = {"size": "tiny", "layers": 4, "heads": 2, "width": 16, "vocab_size": 31, "context_length": 12, "dropout": 0.0}
 BERT = {"size": "tiny", "layers": 4, "heads": 2, "width": 16, "vocab_size": 31, "context_length": 12, "dropout": 0.0}

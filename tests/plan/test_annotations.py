@@ -17,7 +17,7 @@ from onward.commands.planning import plan
 from onward.errors import ModelError
 from onward.models import create_model
 from onward.parameters import Parameters
-from onward.plan.annotations import METADATA_KEY, annotate, compare_splits, read_wish
+from onward.plan.annotations import METADATA_KEY, annotate, compare_splits, read_requested_sharding
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.shards import WeightShard
 from onward.plan.topology import Topology
@@ -100,7 +100,7 @@ def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
     wish_of = HorizontalPlan(2, {"W": WeightShard(0, (2,))})
     model = tiny()
     annotate(model, Topology(1, 2, 1), wish_of, {}, {0: 0}, {})
-    wish = read_wish(model, Topology(1, 2, 1))
+    wish = read_requested_sharding(model, Topology(1, 2, 1))
     assert wish is not None
     assert wish.splits == {"W": (0, 2)}
     assert compare_splits(wish, wish_of) == []
@@ -128,7 +128,7 @@ def test_annotating_again_replaces_its_own_and_keeps_others() -> None:
 
 
 def test_a_model_without_annotations_wishes_nothing() -> None:
-    assert read_wish(tiny(), Topology(1, 2, 2)) is None
+    assert read_requested_sharding(tiny(), Topology(1, 2, 2)) is None
 
 
 def tiny(**broken: Any) -> ir.Model:
@@ -167,12 +167,12 @@ def tiny(**broken: Any) -> ir.Model:
 )  # fmt: skip
 def test_broken_annotations_are_refused(broken: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError) as error:
-        read_wish(tiny(**broken), Topology())
+        read_requested_sharding(tiny(**broken), Topology())
     assert str(error.value) == (
         f"the model's multi-device annotations are broken: {words}. Mend them, or remove them (model.configuration and "
         "the nodes' device_configurations)."
     )
-    assert read_wish(tiny(axis=0), Topology()) is not None
+    assert read_requested_sharding(tiny(axis=0), Topology()) is not None
 
 
 def test_broken_annotations_stop_a_run(tmp_path: Path) -> None:

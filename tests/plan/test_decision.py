@@ -8,12 +8,12 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from onward.engine.preparation import plan_run
+from onward.engine.building.preparation import plan_run
 from onward.errors import ParametersError
 from onward.parameters import Parameters
 from onward.plan.decision import graph_of_rank, stages_of_local_graph
 from onward.plan.topology import Topology
-from tests.laws.cases import CASES
+from tests.invariants.cases import CASES
 from tests.plan.staged_models import graph_of
 
 SIZES = [(1, 2, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2), (4, 1, 2)]

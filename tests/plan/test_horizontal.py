@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ParametersError
-from onward.graph.loss import LossSpec
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
-from onward.lowering.shapes import find_value_facts
+from onward.lowering.building.shapes import find_value_facts
 from onward.models import create_model
 from onward.plan.horizontal.cuts import Cut
 from onward.plan.horizontal.local_graph import localize

@@ -6,7 +6,7 @@ import pytest
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
-from onward.lowering.shapes import find_value_facts
+from onward.lowering.building.shapes import find_value_facts
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from tests.plan.test_horizontal import gpt2, parsed, planned
 

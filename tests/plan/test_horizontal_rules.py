@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.plan.horizontal import planning
-from onward.plan.horizontal.cuts import CannotCutError, Cut, Facts, Site
+from onward.plan.horizontal.cuts import CannotCutError, Cut, Facts, NodeContext
 from onward.plan.horizontal.rules import apply_rule
 
 assert planning  # importing it registers the rules
@@ -24,17 +24,17 @@ def site(
     version: int = 20,
     domain: str = "",
     **attributes: Any,
-) -> Site:
+) -> NodeContext:
     """A node with the shapes of its operands; an operand named "" is left out."""
     operands = [ir.Value(name=name) if name else None for name in inputs]
     node = ir.node(
         op_type, operands, attributes=attributes, outputs=[ir.Value(name=name) for name in outputs],
         domain=domain, name="n",
     )  # fmt: skip
-    return Site(node, version, Facts({**inputs, **outputs}, numbers or {}, frozenset(inputs)))
+    return NodeContext(node, version, Facts({**inputs, **outputs}, numbers or {}, frozenset(inputs)))
 
 
-def said(node: Site, inputs: Mapping[int, Cut] | None = None, outputs: Mapping[int, Cut] | None = None) -> str:
+def said(node: NodeContext, inputs: Mapping[int, Cut] | None = None, outputs: Mapping[int, Cut] | None = None) -> str:
     with pytest.raises(CannotCutError) as caught:
         apply_rule(node, inputs or {}, outputs or {})
     return str(caught.value)
@@ -43,7 +43,7 @@ def said(node: Site, inputs: Mapping[int, Cut] | None = None, outputs: Mapping[i
 X, Y = {"x": SIZES}, {"y": SIZES}
 COLUMNS = {0: Cut(1, (8,))}
 IMAGE = (2, 8, 6, 6)
-CASES: dict[str, tuple[Site, Mapping[int, Cut], Mapping[int, Cut], str]] = {
+CASES: dict[str, tuple[NodeContext, Mapping[int, Cut], Mapping[int, Cut], str]] = {
     "no rule": (site("Det", X, Y), COLUMNS, {}, "nothing is known of how Det computes on parts"),
     "whole operand": (
         site("Attention", {"q": (2, 3, 8), "k": (2, 3, 4), "v": (2, 3, 4)}, {"y": (2, 3, 8)},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from onward.plan.costs.stage_cost import StageCost
 from onward.plan.memory import StageFootprint, Traffic, estimated_footprint, rank_memory
-from onward.plan.schedules import StageCost, simulate
+from onward.plan.pipeline.schedules import simulate
 
 HELD = {"weights": 10.0, "moments": 20.0, "gradients": 10.0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onward.parameters.distributed import Recompute
-from onward.plan.segments import SegmentPlan, plan_segments
+from onward.plan.costs.segments import SegmentPlan, plan_segments
 from onward.plan.zero_units import LEAST_BYTES, HeldWeight, choose_units
 from tests.plan.staged_models import graph_of
 

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from onward.proposal.propose import propose
-from tests.graph.test_fixed_inputs import batch_first, voice_model
-from tests.graph.test_frozen_statistics import normalized_model
+from tests.graph.repair.test_fixed_inputs import batch_first, voice_model
+from tests.graph.repair.test_frozen_statistics import normalized_model
 from tests.mlp import build_mlp, data
 
 

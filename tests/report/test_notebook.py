@@ -115,7 +115,7 @@ def test_values_show_themselves() -> None:
 
 
 def test_a_plan_shows_itself(tmp_path: Path) -> None:
-    from onward.engine.preparation import read_training_graph
+    from onward.engine.building.preparation import read_training_graph
     from tests.mlp import parameters, save_mlp
 
     save_mlp(tmp_path)

@@ -45,7 +45,7 @@ SLOW = {
     "reading the model": "onward.runner.read_training_graph",
     "building the network": "onward.runner.assemble",
     "reading the first batch": "onward.data.loader.load_shard",
-    "evaluating": "onward.engine.evaluation._evaluate",
+    "evaluating": "onward.engine.evaluating.evaluation._evaluate",
 }
 
 

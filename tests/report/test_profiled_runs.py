@@ -19,12 +19,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.loop import Clock
 from onward.lowering.program import Program
-from onward.parallel.pipeline import knows_gradients
+from onward.parallel.pipeline.pipeline import knows_gradients
 from onward.parameters import Parameters
-from onward.plan.schedules import SPLITS_BACKWARD
+from onward.plan.pipeline.schedules import SPLITS_BACKWARD
 from onward.report.profiler import NodeProfiler
 from onward.runner import TrainingRunner
-from tests.laws.rank_pool import call_on_ranks
+from tests.invariants.rank_pool import call_on_ranks
 from tests.mlp import ON_ONE_THREAD
 from tests.watching import Recorder
 

@@ -20,9 +20,9 @@ from onward.artifacts.streamed_file import write_streamed
 from onward.errors import ModelError, StorageError
 from onward.exclusive.temporary import temporary_folder
 from onward.graph.classical.rewriting import AttributeWeight
-from onward.graph.reading import complete_file, read_model
-from onward.graph.rearrangement import Rearrangement
-from onward.graph.ties import Tie
+from onward.graph.nodes.rearrangement import Rearrangement
+from onward.graph.reading.model_file import complete_file, read_model
+from onward.graph.repair.split_weights import Tie
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.parameters.limits import UNLIMITED

@@ -24,9 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onward.artifacts.backward_decompositions import backward_decompositions
 from onward.errors import ModelError, ParametersError, UserError
+from onward.lowering.building.specialization import fold_constants, specialize
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
-from onward.lowering.specialization import fold_constants, specialize
 
 CPU = torch.device("cpu")
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)

@@ -12,7 +12,7 @@ from onward.artifacts.optimizer_graph import write_optimizer_graph
 from onward.artifacts.training_graph import write_train_step, write_training_graph
 from onward.artifacts.training_info import write_training_info
 from onward.checkpoint.reading import find_checkpoint, read_new_tensors
-from onward.engine.preparation import read_training_graph
+from onward.engine.building.preparation import read_training_graph
 from onward.errors import CheckpointError, ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 
-from onward.graph.reading import restore_kept_fields
+from onward.graph.reading.model_file import restore_kept_fields
 
 STREAMED_ABOVE_BYTES = 4096
 """Smaller tensors are part of what is written at once."""

@@ -17,13 +17,13 @@ from onward.artifacts.inference_model import export, export_weights, save_model,
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
 from onward.checkpoint.reading import checkpoint_name, find_checkpoint, open_tensors, read_record
-from onward.engine.early_stopping import BestEvaluation
+from onward.engine.evaluating.early_stopping import BestEvaluation
 from onward.engine.reports import EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.exclusive.temporary import temporary_folder
-from onward.graph.lazy_file import read_model_lazily
-from onward.graph.reading import prepare_for_lowering, read_model
+from onward.graph.reading.lazy_file import read_model_lazily
+from onward.graph.reading.model_file import prepare_for_lowering, read_model
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
 from onward.parallel.agreement import gather_numbers
@@ -31,7 +31,7 @@ from onward.parallel.gathering import describe_whole, gather_whole
 from onward.parallel.pieces import Piece
 from onward.parameters import Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, UNLIMITED, Limits
-from onward.plan.stages_joined import join_stage_models
+from onward.plan.pipeline.joined_models import join_stage_models
 
 
 def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:

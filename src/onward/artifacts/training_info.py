@@ -28,10 +28,10 @@ from onward.artifacts.optimizer_graph import (
     slot_names,
 )
 from onward.errors import ModelError
-from onward.graph.differentiated import TRAINING_DOMAIN
-from onward.graph.node_writer import NodeWriter, free_name, value_names
-from onward.graph.reading import TRAINING_INFO
-from onward.graph.ties import rearranging_nodes
+from onward.graph.nodes.node_writer import NodeWriter, free_name, value_names
+from onward.graph.reading.differentiated import TRAINING_DOMAIN
+from onward.graph.reading.model_file import TRAINING_INFO
+from onward.graph.repair.split_weights import rearranging_nodes
 from onward.graph.training_graph import TrainingGraph
 from onward.optim.building import attributes_of_weight
 from onward.parameters import Optimizer

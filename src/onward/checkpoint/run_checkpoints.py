@@ -19,11 +19,11 @@ from onward.checkpoint.resuming import choose_checkpoint
 from onward.checkpoint.run_files import RunFiles
 from onward.checkpoint.run_record import read_run_record
 from onward.checkpoint.writing import CheckpointWriter
-from onward.engine.integrity import StateDigests
-from onward.engine.loss_spikes import RollBack
+from onward.engine.faults.integrity import StateDigests
+from onward.engine.faults.loss_spikes import RollBack
 from onward.engine.state import TrainState
 from onward.errors import CorruptionError, OnwardError, ParametersError, StorageError
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
 from onward.parameters import Checkpoint, Parameters
 
 GO_ON = "The same command resumes from there."
@@ -170,7 +170,7 @@ class RunCheckpoints:
         Args:
             parameters: of the round.
             state: what is saved.
-            batch_sizes: what is known of micro-batches (`onward.engine.batch_size`).
+            batch_sizes: what is known of micro-batches (`onward.engine.forecast.batch_size`).
             callbacks: what callbacks keep, by name.
             best_update: of the checkpoint that is kept as the best.
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from onward.checkpoint.agreement import do_together
 from onward.errors import StorageError
 from onward.exclusive.lock import Locks, lock_outputs
-from onward.parallel.launcher import detect
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
+from onward.parallel.rendezvous.launcher import detect
 from onward.parameters import Parameters
 from onward.remote.copies import fetch_folder, local_folder, local_model, place_of, upload_file
 from onward.remote.files import list_folder, remove, shown, url_of

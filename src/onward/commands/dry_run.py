@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from onward.checkpoint.reading import find_latest
 from onward.commands.loaders import test_loader, training_loader
-from onward.engine.epochs import count_in_steps
+from onward.engine.inputs.epochs import count_in_steps
 from onward.engine.reports import RunSummary, Watcher
 from onward.environment import Environment
-from onward.parallel.process import start, stop
+from onward.parallel.launch.process import start, stop
 from onward.parameters import Aim, Checkpoint, EarlyStopping, Mlflow, Parameters, Profiler, TensorBoard, Wandb
 from onward.report.formatting import format_duration, format_value
 from onward.runner import TrainingRunner

@@ -13,8 +13,8 @@ from onward.commands.rehearsal import training_loader, without_traces
 from onward.commands.wizard import ask
 from onward.data.manifest import Manifest, read_manifest
 from onward.data.packing.packer import pack
-from onward.engine.batch_size import UNTRIED_SHARE, find_by_forecast, has_fixed_batch, peak_bytes
-from onward.engine.preparation import present_feature_specs, read_training_graph
+from onward.engine.building.preparation import present_feature_specs, read_training_graph
+from onward.engine.forecast.batch_size import UNTRIED_SHARE, find_by_forecast, has_fixed_batch, peak_bytes
 from onward.environment import Environment
 from onward.errors import DataError, ParametersError, StorageError, UserError
 from onward.parallel.memory import memory_of_rank

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onward.data.loader import DataLoader
 from onward.errors import ParametersError
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from onward.errors import ParametersError, StorageError
-from onward.plan.drawing import WIDTH, Shape, text_corner, to_svg
+from onward.plan.report.drawing import WIDTH, Shape, text_corner, to_svg
 
 IMAGE_TYPES = (".svg", ".png")
 

@@ -11,18 +11,18 @@ import torch
 
 from onward.commands.pictures import checked_image, write_image
 from onward.data.shard import FeatureSpec
-from onward.engine.batch_size import find_by_forecast, outcome
-from onward.engine.forecast import forecast
-from onward.engine.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
+from onward.engine.building.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
+from onward.engine.forecast.batch_size import find_by_forecast, outcome
+from onward.engine.forecast.plan_forecast import forecast
 from onward.errors import ParametersError, StorageError
-from onward.graph.reading import complete_file, read_model
+from onward.graph.reading.model_file import complete_file, read_model
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
-from onward.plan.drawing import picture
-from onward.plan.recompute import check_recompute
-from onward.plan.report_text import recompute_note, render, zero_note
-from onward.plan.schedules import rank_of_stage
+from onward.plan.costs.recompute import check_recompute
+from onward.plan.pipeline.schedules import rank_of_stage
+from onward.plan.report.drawing import picture
+from onward.plan.report.text import recompute_note, render, zero_note
 from onward.plan.topology import Topology
 
 

@@ -14,16 +14,16 @@ from onward.checkpoint.run_checkpoints import RunCheckpoints
 from onward.commands.pictures import checked_image, write_image
 from onward.commands.rehearsal import training_loader, without_traces
 from onward.data.loader import DataLoader
-from onward.engine.assembly import assemble
+from onward.engine.building.assembly import assemble
+from onward.engine.building.preparation import check_dimensions, label_ranges, plan_run, read_training_graph
+from onward.engine.building.rounds import make_steps
 from onward.engine.loop import closing_batches
-from onward.engine.preparation import check_dimensions, label_ranges, plan_run, read_training_graph
 from onward.engine.range_test import Point, RangeTest, rates, run_range_test
-from onward.engine.rounds import make_steps
 from onward.environment import Environment
 from onward.errors import ParametersError
-from onward.parallel.process import in_world_of_one
+from onward.parallel.launch.process import in_world_of_one
 from onward.parameters import Checkpoint, Distributed, Parameters
-from onward.plan.drawing import WIDTH, Shape
+from onward.plan.report.drawing import WIDTH, Shape
 
 _ROWS = 20
 _LEFT, _TOP, _HEIGHT = 90, 60, 320

@@ -18,19 +18,19 @@ from onward.commands.dry_run import dry_run
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
-from onward.engine.epochs import count_in_steps
+from onward.engine.building.preparation import known_dimensions, label_ranges, present_feature_specs
+from onward.engine.faults.out_of_memory import smaller_batches
+from onward.engine.forecast.performance import performance_lines, synthetic_loader
+from onward.engine.inputs.epochs import count_in_steps
 from onward.engine.interruption import SAVE_SIGNAL
-from onward.engine.out_of_memory import smaller_batches
-from onward.engine.performance import performance_lines, synthetic_loader
-from onward.engine.preparation import known_dimensions, label_ranges, present_feature_specs
 from onward.engine.reports import Watcher
 from onward.environment import Environment, choose_allocator
-from onward.parallel.failure import ending_together
-from onward.parallel.launcher import detect
-from onward.parallel.launching import check_room, launch, worker_count
-from onward.parallel.listening import listening_note
-from onward.parallel.process import Mesh, start, stop
-from onward.parallel.restarting import RESTARTED_AFTER, Restarts, launch_until_done
+from onward.parallel.launch.launching import check_room, launch, worker_count
+from onward.parallel.launch.process import Mesh, start, stop
+from onward.parallel.launch.restarting import RESTARTED_AFTER, Restarts, launch_until_done
+from onward.parallel.rendezvous.launcher import detect
+from onward.parallel.rendezvous.listening import listening_note
+from onward.parallel.watch.failure import ending_together
 from onward.parameters import Checkpoint, Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.metrics_file import JsonConsole

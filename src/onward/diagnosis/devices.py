@@ -10,10 +10,10 @@ import torch
 import torch.version
 
 from onward.diagnosis.findings import Finding
-from onward.engine.performance import format_operations, product_rate
+from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.errors import ParametersError
 from onward.operating_system import free_memory_bytes, processor_name, usable_cores
-from onward.parallel.launcher import detect
+from onward.parallel.rendezvous.launcher import detect
 
 SMALL_MEMORY_BYTES = 2e9
 
@@ -89,5 +89,5 @@ def check_products(seconds: float) -> Iterator[Finding]:
     kinds = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
     cases = [(device, dtype) for device in kinds for dtype in (torch.float32, torch.bfloat16)]
     for device, dtype in cases:
-        rate = product_rate(device, dtype, seconds / len(cases))
+        rate = matmul_rate(device, dtype, seconds / len(cases))
         yield Finding("speed", f"{device.type}, {str(dtype).removeprefix('torch.')}: {format_operations(rate)}/s")

@@ -12,7 +12,7 @@ import torch
 from onward import operating_system
 from onward.diagnosis.findings import Finding
 from onward.operating_system import usable_cores
-from onward.parallel.launching import launch_workers
+from onward.parallel.launch.launching import launch_workers
 
 
 def check_exchange(processes: int | None, seconds: float) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ from torch.nn.utils import get_total_norm
 
 from onward.engine.state import TrainState
 from onward.parallel import data_parallel, gradients
-from onward.parallel.pipeline import Pipeline
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
+from onward.parallel.pipeline.pipeline import Pipeline
 from onward.parameters.distributed import Distributed
 
 

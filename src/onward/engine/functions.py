@@ -12,7 +12,7 @@ import torch
 
 from onward.engine.exchange import GradientExchange
 from onward.errors import ParametersError
-from onward.lowering.dtypes import tensor_from_array
+from onward.lowering.kernels.dtypes import tensor_from_array
 
 Tensors = Mapping[str, torch.Tensor]
 LossFunction = Callable[[Tensors, Tensors], torch.Tensor]

@@ -13,11 +13,11 @@ import torch
 
 from onward.data.batches import Batch
 from onward.engine.exchange import GradientExchange
-from onward.engine.features import FeatureReader
-from onward.engine.forward import Forward
 from onward.engine.functions import call_loss, features_on
-from onward.engine.loss_shares import LossShares
-from onward.parallel.pipeline import Pipeline
+from onward.engine.inputs.features import FeatureReader
+from onward.engine.inputs.loss_normalization import LossNormalization
+from onward.engine.network.forward import Forward
+from onward.parallel.pipeline.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class MicroBatches(Protocol):
         """
 
 
-class OneByOne:
+class SequentialMicroBatches:
     """Forward and backward as soon as a micro-batch comes."""
 
-    def __init__(self, forward: Forward, shares: LossShares, exchange: GradientExchange) -> None:
+    def __init__(self, forward: Forward, shares: LossNormalization, exchange: GradientExchange) -> None:
         self.forward = forward
         self.shares = shares
         self.exchange = exchange
@@ -89,10 +89,10 @@ SHARES = "onward/loss shares"
 """Under this name the factors of a micro-batch's losses travel with its features to the last stage."""
 
 
-class ThroughPipeline:
+class PipelinedMicroBatches:
     """Keeps micro-batches until all of an update are there, and passes them through the stages."""
 
-    def __init__(self, pipeline: Pipeline, reader: FeatureReader, shares: LossShares) -> None:
+    def __init__(self, pipeline: Pipeline, reader: FeatureReader, shares: LossNormalization) -> None:
         self.pipeline = pipeline
         self.reader = reader
         self.shares = shares

@@ -88,7 +88,7 @@ def run_range_test(
         steps.update(next(batches), rate, watch=False)
         loss = steps.take_mean_loss()
         if not math.isfinite(loss):
-            return judge(points, True)
+            return result_of(points, True)
         steps.state.mark()
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
         point = Point(rate, loss, mean / (1 - SMOOTHING ** (len(points) + 1)))
@@ -97,8 +97,8 @@ def run_range_test(
             each(point)
         least = min(one.smoothed for one in points)
         if len(points) > 1 and point.smoothed > (DIVERGENCE * least if least > 0 else least + DIVERGENCE * abs(least)):
-            return judge(points, True)
-    return judge(points, False)
+            return result_of(points, True)
+    return result_of(points, False)
 
 
 def _slope(points: Sequence[Point], index: int) -> float:
@@ -110,7 +110,7 @@ def _slope(points: Sequence[Point], index: int) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in near) / sum((x - mean_x) ** 2 for x, _ in near)
 
 
-def judge(points: Sequence[Point], diverged: bool) -> RangeTest:
+def result_of(points: Sequence[Point], diverged: bool) -> RangeTest:
     """Finds the steepest descent and the smallest smoothed loss."""
     first = max(1, round(_LEFT_OUT * len(points)))
     slopes = {index: _slope(points, index) for index in range(first, len(points) - 1)}

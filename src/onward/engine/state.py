@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from onward.data.batches import DataCursor
-from onward.engine.local_weights import LocalWeight, local_weights
-from onward.engine.network import Network
+from onward.engine.network.local_weights import LocalWeight, local_weights
+from onward.engine.network.network import Network
 from onward.optim.building import slots_by_name
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import RateAdjustment
+from onward.parallel.launch.process import Mesh, in_world_of_one
 from onward.parallel.pieces import Piece
-from onward.parallel.process import Mesh, in_world_of_one
 from onward.plan.shards import WeightShard
 
 
@@ -48,7 +48,7 @@ Place = tuple[int, int]
 
 @dataclass
 class LossCourse:
-    """The course of a run's losses, by which spikes are recognized (`onward.engine.loss_spikes`).
+    """The course of a run's losses, by which spikes are recognized (`onward.engine.faults.loss_spikes`).
 
     Attributes:
         losses, log_norms: of the last updates: the largest loss of any replica, the logarithm of the gradient norm.

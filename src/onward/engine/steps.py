@@ -14,7 +14,7 @@ from onward.data.batches import Batch
 from onward.engine.exchange import GradientExchange
 from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
-from onward.graph.weight_names import WeightNames
+from onward.graph.weights.names import WeightNames
 from onward.optim.building import is_fused, set_learning_rate
 from onward.parallel.gathering import gather_whole
 

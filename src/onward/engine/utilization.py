@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from onward.data.batches import Batch
-from onward.engine.performance import PRODUCT_SECONDS, format_operations, product_rate
-from onward.engine.sample_shapes import fit_sample_shape
+from onward.engine.inputs.sample_shapes import fit_sample_shape
+from onward.engine.matmul_rate import MATMUL_SECONDS, format_operations, matmul_rate
 from onward.errors import OnwardError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
 from onward.operating_system import peak_memory_bytes
-from onward.plan.costs import measure_costs
+from onward.plan.costs.costs import measure_costs
 
 MEASURED_FROM_SECONDS = 30.0
 """Training time from which MFU is measured: counting and the product take about a second, once in a run."""
@@ -90,14 +90,14 @@ class Utilization:
 
     def _measure(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[float, float]:
         operations = operations_of_sample(self._graph, shapes)
-        possible = None if not operations else self._product_rate()
+        possible = None if not operations else self._matmul_rate()
         return _OFF if not operations or possible is None else (operations, possible)
 
-    def _product_rate(self) -> float | None:
+    def _matmul_rate(self) -> float | None:
         """What the device does in a second; None: there is no memory left for such a product."""
         self._earlier_peak_bytes = self.peak_memory_bytes()
         try:
-            return product_rate(self._device, self._dtype, PRODUCT_SECONDS)
+            return matmul_rate(self._device, self._dtype, MATMUL_SECONDS)
         except torch.OutOfMemoryError:
             self._say("MFU is not shown: the GPU has no memory left in which to measure a large matrix product.")
             return None
@@ -109,13 +109,13 @@ class Utilization:
         """Measures again what the device can do: it may have been busy with something else. Above 100 % is reported."""
         self._is_checked = True
         operations, possible = self._measured or _OFF
-        self._measured = (operations, max(possible, self._product_rate() or 0.0))
+        self._measured = (operations, max(possible, self._matmul_rate() or 0.0))
         share = self._share(samples_per_second)
         if share > 1:
             kind = str(self._dtype).removeprefix("torch.")
             self._say(
                 f"MFU is {share:.0%}, above 100%: the model does {format_operations(operations)} a sample, more in a "
-                f"second than one large {kind} matrix product here ({format_operations(self._measured[1])}/s). Other "
+                f"second than one large {kind} matmul here ({format_operations(self._measured[1])}/s). Other "
                 "work slowed the measurement down, or the model's layers have faster algorithms; compare throughput "
                 "instead."
             )

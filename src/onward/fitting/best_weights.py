@@ -8,7 +8,7 @@ import torch
 
 from onward.checkpoint.reading import checkpoint_name, read_pieces
 from onward.engine.callbacks import Callback
-from onward.engine.early_stopping import BestEvaluation
+from onward.engine.evaluating.early_stopping import BestEvaluation
 from onward.engine.reports import EvaluationReport
 from onward.engine.state import TrainState
 from onward.parallel.agreement import gather_numbers

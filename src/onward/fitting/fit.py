@@ -27,9 +27,9 @@ from onward.fitting.choosing import choose, choose_for_path
 from onward.fitting.history import History
 from onward.fitting.request import ModelPorts, Wanted, loss_of, parameters_of
 from onward.fitting.result import FitResult, was_interrupted
-from onward.graph.reading import ModelSource, read_model
+from onward.graph.reading.model_file import ModelSource, read_model
 from onward.parallel.agreement import agree_on_least
-from onward.parallel.process import Mesh, start
+from onward.parallel.launch.process import Mesh, start
 from onward.parameters import Loss
 from onward.parameters.distributed import Distributed
 from onward.parameters.limits import Limits

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient
+from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Linear layers that read the same value, as queries, keys and values do: in training one function computes them all.
 
-`lowering/cheap_inputs.py` joins them, in the code of a pass; here they are counted, for the user.
+`lowering/rewriting/recomputed_inputs.py` joins them, in the code of a pass; here they are counted, for the user.
 """
 
 from __future__ import annotations

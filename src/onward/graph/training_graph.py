@@ -9,29 +9,29 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.branches import notes_on_branches
-from onward.graph.budget import Deadline
 from onward.graph.classical.passes import rewrite_classical
 from onward.graph.classical.rewriting import AttributeWeight, Rewritten
 from onward.graph.classical.side_outputs import WhyNotLowered, leave_out_side_outputs, notes_on_side_outputs
-from onward.graph.collection import without_collection
-from onward.graph.dimensions import name_open_dimensions
-from onward.graph.dropout import add_dropout
-from onward.graph.export_notes import notes_on_export
-from onward.graph.fixed_inputs import FIXED_INPUT, fix_inputs
-from onward.graph.frozen_statistics import FROZEN_STATISTIC, freeze_running_statistics
-from onward.graph.frozen_tensors import note_on_frozen, why_nothing_trains
 from onward.graph.fusion import passes
-from onward.graph.lifted_tensors import note_on_lifted
-from onward.graph.loss import LossNames, LossSpec, add_loss
-from onward.graph.reading import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
+from onward.graph.losses.adding import LossNames, LossSpec, add_loss
+from onward.graph.nodes.budget import Deadline
+from onward.graph.reading.dimensions import name_open_dimensions
+from onward.graph.reading.garbage_collection import without_collection
+from onward.graph.reading.model_file import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
+from onward.graph.reading.sequences import unpack_sequences
+from onward.graph.reading.sparse_tensors import SPARSE, notes_on_sparse_tensors
 from onward.graph.rebatching.passes import Rebatching, rebatch_graph
-from onward.graph.sequences import unpack_sequences
-from onward.graph.sparse_tensors import SPARSE, notes_on_sparse_tensors
-from onward.graph.ties import Tie, notes_on_ties, tie_copies
-from onward.graph.untying import untie_merged_weights
-from onward.graph.weight_names import WeightNames, weight_names
-from onward.graph.weights import ImmutableWeights, choose_weights, find_running_statistics
+from onward.graph.repair.dropout import add_dropout
+from onward.graph.repair.export_notes import notes_on_export
+from onward.graph.repair.fixed_inputs import FIXED_INPUT, fix_inputs
+from onward.graph.repair.frozen_statistics import FROZEN_STATISTIC, freeze_running_statistics
+from onward.graph.repair.merged_weights import untie_merged_weights
+from onward.graph.repair.split_weights import Tie, notes_on_ties, tie_copies
+from onward.graph.weights.branches import notes_on_branches
+from onward.graph.weights.choice import ImmutableWeights, choose_weights, find_running_statistics
+from onward.graph.weights.frozen_tensors import note_on_frozen, why_nothing_trains
+from onward.graph.weights.lifted_tensors import note_on_lifted
+from onward.graph.weights.names import WeightNames, weight_names
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.training import DropoutRule
 

@@ -16,8 +16,8 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.node_writer import NodeWriter
-from onward.graph.reading import model_from_proto, prepare_for_lowering, read_proto
+from onward.graph.nodes.node_writer import NodeWriter
+from onward.graph.reading.model_file import model_from_proto, prepare_for_lowering, read_proto
 from onward.graph.weights import find_running_statistics
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 

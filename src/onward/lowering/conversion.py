@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from onward.errors import ModelError, ParametersError
-from onward.graph.reading import ModelSource
+from onward.graph.reading.model_file import ModelSource
+from onward.graph.reading.widening import widen_to_float32
 from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import make_training_graph
-from onward.graph.widening import widen_to_float32
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import OnnxModule
 from onward.lowering.rebatching_proof import prove_rebatching

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onward.graph.inspection import inspect
-from onward.graph.inspection_text import render
-from onward.graph.reading import ModelSource
+from onward.graph.inspection.facts import inspect
+from onward.graph.inspection.text import render
+from onward.graph.reading.model_file import ModelSource
 from onward.lowering.ledger import fate_of, why_refused
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from onward.graph.classical.passes import is_rewritten
-from onward.graph.expansion import is_expandable
-from onward.graph.structure import ML_DOMAIN
+from onward.graph.nodes.structure import ML_DOMAIN
+from onward.graph.reading.expansion import is_expandable
 from onward.lowering.registry import OperatorKey, find_lowering
 
 _STRINGS = "it computes with strings, which torch tensors cannot hold; prepare text before the model"

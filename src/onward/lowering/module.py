@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from onward.errors import ModelError
-from onward.graph.collection import without_collection
-from onward.graph.expansion import expand_function_operators
+from onward.graph.reading.expansion import expand_function_operators
+from onward.graph.reading.garbage_collection import without_collection
+from onward.graph.reading.widening import NARROW
 from onward.graph.training_graph import TrainingGraph
-from onward.graph.widening import NARROW
-from onward.lowering.builder import build_program
+from onward.lowering.building.builder import build_program
 from onward.lowering.context import USUAL, ExecutionContext
-from onward.lowering.dtypes import is_trainable, tensor_from_ir, torch_dtype
-from onward.lowering.host import LARGEST_HOST_ELEMENTS
+from onward.lowering.kernels.dtypes import is_trainable, tensor_from_ir, torch_dtype
+from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS
 from onward.lowering.program import Program
 from onward.lowering.registry import find_lowering
 from onward.lowering.summary import NetSummary, summarize_graph
@@ -261,7 +261,7 @@ class OnnxModule(TensorTree):
         results = self.run(self._arrange(inputs, named), self.in_graph_types(self.tensors_by_name()))
         return results[0] if len(results) == 1 else results
 
-    def hold_masters_in_float32(self) -> tuple[str, ...]:
+    def keep_fp32_master_weights(self) -> tuple[str, ...]:
         """Keeps 16-bit weights in fp32 from now on, for updates that 16 bits would round away; returns their names.
 
         The graph goes on computing in its own types: `forward` casts, and gradients arrive in fp32.

@@ -1,8 +1,12 @@
-"""What operators must know of their pass: whether it is a repetition, in which running statistics stay as they are."""
+"""What operators must know of their pass: whether it is recomputed (then running statistics stay) or traced."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 
@@ -31,3 +35,9 @@ def is_recomputing() -> bool:
 # torch's compiler cannot look into context variables; so marked, it asks while it traces. The decorator that does this,
 # torch.compiler.assume_constant_result, would import the whole compiler with onward.
 is_recomputing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the code runs, with numbers or for a forecast: not while torch traces it, which would fix loops."""
+    is_known = type(tensor) is Tensor or (isinstance(tensor, FakeTensor) and get_proxy_mode() is None)
+    return is_known and all(isinstance(size, int) for size in tensor.shape)

@@ -79,7 +79,7 @@ def settle_placeholders(graph: fx.Graph) -> None:
             node.target = node.name
 
 
-def drop_unread_arguments(graph: fx.Graph) -> None:
+def prune_unused_optional_inputs(graph: fx.Graph) -> None:
     """Takes spare arguments out of calls: values that a function can do without, unless they are computed anyway.
 
     `meta["spare"]` of a call holds the places of such arguments; they stay if one of them is needed elsewhere.

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from onward.errors import ModelError
-from onward.graph.reading import ModelSource
+from onward.graph.reading.model_file import ModelSource
 from onward.graph.rebatching.passes import NotRebatched
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onward.graph.shape_inference import inferred_values
+from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph
 from onward.tables import bytes_text, html_table, text_table
 

@@ -16,7 +16,7 @@ import torch
 from onward.errors import ModelError
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.training_info import TrainingAlgorithm, read_training_algorithms
-from onward.lowering.dtypes import tensor_from_ir
+from onward.lowering.kernels.dtypes import tensor_from_ir
 from onward.lowering.module import OnnxModule
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 import onward
-from onward.graph.node_writer import free_name
+from onward.graph.nodes.node_writer import free_name
 
 IR_VERSION = 10
 """Read by every onnxruntime from 1.18 on; newer ones add nothing that these graphs use."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from onward.errors import ParametersError
-from onward.graph.weight_names import WeightNames
+from onward.graph.weights.names import WeightNames
 from onward.optim.lamb import Lamb
 from onward.parameters import AttributeRule, Optimizer
 from onward.parameters.checks import ATTRIBUTES_OF, ratio_problem

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class WarmupMode(StrEnum):
+class DecayMode(StrEnum):
     """How the learning rate goes on after the warm-up; `NONE` is constant without any."""
 
     NONE = "none"
@@ -22,7 +22,7 @@ DEFAULT_POWER = 0.5
 """Of the polynomial schedule: ONNX Runtime's runner took the square root."""
 
 
-def parse_mode(name: str) -> WarmupMode:
+def parse_mode(name: str) -> DecayMode:
     """The mode of a name in any case; ONNX Runtime's "Poly" too.
 
     Raises:
@@ -30,13 +30,13 @@ def parse_mode(name: str) -> WarmupMode:
     """
     lower = name.lower()
     try:
-        return WarmupMode("polynomial" if lower == "poly" else lower)
+        return DecayMode("polynomial" if lower == "poly" else lower)
     except ValueError:
-        raise ValueError(f"learning_rate.warmup_mode is {name!r}; expected one of {', '.join(WarmupMode)}") from None
+        raise ValueError(f"learning_rate.warmup_mode is {name!r}; expected one of {', '.join(DecayMode)}") from None
 
 
 def factor(
-    step: int, num_train_steps: int, mode: WarmupMode, warmup_steps: float = 0.0, power: float = DEFAULT_POWER
+    step: int, num_train_steps: int, mode: DecayMode, warmup_steps: float = 0.0, power: float = DEFAULT_POWER
 ) -> float:
     """The share of the highest learning rate that applies at a step.
 
@@ -65,16 +65,16 @@ def factor(
         raise ValueError(
             f"a warm-up of {warmup_steps:g} steps; expected 0 to {num_train_steps}, the steps of the round"
         )
-    if mode is WarmupMode.NONE:
+    if mode is DecayMode.NONE:
         return 1.0
     if step < warmup_steps:
         return step / warmup_steps
-    if mode is WarmupMode.CONSTANT or warmup_steps == num_train_steps:
+    if mode is DecayMode.CONSTANT or warmup_steps == num_train_steps:
         return 1.0
     left = max(num_train_steps - step, 0) / (num_train_steps - warmup_steps)
-    if mode is WarmupMode.LINEAR:
+    if mode is DecayMode.LINEAR:
         return left
-    if mode is WarmupMode.POLYNOMIAL:
+    if mode is DecayMode.POLYNOMIAL:
         return math.pow(left, power)
     return 0.5 * (1.0 + math.cos(math.pi * (1.0 - left)))
 

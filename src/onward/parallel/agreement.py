@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from onward.errors import ParametersError
-from onward.parallel.failure import note_progress
-from onward.parallel.meeting import name_ranks
+from onward.parallel.launch.process import Mesh
 from onward.parallel.messages import all_gather_json
-from onward.parallel.process import Mesh
+from onward.parallel.rendezvous.rendezvous import name_ranks
+from onward.parallel.watch.failure import note_progress
 
 
 def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
 from onward.parameters.distributed import Distributed
 
 Units = Sequence[tuple[Sequence[nn.Module], bool]]

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from onward.errors import OnwardError
-from onward.parallel.failure import ending_together
-from onward.parallel.launcher import detect
-from onward.parallel.process import DeviceKind, start, stop
+from onward.parallel.launch.process import DeviceKind, start, stop
+from onward.parallel.rendezvous.launcher import detect
+from onward.parallel.watch.failure import ending_together
 from onward.parameters import Distributed
 
 LARGE_BYTES = 32 * 2**20

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
+from onward.parallel.launch.process import Mesh
 from onward.parallel.messages import Json, all_gather_json
 from onward.parallel.pieces import Piece, dtype_name, dtype_named
-from onward.parallel.process import Mesh
 from onward.plan.shards import Box
 
 _Outline = tuple[tuple[int, ...], tuple[Box, ...], torch.dtype]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from onward.parallel.adasum import adasum
 from onward.parallel.data_parallel import add_up, average
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
 
 
 def finish_gradients(

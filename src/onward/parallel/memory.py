@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onward.operating_system import free_memory_bytes
-from onward.parallel.launcher import detect
+from onward.parallel.rendezvous.launcher import detect
 
 FREE_SHARE = 0.9
 """Of what is free: allocators round up, and other processes live, too."""

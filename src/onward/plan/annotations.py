@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.plan.horizontal.planning import HorizontalPlan
-from onward.plan.stages_values import ValueRoles, node_id
+from onward.plan.roles import ValueRoles, node_id
 from onward.plan.topology import Topology
 
 METADATA_KEY = "onward.plan"
@@ -27,7 +27,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestedSharding:
     """What the annotations of a model ask for.
 
     Attributes:
@@ -99,7 +99,7 @@ def annotate(
     return count
 
 
-def read_wish(model: ir.Model, topology: Topology) -> Wish | None:
+def read_requested_sharding(model: ir.Model, topology: Topology) -> RequestedSharding | None:
     """What a model's annotations ask for; of several configurations that for as many devices as there are ranks.
 
     Args:
@@ -137,7 +137,7 @@ def read_wish(model: ir.Model, topology: Topology) -> Wish | None:
                     rank = len(spec.value.shape or ())
                     splits[str(spec.value.name)] = (dim.axis % rank if rank else dim.axis, max(parts, default=1))
     others = tuple(one.name for one in model.device_configurations if one is not chosen)
-    return Wish(chosen.name, stage_of, splits, others)
+    return RequestedSharding(chosen.name, stage_of, splits, others)
 
 
 def _problems(model: ir.Model) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _problems_of_spec(where: str, spec: Any, devices: int) -> Iterator[str]:
                 yield f"{where} shards {value.name!r} into {simple.num_shards} parts"
 
 
-def wished_stages(wish: Wish, roles: ValueRoles) -> dict[ir.Node, int]:
+def wished_stages(wish: RequestedSharding, roles: ValueRoles) -> dict[ir.Node, int]:
     """The stage of every bound node; one that has none in the annotations goes where what it reads comes from.
 
     Fusion may have put one node in the place of several: its result has the name and so the stage of their last.
@@ -203,7 +203,7 @@ def wished_stages(wish: Wish, roles: ValueRoles) -> dict[ir.Node, int]:
     return found
 
 
-def compare_splits(wish: Wish, horizontal: HorizontalPlan) -> list[str]:
+def compare_splits(wish: RequestedSharding, horizontal: HorizontalPlan) -> list[str]:
     """Where the splits that annotations ask for are not those of the plan, one sentence for all."""
     different = []
     for name, (axis, parts) in wish.splits.items():

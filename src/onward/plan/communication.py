@@ -13,8 +13,8 @@ from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed
 from onward.plan.decision import Plan
 from onward.plan.memory import StageFootprint, Traffic
-from onward.plan.schedules import SPLITS_BACKWARD
-from onward.plan.stages import StagePlan
+from onward.plan.pipeline.schedules import SPLITS_BACKWARD
+from onward.plan.pipeline.stages import StagePlan
 from onward.plan.topology import Place
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20

@@ -15,13 +15,13 @@ from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.parameters.distributed import PipelineSchedule, stages_of_a_rank
-from onward.plan.annotations import compare_splits, read_wish
+from onward.plan.annotations import compare_splits, read_requested_sharding
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
-from onward.plan.schedules import SPLITS_BACKWARD, stages_of_rank
-from onward.plan.stages import StagePlan, plan_stages
-from onward.plan.stages_choice import choose_stages
-from onward.plan.stages_values import ValueRoles, find_roles, node_id
+from onward.plan.pipeline.choice import choose_stages
+from onward.plan.pipeline.schedules import SPLITS_BACKWARD, stages_of_rank
+from onward.plan.pipeline.stages import StagePlan, plan_stages
+from onward.plan.roles import ValueRoles, find_roles, node_id
 from onward.plan.topology import Place, Topology
 from onward.tables import html_fields
 
@@ -87,7 +87,7 @@ def make_plan(
         parameters: of the run.
         topology: the mesh.
         graph: whole, with its loss.
-        shapes, numbers: what its values are for one micro-batch (`onward.lowering.shapes`); read for horizontal
+        shapes, numbers: what its values are for one micro-batch (`lowering/building/shapes.py`); read for horizontal
             parallelism only.
         sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages only.
 
@@ -105,7 +105,7 @@ def make_plan(
     )
     count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
     stage_of: dict[str, int] = {}
-    wish = read_wish(graph.source, topology)
+    wish = read_requested_sharding(graph.source, topology)
     notes = [*horizontal.notes, *([] if wish is None else compare_splits(wish, horizontal))]
     if count > 1:
         roles = find_roles(graph)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import PipelineSchedule
-from onward.plan.costs import GraphCosts, NodeCost
-from onward.plan.schedules import SPLITS_BACKWARD, Span, Timeline
-from onward.plan.stages import Stage, StagePlan
+from onward.plan.costs.costs import GraphCosts, NodeCost
+from onward.plan.pipeline.schedules import SPLITS_BACKWARD, Span, Timeline
+from onward.plan.pipeline.stages import Stage, StagePlan
 
 KINDS = (
     "weights", "gathered weights", "low-precision copies", "gradients", "moments", "activations", "constants",
@@ -215,7 +215,7 @@ def estimated_footprint(
 
     Args:
         weight_bytes: of the stage's fp32 weights.
-        kept_bytes: by the activations of a micro-batch (`onward.plan.costs`).
+        kept_bytes: by the activations of a micro-batch (`onward.plan.costs.costs`).
         slots: tensors that the optimizer keeps for a weight.
         micro_batches: of one update.
         zero_shares: into how many parts ZeRO cuts moments, gradients and weights.

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.classical.class_names import find_class_names
-from onward.graph.fixed_inputs import propose_fixed_inputs
-from onward.graph.shape_inference import inferred_values
+from onward.graph.nodes.shape_inference import inferred_values
+from onward.graph.repair.fixed_inputs import propose_fixed_inputs
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
 from onward.parameters.limits import DEFAULT_LIMITS, Limits

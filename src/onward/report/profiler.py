@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from onward.engine.loop import StepDone
 from onward.engine.state import TrainState
 from onward.errors import StorageError
-from onward.lowering.host import to_host, to_tensor
+from onward.lowering.kernels.host import to_host, to_tensor
 from onward.lowering.program import NodeLabel, Program
 from onward.parameters import Parameters
 from onward.report.node_times import (

@@ -13,7 +13,7 @@ from onward.checkpoint.reading import find_latest
 from onward.engine.reports import Watcher
 from onward.environment import Environment
 from onward.errors import Interrupted, StorageError
-from onward.parallel.process import Mesh
+from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.run_folder import RECORD_NAME, RESOLVED_NAME

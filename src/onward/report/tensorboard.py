@@ -15,7 +15,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import ParametersError, StorageError
-from onward.graph.weight_names import WeightNames
+from onward.graph.weights.names import WeightNames
 
 HISTOGRAM_BUCKETS = 64
 """Buckets of equal width between a tensor's smallest and largest finite value; TensorBoard shows 30 of them."""

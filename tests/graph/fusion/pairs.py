@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.building.specialization import specialize
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.program import Program
-from onward.lowering.specialization import specialize
 
 EXACT = 1e-10
 """Relative bound of float64 results against each other."""

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import onward.lowering.ops.fused_cross_entropy as fused_cross_entropy
-from onward.engine.allocations import Allocations
-from onward.graph.loss import LossSpec
+from onward.engine.forecast.allocations import Allocations
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from tests.graph.fusion.pairs import EXACT, kinds, parse

@@ -15,9 +15,9 @@ import onward
 from onward.errors import ParametersError
 from onward.graph.fusion.passes import FUSIONS
 from onward.graph.fusion.rewriting import DOMAIN
-from onward.graph.inspection import inspect
-from onward.graph.inspection_text import render
-from onward.graph.loss import LossSpec
+from onward.graph.inspection.facts import inspect
+from onward.graph.inspection.text import render
+from onward.graph.losses.adding import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

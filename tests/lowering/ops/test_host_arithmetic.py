@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onward
 from onward.errors import ModelError
-from onward.lowering.host import freeze, host_shape, map_broadcast, to_host, to_tensor
+from onward.lowering.kernels.host import freeze, host_shape, map_broadcast, to_host, to_tensor
 from onward.lowering.registry import find_host_lowering
 from tests.one_node import make_model, run, to_array
 

@@ -90,7 +90,7 @@ def test_no_tensor_is_made_on_the_way(steps: str) -> None:
     net = onward.to_torch(arithmetic(steps))
     calls = [node for node in net.program.code.graph.nodes if node.op == "call_function"]
     modules = {node.target.__module__ for node in calls}
-    allowed = {"onward.lowering.ops.host_movement", "onward.lowering.ops.shapes", "onward.lowering.host"}
+    allowed = {"onward.lowering.ops.host_movement", "onward.lowering.ops.shapes", "onward.lowering.kernels.host"}
     assert modules <= allowed | {"onward.lowering.program"}
     assert sum(node.target.__name__ == "to_tensor" for node in calls) == 1
     assert all(node.target.__name__ != "to_host" for node in calls)

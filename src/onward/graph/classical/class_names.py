@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onward.graph.structure import ML_DOMAIN
+from onward.graph.nodes.structure import ML_DOMAIN
 
 _ATTRIBUTES = ("classlabels_strings", "classlabels_int64s", "classlabels_ints")
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.classical.rewriting import DOMAIN, NodeRewriter
-from onward.graph.structure import ML_DOMAIN
+from onward.graph.nodes.structure import ML_DOMAIN
 
 _TABLE = "the table of an encoder"
 _LABELS_SHOWN = 10

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onward.graph.classical import encoders, linear, support_vectors, trees
 from onward.graph.classical.rewriting import Names, NodeRewriter, Rewritten, is_classical
-from onward.graph.shape_inference import inferred_values
-from onward.graph.structure import ML_DOMAIN, NEWEST_ML_OPSET
+from onward.graph.nodes.shape_inference import inferred_values
+from onward.graph.nodes.structure import ML_DOMAIN, NEWEST_ML_OPSET
 
 REWRITERS: Mapping[str, Callable[[NodeRewriter], None]] = {
     "Binarizer": encoders.rewrite_binarizer,

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.node_writer import Attribute, free_name, make_attribute, value_names
-from onward.graph.provenance import KIND
-from onward.graph.structure import ML_DOMAIN, label
+from onward.graph.nodes.node_writer import Attribute, free_name, make_attribute, value_names
+from onward.graph.nodes.provenance import KIND
+from onward.graph.nodes.structure import ML_DOMAIN, label
 
 DOMAIN = "onward.classical"
 """Domain of the operators that the standard has no simpler ones for: kernels, trees, lookups."""

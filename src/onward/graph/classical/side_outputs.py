@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import OperatorError
-from onward.graph.structure import ML_DOMAIN, label
+from onward.graph.nodes.structure import ML_DOMAIN, label
 
 WhyNotLowered = Callable[[str, str, int], str | None]
 """(domain, operator, opset version) -> why it cannot be computed, or None if it can."""

@@ -12,7 +12,7 @@ from onward.errors import ModelError
 from onward.graph.dequantization.operators import REWRITES
 from onward.graph.dequantization.stored import remove_rounding, restore_weights
 from onward.graph.dequantization.writing import MICROSOFT, RealWriter
-from onward.graph.reading import ModelSource, read_model
+from onward.graph.reading.model_file import ModelSource, read_model
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 

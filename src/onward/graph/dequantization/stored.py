@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onward.graph.dequantization.operators import real_name
 from onward.graph.dequantization.writing import RealWriter, stored
-from onward.graph.quantization import is_only_dequantized
+from onward.graph.weights.quantization import is_only_dequantized
 
 _QUANTIZABLE = {
     ir.DataType.UINT8: 10, ir.DataType.INT8: 10, ir.DataType.UINT16: 21, ir.DataType.INT16: 21,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.node_writer import Attribute, free_name, make_attribute, value_names
+from onward.graph.nodes.node_writer import Attribute, free_name, make_attribute, value_names
 
 MICROSOFT = "com.microsoft"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import Facts
 from onward.graph.fusion.polynomial import Polynomial, is_close, polynomial, reached
 from onward.graph.fusion.rewriting import DOMAIN, Editor, other_input, producer, readers
+from onward.graph.nodes.known_values import Facts
 
 GELU, SWISH, SWIGLU = "gelu", "swish", "swiglu"
 

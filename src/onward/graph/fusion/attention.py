@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.fusion.attention_pattern import HIDDEN, Mask, Operand, Scores, Written, find_attention
-from onward.graph.fusion.facts import Facts, Size, integer
 from onward.graph.fusion.rewriting import Editor, producer
+from onward.graph.nodes.known_values import Facts, Size, integer
 
 KIND = "attention"
 UNIFORM, ZERO, NAN = "uniform", "zero", "nan"

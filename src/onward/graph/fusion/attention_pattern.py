@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onward.graph.fusion.einsum import read_probability_product, read_score_product
-from onward.graph.fusion.facts import integer, integers
 from onward.graph.fusion.rewriting import Editor, producer, readers
+from onward.graph.nodes.known_values import integer, integers
 
 HIDDEN = -9000.0
 """A score replaced by this or less has weight 0 in the softmax: `exp` of it is 0 in every float type."""

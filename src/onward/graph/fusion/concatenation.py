@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onward.graph.fusion.facts import integer
 from onward.graph.fusion.rewriting import Editor, producer
+from onward.graph.nodes.known_values import integer
 
 KIND = "joined_relu"
 

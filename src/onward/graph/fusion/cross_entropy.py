@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import integer
 from onward.graph.fusion.linear import LinearLayer, find_linear
 from onward.graph.fusion.rewriting import Editor, producer
+from onward.graph.nodes.known_values import integer
 
 KIND = "cross_entropy"
 FEWEST_CLASSES = 256

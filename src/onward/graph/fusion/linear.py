@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import integer, integers
 from onward.graph.fusion.rewriting import Editor, producer
-from onward.graph.gradients import TRAINABLE_TYPES
+from onward.graph.nodes.known_values import integer, integers
+from onward.graph.weights.gradients import TRAINABLE_TYPES
 
 KIND = "linear"
 

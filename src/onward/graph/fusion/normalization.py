@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import integer, integers
 from onward.graph.fusion.rewriting import Editor, other_input, producer, readers
+from onward.graph.nodes.known_values import integer, integers
 
 LAYER, RMS = "layer_normalization", "rms_normalization"
 

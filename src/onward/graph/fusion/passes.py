@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from onward.graph.fusion import activation, attention, concatenation, cross_entropy, linear, normalization, rotary
-from onward.graph.fusion.facts import Facts, integer
 from onward.graph.fusion.rewriting import DOMAIN, Editor, Fusion
+from onward.graph.nodes.known_values import Facts, integer
 
 FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     attention.KIND: attention.fuse_attention,

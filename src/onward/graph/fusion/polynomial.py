@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import Facts
 from onward.graph.fusion.rewriting import producer
+from onward.graph.nodes.known_values import Facts
 
 Powers = tuple[int, ...]
 Polynomial = Mapping[Powers, float]

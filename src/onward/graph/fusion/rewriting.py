@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import Facts
-from onward.graph.node_writer import Attribute, free_name, make_attribute, value_names
+from onward.graph.nodes.known_values import Facts
+from onward.graph.nodes.node_writer import Attribute, free_name, make_attribute, value_names
 
 DOMAIN = "onward.fused"
 """Domain of the nodes that fusion writes: named like operators of the standard, for models of any opset."""

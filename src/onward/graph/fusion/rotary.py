@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onward.graph.fusion.facts import Facts, integer, integers
 from onward.graph.fusion.rewriting import Editor, other_input, producer, readers
+from onward.graph.nodes.known_values import Facts, integer, integers
 
 KIND = "rotary_embedding"
 

@@ -13,8 +13,8 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onward.graph.node_writer import free_name, make_attribute, value_names
-from onward.graph.structure import label
+from onward.graph.nodes.node_writer import free_name, make_attribute, value_names
+from onward.graph.nodes.structure import label
 
 BATCH = 999_983
 """A prime that stands for the batch: sizes of axes that hold it are its multiples, others are none."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onward.graph.nodes.structure import label
 from onward.graph.rebatching.following import BATCH, BatchFollower, NotRebatched
 from onward.graph.rebatching.rules import REWRITES
-from onward.graph.structure import label
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from onward.graph.nodes.structure import label
 from onward.graph.rebatching.following import BATCH, BatchFollower, NotRebatched
-from onward.graph.structure import label
 
 _EVERYTHING = 2**63 - 1
 

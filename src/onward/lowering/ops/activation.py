@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.operands import consumes_inputs
+from onward.lowering.kernels.operands import consumes_inputs
+from onward.lowering.kernels.rematerialize import activated, rectified
+from onward.lowering.kernels.unsigned import UNSIGNED
 from onward.lowering.registry import lowers
-from onward.lowering.remade import activated, rectified
-from onward.lowering.unsigned import UNSIGNED
 
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 """What `F.selu` computes with, rounded to float32."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.dtypes import torch_dtype
+from onward.lowering.kernels.dtypes import torch_dtype
 from onward.lowering.registry import lowers
 
 

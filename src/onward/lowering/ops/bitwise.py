@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels.unsigned import unsigned, widen
 from onward.lowering.registry import lowers
-from onward.lowering.unsigned import unsigned, widen
 
 _LARGEST_SIGNED = 2**63 - 1
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onward.lowering.dtypes import SMALL_FLOATS, TORCH_DTYPE, torch_dtype
+from onward.lowering.kernels.dtypes import SMALL_FLOATS, TORCH_DTYPE, torch_dtype
 from onward.lowering.registry import lowers
 
 _SMALL_INTEGERS = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onward.errors import NodeError
 from onward.graph.classical.rewriting import DOMAIN
-from onward.graph.structure import ML_DOMAIN
+from onward.graph.nodes.structure import ML_DOMAIN
 from onward.lowering.registry import lowers
 
 _COUPLING_ROUNDS = 100

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.lowering.operands import broadcasts_by_attribute, takes_numbers
+from onward.lowering.kernels.operands import broadcasts_by_attribute, takes_numbers
+from onward.lowering.kernels.unsigned import UNSIGNED, unsigned, widen
 from onward.lowering.registry import lowers
-from onward.lowering.unsigned import UNSIGNED, unsigned, widen
 
 
 @lowers("Equal", since=7, either=("A", "B"))

@@ -19,7 +19,7 @@ def constant(
     device: torch.device,
 ) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Constant.html; strings are refused, and reading makes
-    a `sparse_value` a `value` (graph/sparse_tensors.py)."""
+    a `sparse_value` a `value` (graph/reading/sparse_tensors.py)."""
     if value is not None:
         return value.to(device)
     integers = value_int if value_int is not None else value_ints

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering import large_means
+from onward.lowering.kernels import large_means
 from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.normalization import layer_normalization, rms_normalization
 from onward.lowering.registry import lowers

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from onward.lowering.host import HostValue, flatten
+from onward.lowering.kernels.host import HostValue, flatten
 from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.pooling import max_pool
 from onward.lowering.ops.vision import grid_sample

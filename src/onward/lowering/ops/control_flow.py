@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.lowering.host import HostValue
-from onward.lowering.host import flatten as numbers_of
+from onward.lowering.kernels.host import HostValue
+from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.registry import lowers
 
 Branch = Callable[..., tuple[Any, ...]]

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.layout import convolve_images
-from onward.lowering.registry import lowers
-from onward.lowering.sampling import linear_taps, pad_with_zeros, sample
-from onward.lowering.windows import (
+from onward.lowering.kernels.layout import convolve_images
+from onward.lowering.kernels.sampling import linear_taps, pad_with_zeros, sample
+from onward.lowering.kernels.windows import (
     check_length,
     lay_windows,
     pad_spatial,
@@ -23,6 +22,7 @@ from onward.lowering.windows import (
     split_pads,
     split_total,
 )
+from onward.lowering.registry import lowers
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels.unsigned import unsigned
 from onward.lowering.registry import lowers
-from onward.lowering.unsigned import unsigned
 
 
 @lowers("CumSum", since=11, host=("axis",))

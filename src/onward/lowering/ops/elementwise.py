@@ -1,6 +1,6 @@
 """Arithmetic, element by element, with broadcasting: sums, products, quotients, powers, rounding, bounds.
 
-Operands that the program knows as numbers arrive as numbers (`onward.lowering.operands`).
+Operands that the program knows as numbers arrive as numbers (`onward.lowering.kernels.operands`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.lowering.operands import align, beside, broadcasts_by_attribute, consumes_inputs, takes_numbers
+from onward.lowering.kernels.operands import align, beside, broadcasts_by_attribute, consumes_inputs, takes_numbers
+from onward.lowering.kernels.rematerialize import activated, summed
+from onward.lowering.kernels.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, unsigned, widen, widen_ordered
 from onward.lowering.registry import lowers
-from onward.lowering.remade import activated, summed
-from onward.lowering.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, unsigned, widen, widen_ordered
 
 
 @lowers("Add", since=7, either=("A", "B"))

@@ -12,23 +12,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from onward.lowering import products
+from onward.lowering.kernels import matmuls as products
 from onward.lowering.ops.activation import gelu, swish
+from onward.lowering.passes import is_plain
 from onward.lowering.registry import lowers
 
 DOMAIN = "onward.fused"
 
 lowers("Gelu", domain=DOMAIN)(gelu)
 lowers("Swish", domain=DOMAIN)(swish)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether the code runs, with numbers or for a forecast: not while torch traces it, which would fix loops."""
-    is_known = type(tensor) is Tensor or (isinstance(tensor, FakeTensor) and get_proxy_mode() is None)
-    return is_known and all(isinstance(size, int) for size in tensor.shape)
 
 
 @lowers("Linear", domain=DOMAIN)

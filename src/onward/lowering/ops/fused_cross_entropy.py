@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onward.lowering.ops.fused import DOMAIN, is_plain
+from onward.lowering.kernels.matmuls import multiply
+from onward.lowering.ops.fused import DOMAIN
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
-from onward.lowering.products import multiply
+from onward.lowering.passes import is_plain
 from onward.lowering.registry import lowers
 
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 512 * 2**20}

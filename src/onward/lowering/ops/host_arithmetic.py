@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onward.lowering.dtypes import torch_dtype
-from onward.lowering.host import HostValue, flatten, host_shape, map_broadcast, unflatten
+from onward.lowering.kernels.dtypes import torch_dtype
+from onward.lowering.kernels.host import HostValue, flatten, host_shape, map_broadcast, unflatten
 from onward.lowering.ops.reduction import find_axes
 from onward.lowering.registry import lowers_on_host
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onward.lowering.host import HostValue, flatten, freeze, host_shape, unflatten
+from onward.lowering.kernels.host import HostValue, flatten, freeze, host_shape, unflatten
 from onward.lowering.ops.movement import normalize_axes, normalize_axis, resolve_shape
 from onward.lowering.registry import lowers_on_host
 

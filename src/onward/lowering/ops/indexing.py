@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.host import HostValue
-from onward.lowering.host import flatten as numbers_of
+from onward.lowering.kernels.host import HostValue
+from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import move_bits, normalize_axis
 from onward.lowering.registry import lowers
 

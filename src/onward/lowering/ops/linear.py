@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onward.lowering.products import faster_linear
+from onward.lowering.kernels.matmuls import faster_linear
 from onward.lowering.registry import lowers
 
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.dtypes import torch_dtype
-from onward.lowering.large_means import group_norm, may_lose_digits, without_mean
+from onward.lowering.kernels.dtypes import torch_dtype
+from onward.lowering.kernels.large_means import group_norm, may_lose_digits, without_mean
+from onward.lowering.kernels.rematerialize import is_worth_rematerializing, normalized
+from onward.lowering.kernels.single_images import canonicalize_strides, with_canonical_gradient
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing
 from onward.lowering.process_groups import sum_over_group
 from onward.lowering.registry import lowers
-from onward.lowering.remade import is_worth_remaking, normalized
-from onward.lowering.single_images import told_plainly, with_plain_gradient
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -75,7 +75,8 @@ def _normalize_by_running(X: Tensor, scale: Tensor, B: Tensor, mean: Tensor, var
     if mean.requires_grad or var.requires_grad:
         return _apply(x.to(wide), scale, B, mean, var, epsilon).to(X.dtype).reshape(X.shape)
     return _shaped(
-        with_plain_gradient(F.batch_norm(told_plainly(x), mean, var, scale, B, False, 0.0, epsilon)), X.shape
+        with_canonical_gradient(F.batch_norm(canonicalize_strides(x), mean, var, scale, B, False, 0.0, epsilon)),
+        X.shape,
     )
 
 
@@ -107,9 +108,9 @@ def _normalize_by_batch(
         mean, variance = _statistics_of_replicas(x.to(wide), replica_group)
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
-        x = told_plainly(x)
-        Y, mean, variance = _normalize_by_kernel(x, scale, B, epsilon, X.dim() > 1 and is_worth_remaking(X))
-        Y = _shaped(with_plain_gradient(Y), X.shape)
+        x = canonicalize_strides(x)
+        Y, mean, variance = _normalize_by_kernel(x, scale, B, epsilon, X.dim() > 1 and is_worth_rematerializing(X))
+        Y = _shaped(with_canonical_gradient(Y), X.shape)
         return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.max_pooling import pool_max
+from onward.lowering.kernels.max_pooling import pool_max
+from onward.lowering.kernels.rematerialize import saved_tensor_hook
+from onward.lowering.kernels.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
 from onward.lowering.ops.convolution import convolve
 from onward.lowering.registry import lowers
-from onward.lowering.remade import reading
-from onward.lowering.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
 
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -140,7 +140,7 @@ def average_pool(
     half = all(2 * p <= k for p, k in zip(windows.begin, windows.kernel, strict=True))
     pool = _AVERAGE_POOL.get(len(spatial))
     if pool is not None and windows.symmetric and half and set(windows.dilation) == {1}:
-        with reading(X):
+        with saved_tensor_hook(X):
             return pool(X, windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad))
     return _sum_windows(X, windows) / _window_counts(X, windows, bool(count_include_pad))
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onward.lowering.dtypes import SMALL_FLOATS, TORCH_DTYPE
+from onward.lowering.kernels.dtypes import SMALL_FLOATS, TORCH_DTYPE
 from onward.lowering.ops.casting import cast_to, find_element_type, round_to_small_float
 from onward.lowering.registry import lowers
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.cell_activations import Activation, name_activations, resolve_activations
+from onward.lowering.kernels.cell_activations import Activation, name_activations, resolve_activations
 from onward.lowering.registry import lowers
 
 States = tuple[Tensor, ...]

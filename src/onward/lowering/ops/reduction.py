@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels.unsigned import unsigned
 from onward.lowering.registry import lowers
-from onward.lowering.unsigned import unsigned
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 """Reduces a tensor along axes (none: changes only its elements, as an operator of several parts does), keeping them

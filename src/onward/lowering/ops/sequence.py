@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.lowering.host import HostValue
-from onward.lowering.host import flatten as numbers_of
+from onward.lowering.kernels.host import HostValue
+from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.registry import lowers
 
 Sequence = list[Tensor]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onward.lowering.dtypes import torch_dtype
-from onward.lowering.host import HostValue
-from onward.lowering.host import flatten as numbers_of
+from onward.lowering.kernels.dtypes import torch_dtype
+from onward.lowering.kernels.host import HostValue
+from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import normalize_axis
 from onward.lowering.registry import lowers
 

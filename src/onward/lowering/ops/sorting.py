@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onward.lowering.host import HostValue
-from onward.lowering.host import flatten as numbers_of
+from onward.lowering.kernels.host import HostValue
+from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import normalize_axis
 from onward.lowering.registry import lowers
 

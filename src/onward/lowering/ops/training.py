@@ -41,7 +41,7 @@ def gradient(
     """https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Gradient.html
 
     The gradient of the sum of y, with respect to each of xs, where xs and zs take the values of the inputs. `body`
-    computes y from xs and zs; it is no attribute of the standard (`onward.graph.differentiated` adds it).
+    computes y from xs and zs; it is no attribute of the standard (`onward.graph.reading.differentiated` adds it).
     """
     fixed = Inputs[len(xs) :]
     differentiated = torch.func.vjp(lambda *varied: body(*varied, *fixed)[0], *Inputs[: len(xs)])

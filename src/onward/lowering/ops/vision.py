@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.sampling import Taps, cubic_taps, linear_taps, nearest_taps, pad_with_zeros, sample
 from onward.lowering.registry import lowers
-from onward.lowering.sampling import Taps, cubic_taps, linear_taps, nearest_taps, pad_with_zeros, sample
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _TAPS = {"linear": linear_taps, "nearest": nearest_taps, "cubic": cubic_taps}

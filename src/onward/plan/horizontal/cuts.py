@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.graph.structure import label
+from onward.graph.nodes.structure import label
 from onward.plan.shards import WeightShard
 
 Cut = WeightShard
@@ -63,7 +63,7 @@ class Replace:
 
 
 @dataclass(frozen=True)
-class AddAfterwards:
+class AddBiasAfterReduce:
     """The node's bias (an input) is added after its partial sums were added up: along `axis` of its result."""
 
     input: int
@@ -78,7 +78,7 @@ class TakeInputs:
     without: tuple[str, ...]
 
 
-Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddAfterwards
+Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddBiasAfterReduce
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Link:
     bias: tuple[int, int] | None = None
 
 
-class Site:
+class NodeContext:
     """A node in its graph, with the facts that rules ask for."""
 
     def __init__(self, node: ir.Node, version: int, facts: Facts) -> None:
@@ -189,7 +189,9 @@ class Facts:
 Known = Mapping[int, Cut]
 
 
-def follow(links: Iterable[Link], site: Site, inputs: Known, outputs: Known, what: str = "cut axis") -> Assignment:
+def follow(
+    links: Iterable[Link], context: NodeContext, inputs: Known, outputs: Known, what: str = "cut axis"
+) -> Assignment:
     """What the one link says that has all the known cuts.
 
     Raises:
@@ -200,9 +202,11 @@ def follow(links: Iterable[Link], site: Site, inputs: Known, outputs: Known, wha
         fits = all(link.inputs.get(i) == cut.axis for i, cut in inputs.items())
         if fits and all(link.outputs.get(o) == cut.axis for o, cut in outputs.items()):
             if len(blocks) > 1:
-                raise CannotCutError(f"{site.name}: its operands are cut into different blocks")
+                raise CannotCutError(f"{context.name}: its operands are cut into different blocks")
             (own,) = blocks
-            edits = (AddAfterwards(*link.bias),) if link.bias is not None and site.has_input(link.bias[0]) else ()
+            edits = (
+                (AddBiasAfterReduce(*link.bias),) if link.bias is not None and context.has_input(link.bias[0]) else ()
+            )
             return Assignment(
                 {i: Cut(axis, own) for i, axis in link.inputs.items()},
                 {o: Cut(axis, own) for o, axis in link.outputs.items()},
@@ -213,25 +217,25 @@ def follow(links: Iterable[Link], site: Site, inputs: Known, outputs: Known, wha
         [f"axis {cut.axis} of input {i}" for i, cut in inputs.items()]
         + [f"axis {cut.axis} of output {o}" for o, cut in outputs.items()]
     )
-    raise CannotCutError(f"{site.name} needs all of its {what} at once ({axes})")
+    raise CannotCutError(f"{context.name} needs all of its {what} at once ({axes})")
 
 
-def broadcast_links(site: Site, operands: Sequence[int], first_axis: int = 0) -> list[Link]:
+def broadcast_links(context: NodeContext, operands: Sequence[int], first_axis: int = 0) -> list[Link]:
     """One link for each axis of a result to whose shape the operands broadcast."""
-    result = site.result()
+    result = context.result()
     links = []
     for axis in range(first_axis, len(result)):
         if result[axis] == 1:
             continue
         inputs = {}
         for index in operands:
-            if not site.has_input(index):
+            if not context.has_input(index):
                 continue
-            shape = site.shape(index)
+            shape = context.shape(index)
             own = axis - (len(result) - len(shape))
             if own >= 0 and shape[own] == result[axis]:
                 inputs[index] = own
-        links.append(Link(inputs, dict.fromkeys(site.outputs(), axis)))
+        links.append(Link(inputs, dict.fromkeys(context.outputs(), axis)))
     return links
 
 

@@ -12,9 +12,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.node_writer import free_name, value_names
+from onward.graph.nodes.node_writer import free_name, value_names
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import DOMAIN, AddAfterwards, Cut, Edit, Replace, SetAttribute, SetEntry, TakeInputs
+from onward.plan.horizontal.cuts import (
+    DOMAIN,
+    AddBiasAfterReduce,
+    Cut,
+    Edit,
+    Replace,
+    SetAttribute,
+    SetEntry,
+    TakeInputs,
+)
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.horizontal.tokens import ANY_LENGTH
 from onward.plan.shards import take_part
@@ -233,7 +242,7 @@ class _Localizer:
         name = str(value.name)
         readers = list(value.uses())
         self._rename(value, f"{name}/partial")
-        biases = [edit for edit in self.plan.edits.get(name, ()) if isinstance(edit, AddAfterwards)]
+        biases = [edit for edit in self.plan.edits.get(name, ()) if isinstance(edit, AddBiasAfterReduce)]
         axis = self.plan.token_axes.get(name)
         op_type, attributes = "AllReduce", None
         if axis is not None:
@@ -247,7 +256,7 @@ class _Localizer:
         self._replace_output(value, result)
         self.values[name] = result
 
-    def _add_bias(self, node: ir.Node, edit: AddAfterwards, result: ir.Value, name: str) -> ir.Value:
+    def _add_bias(self, node: ir.Node, edit: AddBiasAfterReduce, result: ir.Value, name: str) -> ir.Value:
         """`result + beta * bias`, the bias along `edit.axis` of a result [N, C, ...] or broadcast to one [M, N]."""
         bias = node.inputs[edit.input]
         assert bias is not None

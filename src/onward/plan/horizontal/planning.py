@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import AddAfterwards, Assignment, CannotCutError, Cut, Edit, Replace, Sizes
-from onward.plan.horizontal.misfits import Misfit, find_misfit, judge
-from onward.plan.horizontal.regions import MATRIX_OPERATORS, Region, Surroundings, find_seeds, grow
+from onward.plan.horizontal.cuts import AddBiasAfterReduce, Assignment, CannotCutError, Cut, Edit, Replace, Sizes
+from onward.plan.horizontal.indivisible_regions import IndivisibleRegion, check_divisibility, find_indivisible_region
+from onward.plan.horizontal.regions import MATMUL_OPERATORS, PartitioningContext, Region, find_seeds, grow
 from onward.plan.horizontal.tokens import TokenRegion, share_tokens
 from onward.plan.shards import WeightShard
 
@@ -75,7 +75,7 @@ def plan_horizontal(
     Args:
         graph: with its loss.
         size: horizontal ranks.
-        shapes: sizes of the graph's values for one batch (`onward.lowering.shapes.find_value_facts`).
+        shapes: sizes of the graph's values for one batch (`onward.lowering.building.shapes.find_value_facts`).
         numbers: shape arithmetic of the same.
         sequence_parallel: what lies between cut layers of token sequences is shared by tokens (Korthikanti et al.,
             2022): reduce-scatter and all-gather in the place of all-reduce, activations of one rank's tokens only.
@@ -87,10 +87,10 @@ def plan_horizontal(
     """
     if size == 1:
         return HorizontalPlan(1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
-    surroundings = Surroundings(graph, shapes, numbers)
-    candidates, misfits, reasons = _find_regions(surroundings, size)
+    partitioning = PartitioningContext(graph, shapes, numbers)
+    candidates, indivisible, reasons = _find_regions(partitioning, size)
     chosen = _choose(candidates, graph)
-    notes = _judge(graph, size, candidates, chosen, misfits, allow_whole_layers)
+    notes = _check_divisibility(graph, size, candidates, chosen, indivisible, allow_whole_layers)
     if not chosen:
         raise ParametersError(_nothing_to_cut(size, reasons))
     for bias in _biases_after_sums(chosen):
@@ -101,20 +101,20 @@ def plan_horizontal(
             because = "another cut was worth more" if rival is None else _of_rival(rival, graph)
             for weight in region.weights(graph.weights):
                 reasons.setdefault(str(weight.name), because)
-    tokens = _share_tokens(surroundings, chosen, size) if sequence_parallel else TokenRegion()
-    return replace(_write_plan(surroundings, size, chosen, reasons, tokens), notes=notes)
+    tokens = _share_tokens(partitioning, chosen, size) if sequence_parallel else TokenRegion()
+    return replace(_write_plan(partitioning, size, chosen, reasons, tokens), notes=notes)
 
 
-def _judge(
+def _check_divisibility(
     graph: TrainingGraph,
     size: int,
     candidates: Sequence[Region],
     chosen: Sequence[Region],
-    misfits: Sequence[Misfit],
+    indivisible: Sequence[IndivisibleRegion],
     allowed: bool,
 ) -> tuple[str, ...]:
     """Compares what is cut with what a size that divides everything would cut. Tables by vocabulary divide always."""
-    wanted = _choose([*candidates, *(misfit.region for misfit in misfits)], graph)
+    wanted = _choose([*candidates, *(found.region for found in indivisible)], graph)
     cut = {str(weight.name) for region in chosen for weight in region.weights(graph.weights)}
     layers = {
         str(weight.name): _size_of(weight)
@@ -123,7 +123,9 @@ def _judge(
         for weight in region.weights(graph.weights)
     }
     common = math.gcd(*(count for region in wanted for count in region.counts().values()))
-    return judge(size, [misfit for misfit in misfits if misfit.region in wanted], common, layers, cut, allowed)
+    return check_divisibility(
+        size, [found for found in indivisible if found.region in wanted], common, layers, cut, allowed
+    )
 
 
 def _biases_after_sums(regions: Sequence[Region]) -> set[str]:
@@ -133,16 +135,16 @@ def _biases_after_sums(regions: Sequence[Region]) -> set[str]:
         for region in regions
         for node, assignment in region.assignments.items()
         for edit in assignment.edits
-        if isinstance(edit, AddAfterwards)
+        if isinstance(edit, AddBiasAfterReduce)
     }
 
 
-def _share_tokens(surroundings: Surroundings, chosen: Sequence[Region], size: int) -> TokenRegion:
-    tokens = share_tokens(surroundings, chosen, size)
+def _share_tokens(partitioning: PartitioningContext, chosen: Sequence[Region], size: int) -> TokenRegion:
+    tokens = share_tokens(partitioning, chosen, size)
     if tokens.axes:
         return tokens
     sums = [n for region in chosen for n, a in region.assignments.items() if a.partial]
-    shapes = [surroundings.facts.shapes.get(str(node.outputs[0].name), ()) for node in sums]
+    shapes = [partitioning.facts.shapes.get(str(node.outputs[0].name), ()) for node in sums]
     lengths = sorted({shape[1] for shape in shapes if len(shape) == 3})
     found = f"are of {', '.join(map(str, lengths))} tokens" if lengths else "have no axis of tokens"
     raise ParametersError(
@@ -156,38 +158,40 @@ def _of_rival(rival: Region, graph: TrainingGraph) -> str:
     return f"it could be cut only in the place of {named}, which hold more"
 
 
-def _find_regions(surroundings: Surroundings, size: int) -> tuple[list[Region], list[Misfit], dict[str, str]]:
+def _find_regions(
+    partitioning: PartitioningContext, size: int
+) -> tuple[list[Region], list[IndivisibleRegion], dict[str, str]]:
     """Regions that `size` ranks can share; those that another number could; per weight why its own failed."""
     regions: list[Region] = []
-    misfits: list[Misfit] = []
+    indivisible: list[IndivisibleRegion] = []
     reasons: dict[str, str] = {}
-    for seed, axis in find_seeds(surroundings):
-        grown = [*regions, *(misfit.region for misfit in misfits)]
+    for seed, axis in find_seeds(partitioning):
+        grown = [*regions, *(found.region for found in indivisible)]
         if any(seed in r.cuts and r.cuts[seed].axis == axis for r in grown):
             continue
-        names = _weights_at(surroundings, seed)
+        names = _weights_at(partitioning, seed)
         try:
-            region = grow(surroundings, seed, axis)
-            reason = _why_not(surroundings, region, size)
+            region = grow(partitioning, seed, axis)
+            reason = _why_not(partitioning, region, size)
         except CannotCutError as error:
             reason = error.reason
         if reason:
             for name in names:
                 reasons.setdefault(name, reason)
         elif not any(region.cuts == other.cuts for other in grown):
-            misfit = find_misfit(region, region.weights(surroundings.graph.weights), size)
-            if misfit is None:
+            found = find_indivisible_region(region, region.weights(partitioning.graph.weights), size)
+            if found is None:
                 regions.append(region)
             else:
-                misfits.append(misfit)
+                indivisible.append(found)
     # What another size would cut is said before what no size can.
-    reasons = {name: misfit.reason(size) for misfit in reversed(misfits) for name in misfit.weights} | {
-        name: reason for name, reason in reasons.items() if not any(name in misfit.weights for misfit in misfits)
+    reasons = {name: found.reason(size) for found in reversed(indivisible) for name in found.weights} | {
+        name: reason for name, reason in reasons.items() if not any(name in found.weights for found in indivisible)
     }
-    return regions, misfits, reasons
+    return regions, indivisible, reasons
 
 
-def _weights_at(surroundings: Surroundings, seed: ir.Value) -> list[str]:
+def _weights_at(partitioning: PartitioningContext, seed: ir.Value) -> list[str]:
     """The trained weights whose product a seed is."""
     stack, found = [seed], []
     while stack:
@@ -195,39 +199,39 @@ def _weights_at(surroundings: Surroundings, seed: ir.Value) -> list[str]:
         if value.is_initializer():
             found.append(str(value.name))
         node = value.producer()
-        if node is not None and (value is seed or str(value.name) not in surroundings.facts.from_inputs):
-            stack.extend(v for v in node.inputs if v is not None and str(v.name) not in surroundings.facts.from_inputs)
-    return [name for name in found if name in surroundings.graph.weights]
+        if node is not None and (value is seed or str(value.name) not in partitioning.facts.from_inputs):
+            stack.extend(v for v in node.inputs if v is not None and str(v.name) not in partitioning.facts.from_inputs)
+    return [name for name in found if name in partitioning.graph.weights]
 
 
-def _why_not(surroundings: Surroundings, region: Region, size: int) -> str:
+def _why_not(partitioning: PartitioningContext, region: Region, size: int) -> str:
     """Why a sound region is not cut all the same; empty if it is."""
-    weights = region.weights(surroundings.graph.weights)
+    weights = region.weights(partitioning.graph.weights)
     if not weights:
         return "no trained weight would be cut"
     ends = [a for a in region.assignments.values() if a.partial or (a.gathers and a.edits)]
     if not any(a.partial for a in ends) and not any(_is_loss(a) for a in ends):
         return "cutting it would end in gathering its result, with no second product to share the work"
-    return _why_not_worth_it(surroundings, region, size)
+    return _why_not_worth_it(partitioning, region, size)
 
 
 def _is_loss(assignment: Any) -> bool:
     return any(isinstance(edit, Replace) and edit.op_type.startswith("Sharded") for edit in assignment.edits)
 
 
-def _why_not_worth_it(surroundings: Surroundings, region: Region, size: int) -> str:
+def _why_not_worth_it(partitioning: PartitioningContext, region: Region, size: int) -> str:
     """Small tables and few classes cost more to exchange than they save."""
     if not region.uneven:
         return ""
     rows = max(sum(cut.blocks) for cut in region.cuts.values())
     if rows < SMALLEST_CLASSES_PER_RANK * size:
         return f"{rows} rows or classes are too few to be worth an exchange between {size} ranks"
-    multiplies = any(node.op_type in MATRIX_OPERATORS and not a.partial for node, a in region.assignments.items())
+    multiplies = any(node.op_type in MATMUL_OPERATORS and not a.partial for node, a in region.assignments.items())
     if multiplies:
         return ""
-    shapes = surroundings.facts.shapes
+    shapes = partitioning.facts.shapes
     summed = sum(math.prod(shapes[str(n.outputs[0].name)]) for n, a in region.assignments.items() if a.partial)
-    held = sum(math.prod(shapes[str(w.name)]) for w in region.weights(surroundings.graph.weights))
+    held = sum(math.prod(shapes[str(w.name)]) for w in region.weights(partitioning.graph.weights))
     if held <= 2 * summed:
         return f"a table of {held} numbers is too small to be worth adding up {summed} numbers a step"
     return ""
@@ -302,9 +306,9 @@ def _nothing_to_cut(size: int, reasons: Mapping[str, str]) -> str:
 
 
 def _write_plan(
-    surroundings: Surroundings, size: int, chosen: Sequence[Region], reasons: dict[str, str], tokens: TokenRegion
+    partitioning: PartitioningContext, size: int, chosen: Sequence[Region], reasons: dict[str, str], tokens: TokenRegion
 ) -> HorizontalPlan:
-    graph = surroundings.graph
+    graph = partitioning.graph
     shards: dict[str, WeightShard] = {}
     values: dict[str, Cut] = {}
     slices: dict[tuple[str, int], Cut] = {}
@@ -315,22 +319,22 @@ def _write_plan(
         for value, cut in region.cuts.items():
             (shards if value.is_initializer() else values)[str(value.name)] = cut
         slices.update({(_key(node), index): cut for (node, index), cut in region.slices.items()})
-        for node in sorted(region.assignments, key=surroundings.order.__getitem__):
+        for node in sorted(region.assignments, key=partitioning.order.__getitem__):
             assignment = region.assignments[node]
             if assignment.edits:
                 edits[_key(node)] = assignment.edits
             if assignment.partial:
                 reduced.append(str(node.outputs[0].name))
-            edges.extend(_entries(surroundings, node, assignment))
+            edges.extend(_entries(partitioning, node, assignment))
             if assignment.partial and node.outputs[0] in tokens.axes:
-                biases = [e.input for e in assignment.edits if isinstance(e, AddAfterwards)]
-                edges.extend((node, i) for i in biases if surroundings.needs_gradient(node, i))
+                biases = [e.input for e in assignment.edits if isinstance(e, AddBiasAfterReduce)]
+                edges.extend((node, i) for i in biases if partitioning.needs_gradient(node, i))
     for node, assignment in tokens.assignments.items():
         if assignment.edits:
             edits[_key(node)] = assignment.edits
-        edges.extend(_entries(surroundings, node, assignment))
+        edges.extend(_entries(partitioning, node, assignment))
     slices.update({(_key(node), index): cut for (node, index), cut in tokens.slices.items()})
-    whole = _weights_only_in_regions(surroundings, edges)
+    whole = _weights_only_in_regions(partitioning, edges)
     taken = {name for name in shards if name in graph.weights}
     partial = tuple(name for name in graph.weights if name in whole)
     left = [name for name in graph.weights if name not in taken]
@@ -354,27 +358,27 @@ def _write_plan(
     )
 
 
-def _entries(surroundings: Surroundings, node: ir.Node, assignment: Assignment) -> list[tuple[ir.Node, int]]:
+def _entries(partitioning: PartitioningContext, node: ir.Node, assignment: Assignment) -> list[tuple[ir.Node, int]]:
     """Inputs of a node that are whole while it computes a part, so that their gradient is a part of a sum."""
     if not assignment.outputs and not assignment.partial:
         return []
-    biases = {edit.input for edit in assignment.edits if isinstance(edit, AddAfterwards)}
+    biases = {edit.input for edit in assignment.edits if isinstance(edit, AddBiasAfterReduce)}
     return [
         (node, index)
         for index, value in enumerate(node.inputs)
         if value is not None
         and index not in assignment.inputs
         and index not in biases
-        and surroundings.needs_gradient(node, index)
+        and partitioning.needs_gradient(node, index)
     ]
 
 
-def _weights_only_in_regions(surroundings: Surroundings, edges: Sequence[tuple[ir.Node, int]]) -> set[str]:
+def _weights_only_in_regions(partitioning: PartitioningContext, edges: Sequence[tuple[ir.Node, int]]) -> set[str]:
     """Whole weights that nothing but regions reads."""
     inside = set(edges)
     found = set()
-    for name in surroundings.graph.weights:
-        value = surroundings.main.initializers[name]
+    for name in partitioning.graph.weights:
+        value = partitioning.main.initializers[name]
         uses = [(user, index) for user, index in value.uses()]
         if uses and all(use in inside for use in uses) and not value.is_graph_output():
             found.add(name)

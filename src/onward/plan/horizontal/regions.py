@@ -18,20 +18,20 @@ import onward.plan.horizontal.rules_fused
 import onward.plan.horizontal.rules_linear
 import onward.plan.horizontal.rules_movement  # noqa: F401  (importing registers the rules)
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
-from onward.graph.gradients import TRAINABLE_TYPES, is_without_gradient
-from onward.graph.structure import label
+from onward.graph.nodes.structure import label
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import Assignment, CannotCutError, Cut, Facts, Replace, Site, Sizes
+from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
+from onward.plan.horizontal.cuts import Assignment, CannotCutError, Cut, Facts, NodeContext, Replace, Sizes
 from onward.plan.horizontal.rules import apply_rule
 
-MATRIX_OPERATORS = {"MatMul": (0, 1), "Gemm": (0, 1), "Linear": (1,), "Conv": (1,), "ConvTranspose": (1,),
+MATMUL_OPERATORS = {"MatMul": (0, 1), "Gemm": (0, 1), "Linear": (1,), "Conv": (1,), "ConvTranspose": (1,),
                     "Einsum": (0, 1, 2)}  # fmt: skip
 """Operators that multiply by a weight -> inputs that may be the weight; `Linear` is of the domain `onward.fused`."""
 
 _MOST_TRIES = 12
 
 
-class Surroundings:
+class PartitioningContext:
     """A training graph as regions see it: facts, and which values depend on weights and on inputs.
 
     Attributes:
@@ -54,9 +54,9 @@ class Surroundings:
         self.from_weights = self._reached(self.own, through_all=False)
         self.trained = self._reached(trained, through_all=False)
 
-    def site(self, node: ir.Node) -> Site:
+    def context(self, node: ir.Node) -> NodeContext:
         """A node with what is known of its values."""
-        return Site(node, self.opsets.get(node.domain, 1), self.facts)
+        return NodeContext(node, self.opsets.get(node.domain, 1), self.facts)
 
     def is_free(self, value: ir.Value) -> bool:
         """Whether a value follows from data and constants alone, so that a part of it can be taken at no cost."""
@@ -82,7 +82,7 @@ class Surroundings:
     def _frozen_weights(self, trained: set[ir.Value]) -> set[ir.Value]:
         found = set()
         for node in self.nodes:
-            for index in MATRIX_OPERATORS.get(node.op_type, ()) if node.domain in ("", FUSED) else ():
+            for index in MATMUL_OPERATORS.get(node.op_type, ()) if node.domain in ("", FUSED) else ():
                 value = node.inputs[index] if index < len(node.inputs) else None
                 while value is not None and value.producer() is not None and len(value.producer().inputs) == 1:  # type: ignore[union-attr]
                     value = value.producer().inputs[0]  # type: ignore[union-attr]
@@ -143,13 +143,13 @@ class Region:
         return found
 
 
-def grow(surroundings: Surroundings, seed: ir.Value, axis: int) -> Region:
+def grow(partitioning: PartitioningContext, seed: ir.Value, axis: int) -> Region:
     """The region that a cut of one axis brings with it, with the coarsest blocks that every node can take.
 
     Raises:
         CannotCutError: for every choice of blocks some node cannot compute on its part; the first reason is given.
     """
-    size = surroundings.facts.shapes[str(seed.name)][axis]
+    size = partitioning.facts.shapes[str(seed.name)][axis]
     waiting: deque[Sizes] = deque([(size,)])
     tried: set[Sizes] = set()
     first: CannotCutError | None = None
@@ -160,7 +160,7 @@ def grow(surroundings: Surroundings, seed: ir.Value, axis: int) -> Region:
         tried.add(blocks)
         region = Region(seed)
         try:
-            _spread(surroundings, region, seed, Cut(axis, blocks))
+            _spread(partitioning, region, seed, Cut(axis, blocks))
         except CannotCutError as error:
             first = first or error
             if error.hint is not None:
@@ -172,7 +172,7 @@ def grow(surroundings: Surroundings, seed: ir.Value, axis: int) -> Region:
     raise first
 
 
-def _spread(surroundings: Surroundings, region: Region, seed: ir.Value, cut: Cut) -> None:
+def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, cut: Cut) -> None:
     waiting: deque[ir.Node] = deque()
 
     def cut_value(value: ir.Value, wanted: Cut) -> None:
@@ -186,18 +186,18 @@ def _spread(surroundings: Surroundings, region: Region, seed: ir.Value, cut: Cut
         if producer is not None:
             waiting.append(producer)
         for user, _ in value.uses():
-            if user not in surroundings.order:
+            if user not in partitioning.order:
                 raise CannotCutError(f"{value.name!r} is read inside of a nested graph, by {label(user)}")
             waiting.append(user)
 
     cut_value(seed, cut)
     while waiting:
         node = waiting.popleft()
-        site = surroundings.site(node)
+        context = partitioning.context(node)
         inputs = {i: region.cuts[v] for i, v in enumerate(node.inputs) if v is not None and v in region.cuts}
         inputs |= {i: region.slices[node, i] for i in range(len(node.inputs)) if (node, i) in region.slices}
         outputs = {o: region.cuts[v] for o, v in enumerate(node.outputs) if v in region.cuts}
-        assignment = apply_rule(site, inputs, outputs)
+        assignment = apply_rule(context, inputs, outputs)
         before = region.assignments.get(node)
         region.assignments[node] = assignment
         region.finer.extend(blocks for _, blocks in assignment.finer)
@@ -206,7 +206,7 @@ def _spread(surroundings: Surroundings, region: Region, seed: ir.Value, cut: Cut
         for index, wanted in assignment.inputs.items():
             value = node.inputs[index]
             assert value is not None
-            is_whole = surroundings.is_free(value) and not _follows_cut(region, value)
+            is_whole = partitioning.is_free(value) and not _follows_cut(region, value)
             if is_whole and value not in region.cuts:
                 region.slices[node, index] = wanted
             else:
@@ -236,28 +236,28 @@ def _follows_cut(region: Region, value: ir.Value) -> bool:
     return False
 
 
-def find_seeds(surroundings: Surroundings) -> Iterator[tuple[ir.Value, int]]:
+def find_seeds(partitioning: PartitioningContext) -> Iterator[tuple[ir.Value, int]]:
     """Axes where a cut may begin: outputs of products with weights, rows of tables of weights; in order of nodes."""
-    for node in surroundings.nodes:
+    for node in partitioning.nodes:
         if node.domain not in ("", FUSED):
             continue
         if node.op_type == "Gather":
             table = node.inputs[0]
-            if table in surroundings.own and table is not None and len(table.shape or ()) >= 2:
+            if table in partitioning.own and table is not None and len(table.shape or ()) >= 2:
                 yield table, 0
             continue
-        for index in MATRIX_OPERATORS.get(node.op_type, ()):
+        for index in MATMUL_OPERATORS.get(node.op_type, ()):
             value = node.inputs[index] if index < len(node.inputs) else None
-            if value is None or value not in surroundings.from_weights:
+            if value is None or value not in partitioning.from_weights:
                 continue
-            if str(value.name) in surroundings.facts.from_inputs:
+            if str(value.name) in partitioning.facts.from_inputs:
                 continue
-            yield from ((node.outputs[0], axis) for axis in _output_axes(surroundings, node, index))
+            yield from ((node.outputs[0], axis) for axis in _output_axes(partitioning, node, index))
 
 
-def _output_axes(surroundings: Surroundings, node: ir.Node, index: int) -> list[int]:
+def _output_axes(partitioning: PartitioningContext, node: ir.Node, index: int) -> list[int]:
     """Axes of a product that come from its weight alone."""
-    shape = surroundings.facts.shapes.get(str(node.outputs[0].name))
+    shape = partitioning.facts.shapes.get(str(node.outputs[0].name))
     if shape is None:
         return []
     if node.op_type in ("MatMul", "Linear"):

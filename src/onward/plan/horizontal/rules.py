@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from onward.plan.horizontal.cuts import Assignment, CannotCutError, Known, Site
+from onward.plan.horizontal.cuts import Assignment, CannotCutError, Known, NodeContext
 
 
 class Rule(Protocol):
@@ -15,7 +15,7 @@ class Rule(Protocol):
         CannotCutError: the node cannot compute on them.
     """
 
-    def __call__(self, site: Site, inputs: Known, outputs: Known) -> Assignment:
+    def __call__(self, context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         """Completes the cuts of one node."""
         ...
 
@@ -36,19 +36,19 @@ def rule(*op_types: str, domains: tuple[str, ...] = ("",)) -> Callable[[Rule], R
     return register
 
 
-def apply_rule(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def apply_rule(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Completes the cuts of a node by its operator's rule, and checks that it kept to what was known.
 
     Raises:
         CannotCutError: the operator has no rule, or cannot compute on what is cut.
     """
-    node = site.node
+    node = context.node
     found = _rules.get((node.domain, node.op_type))
     if found is None:
-        raise CannotCutError(f"{site.name}: nothing is known of how {node.op_type} computes on parts")
-    assignment = found(site, inputs, outputs)
+        raise CannotCutError(f"{context.name}: nothing is known of how {node.op_type} computes on parts")
+    assignment = found(context, inputs, outputs)
     for given, made in ((inputs, assignment.inputs), (outputs, assignment.outputs)):
         for index, cut in given.items():
             if made.get(index) != cut:
-                raise CannotCutError(f"{site.name} needs its operand {index} whole or cut otherwise")
+                raise CannotCutError(f"{context.name} needs its operand {index} whole or cut otherwise")
     return assignment

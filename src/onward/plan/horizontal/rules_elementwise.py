@@ -10,10 +10,10 @@ from onward.plan.horizontal.cuts import (
     Cut,
     Known,
     Link,
+    NodeContext,
     Replace,
     SetAttribute,
     SetEntry,
-    Site,
     broadcast_links,
     follow,
     units,
@@ -36,114 +36,116 @@ BROADCASTING = (
 @rule(*UNARY)
 @rule("FastGelu", "QuickGelu", "BiasGelu", "BiasAdd", domains=("com.microsoft",))
 @rule(*BROADCASTING)
-def elementwise(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def elementwise(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis of the result, in all operands that have it."""
-    return follow(broadcast_links(site, range(len(site.node.inputs))), site, inputs, outputs)
+    return follow(broadcast_links(context, range(len(context.node.inputs))), context, inputs, outputs)
 
 
 @rule("CastLike")
-def cast_like(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def cast_like(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis of the first operand; of the second, only the type matters."""
     like = {1: inputs[1]} if 1 in inputs else {}
     if 0 not in inputs and not outputs:
         return Assignment(like, gathers=True)
-    found = follow(broadcast_links(site, [0]), site, _data(inputs), outputs)
+    found = follow(broadcast_links(context, [0]), context, _data(inputs), outputs)
     return Assignment({**found.inputs, **like}, found.outputs)
 
 
 @rule("Clip")
-def first_operand(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def first_operand(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis of the first operand; the others are numbers or types."""
-    return follow(broadcast_links(site, [0]), site, inputs, outputs)
+    return follow(broadcast_links(context, [0]), context, inputs, outputs)
 
 
 @rule("Dropout")
-def dropout(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def dropout(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis; the ranks then draw different numbers."""
-    found = follow(broadcast_links(site, [0]), site, inputs, outputs)
-    counts = tuple((block, f"parts of {site.name}") for block in found.inputs[0].blocks)
+    found = follow(broadcast_links(context, [0]), context, inputs, outputs)
+    counts = tuple((block, f"parts of {context.name}") for block in found.inputs[0].blocks)
     return Assignment(found.inputs, found.outputs, counts=counts, edits=(Replace("Dropout", found.inputs[0]),))
 
 
 @rule("Softmax", "LogSoftmax")
-def softmax(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def softmax(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any other axis as it is; its own by exchanging each row's maximum and sum. Before opset 13 more axes are one."""
-    rank = len(site.result())
-    old = site.version < 13
-    axis = site.axis("axis", 1 if old else -1, rank)
+    rank = len(context.result())
+    old = context.version < 13
+    axis = context.axis("axis", 1 if old else -1, rank)
     known = {**outputs, **inputs}
     cut = next(iter(known.values()))
     own = range(axis, rank) if old else [axis]
-    links = broadcast_links(site, [0])
-    found = follow(links, site, inputs, outputs)
+    links = broadcast_links(context, [0])
+    found = follow(links, context, inputs, outputs)
     if cut.axis not in own:
         return found
     if old and axis != rank - 1:
-        raise CannotCutError(f"{site.name} is over several axes at once")
-    return Assignment(found.inputs, found.outputs, edits=(Replace(f"Sharded{site.node.op_type}", cut),))
+        raise CannotCutError(f"{context.name} is over several axes at once")
+    return Assignment(found.inputs, found.outputs, edits=(Replace(f"Sharded{context.node.op_type}", cut),))
 
 
 @rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 @rule("SimplifiedLayerNormalization", domains=("com.microsoft",))
-def normalization_of_last_axes(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def normalization_of_last_axes(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis before those that are normalized."""
-    result = site.result()
-    first = site.axis("axis", -1, len(result))
-    links = [Link({0: axis}, dict.fromkeys(site.outputs(), axis)) for axis in range(first)]
-    return follow(links, site, inputs, outputs, "normalized axis")
+    result = context.result()
+    first = context.axis("axis", -1, len(result))
+    links = [Link({0: axis}, dict.fromkeys(context.outputs(), axis)) for axis in range(first)]
+    return follow(links, context, inputs, outputs, "normalized axis")
 
 
 @rule("LpNormalization", "Hardmax", "CumSum", "CumProd")
-def along_one_axis(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def along_one_axis(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis but the one that the operator goes along."""
-    rank = len(site.result())
-    if site.node.op_type.startswith("Cum"):
-        given = site.numbers(1)
+    rank = len(context.result())
+    if context.node.op_type.startswith("Cum"):
+        given = context.numbers(1)
         if given is None:
-            raise CannotCutError(f"{site.name}: its axis depends on data")
+            raise CannotCutError(f"{context.name}: its axis depends on data")
         own = int(given[0]) % rank
     else:
-        own = site.axis("axis", -1, rank)
-    links = [link for link in broadcast_links(site, [0]) if link.outputs[0] != own]
-    return follow(links, site, inputs, outputs)
+        own = context.axis("axis", -1, rank)
+    links = [link for link in broadcast_links(context, [0]) if link.outputs[0] != own]
+    return follow(links, context, inputs, outputs)
 
 
 @rule("Trilu")
-def trilu(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def trilu(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis but the two of the matrices."""
-    rank = len(site.result())
-    links = [link for link in broadcast_links(site, [0]) if link.outputs[0] < rank - 2]
-    return follow(links, site, inputs, outputs)
+    rank = len(context.result())
+    links = [link for link in broadcast_links(context, [0]) if link.outputs[0] < rank - 2]
+    return follow(links, context, inputs, outputs)
 
 
 @rule("BatchNormalization")
-def batch_normalization(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def batch_normalization(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The channels, with weights and running statistics."""
-    results = {o: 1 if o == 0 else 0 for o in site.outputs()}
-    return follow([Link({0: 1, 1: 0, 2: 0, 3: 0, 4: 0}, results)], site, inputs, outputs, "batch and space")
+    results = {o: 1 if o == 0 else 0 for o in context.outputs()}
+    return follow([Link({0: 1, 1: 0, 2: 0, 3: 0, 4: 0}, results)], context, inputs, outputs, "batch and space")
 
 
 @rule("InstanceNormalization")
-def instance_normalization(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def instance_normalization(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The channels, with their weights."""
-    return follow([Link({0: 1, 1: 0, 2: 0}, {0: 1}), Link({0: 0}, {0: 0})], site, inputs, outputs, "space")
+    return follow([Link({0: 1, 1: 0, 2: 0}, {0: 1}), Link({0: 0}, {0: 0})], context, inputs, outputs, "space")
 
 
 @rule("GroupNormalization")
-def group_normalization(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def group_normalization(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Whole groups of channels, with their weights: one a channel from opset 21 on, before one a group."""
-    channels, groups = site.shape(0)[1], int(site.attribute("num_groups"))
+    channels, groups = context.shape(0)[1], int(context.attribute("num_groups"))
     cut = next(iter({**outputs, **inputs}.values()))
-    found = follow([Link({0: 1} if site.version < 21 else {0: 1, 1: 0, 2: 0}, {0: 1})], site, _data(inputs), outputs)
+    found = follow(
+        [Link({0: 1} if context.version < 21 else {0: 1, 1: 0, 2: 0}, {0: 1})], context, _data(inputs), outputs
+    )
     count = units(cut.blocks, channels // groups)
     if count is None:
-        raise CannotCutError(f"{site.name}: a group of channels would be cut")
+        raise CannotCutError(f"{context.name}: a group of channels would be cut")
     of_groups = Cut(0, tuple(block * groups // channels for block in cut.blocks))
-    weights = {1: of_groups, 2: of_groups} if site.version < 21 else {}
+    weights = {1: of_groups, 2: of_groups} if context.version < 21 else {}
     return Assignment(
         {**found.inputs, **weights},
         found.outputs,
-        counts=((count, f"groups of channels of {site.name}"),),
+        counts=((count, f"groups of channels of {context.name}"),),
         edits=(SetAttribute("num_groups", of_groups),),
     )
 
@@ -156,38 +158,38 @@ def _data(inputs: Known) -> Known:
     "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
     "AdaptiveAveragePool", "LRN",
 )  # fmt: skip
-def pooling(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def pooling(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The channels; an index of the maximum would be one of the whole tensor."""
-    if len(site.outputs()) > 1:
-        raise CannotCutError(f"{site.name} gives positions in the whole tensor")
+    if len(context.outputs()) > 1:
+        raise CannotCutError(f"{context.name} gives positions in the whole tensor")
     links = [Link({0: 0}, {0: 0})]
-    if site.node.op_type != "LRN":
+    if context.node.op_type != "LRN":
         links.append(Link({0: 1}, {0: 1}))
-    return follow(links, site, inputs, outputs, "window")
+    return follow(links, context, inputs, outputs, "window")
 
 
 @rule("Pad")
-def pad(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def pad(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The axes without padding; one that is padded before and cropped behind keeps its size, and yet is moved."""
-    if site.has_input(3):
-        raise CannotCutError(f"{site.name} pads chosen axes")
-    rank = len(site.shape(0))
-    pads = site.numbers(1) if site.version >= 11 else site.attribute("pads", site.attribute("paddings"))
+    if context.has_input(3):
+        raise CannotCutError(f"{context.name} pads chosen axes")
+    rank = len(context.shape(0))
+    pads = context.numbers(1) if context.version >= 11 else context.attribute("pads", context.attribute("paddings"))
     if pads is None:
-        raise CannotCutError(f"{site.name}: how much it pads depends on data")
+        raise CannotCutError(f"{context.name}: how much it pads depends on data")
     axes = [a for a in range(rank) if pads[a] == pads[a + rank] == 0]
-    return follow([Link({0: a}, {0: a}) for a in axes], site, inputs, outputs, "padded axis")
+    return follow([Link({0: a}, {0: a}) for a in axes], context, inputs, outputs, "padded axis")
 
 
 @rule("Resize", "Upsample")
-def resizing(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def resizing(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The axes that stay as they are; sizes that are given as numbers become the rank's."""
-    rank = len(site.result())
-    named = site.attribute("axes")
+    rank = len(context.result())
+    named = context.attribute("axes")
     places = list(range(rank)) if named is None else [int(axis) % rank for axis in named]
-    axes = [axis for axis in range(rank) if axis not in _moved_axes(site, places)]
-    found = follow([Link({0: a}, {0: a}) for a in axes], site, inputs, outputs, "resized axis")
-    if site.node.op_type != "Resize" or not site.has_input(3):
+    axes = [axis for axis in range(rank) if axis not in _moved_axes(context, places)]
+    found = follow([Link({0: a}, {0: a}) for a in axes], context, inputs, outputs, "resized axis")
+    if context.node.op_type != "Resize" or not context.has_input(3):
         return found
     cut = found.inputs[0]
     if cut.axis not in places:
@@ -196,21 +198,22 @@ def resizing(site: Site, inputs: Known, outputs: Known) -> Assignment:
     return Assignment(found.inputs, found.outputs, edits=(edit,))
 
 
-def _moved_axes(site: Site, places: Sequence[int]) -> set[int]:
+def _moved_axes(context: NodeContext, places: Sequence[int]) -> set[int]:
     """Of the axes that a Resize or Upsample names, those along which elements may move, even if their size stays."""
-    before, after = site.shape(0), site.result()
+    before, after = context.shape(0), context.result()
     moves_all = (
-        site.attribute("coordinate_transformation_mode", "half_pixel") in ("tf_crop_and_resize", "tf_half_pixel_for_nn")
-        or site.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+        context.attribute("coordinate_transformation_mode", "half_pixel")
+        in ("tf_crop_and_resize", "tf_half_pixel_for_nn")
+        or context.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
     )
     if moves_all:
         return set(places)
-    if site.node.op_type == "Resize" and site.has_input(3):
+    if context.node.op_type == "Resize" and context.has_input(3):
         return {axis for axis in places if before[axis] != after[axis]}
-    place = 2 if site.node.op_type == "Resize" and site.version >= 11 else 1
-    scales = site.numbers(place) if site.has_input(place) else site.attribute("scales")
+    place = 2 if context.node.op_type == "Resize" and context.version >= 11 else 1
+    scales = context.numbers(place) if context.has_input(place) else context.attribute("scales")
     if scales is None:
-        raise CannotCutError(f"{site.name}: how much it resizes depends on data")
+        raise CannotCutError(f"{context.name}: how much it resizes depends on data")
     return {axis for axis, scale in zip(places, scales, strict=True) if scale != 1}
 
 
@@ -221,52 +224,52 @@ _SUMS = ("ReduceSum",)
     "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
     "ReduceLogSumExp", "ReduceSumSquare",
 )  # fmt: skip
-def reduction(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def reduction(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis that is kept; along one that is reduced, only a sum is the sum of its parts."""
-    shape = site.shape(0)
-    given = site.attribute("axes")
-    if given is None and site.has_input(1):
-        given = site.numbers(1)
+    shape = context.shape(0)
+    given = context.attribute("axes")
+    if given is None and context.has_input(1):
+        given = context.numbers(1)
         if given is None:
-            raise CannotCutError(f"{site.name}: its axes depend on data")
-    everything = not given and not site.attribute("noop_with_empty_axes", 0)
+            raise CannotCutError(f"{context.name}: its axes depend on data")
+    everything = not given and not context.attribute("noop_with_empty_axes", 0)
     reduced = set(range(len(shape))) if everything else {int(a) % len(shape) for a in given or ()}
-    keep = bool(site.attribute("keepdims", 1))
+    keep = bool(context.attribute("keepdims", 1))
     kept = [axis for axis in range(len(shape)) if axis not in reduced]
     links = [Link({0: axis}, {0: axis if keep else place}) for place, axis in enumerate(kept)]
-    if site.node.op_type in _SUMS:
+    if context.node.op_type in _SUMS:
         links += [Link({0: axis}, {}, partial=True) for axis in sorted(reduced)]
-    return follow(links, site, inputs, outputs, "reduced axis")
+    return follow(links, context, inputs, outputs, "reduced axis")
 
 
 @rule("ArgMax")
-def arg_max(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def arg_max(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any other axis; along its own by comparing the best of all ranks."""
-    rank = len(site.shape(0))
-    own = site.axis("axis", 0, rank)
-    keep = bool(site.attribute("keepdims", 1))
+    rank = len(context.shape(0))
+    own = context.axis("axis", 0, rank)
+    keep = bool(context.attribute("keepdims", 1))
     links = [Link({0: a}, {0: a if keep or a < own else a - 1}) for a in range(rank) if a != own]
     cut = inputs.get(0)
     if cut is not None and cut.axis == own and not outputs:
         return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedArgMax", cut),))
-    return follow(links, site, inputs, outputs)
+    return follow(links, context, inputs, outputs)
 
 
 @rule("SoftmaxCrossEntropyLoss")
-def cross_entropy(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The classes: every rank knows the logits of its own, and the ranks exchange each row's maximum and sums."""
     cut = inputs.get(0)
     if cut is None or cut.axis != 1 or set(inputs) != {0} or len(cut.blocks) > 1:
-        raise CannotCutError(f"{site.name} can be cut by classes only")
-    if len(site.outputs()) > 1 or outputs:
-        raise CannotCutError(f"{site.name} also gives the logarithms of all probabilities")
+        raise CannotCutError(f"{context.name} can be cut by classes only")
+    if len(context.outputs()) > 1 or outputs:
+        raise CannotCutError(f"{context.name} also gives the logarithms of all probabilities")
     return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedCrossEntropy", cut),))
 
 
 @rule("Shape")
-def shape(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def shape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The shape of the whole value, which shape arithmetic goes on with."""
-    cut, rank = inputs[0], len(site.shape(0))
-    start, end, _ = slice(site.attribute("start", 0), site.attribute("end")).indices(rank)
+    cut, rank = inputs[0], len(context.shape(0))
+    start, end, _ = slice(context.attribute("start", 0), context.attribute("end")).indices(rank)
     edits = (SetEntry(-1, cut.axis - start, cut, end - start),) if start <= cut.axis < end else ()
     return Assignment({0: cut}, gathers=True, edits=edits)

@@ -11,9 +11,9 @@ from onward.plan.horizontal.cuts import (
     Edit,
     Known,
     Link,
+    NodeContext,
     Replace,
     SetAttribute,
-    Site,
     follow,
     units,
 )
@@ -21,9 +21,9 @@ from onward.plan.horizontal.rules import rule
 
 
 @rule("MatMul")
-def matmul(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def matmul(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Rows, columns and batches are kept; the axis in common is summed over."""
-    a, b, result = site.shape(0), site.shape(1), site.result()
+    a, b, result = context.shape(0), context.shape(1), context.result()
     rank = len(result)
     links = [Link({0: len(a) - 1, 1: max(len(b) - 2, 0)}, {}, partial=True)]
     if len(b) >= 2:
@@ -37,16 +37,19 @@ def matmul(site: Site, inputs: Known, outputs: Known) -> Assignment:
         found = {i: place for i, place in own.items() if place >= 0 and shapes[i][place] == result[axis]}
         if result[axis] > 1:
             links.append(Link(found, {0: axis}))
-    return follow(links, site, inputs, outputs)
+    return follow(links, context, inputs, outputs)
 
 
 @rule("Gemm")
-def gemm(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def gemm(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """As `MatMul`, with a bias that is added once."""
-    a_row, b_row = (1, 0) if site.attribute("transA", 0) else (0, 1), (1, 0) if site.attribute("transB", 0) else (0, 1)
+    a_row, b_row = (
+        (1, 0) if context.attribute("transA", 0) else (0, 1),
+        (1, 0) if context.attribute("transB", 0) else (0, 1),
+    )
     columns, rows = {1: b_row[1]}, {0: a_row[0]}
-    if site.has_input(2):
-        bias, result = site.shape(2), site.result()
+    if context.has_input(2):
+        bias, result = context.shape(2), context.result()
         if bias and bias[-1] == result[1]:
             columns[2] = len(bias) - 1
         if len(bias) == 2 and bias[0] == result[0]:
@@ -56,15 +59,15 @@ def gemm(site: Site, inputs: Known, outputs: Known) -> Assignment:
         Link(rows, {0: 0}),
         Link({0: a_row[1], 1: b_row[0]}, {}, partial=True, bias=(2, 1)),
     ]
-    return follow(links, site, inputs, outputs)
+    return follow(links, context, inputs, outputs)
 
 
 @rule("Einsum")
-def einsum(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def einsum(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """A letter of the result is kept; one that only operands have is summed over."""
-    equation = str(site.attribute("equation")).replace(" ", "")
+    equation = str(context.attribute("equation")).replace(" ", "")
     if "..." in equation or "->" not in equation:
-        raise CannotCutError(f"{site.name}: the equation {equation!r} leaves axes out")
+        raise CannotCutError(f"{context.name}: the equation {equation!r} leaves axes out")
     left, right = equation.split("->")
     terms = left.split(",")
     links = []
@@ -76,74 +79,74 @@ def einsum(site: Site, inputs: Known, outputs: Known) -> Assignment:
             links.append(Link(places, {0: right.index(letter)}))
         elif len(places) > 1:
             links.append(Link(places, {}, partial=True))
-    return follow(links, site, inputs, outputs)
+    return follow(links, context, inputs, outputs)
 
 
 @rule("Conv")
-def convolution(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def convolution(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Output channels are kept, input channels summed over; groups of both go together."""
-    groups = int(site.attribute("group", 1))
+    groups = int(context.attribute("group", 1))
     if groups > 1:
-        return _grouped(site, inputs, outputs, groups, site.result()[1])
+        return _grouped(context, inputs, outputs, groups, context.result()[1])
     links = [
-        Link({1: 0, 2: 0} if site.has_input(2) else {1: 0}, {0: 1}),
+        Link({1: 0, 2: 0} if context.has_input(2) else {1: 0}, {0: 1}),
         Link({0: 1, 1: 1}, {}, partial=True, bias=(2, 1)),
         Link({0: 0}, {0: 0}),
     ]
-    return follow(links, site, inputs, outputs, "space")
+    return follow(links, context, inputs, outputs, "space")
 
 
 @rule("ConvTranspose")
-def transposed_convolution(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def transposed_convolution(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """As `Conv`; its weight has the input channels first."""
-    groups = int(site.attribute("group", 1))
+    groups = int(context.attribute("group", 1))
     if groups > 1:
-        return _grouped(site, inputs, outputs, groups, site.shape(0)[1])
+        return _grouped(context, inputs, outputs, groups, context.shape(0)[1])
     links = [
-        Link({1: 1, 2: 0} if site.has_input(2) else {1: 1}, {0: 1}),
+        Link({1: 1, 2: 0} if context.has_input(2) else {1: 1}, {0: 1}),
         Link({0: 1, 1: 0}, {}, partial=True, bias=(2, 1)),
         Link({0: 0}, {0: 0}),
     ]
-    return follow(links, site, inputs, outputs, "space")
+    return follow(links, context, inputs, outputs, "space")
 
 
-def _grouped(site: Site, inputs: Known, outputs: Known, groups: int, weight_rows: int) -> Assignment:
+def _grouped(context: NodeContext, inputs: Known, outputs: Known, groups: int, weight_rows: int) -> Assignment:
     """Whole groups: their input channels, their weights, their output channels."""
-    totals = {"x": site.shape(0)[1], "w": weight_rows, "b": site.result()[1], "y": site.result()[1]}
+    totals = {"x": context.shape(0)[1], "w": weight_rows, "b": context.result()[1], "y": context.result()[1]}
     operands = {"x": (0, 1), "w": (1, 0), "b": (2, 0)}
     known = [(inputs[i], totals[key], axis) for key, (i, axis) in operands.items() if i in inputs]
     known += [(outputs[0], totals["y"], 1)] if 0 in outputs else []
     of_groups = set()
     for cut, total, axis in known:
         if cut.axis != axis:
-            raise CannotCutError(f"{site.name} is cut by other axes than its groups")
+            raise CannotCutError(f"{context.name} is cut by other axes than its groups")
         if units(cut.blocks, total // groups) is None:
-            raise CannotCutError(f"{site.name}: a group of channels would be cut")
+            raise CannotCutError(f"{context.name}: a group of channels would be cut")
         of_groups.add(tuple(block * groups // total for block in cut.blocks))
     if len(of_groups) > 1:
-        raise CannotCutError(f"{site.name}: its operands are cut into different groups")
+        raise CannotCutError(f"{context.name}: its operands are cut into different groups")
     (blocks,) = of_groups
     cuts = {key: tuple(block * total // groups for block in blocks) for key, total in totals.items()}
-    given = {i: Cut(axis, cuts[key]) for key, (i, axis) in operands.items() if site.has_input(i)}
+    given = {i: Cut(axis, cuts[key]) for key, (i, axis) in operands.items() if context.has_input(i)}
     return Assignment(
         given,
         {0: Cut(1, cuts["y"])},
-        counts=((math.gcd(*blocks), f"groups of {site.name}"),),
+        counts=((math.gcd(*blocks), f"groups of {context.name}"),),
         edits=(SetAttribute("group", Cut(0, blocks)),),
     )
 
 
 @rule("Gather")
-def gather(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def gather(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Axes that are not looked up in, axes of the indices, and the rows of a table of weights (an embedding)."""
-    data, indices = site.shape(0), site.shape(1)
-    own = site.axis("axis", 0, len(data))
-    table = site.node.inputs[0]
+    data, indices = context.shape(0), context.shape(1)
+    own = context.axis("axis", 0, len(data))
+    table = context.node.inputs[0]
     cut = inputs.get(0)
     if cut is not None and cut.axis == own:
         assert table is not None
-        if str(table.name) in site.facts.from_inputs or own != 0 or len(data) < 2 or len(cut.blocks) > 1:
-            raise CannotCutError(f"{site.name} picks elements of the cut axis")
+        if str(table.name) in context.facts.from_inputs or own != 0 or len(data) < 2 or len(cut.blocks) > 1:
+            raise CannotCutError(f"{context.name} picks elements of the cut axis")
         return Assignment({0: cut}, partial=True, edits=(Replace("ShardedGather", cut),))
     links = [
         Link({0: axis}, {0: axis if axis < own else axis - 1 + len(indices)})
@@ -151,87 +154,91 @@ def gather(site: Site, inputs: Known, outputs: Known) -> Assignment:
         if axis != own
     ]
     links += [Link({1: axis}, {0: own + axis}) for axis in range(len(indices))]
-    return follow(links, site, inputs, outputs)
+    return follow(links, context, inputs, outputs)
 
 
 @rule("GatherND")
-def gather_nd(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def gather_nd(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Axes behind those that the indices name."""
-    data, indices = site.shape(0), site.shape(1)
-    batch = int(site.attribute("batch_dims", 0))
+    data, indices = context.shape(0), context.shape(1)
+    batch = int(context.attribute("batch_dims", 0))
     first = batch + indices[-1]
     links = [Link({0: axis}, {0: len(indices) - 1 + axis - first}) for axis in range(first, len(data))]
     links += [Link({0: axis, 1: axis}, {0: axis}) for axis in range(batch)]
-    return follow(links, site, inputs, outputs, "indexed axis")
+    return follow(links, context, inputs, outputs, "indexed axis")
 
 
 @rule("GatherElements")
-def gather_elements(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def gather_elements(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis but the one that is looked up in."""
-    data, indices = site.shape(0), site.shape(1)
-    own = site.axis("axis", 0, len(data))
+    data, indices = context.shape(0), context.shape(1)
+    own = context.axis("axis", 0, len(data))
     axes = [a for a in range(len(data)) if a != own and data[a] == indices[a]]
-    return follow([Link({0: a, 1: a}, {0: a}) for a in axes], site, inputs, outputs, "indexed axis")
+    return follow([Link({0: a, 1: a}, {0: a}) for a in axes], context, inputs, outputs, "indexed axis")
 
 
 @rule("Attention")
-def attention(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Whole heads of queries, with the heads of keys and values that they look at."""
     edits: tuple[Edit, ...] = ()
-    if len(site.shape(0)) == 4:
-        axis, heads, key_heads = 1, site.shape(0)[1], site.shape(1)[1]
+    if len(context.shape(0)) == 4:
+        axis, heads, key_heads = 1, context.shape(0)[1], context.shape(1)[1]
     else:
-        axis, heads, key_heads = 2, int(site.attribute("q_num_heads")), int(site.attribute("kv_num_heads"))
+        axis, heads, key_heads = 2, int(context.attribute("q_num_heads")), int(context.attribute("kv_num_heads"))
         edits = (SetAttribute("q_num_heads", Cut(0, (heads,))),)
         edits += () if key_heads == 1 else (SetAttribute("kv_num_heads", Cut(0, (key_heads,))),)
-    found: dict[int, Cut] = {0: Cut(axis, (site.shape(0)[axis],))}
+    found: dict[int, Cut] = {0: Cut(axis, (context.shape(0)[axis],))}
     if key_heads > 1:
-        found |= {i: Cut(axis, (site.shape(i)[axis],)) for i in (1, 2)}
-    if site.has_input(3):
-        mask = site.shape(3)
+        found |= {i: Cut(axis, (context.shape(i)[axis],)) for i in (1, 2)}
+    if context.has_input(3):
+        mask = context.shape(3)
         place = len(mask) - 3
         if place >= 0 and mask[place] == heads and heads > 1:
             found[3] = Cut(place, (heads,))
     results = {}
-    for index in site.outputs():
-        whole = site.result(index)
+    for index in context.outputs():
+        whole = context.result(index)
         if index in (1, 2) and key_heads > 1:
             results[index] = Cut(1, (key_heads,))
         elif index == 0 or index == 3:
             results[index] = Cut(axis if index == 0 else 1, (whole[axis] if index == 0 else heads,))
-    past = {i: Cut(1, (key_heads,)) for i in (4, 5) if site.has_input(i) and key_heads > 1 and len(site.shape(i)) == 4}
+    past = {
+        i: Cut(1, (key_heads,)) for i in (4, 5) if context.has_input(i) and key_heads > 1 and len(context.shape(i)) == 4
+    }
     count = math.gcd(heads, key_heads) if key_heads > 1 else heads
-    return Assignment({**found, **past}, results, counts=((count, f"heads of {site.name}"),), edits=edits)
+    return Assignment({**found, **past}, results, counts=((count, f"heads of {context.name}"),), edits=edits)
 
 
 @rule("RotaryEmbedding", domains=("", "com.microsoft"))
-def rotary_embedding(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def rotary_embedding(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Whole heads."""
-    shape = site.shape(0)
+    shape = context.shape(0)
     edits: tuple[Edit, ...] = ()
     if len(shape) == 4:
         heads, cut = shape[1], Cut(1, (shape[1],))
     else:
-        heads = int(site.attribute("num_heads", 0))
+        heads = int(context.attribute("num_heads", 0))
         if heads < 1:
-            raise CannotCutError(f"{site.name} does not say how many heads there are")
+            raise CannotCutError(f"{context.name} does not say how many heads there are")
         cut, edits = Cut(2, (shape[2],)), (SetAttribute("num_heads", Cut(0, (heads,))),)
-    return Assignment({0: cut}, {0: cut}, counts=((heads, f"heads of {site.name}"),), edits=edits)
+    return Assignment({0: cut}, {0: cut}, counts=((heads, f"heads of {context.name}"),), edits=edits)
 
 
 @rule("MultiHeadAttention", "GroupQueryAttention", domains=("com.microsoft",))
-def contrib_attention(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def contrib_attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Whole heads of separate queries, keys and values [B, S, heads * width]; without a past."""
-    grouped = site.node.op_type == "GroupQueryAttention"
-    heads = int(site.attribute("num_heads"))
-    key_heads = int(site.attribute("kv_num_heads", heads)) if grouped else heads
-    plain = all(site.has_input(i) and len(site.shape(i)) == 3 for i in (0, 1, 2))
-    extra = [i for i in range(3, len(site.node.inputs)) if site.has_input(i) and i not in ((5, 6) if grouped else ())]
-    if not plain or extra or len(site.outputs()) > 1:
-        raise CannotCutError(f"{site.name} has packed operands, masks or a past")
-    found = {i: Cut(2, (site.shape(i)[2],)) for i in (0, 1, 2)}
+    grouped = context.node.op_type == "GroupQueryAttention"
+    heads = int(context.attribute("num_heads"))
+    key_heads = int(context.attribute("kv_num_heads", heads)) if grouped else heads
+    plain = all(context.has_input(i) and len(context.shape(i)) == 3 for i in (0, 1, 2))
+    extra = [
+        i for i in range(3, len(context.node.inputs)) if context.has_input(i) and i not in ((5, 6) if grouped else ())
+    ]
+    if not plain or extra or len(context.outputs()) > 1:
+        raise CannotCutError(f"{context.name} has packed operands, masks or a past")
+    found = {i: Cut(2, (context.shape(i)[2],)) for i in (0, 1, 2)}
     edits = [SetAttribute("num_heads", Cut(0, (heads,)))]
     if grouped:
         edits.append(SetAttribute("kv_num_heads", Cut(0, (key_heads,))))
-    counts = ((math.gcd(heads, key_heads), f"heads of {site.name}"),)
-    return Assignment(found, {0: Cut(2, (site.result()[2],))}, counts=counts, edits=tuple(edits))
+    counts = ((math.gcd(heads, key_heads), f"heads of {context.name}"),)
+    return Assignment(found, {0: Cut(2, (context.result()[2],))}, counts=counts, edits=tuple(edits))

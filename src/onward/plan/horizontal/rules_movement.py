@@ -12,8 +12,8 @@ from onward.plan.horizontal.cuts import (
     Edit,
     Known,
     Link,
+    NodeContext,
     SetEntry,
-    Site,
     Sizes,
     broadcast_links,
     follow,
@@ -24,46 +24,46 @@ from onward.plan.horizontal.rules import rule
 
 
 @rule("Transpose")
-def transpose(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def transpose(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Every axis."""
-    rank = len(site.result())
-    order = site.attribute("perm") or range(rank - 1, -1, -1)
-    return follow([Link({0: int(axis)}, {0: place}) for place, axis in enumerate(order)], site, inputs, outputs)
+    rank = len(context.result())
+    order = context.attribute("perm") or range(rank - 1, -1, -1)
+    return follow([Link({0: int(axis)}, {0: place}) for place, axis in enumerate(order)], context, inputs, outputs)
 
 
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-def reshape(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def reshape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """An axis that is kept, split up (its outermost part is cut) or merged with others (in blocks)."""
-    before, after = site.shape(0), site.result()
+    before, after = context.shape(0), context.result()
     given = inputs[0] if 0 in inputs else outputs[0]
     made = through_reshape(given, before, after) if 0 in inputs else through_reshape(given, after, before)
     if made is None:
         raise CannotCutError(
-            f"{site.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
+            f"{context.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
         )
     own, result = (given, made) if 0 in inputs else (made, given)
-    edits = _sizes_of_reshape(site, own, result) if site.node.op_type == "Reshape" else ()
-    what = f"parts of axis {result.axis} of the result of {site.name}"
+    edits = _sizes_of_reshape(context, own, result) if context.node.op_type == "Reshape" else ()
+    what = f"parts of axis {result.axis} of the result of {context.name}"
     counts = () if own.blocks == result.blocks else tuple((block, what) for block in (*own.blocks, *result.blocks))
     finer = tuple((0, blocks) for blocks in _finer(own, before, after)) if 0 in inputs else ()
     return Assignment({0: own}, {0: result}, counts=counts, edits=edits, finer=finer)
 
 
-def _sizes_of_reshape(site: Site, own: Cut, result: Cut) -> tuple[Edit, ...]:
+def _sizes_of_reshape(context: NodeContext, own: Cut, result: Cut) -> tuple[Edit, ...]:
     """The size of the cut axis is left to the operator (-1) where it can be: then it fits batches of any size."""
-    length = len(site.result())
-    target: int | str = 1 if site.version >= 5 else "shape"
-    numbers = site.numbers(1) if site.version >= 5 else site.attribute("shape")
+    length = len(context.result())
+    target: int | str = 1 if context.version >= 5 else "shape"
+    numbers = context.numbers(1) if context.version >= 5 else context.attribute("shape")
     if numbers is None:
         return (SetEntry(target, result.axis, result, length),)
-    copied = numbers[result.axis] == 0 and not site.attribute("allowzero", 0)
+    copied = numbers[result.axis] == 0 and not context.attribute("allowzero", 0)
     if numbers[result.axis] == -1 or (copied and own.axis == result.axis):
         return ()
     if -1 not in numbers:
         return (SetEntry(target, result.axis, None, length),)
-    sizes = site.node.inputs[1]
+    sizes = context.node.inputs[1]
     if len(result.blocks) > len(own.blocks) and sizes is not None and not sizes.is_initializer():
-        raise CannotCutError(f"{site.name}: the size of its cut axis may differ from batch to batch")
+        raise CannotCutError(f"{context.name}: the size of its cut axis may differ from batch to batch")
     return (SetEntry(target, result.axis, result, length),)
 
 
@@ -138,68 +138,68 @@ def _finer(cut: Cut, before: Sizes, after: Sizes) -> list[Sizes]:
 
 
 @rule("Expand")
-def expand(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def expand(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Every axis of the result, also one that is made by repeating."""
-    found = follow(broadcast_links(site, [0]), site, inputs, outputs)
-    cut, shape = found.outputs[0], site.shape(1)
-    place = cut.axis - (len(site.result()) - shape[0])
+    found = follow(broadcast_links(context, [0]), context, inputs, outputs)
+    cut, shape = found.outputs[0], context.shape(1)
+    place = cut.axis - (len(context.result()) - shape[0])
     edits = (SetEntry(1, place, cut, shape[0]),) if place >= 0 else ()
     return Assignment(found.inputs, found.outputs, edits=edits)
 
 
 @rule("Tile")
-def tile(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def tile(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Every axis that is not repeated."""
-    before, after = site.shape(0), site.result()
+    before, after = context.shape(0), context.result()
     links = [Link({0: a}, {0: a}) for a in range(len(after)) if before[a] == after[a]]
-    return follow(links, site, inputs, outputs, "repeated axis")
+    return follow(links, context, inputs, outputs, "repeated axis")
 
 
 @rule("Concat")
-def concat(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Other axes than its own in all operands; along its own, every operand is cut and the blocks are joined."""
-    rank, operands = len(site.result()), range(len(site.node.inputs))
-    own = site.axis("axis", 1, rank)
+    rank, operands = len(context.result()), range(len(context.node.inputs))
+    own = context.axis("axis", 1, rank)
     if all(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
         links = [Link(dict.fromkeys(operands, a), {0: a}) for a in range(rank) if a != own]
-        return follow(links, site, inputs, outputs)
+        return follow(links, context, inputs, outputs)
     if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        raise CannotCutError(f"{site.name}: its operands are cut along different axes")
-    ends = list(itertools.accumulate(site.shape(i)[own] for i in operands))
+        raise CannotCutError(f"{context.name}: its operands are cut along different axes")
+    ends = list(itertools.accumulate(context.shape(i)[own] for i in operands))
     cuts: dict[int, Cut] = {}
     for index, end in zip(operands, ends, strict=True):
-        start = end - site.shape(index)[own]
+        start = end - context.shape(index)[own]
         if index in inputs:
             cuts[index] = inputs[index]
         elif 0 in outputs:
             blocks = within(outputs[0].blocks, start, end)
             if blocks is None:
                 hint = split_at(outputs[0].blocks, ends)
-                raise CannotCutError(f"{site.name}: the cut of its result crosses an operand's border", hint)
+                raise CannotCutError(f"{context.name}: the cut of its result crosses an operand's border", hint)
             cuts[index] = Cut(own, blocks)
         elif end > start:
-            cuts[index] = Cut(own, natural_blocks(site, index, own))
+            cuts[index] = Cut(own, natural_blocks(context, index, own))
     joined = Cut(own, tuple(block for index in operands if index in cuts for block in cuts[index].blocks))
     return Assignment(cuts, {0: joined})
 
 
-def natural_blocks(site: Site, index: int, axis: int) -> Sizes:
+def natural_blocks(context: NodeContext, index: int, axis: int) -> Sizes:
     """How an operand that nothing is known of would be cut: in one block, or those of the parts it was joined from."""
-    value = site.node.inputs[index]
+    value = context.node.inputs[index]
     for _ in range(64):
         assert value is not None
         node = value.producer()
         if node is None:
             break
-        inner = Site(node, site.version, site.facts)
+        inner = NodeContext(node, context.version, context.facts)
         if node.op_type == "Concat" and inner.axis("axis", 1, len(inner.result())) == axis:
             parts = [natural_blocks(inner, i, axis) for i in range(len(node.inputs))]
             return tuple(block for part in parts for block in part)
         value = node.inputs[0] if node.inputs else None
-        passes = value is not None and str(value.name) in site.facts.shapes and node.op_type in _KEEPS_CHANNELS
+        passes = value is not None and str(value.name) in context.facts.shapes and node.op_type in _KEEPS_CHANNELS
         if not passes or inner.shape(0)[axis : axis + 1] != inner.result()[axis : axis + 1]:
             break
-    return (site.shape(index)[axis],)
+    return (context.shape(index)[axis],)
 
 
 _KEEPS_CHANNELS = frozenset(
@@ -211,17 +211,17 @@ _KEEPS_CHANNELS = frozenset(
 
 
 @rule("Split")
-def split(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Other axes than its own; along its own, the blocks are handed to the parts they lie in."""
-    rank = len(site.shape(0))
-    own = site.axis("axis", 0, rank)
-    parts = range(len(site.node.outputs))
+    rank = len(context.shape(0))
+    own = context.axis("axis", 0, rank)
+    parts = range(len(context.node.outputs))
     if all(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        links = [Link({0: a}, dict.fromkeys(site.outputs(), a)) for a in range(rank) if a != own]
-        return follow(links, site, inputs, outputs)
+        links = [Link({0: a}, dict.fromkeys(context.outputs(), a)) for a in range(rank) if a != own]
+        return follow(links, context, inputs, outputs)
     if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        raise CannotCutError(f"{site.name}: its parts are cut along different axes")
-    sizes = [site.result(o)[own] for o in parts]
+        raise CannotCutError(f"{context.name}: its parts are cut along different axes")
+    sizes = [context.result(o)[own] for o in parts]
     ends = list(itertools.accumulate(sizes))
     cuts = {}
     for index, end in zip(parts, ends, strict=True):
@@ -230,34 +230,34 @@ def split(site: Site, inputs: Known, outputs: Known) -> Assignment:
             blocks = within(inputs[0].blocks, end - sizes[index], end)
         if blocks is None:
             hint = split_at(inputs[0].blocks, ends)
-            raise CannotCutError(f"{site.name}: the cut of its operand crosses a part's border", hint)
+            raise CannotCutError(f"{context.name}: the cut of its operand crosses a part's border", hint)
         cuts[index] = Cut(own, blocks)
     whole = Cut(own, tuple(block for index in parts for block in cuts[index].blocks))
-    target: int | str | None = 1 if site.has_input(1) else "split" if "split" in site.node.attributes else None
+    target: int | str | None = 1 if context.has_input(1) else "split" if "split" in context.node.attributes else None
     if target is None and len(set(sizes)) > 1:
-        raise CannotCutError(f"{site.name} has parts of different sizes that it does not name")
+        raise CannotCutError(f"{context.name} has parts of different sizes that it does not name")
     edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
-    counts = tuple((block, f"parts of {site.name}") for cut in cuts.values() for block in cut.blocks)
+    counts = tuple((block, f"parts of {context.name}") for cut in cuts.values() for block in cut.blocks)
     return Assignment({0: whole}, cuts, counts=counts, edits=edits)
 
 
 @rule("Slice")
-def slice_(site: Site, inputs: Known, outputs: Known) -> Assignment:
+def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Axes that are not sliced; along one that is, whole blocks."""
-    before, after = site.shape(0), site.result()
+    before, after = context.shape(0), context.result()
     cut = inputs.get(0) or outputs[0]
     axis = cut.axis
     if before[axis] == after[axis]:
-        return _whole_slice(site, follow([Link({0: axis}, {0: axis})], site, inputs, outputs))
-    bounds = _bounds(site, axis)
+        return _whole_slice(context, follow([Link({0: axis}, {0: axis})], context, inputs, outputs))
+    bounds = _bounds(context, axis)
     start, end, step = slice(*bounds[:3]).indices(before[axis])
     if step != 1:
-        raise CannotCutError(f"{site.name} takes every {step}th element of the cut axis")
+        raise CannotCutError(f"{context.name} takes every {step}th element of the cut axis")
     if 0 in inputs:
         blocks = within(inputs[0].blocks, start, end)
         if blocks is None:
             hint = split_at(inputs[0].blocks, [start, end])
-            raise CannotCutError(f"{site.name}: the cut of its operand crosses the slice's border", hint)
+            raise CannotCutError(f"{context.name}: the cut of its operand crosses the slice's border", hint)
         whole = inputs[0].blocks
     else:
         blocks = outputs[0].blocks
@@ -265,7 +265,7 @@ def slice_(site: Site, inputs: Known, outputs: Known) -> Assignment:
     first = within(whole, 0, start)
     assert first is not None
     place, length = bounds[3], bounds[4]
-    targets: tuple[int | str, int | str] = (1, 2) if site.version >= 10 else ("starts", "ends")
+    targets: tuple[int | str, int | str] = (1, 2) if context.version >= 10 else ("starts", "ends")
     edits = (
         SetEntry(targets[0], place, Cut(axis, first), length),
         SetEntry(targets[1], place, Cut(axis, (*first, *blocks)), length),
@@ -273,28 +273,33 @@ def slice_(site: Site, inputs: Known, outputs: Known) -> Assignment:
     return Assignment({0: Cut(axis, whole)}, {0: Cut(axis, blocks)}, edits=edits)
 
 
-def _bounds(site: Site, axis: int) -> tuple[int, int, int, int, int]:
+def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:
     """Start, end and step along an axis, its place in the vectors of bounds, and their length."""
-    if site.version >= 10:
-        starts, ends = site.numbers(1), site.numbers(2)
-        axes = site.numbers(3) if site.has_input(3) else None
-        steps = site.numbers(4) if site.has_input(4) else None
+    if context.version >= 10:
+        starts, ends = context.numbers(1), context.numbers(2)
+        axes = context.numbers(3) if context.has_input(3) else None
+        steps = context.numbers(4) if context.has_input(4) else None
     else:
-        starts, ends, axes, steps = site.attribute("starts"), site.attribute("ends"), site.attribute("axes"), None
-    if starts is None or ends is None or (site.version >= 10 and site.has_input(3) and axes is None):
-        raise CannotCutError(f"{site.name}: where it slices depends on data")
-    rank = len(site.shape(0))
+        starts, ends, axes, steps = (
+            context.attribute("starts"),
+            context.attribute("ends"),
+            context.attribute("axes"),
+            None,
+        )
+    if starts is None or ends is None or (context.version >= 10 and context.has_input(3) and axes is None):
+        raise CannotCutError(f"{context.name}: where it slices depends on data")
+    rank = len(context.shape(0))
     places = [int(a) % rank for a in axes] if axes is not None else list(range(len(starts)))
     place = places.index(axis)
     return int(starts[place]), int(ends[place]), 1 if steps is None else int(steps[place]), place, len(places)
 
 
-def _whole_slice(site: Site, found: Assignment) -> Assignment:
+def _whole_slice(context: NodeContext, found: Assignment) -> Assignment:
     """A slice of the whole axis; bounds beyond a rank's part are cut back to it, as the standard says."""
     try:
-        step = _bounds(site, found.inputs[0].axis)[2]
+        step = _bounds(context, found.inputs[0].axis)[2]
     except (CannotCutError, ValueError):
         return found
     if step != 1:
-        raise CannotCutError(f"{site.name} reverses the cut axis")
+        raise CannotCutError(f"{context.name} reverses the cut axis")
     return found

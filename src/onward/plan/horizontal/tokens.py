@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onward.plan.horizontal.cuts import Assignment, CannotCutError, Cut, Edit, Replace, SetEntry
-from onward.plan.horizontal.regions import Region, Surroundings
+from onward.plan.horizontal.regions import PartitioningContext, Region
 from onward.plan.horizontal.rules import apply_rule
 
 ANY_LENGTH: tuple[int, ...] = ()
@@ -38,25 +38,25 @@ class TokenRegion:
     scatters: dict[tuple[ir.Node, int], int] = field(default_factory=dict)
 
 
-def share_tokens(surroundings: Surroundings, regions: Sequence[Region], size: int) -> TokenRegion:
+def share_tokens(partitioning: PartitioningContext, regions: Sequence[Region], size: int) -> TokenRegion:
     """Follows sums [batch, tokens, features] from the end of one region forward to the next.
 
     Sums of another rank, and such whose number of tokens `size` does not divide, stay whole.
     """
     found = TokenRegion()
     cut_nodes = {node: a for region in regions for node, a in region.assignments.items()}
-    own = _Follower(surroundings, found)
-    for node in surroundings.nodes:
+    own = _Follower(partitioning, found)
+    for node in partitioning.nodes:
         assignment = cut_nodes.get(node)
         if assignment is None:
             own.visit(node)
             continue
         if assignment.partial:
-            shape = surroundings.facts.shapes.get(str(node.outputs[0].name), ())
+            shape = partitioning.facts.shapes.get(str(node.outputs[0].name), ())
             if len(shape) == 3 and shape[1] % size == 0 and shape[1] > 1:
                 found.axes[node.outputs[0]] = 1
         for index, value in enumerate(node.inputs):
-            if value is not None and value in found.axes and not surroundings.needs_gradient(node, index):
+            if value is not None and value in found.axes and not partitioning.needs_gradient(node, index):
                 found.gathers.append((node, index))
     return found
 
@@ -64,8 +64,8 @@ def share_tokens(surroundings: Surroundings, regions: Sequence[Region], size: in
 class _Follower:
     """Visits the nodes between regions, in order."""
 
-    def __init__(self, surroundings: Surroundings, found: TokenRegion) -> None:
-        self.surroundings = surroundings
+    def __init__(self, partitioning: PartitioningContext, found: TokenRegion) -> None:
+        self.partitioning = partitioning
         self.found = found
 
     def visit(self, node: ir.Node) -> None:
@@ -84,7 +84,7 @@ class _Follower:
             value = node.inputs[index]
             if value is None or value in axes:
                 continue
-            if self.surroundings.is_free(value):
+            if self.partitioning.is_free(value):
                 self.found.slices[node, index] = Cut(cut.axis, ANY_LENGTH)
             else:
                 self.found.scatters[node, index] = cut.axis
@@ -94,7 +94,7 @@ class _Follower:
 
     def _cut(self, value: ir.Value) -> Cut:
         axis = self.found.axes[value]
-        return Cut(axis, (self.surroundings.facts.shapes[str(value.name)][axis],))
+        return Cut(axis, (self.partitioning.facts.shapes[str(value.name)][axis],))
 
     def _assign(self, node: ir.Node, inputs: dict[int, Cut]) -> Assignment:
         """The rule's word, as far as it holds for sequences of any length.
@@ -102,7 +102,7 @@ class _Follower:
         Raises:
             CannotCutError: the node mixes tokens, or is written for one number of them.
         """
-        assignment = apply_rule(self.surroundings.site(node), inputs, {})
+        assignment = apply_rule(self.partitioning.context(node), inputs, {})
         if assignment.partial:
             raise CannotCutError("tokens are summed over")
         cuts = (*assignment.inputs.values(), *assignment.outputs.values())

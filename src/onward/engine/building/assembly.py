@@ -1,0 +1,314 @@
+"""From a training graph and a plan to what one rank trains: its network or stages, its optimizer, all that changes.
+
+The order of events is: cut, lower, distribute, and only then make the optimizer, which sees this rank's parts alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from onward.engine.building.pipelined import PipelinedForward, StageCompute
+from onward.engine.building.preparation import make_loss_scale, watched_names
+from onward.engine.exchange import GradientExchange
+from onward.engine.inputs.features import FeatureReader, LabelRange
+from onward.engine.inputs.loss_normalization import LossNormalization
+from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
+from onward.engine.network.compilation import Compilation, choose
+from onward.engine.network.forward import Forward
+from onward.engine.network.local_weights import LocalWeight, local_weights
+from onward.engine.network.network import LinearOptions, Network
+from onward.engine.network.precision import Precision, float8_notes
+from onward.engine.state import TrainState
+from onward.engine.utilization import Utilization
+from onward.errors import ParametersError
+from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.context import ExecutionContext
+from onward.lowering.module import OnnxModule
+from onward.lowering.program import Program
+from onward.optim.building import make_optimizer, with_exact_names
+from onward.parallel import horizontal  # noqa: F401  its operators register themselves
+from onward.parallel.data_parallel import offloads, replicate
+from onward.parallel.gradients import counts_on, sum_over_shards
+from onward.parallel.launch.process import Mesh
+from onward.parallel.pipeline.pipeline import Pipeline
+from onward.parallel.pipeline.stage import StageModule
+from onward.parameters import Parameters
+from onward.plan.costs.costs import NodeCost, measure_costs
+from onward.plan.costs.recompute import check_recompute
+from onward.plan.costs.segments import plan_segments
+from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
+from onward.plan.pipeline.schedules import SPLITS_BACKWARD, rank_of_stage
+from onward.plan.pipeline.stage_graph import stage_graph
+from onward.plan.pipeline.stages import Stage, StagePlan
+
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What one rank trains.
+
+    Attributes:
+        graph: the whole one.
+        plan: who does what.
+        stages: of this rank's pipeline; None where there is one stage.
+        networks: the weights of this rank's stages, in their segments.
+        modules: what training passes call: the networks, or engines around them that reduce gradients.
+        computes: what the stages compute, where there are several.
+        pipeline: where there is one.
+        state: all that changes.
+        exchange: how gradients of several ranks become one.
+        precision: of all passes.
+        notes: for the user, one sentence each.
+        say: takes sentences for the user that come up while it trains.
+    """
+
+    graph: TrainingGraph
+    plan: Plan
+    stages: StagePlan | None
+    networks: Sequence[Network]
+    modules: Sequence[nn.Module]
+    computes: Sequence[StageCompute]
+    pipeline: Pipeline | None
+    state: TrainState
+    exchange: GradientExchange
+    precision: Precision
+    notes: tuple[str, ...]
+    say: Callable[[str], None]
+
+    @functools.cached_property
+    def utilization(self) -> Utilization:
+        """Measures how well this process uses its device."""
+        state, dtype = self.state, self.precision.dtype or torch.float32
+        return Utilization(self.graph, state.device, dtype, state.mesh.world_size, self.say)
+
+    def reader(
+        self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
+    ) -> FeatureReader:
+        """What reads the features of a batch for all stages of a pipeline."""
+        assert self.stages is not None
+        inputs = dict.fromkeys(name for stage in self.stages.stages for name in stage.inputs)
+        return FeatureReader(self.graph, tuple(inputs), self.state.device, dimensions, label_ranges)
+
+    def micro_batches(
+        self,
+        shares: LossNormalization,
+        values: Sequence[str],
+        dimensions: Mapping[str, int],
+        label_ranges: Mapping[str, LabelRange],
+        instrument: Callable[[Program], Program] | None,
+    ) -> MicroBatches:
+        """What computes gradients; without a pipeline, `values` of the graph are given out beside the loss.
+
+        The stages of a pipeline know the values that they keep from the beginning.
+        """
+        if self.pipeline is None:
+            outputs = tuple(dict.fromkeys((*shares.names, *values)))
+            arguments = (None, dimensions, label_ranges, instrument, self.modules[0])
+            return SequentialMicroBatches(
+                Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.exchange
+            )
+        for compute in self.computes:
+            compute.shares, compute.instrument = shares.names, instrument
+        return PipelinedMicroBatches(self.pipeline, self.reader(dimensions, label_ranges), shares)
+
+    def evaluation(
+        self, outputs: Sequence[str], label_ranges: Mapping[str, LabelRange], separate: OnnxModule | None = None
+    ) -> Forward | PipelinedForward:
+        """What computes values of a batch in evaluation, by another graph with the same weights where it is given."""
+        if self.pipeline is None:
+            return Forward(self.networks[0], outputs, self.precision, separate, label_ranges=label_ranges)
+        return PipelinedForward(self.pipeline, self.reader(None, label_ranges), outputs)
+
+
+def assemble(
+    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, say: Callable[[str], None]
+) -> Assembly:
+    """Builds what a rank trains; `say` takes sentences for the user that come up later.
+
+    Raises:
+        ModelError: the graph cannot be lowered.
+        ParametersError: sizes or schedule do not fit, or the device cannot do what is asked for.
+    """
+    assert graph.loss_names is not None
+    distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
+    watched = watched_names(parameters.tensorboard, graph)
+    local = graph_of_rank(graph, plan, mesh.place, watched.values)
+    stages = stages_of_local_graph(local, plan, watched.values) if plan.stage_count > 1 else None
+    own = plan.stages_of(mesh.place)
+    parts = [local] if stages is None else [stage_graph(local, stages, index) for index in own]
+    note = check_recompute(graph.model.graph, parameters.recompute)
+    notes = [*plan.notes, *([] if note is None else [note])]
+    by_budget = parameters.recompute.memory_budget is not None
+    costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
+    compilation = _compilation(parameters, graph, mesh, notes, say)
+    networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
+    if compilation is None:
+        joining = [part for part, network in zip(parts, networks, strict=True) if network.linear_layers.joins]
+        notes += note_on_joined([g for p in joining for g in layers_that_read_the_same(p.model.graph, p.weights)])
+    nets, is_whole = [network.net for network in networks], stages is None
+    notes += float8_notes(precision, nets, mesh.device, is_whole)
+    modules: list[nn.Module] = list(networks)
+    computes: list[StageCompute] = []
+    if distributed.zero_offload_to_cpu and not offloads(distributed, mesh):
+        notes.append("distributed.zero_offload_to_cpu changes nothing: this run is in host memory already.")
+    if stages is not None:
+        computes = [
+            StageCompute(
+                network, precision, network.net.graph.loss_names, [t.name for t in stages.stages[index].received]
+            )
+            for index, network in zip(own, networks, strict=True)
+        ]
+        modules = [
+            _stage_module(stages.stages[index], network, compute, watched.values)
+            for index, network, compute in zip(own, networks, computes, strict=True)
+        ]
+    # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.
+    is_wrapped = distributed.zero_stage > 0 or stages is None or plan.schedule not in SPLITS_BACKWARD
+    if is_wrapped:
+        modules = [
+            replicate(module, network.units, mesh, distributed, precision.dtype, _uses_all_weights(network))
+            for module, network in zip(modules, networks, strict=True)
+        ]
+    pipeline = None
+    if stages is not None:
+        by_stage = dict(zip(own, modules, strict=True))
+        pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
+    shapes = _shapes_of(graph)
+    weights = local_weights(networks, mesh, plan.horizontal.shards, shapes, _holders(plan, stages))
+    updated = {name: weight.parameter for name, weight in weights.items()}
+    rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
+    optimizer = make_optimizer(rules, updated, _NormSums(mesh, weights))
+    cut_states = {
+        name: (plan.horizontal.shards[name], shapes[name]) for name in graph.states if name in plan.horizontal.shards
+    }
+    state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, cut_states)
+    exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
+    return Assembly(
+        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes), say
+    )
+
+
+def _compilation(
+    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, notes: list[str], say: Callable[[str], None]
+) -> Compilation | None:
+    wanted, recorded = parameters.speed.compile, parameters.speed.cuda_graphs
+    if recorded and mesh.device.type != "cuda":
+        raise ParametersError(
+            f"speed.cuda_graphs is true, but this run computes on a {mesh.device.type.upper()}, which has none. Leave "
+            "it out, or train on a GPU."
+        )
+    choice = choose(wanted, graph, mesh.device)
+    notes += [] if choice.note is None else [choice.note]
+    if recorded and not choice.is_on:
+        notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")
+    return Compilation(wanted is True, say, recorded) if choice.is_on else None
+
+
+def execution_context(parameters: Parameters, mesh: Mesh) -> ExecutionContext:
+    """The settings that this run's operators compute with."""
+    synchronizes = parameters.distributed.synchronize_batch_norm
+    return ExecutionContext(
+        channels_last_images=parameters.speed.channels_last,
+        replica_group=mesh.data.group_name if synchronizes and mesh.data is not None else "",
+        horizontal_group="" if mesh.horizontal is None else mesh.horizontal.group_name,
+    )
+
+
+def network_of(
+    graph: TrainingGraph,
+    parameters: Parameters,
+    mesh: Mesh,
+    costs: Mapping[str, NodeCost] | None,
+    notes: list[str] | None = None,
+    read: Callable[[ir.Value], torch.Tensor] | None = None,
+    compilation: Compilation | None = None,
+) -> Network:
+    """The weights of a rank, or of one of its stages, in their segments; `read` makes them instead of the file."""
+    outputs = None if graph.loss_names is None else graph.loss_names.computed
+    if parameters.distributed.pipeline_parallel_size > 1:
+        outputs = None
+    net = OnnxModule(graph, outputs, read, execution_context(parameters, mesh))
+    if read is None:
+        net.to(mesh.device)
+    low = net.keep_fp32_master_weights()
+    if low and notes is not None:
+        notes.append(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
+    is_cut = compilation is not None or (parameters.distributed.zero_stage > 0 and mesh.data is not None)
+    segments = plan_segments(
+        graph.model.graph,
+        graph.weights,
+        is_cut,
+        parameters.recompute,
+        holds_loss=graph.loss_names is not None,
+        is_stage=parameters.distributed.pipeline_parallel_size > 1,
+        joins_blocks=compilation is not None,
+        costs=costs,
+    )
+    distributed = parameters.distributed
+    # Schedules that compute gradients of weights later find them by a function's first result.
+    is_split = distributed.pipeline_parallel_size > 1 and distributed.pipeline_schedule in SPLITS_BACKWARD
+    layers = LinearOptions(parameters.recompute.cheap_inputs, parameters.speed.join_layers and not is_split)
+    # Stages may take a weight's gradients one by one, and compilers know nothing of sparse ones.
+    is_whole = compilation is None and distributed.pipeline_parallel_size == 1
+    return Network(net, segments, compilation, layers, is_whole)
+
+
+def _uses_all_weights(network: Network) -> bool:
+    names, graph = network.net.graph.loss_names, network.net.graph.model.graph
+    is_inside = names is None or not names.outputs  # a function of the user's own may leave outputs unused
+    return is_inside and not any(node.op_type in CONTROL_FLOW for node in graph)
+
+
+def _stage_module(stage: Stage, network: Network, compute: StageCompute, watched: Sequence[str]) -> StageModule:
+    names = network.net.graph.loss_names
+    kept = tuple(name for name in watched if name in stage.outputs)
+    return StageModule(stage, network, compute, None if names is None else names.loss, kept)
+
+
+def _shapes_of(graph: TrainingGraph) -> dict[str, tuple[int, ...]]:
+    """Whole shapes of weights and running statistics."""
+    initializers = graph.model.graph.initializers
+    shapes = {}
+    for name in (*graph.weights, *graph.states):
+        stored = initializers[name].const_value if name in initializers else None
+        if stored is not None:
+            shapes[name] = tuple(int(size) for size in stored.shape.numpy())
+    return shapes
+
+
+def _holders(plan: Plan, stages: StagePlan | None) -> dict[str, tuple[int, ...]]:
+    """Weights that several ranks of a pipeline hold -> these ranks."""
+    if stages is None:
+        return {}
+    found = {}
+    for name, held in stages.shared_weights.items():
+        ranks = {rank_of_stage(plan.schedule, plan.topology.pipeline_size, stage) for stage in held}
+        found[name] = tuple(sorted(ranks))
+    return found
+
+
+class _NormSums:
+    """Sums of squares over whole weights, out of those over this rank's parts."""
+
+    def __init__(self, mesh: Mesh, weights: Mapping[str, LocalWeight]) -> None:
+        self.mesh = mesh
+        topology = mesh.topology
+        self.copies = {
+            id(weight.parameter): (1 if weight.is_cut_horizontally else topology.horizontal_size)
+            * (1 if weight.is_cut_by_zero else topology.data_size)
+            for weight in weights.values()
+        }
+
+    def __call__(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
+        if self.mesh.data is None and self.mesh.horizontal is None:
+            return squares
+        copies = tuple(self.copies[id(parameter)] for parameter in parameters)
+        return sum_over_shards(self.mesh, squares, counts_on(squares.device, copies))

@@ -1,0 +1,346 @@
+"""From parameters to the pieces of a run: the graph with its loss, the schedule, the loss scale, the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from onward.data.loader import DataLoader
+from onward.data.shard import FeatureSpec
+from onward.engine.inputs.features import LabelRange
+from onward.engine.inputs.sample_shapes import fit_sample_shape
+from onward.engine.reports import RunStart
+from onward.engine.state import TrainState
+from onward.engine.steps import WatchedNames
+from onward.errors import ParametersError, StorageError
+from onward.graph.losses.adding import LossNames, LossSpec
+from onward.graph.losses.ctc import DEFAULT_BLANK, DEFAULT_PADDING
+from onward.graph.losses.file import write_model_with_loss
+from onward.graph.reading.model_file import ModelSource
+from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
+from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of
+from onward.lowering.building.shapes import ValueFacts, find_value_facts
+from onward.lowering.inspection import why_not_lowered
+from onward.lowering.module import input_types
+from onward.lowering.rebatching_proof import prove_rebatching
+from onward.optim.loss_scale import LossScale
+from onward.optim.schedules import LearningRateSchedule
+from onward.parallel.launch.process import Mesh
+from onward.parameters import Loss, Parameters, TensorBoard, Training
+from onward.plan.decision import Plan, make_plan
+from onward.plan.pipeline.joined_models import join_stage_models
+from onward.plan.topology import Topology
+from onward.remote.files import is_folder
+
+SEED_STRIDE = 1_000_003
+"""Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
+
+
+def model_to_train(parameters: Parameters) -> ModelSource:
+    """The file of the model, or what its stages are when they are joined."""
+    files = parameters.model_files
+    return join_stage_models(files, parameters.limits) if parameters.distributed.pipeline_stage_paths else files[0]
+
+
+def read_training_graph(
+    parameters: Parameters, source: ModelSource | None = None, choose: bool = True
+) -> TrainingGraph:
+    """Reads a model, adds the loss, and chooses the weights to train (all that can, where `choose` is false).
+
+    Args:
+        parameters: of the run.
+        source: the model; None: the one that the run trains.
+        choose: as `training.weights_to_train` and `weights_not_to_train` say.
+    """
+    training, speed, board, split = (
+        parameters.training,
+        parameters.speed,
+        parameters.tensorboard,
+        parameters.distributed,
+    )
+    cuts = split.pipeline_partition_cut_list or ()
+    off = speed.fusions_off
+    if split.horizontal_parallel_size > 1:
+        off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are not whole anyway
+    named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
+    model = model_to_train(parameters) if source is None else source
+    read = partial(
+        make_training_graph,
+        model,
+        weights_to_train=training.weights_to_train if choose else (),
+        weights_not_to_train=training.weights_not_to_train if choose else (),
+        tied_weights=training.tied_weights,
+        untied_weights=training.untied_weights,
+        immutable_weights=training.immutable_weights,
+        revive_dropout=training.revive_dropout,
+        freeze_batch_norm=training.freeze_batch_norm,
+        loss=None if parameters.loss.type == "function" else loss_spec(parameters),
+        count_correct=True,
+        fuse=speed.fuse,
+        fusions_off=off,
+        fixed_inputs=parameters.data.fixed_inputs,
+        keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
+        why_not_lowered=why_not_lowered,
+        limits=parameters.limits,
+    )
+    graph = read()
+    sizes = {training.batch_size, training.eval_batch_size or training.batch_size}
+    fixed = fixed_batch_size(graph.source.graph)
+    if fixed is not None and sizes != {fixed}:
+        note = _prove_rebatching(parameters, model, fixed)
+        graph = read(rebatch=True)
+        graph = dataclasses.replace(graph, notes=(note, *graph.notes))
+    if graph.loss_names is None:
+        graph = dataclasses.replace(graph, loss_names=LossNames("", outputs=outputs_of(graph)))
+    return graph
+
+
+def _prove_rebatching(parameters: Parameters, model: ModelSource, fixed: int) -> str:
+    """What to tell of a model whose batch size is another than its export fixed.
+
+    Raises:
+        ParametersError: the model cannot compute other numbers of samples.
+    """
+    training = parameters.training
+    try:
+        difference = prove_rebatching(model, parameters.data.fixed_inputs, parameters.limits)
+    except NotRebatched as error:
+        steps = training.gradient_accumulation_steps * -(-training.batch_size // fixed)
+        raise ParametersError(
+            f"training.batch_size is {training.batch_size}, but the batch size in the model is fixed to {fixed}, "
+            f"and the graph cannot be rewritten for another, because {error}. Set training.batch_size and "
+            f"training.eval_batch_size to {fixed} and training.gradient_accumulation_steps to {steps}, which makes the "
+            "same updates, or export the model with a dynamic batch axis (dynamic_shapes of torch.onnx.export)."
+        ) from error
+    return (
+        f"the batch size in the model is fixed to {fixed}; for training the graph was rewritten for any batch size. "
+        f"Samples computed as one batch and one by one differ by {difference:.0e} of the largest output. The exported "
+        "model keeps its batch size."
+    )
+
+
+def write_loss_model(parameters: Parameters, rank: int) -> None:
+    """The model with its loss, as a file of rank 0, where `paths.model_with_loss_func_path` asks for it.
+
+    Ranks may share the folder, and would take the unfinished file from each other.
+    """
+    path = parameters.paths.model_with_loss_func_path
+    if path is not None and rank == 0:
+        write_model_with_loss(model_to_train(parameters), loss_spec(parameters), path)
+
+
+def loss_spec(parameters: Parameters) -> LossSpec:
+    """The section `loss` as the graph wants it."""
+    names = [field.name for field in dataclasses.fields(LossSpec) if field.name != "limits"]
+    return LossSpec(**{name: getattr(parameters.loss, name) for name in names}, limits=parameters.limits)
+
+
+def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
+    """Features that are class labels, with their classes, where the model fixes how many there are."""
+    classes = {} if graph.loss_names is None else graph.loss_names.classes
+    ignored: dict[str, int | None] = dict.fromkeys(classes, parameters.ignore_index)
+    if parameters.type == "ctc":
+        padding = DEFAULT_PADDING if parameters.ignore_index is None else parameters.ignore_index
+        blank = DEFAULT_BLANK if parameters.blank is None else parameters.blank
+        return {label: LabelRange(count, padding, blank) for label, count in classes.items()}
+    if parameters.type == "bert":
+        ignored[parameters.masked_lm_ids] = 0 if parameters.ignore_index is None else parameters.ignore_index
+        ignored[parameters.next_sentence_label] = None
+    return {label: LabelRange(count, ignored[label]) for label, count in classes.items()}
+
+
+def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:
+    """Which tensors reports are to hold.
+
+    Raises:
+        ParametersError: a name is neither a value of the graph, nor a weight, nor the gradient of one.
+    """
+    asked = tuple(dict.fromkeys((*board.scalar_names, *board.histogram_names, *board.norm_names)))
+    values = {str(output.name) for node in graph.model.graph for output in node.outputs}
+    weights = graph.known_as.everything(graph.weights)
+    known = {*weights, *(f"{name}_grad" for name in weights), *values}
+    unknown = [name for name in asked if "*" not in name and name not in known]
+    if unknown:
+        raise ParametersError(
+            f"tensorboard names {', '.join(map(repr, unknown))}: neither a value of the graph, nor a weight, "
+            "nor the gradient of one (`<weight>_grad`)."
+        )
+    return WatchedNames(asked, tuple(name for name in asked if name in values), graph.known_as)
+
+
+def check_dimensions(mapped: Mapping[str, int], graph: TrainingGraph) -> None:
+    """Checks that mapped dimensions name symbolic dimensions of the model's inputs.
+
+    Raises:
+        ParametersError: one does not.
+    """
+    _, shapes = input_types(graph)
+    symbols = {size for shape in shapes.values() for size in shape if isinstance(size, str)}
+    for name in mapped:
+        if name not in symbols:
+            listed = ", ".join(sorted(symbols)) or "none"
+            raise ParametersError(
+                f"mapped_dimensions names {name!r}; the symbolic dimensions of the model's inputs are: {listed}."
+            )
+
+
+def check_step(parameters: Training, step: int) -> None:
+    """Checks that a round that is resumed does not stand between two updates.
+
+    Raises:
+        ParametersError: the accumulation was changed to a number of steps that does not divide `step`.
+    """
+    accumulation = parameters.gradient_accumulation_steps
+    if step % accumulation:
+        raise ParametersError(
+            f"training.gradient_accumulation_steps is {accumulation}, but the run resumes from step {step}, which "
+            "is not a multiple of it. Set the number that the run began with, or change it at the end of a round."
+        )
+
+
+def known_dimensions(training: Training, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> dict[str, int]:
+    """Symbolic dimensions of a graph's inputs with their sizes in a micro-batch.
+
+    `mapped_dimensions` come first, then what the data's samples have; a first axis is otherwise the batch's.
+    """
+    _, shapes = input_types(graph)
+    found = {shape[0]: training.batch_size for shape in shapes.values() if shape and isinstance(shape[0], str)}
+    for name, shape in shapes.items():
+        sample = fit_sample_shape(specs[name].shape, shape[1:]) if name in specs and shape else None
+        if sample is not None:
+            pairs = zip(shape[1:], sample, strict=True)
+            found |= {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol not in found}
+    return found | dict(training.mapped_dimensions)
+
+
+def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of every input for one micro-batch, known before there is one.
+
+    Raises:
+        ParametersError: the size of a dimension is not known.
+    """
+    _, shapes = input_types(graph)
+    missing = [
+        f"{size!r} of {name!r}"
+        for name, shape in shapes.items()
+        for size in shape
+        if isinstance(size, str) and size not in dimensions
+    ]
+    if missing:
+        raise ParametersError(
+            f"the sizes of {', '.join(missing[:5])} are open in the model, and must be known before the first "
+            "batch here: for a plan of several processes, a forecast of memory or synthetic data. Give them in "
+            "training.mapped_dimensions, like {sequence: 128}."
+        )
+    return {
+        name: tuple(dimensions[size] if isinstance(size, str) else size for size in shape)
+        for name, shape in shapes.items()
+    }
+
+
+def present_feature_specs(parameters: Parameters) -> Mapping[str, FeatureSpec]:
+    """What the samples of the training data have, where the data are there already."""
+    folder, data = parameters.paths.train_data_dir, parameters.data
+    if folder is None or not is_folder(folder):
+        return {}
+    loader = DataLoader(data.input_name_map, folder, 1, 0, 1, last_batch=data.last_batch)
+    try:
+        return loader.feature_specs()
+    finally:
+        loader.close()
+
+
+def plan_run(
+    parameters: Parameters, topology: Topology, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]
+) -> Plan:
+    """Who does what in a run; sizes of the graph's values are looked up only where it is to be cut.
+
+    Args:
+        parameters: of the run.
+        topology: the mesh.
+        graph: whole, with its loss.
+        specs: what the data's samples have, where it is known.
+
+    Raises:
+        ParametersError: no weight trains, nothing can be cut as asked, or a size that a plan needs is not known.
+    """
+    if not graph.weights:
+        raise ParametersError(graph.why_nothing_trains())
+    facts, sizes = ValueFacts({}, {}), dict[str, int]()
+    by_budget = parameters.recompute.memory_budget is not None
+    if topology.horizontal_size * topology.pipeline_size > 1 or by_budget:
+        sizes = known_dimensions(parameters.training, graph, specs)
+    if topology.horizontal_size > 1:
+        facts = find_value_facts(graph, input_sizes(graph, sizes))
+    return make_plan(parameters, topology, graph, facts.shapes, facts.numbers, sizes)
+
+
+def seed_random(seed: int, mesh: Mesh) -> None:
+    """Seeds torch; processes that see other samples or other layers draw other random numbers."""
+    stream = mesh.place.pipeline * mesh.topology.data_size + mesh.place.data
+    torch.manual_seed(seed + stream * SEED_STRIDE)
+
+
+def run_start(training: Training, state: TrainState) -> RunStart:
+    """What watchers are notified of when a round begins."""
+    counters = state.counters
+    return RunStart(
+        round=counters.round,
+        step=counters.step,
+        num_train_steps=training.steps,
+        update=counters.update,
+        batch_size=training.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        replicas=state.mesh.topology.data_size,
+    )
+
+
+def make_schedule(parameters: Parameters) -> LearningRateSchedule:
+    """The learning rate over the steps of a round."""
+    rate = parameters.learning_rate
+    return LearningRateSchedule(
+        initial_lr=rate.initial_lr,
+        mode=rate.warmup_mode,
+        warmup_ratio=rate.warmup_ratio,
+        warmup_steps=rate.warmup_steps,
+        num_train_steps=parameters.training.steps,
+        power=rate.power,
+    )
+
+
+def make_loss_scale(parameters: Parameters) -> LossScale | None:
+    """The loss scale a run begins with; None in bf16 and fp32, which need none."""
+    precision = parameters.mixed_precision
+    if not precision.use_mixed_precision or precision.use_bfloat16:
+        return None
+    return LossScale.of_parameter(precision.loss_scale)
+
+
+def make_folders(parameters: Parameters) -> None:
+    """Makes the folders that a run writes to at its end.
+
+    Raises:
+        StorageError: one cannot be made.
+    """
+    if parameters.paths.output_dir is not None:
+        make_folder(parameters.paths.output_dir, "paths.output_dir")
+    if parameters.profiler.trace_dir is not None:
+        make_folder(parameters.profiler.trace_dir, "profiler.trace_dir")
+
+
+def make_folder(folder: Path, field: str) -> None:
+    """Makes a folder that a field of the parameters names.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{field}: {str(folder)!r} cannot be made: {error.strerror}. Name another folder."
+        ) from error

@@ -1,0 +1,332 @@
+"""EvaluateStep: means over a whole test set, by the trained graph or by a separate one with the same weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.data.batches import Batch
+from onward.data.shard import FeatureSpec
+from onward.engine.building.assembly import Assembly
+from onward.engine.building.pipelined import PipelinedForward
+from onward.engine.building.preparation import read_training_graph
+from onward.engine.evaluating.metrics import Metric, MetricSums, make_metrics
+from onward.engine.exchange import GradientExchange
+from onward.engine.functions import FunctionMetrics, MetricFunction, Tensors, call_loss, features_on
+from onward.engine.inputs.features import LabelRange
+from onward.engine.network.forward import Forward
+from onward.engine.state import TrainState
+from onward.errors import ParametersError
+from onward.graph.losses.adding import LossNames
+from onward.graph.training_graph import TrainingGraph, outputs_of
+from onward.lowering.module import OnnxModule
+from onward.parallel.data_parallel import reshard
+from onward.parameters import Loss, Parameters
+from onward.parameters.evaluation import read_metrics
+
+
+class Evaluator:
+    """Evaluates a network as parameters say.
+
+    Args:
+        parameters: of the run; a separate evaluation model is read here.
+        assembly: the trained network.
+        label_ranges: features that are class labels -> which there are.
+        functions: own metrics.
+
+    Raises:
+        ModelError: the separate model cannot be read or lowered.
+        ParametersError: its weights are not those of the trained one, or are not whole on each process.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        assembly: Assembly,
+        label_ranges: Mapping[str, LabelRange],
+        functions: Mapping[str, MetricFunction] | None = None,
+    ) -> None:
+        path = parameters.paths.eval_model_path
+        evaluated = assembly.graph if path is None else _read_evaluation_graph(parameters, path, assembly)
+        assert evaluated.loss_names is not None
+        self._assembly = assembly
+        self._is_shared_out = parameters.data.test_data == "partitioned"
+        self._outputs = _evaluation_outputs(evaluated.loss_names, parameters.loss)
+        requests = () if parameters.training.skip_evaluation else read_metrics(parameters.training.metrics)
+        self._metrics = make_metrics(requests, parameters.loss, evaluated)
+        if "loss" in (functions or {}):
+            raise ParametersError("metrics: 'loss' is what every evaluation has; choose another name.")
+        self._functions = {**_own_loss(parameters.loss), **(functions or {})}
+        self._check_functions(parameters)
+        self._read = outputs_of(evaluated) if self._functions else ()
+        predictions = (metric.prediction for metric in self._metrics)
+        needed = tuple(dict.fromkeys((*self._outputs.names, *predictions, *self._read)))
+        separate = None
+        if path is not None:
+            context = assembly.networks[0].net.context
+            separate = OnnxModule(evaluated, needed, context=context).to(assembly.state.device)
+        self._make_forward = functools.partial(assembly.evaluation, needed, label_ranges, separate)
+        self._forward: Forward | PipelinedForward | None = None
+
+    @property
+    def forward(self) -> Forward | PipelinedForward:
+        """The forward pass, made once: lowering a large graph takes longer than a step of it."""
+        if self._forward is None:
+            self._forward = self._make_forward()
+        return self._forward
+
+    @property
+    def directions(self) -> dict[str, bool | None]:
+        """Every metric of an evaluation, with whether a larger one is better; None: that is not known."""
+        losses = dict.fromkeys((*self._outputs.totals, *self._outputs.means), False)
+        accuracy = {self._outputs.accuracy: True} if self._outputs.counted is not None else {}
+        own = {name: False if name == "loss" else None for name in self._functions}
+        return {**losses, **own, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
+
+    def _check_functions(self, parameters: Parameters) -> None:
+        split = parameters.distributed
+        if self._functions and split.horizontal_parallel_size * split.pipeline_parallel_size > 1:
+            raise ParametersError(
+                f"metrics: {', '.join(self._functions)} are functions of complete outputs, which no process has with "
+                "horizontal_parallel_size or pipeline_parallel_size above 1; name metrics in training.metrics instead."
+            )
+
+    def check_specs(self, specs: Mapping[str, FeatureSpec]) -> None:
+        """Checks what a test set says of its samples.
+
+        Raises:
+            DataError: they do not fit the model.
+        """
+        self.forward.reader.check_specs(specs)
+
+    def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> tuple[dict[str, float], int]:
+        """Metrics over all samples of a test set, each seen once, and the number of samples.
+
+        Raises:
+            DataError: the data are broken or do not fit.
+        """
+        exchange = self._assembly.exchange if self._is_shared_out else None
+        try:
+            own = FunctionMetrics(self._functions, self._read, state.device)
+            return _evaluate(state, self.forward, self._outputs, self._metrics, own, batches, exchange)
+        finally:
+            for module in self._assembly.modules:
+                reshard(module)
+
+
+@dataclass(frozen=True)
+class EvaluationOutputs:
+    """Which values of the evaluation pass become metrics, and what each is a mean over.
+
+    Attributes:
+        means: metric name -> value computed for each batch.
+        correct, counted: values that count labels, those that were hit and all; None where there are no classes.
+        are_sums: the values are sums over the batch; their metric is the sum over the test set by its samples.
+        per_label: metrics that are means over the labels that count, not over the samples.
+        totals: metric name -> metrics that it is the sum of.
+        accuracy: name of the metric that `correct` of `counted` are.
+        label: feature with the class labels.
+        class_weights: weight of each class in the means over labels; None: all alike.
+        ignore_index: label that does not count.
+    """
+
+    means: Mapping[str, str]
+    correct: str | None = None
+    counted: str | None = None
+    are_sums: bool = False
+    per_label: frozenset[str] = frozenset()
+    totals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    accuracy: str = "accuracy"
+    label: str | None = None
+    class_weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All values, as the forward pass is to compute them."""
+        return (*self.means.values(), *(n for n in (self.correct, self.counted) if n is not None))
+
+    def share(self, metric: str, features: Mapping[str, Any], values: Mapping[str, Any], samples: int) -> Any:
+        """What a batch's value weighs in the mean over the test set: what it is itself a mean over."""
+        if metric not in self.per_label:
+            return samples
+        if self.class_weights is None:
+            assert self.counted is not None
+            return values[self.counted]
+        assert self.label is not None
+        labels = features[self.label].long()
+        if self.ignore_index is not None:
+            labels = labels[labels != self.ignore_index]
+        weights = torch.tensor(self.class_weights, dtype=torch.float64, device=labels.device)
+        return weights[labels].sum()
+
+
+def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
+    """The metrics of an evaluation: the loss, its parts under their own names, labels hit and counted."""
+    has_classes = loss.counted is not None
+    if loss.outputs:
+        return EvaluationOutputs({})
+    if parameters.type == "bert":
+        masked_lm, next_sentence = loss.parts
+        means = {masked_lm: masked_lm, next_sentence: next_sentence}
+        per_label, totals = frozenset({masked_lm}), {"loss": (masked_lm, next_sentence)}
+    else:
+        means, totals = {"loss": loss.loss, **{part: part for part in loss.parts}}, {}
+        is_per_label = has_classes and not parameters.dense_labels and parameters.type == "softmax_cross_entropy"
+        per_label = frozenset({"loss"}) if is_per_label else frozenset[str]()
+    ignored = 0 if parameters.type == "bert" and parameters.ignore_index is None else parameters.ignore_index
+    return EvaluationOutputs(
+        means,
+        loss.correct,
+        loss.counted,
+        are_sums=parameters.reduction == "sum",
+        per_label=per_label,
+        totals=totals,
+        accuracy="sequence_accuracy" if parameters.type == "ctc" else "accuracy",
+        label=parameters.masked_lm_ids if parameters.type == "bert" else parameters.label,
+        class_weights=None if parameters.dense_labels else parameters.class_weights,
+        ignore_index=ignored,
+    )
+
+
+def _own_loss(parameters: Loss) -> dict[str, MetricFunction]:
+    """A loss outside of the graph, as a metric."""
+    function = parameters.function
+    if function is None:
+        return {}
+
+    def loss(outputs: Tensors, batch: Tensors) -> Any:
+        value = call_loss(function, outputs, batch)
+        return value if parameters.reduction == "mean" else (value, len(next(iter(batch.values()))))
+
+    return {"loss": loss}
+
+
+def _read_evaluation_graph(parameters: Parameters, path: Path, assembly: Assembly) -> TrainingGraph:
+    """Reads a separate evaluation graph; its weights must be weights of the trained model, by name and shape.
+
+    Raises:
+        ParametersError: some are not, with their names.
+    """
+    sizes = parameters.distributed
+    if sizes.horizontal_parallel_size * sizes.pipeline_parallel_size > 1 or sizes.zero_stage:
+        raise ParametersError(
+            "paths.eval_model_path: a separate evaluation model needs every weight whole on each process; leave it "
+            "out, or train without horizontal_parallel_size, pipeline_parallel_size and zero_stage."
+        )
+    graph = read_training_graph(parameters, path, choose=False)
+    net = assembly.networks[0].net
+    shapes = {name: tuple(tensor.shape) for name, tensor in net.tensors_by_name().items()}
+    initializers = graph.model.graph.initializers
+    wrong = [
+        name
+        for name in sorted({*graph.weights, *graph.states})
+        if shapes.get(name) != tuple(initializers[name].const_value.shape)  # type: ignore[union-attr]
+    ]
+    if wrong:
+        listed = ", ".join(map(repr, wrong[:5])) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise ParametersError(
+            f"paths.eval_model_path: {len(wrong)} of the weights of {str(path)!r} are not in the trained model, or not "
+            f"with that shape: {listed}. Both graphs must name their weights alike."
+        )
+    return graph
+
+
+@torch.no_grad()
+def _evaluate(
+    state: TrainState,
+    forward: Forward | PipelinedForward,
+    outputs: EvaluationOutputs,
+    further: Sequence[Metric],
+    own: FunctionMetrics,
+    batches: Iterable[Batch],
+    exchange: GradientExchange | None,
+) -> tuple[dict[str, float], int]:
+    """EvaluateStep over a whole test set: what one batch of all its samples would give, and their number.
+
+    A mean over labels is weighted by the labels that count, whatever batch they are in; accuracy is labels that were
+    hit over all that count. With `exchange` every replica has a part of the test set.
+    """
+    was_training = state.networks[0].net.training
+    state.train(False)
+    sums, gathered = _Sums(outputs, state.device), MetricSums(further, state.device)
+    try:
+        for batch, counts in _in_step(batches, exchange):
+            features = forward.reader.to_tensors(batch.features)
+            values = forward(features)
+            if counts:
+                if own.names or further:
+                    features = features_on(state.device, batch.features, features)
+                own.add(features, values, batch.sample_count)
+                sums.add(features, values, batch.sample_count)
+                gathered.add(features, values)
+    finally:
+        state.train(was_training)
+    metrics, samples = sums.metrics(exchange)
+    group = None if exchange is None else exchange.mesh.data
+    return ({**own.compute(exchange), **metrics, **gathered.compute(group)} if samples else metrics), samples
+
+
+def _in_step(batches: Iterable[Batch], exchange: GradientExchange | None) -> Iterator[tuple[Batch, bool]]:
+    """Batches, and whether they count: as many on every replica, since weights may be gathered in every pass."""
+    if exchange is None or exchange.mesh.data is None:
+        yield from ((batch, True) for batch in batches)
+        return
+    source, last = iter(batches), None
+    while True:
+        batch = next(source, None)
+        going_on = torch.tensor(float(batch is not None), device=exchange.mesh.device)
+        if not float(exchange.sum_over_replicas(going_on)):
+            return
+        if batch is not None:
+            last = batch
+        assert last is not None, "every replica has at least one sample"
+        yield last, batch is not None
+
+
+class _Sums:
+    """What a pass over a test set adds up."""
+
+    def __init__(self, outputs: EvaluationOutputs, device: torch.device) -> None:
+        self.outputs = outputs
+        self.zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.sums = dict.fromkeys(outputs.means, self.zero)
+        self.shares = dict.fromkeys(outputs.means, self.zero)
+        self.correct = self.counted = torch.zeros((), dtype=torch.int64, device=device)
+        self.samples = 0
+
+    def add(self, features: Mapping[str, Any], values: Mapping[str, Any], samples: int) -> None:
+        """Counts one batch."""
+        outputs = self.outputs
+        for metric, name in outputs.means.items():
+            value = values[name].double()
+            share = outputs.share(metric, features, values, samples)
+            self.shares[metric] = self.shares[metric] + (samples if outputs.are_sums else share)
+            # The mean over no label is NaN, and is to count for nothing.
+            weighed = value if outputs.are_sums else torch.where(self.zero + share == 0, self.zero, value * share)
+            self.sums[metric] = self.sums[metric] + weighed
+        if outputs.correct is not None and outputs.counted is not None:
+            self.correct = self.correct + values[outputs.correct]
+            self.counted = self.counted + values[outputs.counted]
+        self.samples += samples
+
+    def metrics(self, exchange: GradientExchange | None) -> tuple[dict[str, float], int]:
+        """Means over all that was counted, and the number of samples."""
+        parts = [*self.sums.values(), *self.shares.values(), self.correct, self.counted, self.zero + self.samples]
+        numbers = torch.stack([part.double() for part in parts])
+        if exchange is not None:
+            numbers = exchange.sum_over_replicas(numbers)
+        *values, correct, counted, samples = numbers.tolist()
+        if not samples:
+            return {}, 0
+        pairs = zip(self.sums, values[: len(self.sums)], values[len(self.sums) :], strict=True)
+        means = {metric: total / share if share else math.nan for metric, total, share in pairs}
+        totals = {metric: sum(means[part] for part in parts) for metric, parts in self.outputs.totals.items()}
+        accuracy = {self.outputs.accuracy: correct / counted} if counted else {}
+        return {**totals, **means, **accuracy}, int(samples)

@@ -1,0 +1,264 @@
+"""How much memory a stage needs on a rank, and what it exchanges: its real program, run on tensors without memory.
+
+Engines that share out weights run, too, among replicas that are only imagined; nothing is estimated where torch knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from onward.engine.building.assembly import network_of
+from onward.engine.forecast.allocations import Allocations, naming
+from onward.engine.network.forward import Forward
+from onward.engine.network.local_weights import local_weights
+from onward.engine.network.network import Network
+from onward.engine.network.precision import Precision
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.kernels.dtypes import TORCH_DTYPE
+from onward.lowering.module import input_types
+from onward.optim.building import make_optimizer, with_exact_names
+from onward.parallel.data_parallel import local_part, micro_batch, replicate
+from onward.parallel.fake_replicas import COLLECTIVES, fake_replicas
+from onward.parallel.launch.process import Mesh
+from onward.parameters import Parameters
+from onward.plan.costs.costs import NodeCost
+from onward.plan.memory import StageFootprint, Traffic
+from onward.plan.pipeline.stages import Stage
+from onward.plan.topology import Place, Topology
+
+TensorShape = tuple[tuple[int, ...], torch.dtype]
+"""Sizes and element type."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A stage's footprint, and what it hands on.
+
+    Attributes:
+        footprint: memory and traffic.
+        sent: value -> sizes and type, for the stage after.
+    """
+
+    footprint: StageFootprint
+    sent: Mapping[str, TensorShape]
+
+
+def measure_stage(
+    graph: TrainingGraph,
+    stage: Stage | None,
+    parameters: Parameters,
+    topology: Topology,
+    place: Place,
+    inputs: Mapping[str, TensorShape],
+    micro_batches: int,
+    costs: Mapping[str, NodeCost] | None = None,
+) -> Measured:
+    """Runs the last micro-batches of an update, and the update, on tensors without memory.
+
+    Args:
+        graph: of the stage on one horizontal rank; its weights are not read.
+        stage: what it receives and sends; None: the graph is the whole network.
+        parameters: of the run.
+        topology: the mesh.
+        place: of the rank.
+        inputs: of the graph, of one micro-batch: what the network reads and what the stage receives.
+        micro_batches: of one update.
+        costs: of nodes, for `recompute.memory_budget`.
+
+    Raises:
+        Exception: of torch, where a shape depends on data.
+    """
+    zero = parameters.distributed.zero_stage if topology.data_size > 1 else 0
+    mode, log = FakeTensorMode(allow_non_fake_inputs=True), Allocations()
+    imagined = fake_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
+    with imagined as mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # engines warn of what a run would do, which a forecast does not
+        network = network_of(graph, parameters, mesh, costs, read=functools.partial(_empty_weight, mode))
+        network.train()
+        network.net.train()
+        return _Measuring(graph, stage, parameters, topology, mesh, mode, log, network, inputs).run(micro_batches)
+
+
+def _empty_weight(mode: FakeTensorMode, value: ir.Value) -> torch.Tensor:
+    stored = value.const_value
+    assert stored is not None
+    with mode:
+        return torch.empty(tuple(int(size) for size in stored.shape.numpy()), dtype=TORCH_DTYPE[stored.dtype])
+
+
+class _Measuring:
+    """One stage's run."""
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        stage: Stage | None,
+        parameters: Parameters,
+        topology: Topology,
+        mesh: Mesh,
+        mode: FakeTensorMode,
+        log: Allocations,
+        network: Network,
+        inputs: Mapping[str, TensorShape],
+    ) -> None:
+        self.graph, self.stage, self.parameters, self.topology = graph, stage, parameters, topology
+        self.mesh, self.mode, self.log, self.network, self.inputs = mesh, mode, log, network, inputs
+        distributed = parameters.distributed
+        self.zero = distributed.zero_stage if topology.data_size > 1 else 0
+        self.is_bucketed = topology.data_size > 1 and not self.zero and not distributed.enable_adasum
+        precision = Precision.of(parameters.mixed_precision)
+        self.precision = precision
+        self.loss = None if graph.loss_names is None else graph.loss_names.loss
+        relayed = set() if stage is None else set(stage.relayed)
+        self.sent = [] if stage is None else [t for t in stage.sent if t.name not in relayed]
+        self.outputs = (self.loss,) if self.loss is not None else tuple(t.name for t in self.sent)
+        self.module: torch.nn.Module = network
+        if self.zero:
+            with mode:
+                self.module = replicate(network, network.units, mesh, distributed, precision.dtype, True)
+        self.forward = Forward(network, self.outputs, precision, module=self.module)
+        self.forward.cast = naming(log, "low-precision copies", self.forward.cast)  # type: ignore[method-assign]
+        self.given = {name: inputs[name] for name in self.forward.program.inputs}
+
+    def run(self, micro_batches: int) -> Measured:
+        """Two or three micro-batches where there are several, and an update."""
+        examples = {name: torch.empty((), dtype=d).expand(shape) for name, (shape, d) in self.given.items()}
+        device = self.network.net.device
+        with self.precision.autocast(device):
+            # Shapes become numbers on real tensors: constants are, and programs are kept for the shapes they are for.
+            self.forward._program_for(tuple(examples[name] for name in self.forward.program.inputs), device)
+        with self.mode, self.log:
+            optimizer = self._hold()
+            first = self._pass(is_last=False)[1] if micro_batches > 1 else ()
+            # ZeRO gathers with the first micro-batch what others find there; without it all are alike.
+            between = self._pass(is_last=False)[1] if micro_batches > 2 and self.zero else first
+            held = self.log.now
+            moments, last, sent = self._pass(is_last=True)
+            update = self._update(optimizer)
+        log = self.log
+        footprint = StageFootprint(
+            held=log.alive(held),
+            kept=log.alive(moments[0]),
+            forward_peak=log.peak(held, moments[0]),
+            backward_peak=log.peak(moments[0], moments[1]),
+            update_peak=log.peak(moments[1], update),
+            received=self._received(),
+            sent=self._sizes(sent),
+            features=self._features(),
+            traffic_first=self._traffic(first),
+            traffic_between=self._traffic(between) if micro_batches > 2 else (),
+            traffic_last=self._traffic(last),
+        )
+        return Measured(footprint, sent)
+
+    def _hold(self) -> torch.optim.Optimizer:
+        """What is there all the time."""
+        log, network = self.log, self.network
+        for weight in network.parameters():
+            log.note(local_part(weight.detach()), "weights")
+        for tensor in (*self.forward._tensors.values(), *self.forward.program.attribute_tensors.values()):
+            log.note(tensor, "constants")
+        shapes = {name: tuple(weight.shape) for name, weight in network.weights.items()}
+        self.weights = local_weights([network], self.mesh, {}, shapes, {})
+        parameters = {name: weight.parameter for name, weight in self.weights.items()}
+        graph = network.net.graph
+        rules = with_exact_names(self.parameters.optimizer, graph.weights, graph.known_as)
+        optimizer = make_optimizer(rules, parameters)
+        for slots in optimizer.state.values():
+            for tensor in slots.values():
+                log.note(tensor, "moments")
+        if self.is_bucketed:  # DDP's gradients are views of its buckets, which stay
+            for weight in network.parameters():
+                weight.grad = torch.zeros_like(weight)
+                log.note(weight.grad, "gradients")
+        return optimizer
+
+    def _pass(self, is_last: bool) -> tuple[tuple[int, int], tuple[tuple[str, int, int], ...], dict[str, TensorShape]]:
+        """One micro-batch: points in the log after forward and backward pass, its exchanges, and what is sent."""
+        log = self.log
+        log.forget_counts()
+        received = {} if self.stage is None else {t.name: t.with_gradient for t in self.stage.received}
+        features = {}
+        for name, (shape, dtype) in self.given.items():
+            wanted = received.get(name, False) and dtype.is_floating_point
+            features[name] = torch.empty(shape, dtype=dtype).requires_grad_(wanted)
+        log.name(features.values(), "activations")
+        with micro_batch(self.module, self.zero, is_last):
+            outputs = self.forward(features)
+            if self.loss is not None:
+                roots = [outputs[self.loss].float()]
+            else:
+                roots = [outputs[t.name] for t in self.sent if t.with_gradient]
+            sent = {t.name: (tuple(outputs[t.name].shape), outputs[t.name].dtype) for t in self.sent}
+            log.name_alive("activations")
+            forward = log.now
+            if self.loss is None:
+                torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
+            else:
+                torch.autograd.backward(roots)
+        del outputs, roots, features
+        for weight in self.network.parameters():
+            if weight.grad is not None:
+                log.name([weight.grad], "gradients")
+        # ZeRO 1 adds up whole gradients out of sight; nothing else outlives both passes.
+        log.rename_alive("activations", "gradients")
+        counts = tuple((name, log.exchanges[name], log.exchanged_bytes[name]) for name in log.exchanges)
+        return (forward, log.now), counts, sent
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> int:
+        for weight in self.weights.values():
+            weight.take_gradient()
+        optimizer.step()
+        return self.log.now
+
+    def _received(self) -> tuple[float, float]:
+        if self.stage is None:
+            return 0.0, 0.0
+        sizes = {t.name: _bytes_of(self.inputs[t.name]) for t in self.stage.received}
+        return sum(sizes.values()), sum(sizes[t.name] for t in self.stage.received if t.with_gradient)
+
+    def _sizes(self, sent: Mapping[str, TensorShape]) -> tuple[float, float]:
+        """Relayed values travel on, too."""
+        if self.stage is None:
+            return 0.0, 0.0
+        sizes = {t.name: _bytes_of(sent[t.name] if t.name in sent else self.inputs[t.name]) for t in self.stage.sent}
+        return sum(sizes.values()), sum(sizes[t.name] for t in self.stage.sent if t.with_gradient)
+
+    def _features(self) -> float:
+        received = set() if self.stage is None else {t.name for t in self.stage.received}
+        return sum(_bytes_of(shape) for name, shape in self.given.items() if name not in received)
+
+    def _traffic(self, counts: tuple[tuple[str, int, int], ...]) -> tuple[Traffic, ...]:
+        found = []
+        for name, calls, payload in counts:
+            ranks = self.topology.horizontal_size if name.startswith("onward.") else self.topology.data_size
+            both_ways = 2.0 if "reduce" in name and "scatter" not in name else 1.0
+            found.append(Traffic(COLLECTIVES[name], calls, payload, ranks, both_ways * (ranks - 1) / ranks))
+        return tuple(found)
+
+
+def _bytes_of(shape: TensorShape) -> float:
+    sizes, dtype = shape
+    return float(torch.Size(sizes).numel() * dtype.itemsize)
+
+
+def input_shapes_of(graph: TrainingGraph, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorShape]:
+    """Sizes and types of a graph's inputs for one micro-batch; `sizes` of each are known."""
+    dtypes, _ = input_types(graph)
+    return {name: (sizes[name], dtype) for name, dtype in dtypes.items() if name in sizes}
+
+
+def stage_inputs(
+    graph: TrainingGraph, inputs: Mapping[str, TensorShape], arrived: Mapping[str, TensorShape]
+) -> dict[str, TensorShape]:
+    """Of the inputs of a stage's graph, those of the network and those that earlier stages send."""
+    known: dict[str, Any] = {**inputs, **arrived}
+    return {str(value.name): known[str(value.name)] for value in graph.model.graph.inputs if value.name in known}

@@ -1,0 +1,126 @@
+"""The memory and the traffic of every rank of a plan, forecast on one process without any other and without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from onward.data.shard import FeatureSpec
+from onward.engine.building.preparation import input_sizes, known_dimensions
+from onward.engine.forecast.footprint import Measured, TensorShape, input_shapes_of, measure_stage, stage_inputs
+from onward.errors import ModelError, NodeError, ParametersError
+from onward.graph.training_graph import TrainingGraph
+from onward.parallel.data_parallel import REDUCTION_TYPES
+from onward.parameters import Parameters
+from onward.plan.communication import replica_traffic, stage_traffic, tied_traffic, weight_elements
+from onward.plan.costs.costs import GraphCosts, measure_costs
+from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
+from onward.plan.memory import (
+    Forecast,
+    RankForecast,
+    StageFootprint,
+    estimated_footprint,
+    rank_memory,
+    stage_cost,
+)
+from onward.plan.pipeline.schedules import Timeline, simulate
+from onward.plan.pipeline.stage_graph import stage_graph
+from onward.plan.pipeline.stages import Stage, StagePlan
+from onward.plan.topology import Place
+
+SLOTS = {"SGDOptimizer": 1, "Adam": 2, "AdamW": 2, "Lamb": 2}
+"""Tensors that an optimizer keeps for a weight."""
+
+
+def forecast(
+    parameters: Parameters, graph: TrainingGraph, plan: Plan, specs: Mapping[str, FeatureSpec] | None = None
+) -> Forecast:
+    """Measures every stage once, on the first rank that holds it, and puts the stages of each rank together.
+
+    Args:
+        parameters: of the run.
+        graph: whole, with its loss.
+        plan: for any number of ranks.
+        specs: what the data's samples have, where it is known.
+
+    Raises:
+        ParametersError: the size of a dimension of the inputs is not known.
+    """
+    dimensions = known_dimensions(parameters.training, graph, specs or {})
+    shapes = input_shapes_of(graph, input_sizes(graph, dimensions))
+    costs = measure_costs(graph, dimensions)
+    local = graph_of_rank(graph, plan, Place(0, 0, 0))
+    stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
+    timeline = None if stages is None else _timeline(plan, stages, costs)
+    footprints: dict[int, StageFootprint] = {}
+    arrived: dict[str, TensorShape] = {}
+    for index in range(plan.stage_count):
+        part = local if stages is None else stage_graph(local, stages, index)
+        place = Place(0, 0, 0 if timeline is None else timeline.rank_of_stage[index])
+        stage = None if stages is None else stages.stages[index]
+        measured = _measure(part, stage, parameters, plan, place, stage_inputs(part, shapes, arrived), costs)
+        footprints[index] = measured.footprint
+        arrived |= measured.sent
+    ranks = []
+    for pipeline in range(plan.topology.pipeline_size):
+        own = {stage: footprints[stage] for stage in plan.stages_of(Place(0, 0, pipeline))}
+        spans = () if timeline is None else timeline.ranks[pipeline]
+        width = REDUCTION_TYPES[parameters.distributed.reduction_type].itemsize
+        traffic = (
+            *stage_traffic(own, plan.micro_batches, stages is not None),
+            *replica_traffic(parameters.distributed, plan, local, stages, pipeline, width),
+            *tied_traffic(plan, local, stages, pipeline),
+        )
+        ranks.append(RankForecast(pipeline, rank_memory(own, plan.micro_batches, plan.schedule, spans), traffic))
+    return Forecast(tuple(ranks), footprints, local, stages, timeline, costs, _as_text(shapes))
+
+
+def _measure(
+    part: TrainingGraph,
+    stage: Stage | None,
+    parameters: Parameters,
+    plan: Plan,
+    place: Place,
+    inputs: Mapping[str, TensorShape],
+    costs: GraphCosts,
+) -> Measured:
+    """What a stage needs: measured, or, where it cannot run without its data, estimated with the reason."""
+    by_budget = costs.nodes if parameters.recompute.memory_budget is not None else None
+    try:
+        return measure_stage(part, stage, parameters, plan.topology, place, inputs, plan.micro_batches, by_budget)
+    except (ModelError, ParametersError) as error:
+        if not isinstance(error, NodeError):
+            raise
+        why = str(error)
+    except Exception as error:  # shapes that depend on data, operators without a fake twin: torch has no one class
+        lines = str(error).splitlines()
+        why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    data, zero = plan.topology.data_size, plan.zero_stage
+    known = [name for node in part.model.graph for name in [str(node.outputs[0].name)] if name in costs.nodes]
+    estimated = estimated_footprint(
+        4.0 * sum(weight_elements(part).values()),
+        costs.total(known).kept_bytes,
+        SLOTS[parameters.optimizer.training_optimizer_name],
+        plan.micro_batches,
+        (data if zero else 1, data if zero > 1 else 1, data if zero > 2 else 1),
+    )
+    sent = {} if stage is None else {t.name: _guessed(t.name, costs) for t in stage.sent}
+    return Measured(dataclasses.replace(estimated, problem=why), sent)
+
+
+def _guessed(name: str, costs: GraphCosts) -> TensorShape:
+    return (int(costs.value_bytes.get(name, 0.0)) // 4,), torch.float32
+
+
+def _timeline(plan: Plan, stages: StagePlan, costs: GraphCosts) -> Timeline:
+    found = [stage_cost(stage, costs).time for stage in stages.stages]
+    return simulate(plan.schedule, plan.topology.pipeline_size, plan.micro_batches, found)
+
+
+def _as_text(shapes: Mapping[str, TensorShape]) -> dict[str, str]:
+    return {
+        name: f"{' x '.join(map(str, sizes)) or 'scalar'} {str(dtype).removeprefix('torch.')}"
+        for name, (sizes, dtype) in shapes.items()
+    }

@@ -1,0 +1,175 @@
+"""Features of a batch on their way into the network: names, types, shapes and labels checked, moved to the device."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.data.shard import FeatureSpec
+from onward.engine.inputs.sample_shapes import fit_sample_shape
+from onward.errors import DataError
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.kernels.dtypes import tensor_from_array
+from onward.lowering.module import input_types
+
+
+@dataclass(frozen=True)
+class LabelRange:
+    """Which class labels there are: 0 to `classes` - 1, and one that does not count.
+
+    Attributes:
+        classes: how many there are.
+        ignored: label that does not count.
+        blank: class that only pads (ctc).
+    """
+
+    classes: int
+    ignored: int | None = None
+    blank: int | None = None
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """From which label to which, the end excluded, all count."""
+        if self.blank is None:
+            return 0, self.classes
+        return (self.blank + 1, self.classes) if self.blank < self.classes // 2 else (0, self.blank)
+
+    def check(self, name: str, labels: np.ndarray) -> None:
+        """Checks a feature of a batch here, where its numbers still are at hand: a GPU would stop without a word.
+
+        Raises:
+            DataError: a label is out of range, with its place and how many there are.
+        """
+        if not labels.size or (labels.min() >= 0 and labels.max() < self.classes):
+            return
+        outside = (labels < 0) | (labels >= self.classes)
+        if self.ignored is not None:
+            outside &= labels != self.ignored
+        if outside.any():
+            place = tuple(int(index) for index in np.argwhere(outside)[0])
+            ignored = "" if self.ignored is None else f" or {self.ignored}, which does not count"
+            raise DataError(
+                f"feature {name!r} holds the label {labels[place]}; expected 0 to {self.classes - 1}{ignored}, since "
+                f"{_classes(self.classes)}. {int(outside.sum())} of the {labels.size} labels of this batch "
+                f"are out of range, the first at {list(place)} (sample first). Fix the data, or set loss.ignore_index."
+            )
+
+
+class FeatureReader:
+    """Turns features of batches into inputs of a graph.
+
+    Args:
+        graph: whose inputs they are.
+        inputs: those of them that are read.
+        device: where tensors go.
+        dimensions: sizes that symbolic dimensions of the inputs must have.
+        label_ranges: features that are class labels -> which there are.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        inputs: Sequence[str],
+        device: torch.device,
+        dimensions: Mapping[str, int] | None = None,
+        label_ranges: Mapping[str, LabelRange] | None = None,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.device = device
+        self.label_ranges = label_ranges or {}
+        sizes = dimensions or {}
+        self.dtypes, shapes = input_types(graph)
+        self.shapes = {
+            name: tuple(sizes.get(size, size) if isinstance(size, str) else size for size in shape)
+            for name, shape in shapes.items()
+        }
+
+    def to_tensors(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Features of a batch (numpy arrays, batch axis first) as tensors on the device.
+
+        Raises:
+            DataError: a feature is missing, its type or shape does not fit the model's input, or a label is out of
+                range.
+        """
+        self._check_names(features)
+        return {name: self._to_tensor(name, features[name]) for name in self.inputs}
+
+    def _to_tensor(self, name: str, array: Any) -> torch.Tensor:
+        tensor = array if isinstance(array, torch.Tensor) else tensor_from_array(array)
+        self._check_type(name, tensor.dtype)
+        shape = self._fitted_shape(name, tuple(tensor.shape))
+        tensor = tensor if tensor.shape == shape else tensor.reshape(shape)
+        tensor = tensor.to(self.dtypes.get(name, tensor.dtype))
+        if name in self.label_ranges and tensor.device.type == "cpu":
+            self.label_ranges[name].check(name, tensor.numpy())
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+    def check_specs(self, specs: Mapping[str, FeatureSpec]) -> None:
+        """Checks what a source of data says of its samples, before any of them is computed.
+
+        Raises:
+            DataError: a feature is missing, or its type or shape does not fit the model's input.
+        """
+        self._check_names(specs)
+        for name in self.inputs:
+            self._check_type(name, tensor_from_array(np.empty(0, specs[name].dtype)).dtype)
+            expected = self.shapes.get(name)
+            batch = expected[0] if expected else 1
+            self._fitted_shape(name, (batch if isinstance(batch, int) else 1, *specs[name].shape))
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        missing = [name for name in self.inputs if name not in given]
+        if missing:
+            raise DataError(
+                f"the data have no feature {', '.join(map(repr, missing))}, which the model or its loss reads; they "
+                f"have {', '.join(map(repr, given))}.{_suggestion(missing, given)} Correct the name (loss.label for a "
+                "label), or map it in data.input_name_map (name in the file: name in the model). Fill inputs that are "
+                "the same for every sample, such as a sampling rate or an initial state, with a number in "
+                "data.fixed_inputs."
+            )
+
+    def _check_type(self, name: str, found: torch.dtype) -> None:
+        expected = self.dtypes.get(name, found)
+        if found == expected:
+            return
+        if not torch.can_cast(found, expected) or (expected == torch.bool) != (found == torch.bool):
+            raise DataError(
+                f"feature {name!r} is {_short(found)} in the data; the model expects {_short(expected)}. "
+                "Pack the data again with that type."
+            )
+
+    def _fitted_shape(self, name: str, found: tuple[int, ...]) -> tuple[int, ...]:
+        expected = self.shapes.get(name)
+        if expected is None or (not found and not expected):
+            return found
+        if found and expected and (isinstance(expected[0], str) or found[0] == expected[0]):
+            sample = fit_sample_shape(found[1:], expected[1:])
+            if sample is not None:
+                return (found[0], *sample)
+        raise DataError(
+            f"feature {name!r} has shape {list(found)} (batch axis first); the model expects "
+            f"[{', '.join(str(size) for size in expected)}]. Only axes of size 1 are added or removed, where there is "
+            "one way to do it. Pack the data again with that shape, or name the right feature in data.input_name_map."
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _suggestion(missing: list[str], given: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(missing[0], list(given), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _classes(count: int) -> str:
+    if count > 1:
+        return f"the model has {count} classes"
+    return "the model has 1 output per sample. For labels of 0 and 1, set loss.type: binary_cross_entropy"

@@ -1,0 +1,275 @@
+"""Compiling the code of segments by `torch.compile`: one piece of code for equal segments, so that depth costs nothing.
+
+Whether to compile follows from a rule, never from a measurement: the same run on the same machine has the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from onward.errors import ParametersError
+from onward.graph.training_graph import TrainingGraph
+from onward.lowering.building.equal_segments import signature_of, structure_of
+from onward.lowering.building.segments import SegmentedProgram
+from onward.lowering.passes import is_recomputing
+from onward.lowering.program import Program
+
+_UNCHANGED = frozenset(
+    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Shape", "Size", "Expand",
+     "Constant", "Gather", "MatMul", "Gemm", "Linear", "Attention"}
+)  # fmt: skip
+"""What is as fast compiled or not: other views of the same memory, rows of tables, torch's own kernels for products."""
+
+_SINGLE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Gelu", "LayerNormalization"}
+)
+"""What is one kernel compiled or not: nothing is gained unless another stands beside it."""
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "FusedConv", "NhwcConv"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether a network is compiled, and why, in one sentence for the user."""
+
+    is_on: bool
+    note: str | None
+
+
+def choose(wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device) -> Choice:
+    """Decides on compilation.
+
+    Args:
+        wanted: `speed.compile`.
+        graph: what is trained.
+        device: where.
+
+    Raises:
+        ParametersError: it is wanted, and what it needs is not on this machine.
+    """
+    if wanted is False:
+        return Choice(False, None)
+    missing = _missing(device)
+    if wanted is True:
+        if missing is not None:
+            raise ParametersError(f"speed.compile is true, but {missing} Or set speed.compile to auto or false.")
+        return Choice(True, None)
+    if missing is not None:
+        return Choice(False, f"speed.compile: off on this machine, since {missing}")
+    if device.type == "cuda":
+        return Choice(True, "speed.compile: on, segment by segment, as always on a GPU.")
+    kind = "convolutions run slower compiled" if _has_convolutions(graph) else "compiling gains too little"
+    return Choice(False, f"speed.compile: off, since on a CPU {kind}; `true` turns it on.")
+
+
+def _has_convolutions(graph: TrainingGraph) -> bool:
+    return any(node.op_type in CONVOLUTIONS for node in graph.model.graph)
+
+
+def _missing(device: torch.device) -> str | None:
+    """What torch's compiler lacks on this machine, and what to install; None: nothing."""
+    if device.type == "cuda":
+        if find_spec("triton") is None:
+            return "the package triton, with which torch compiles for GPUs, is not installed: pip install triton."
+        names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang", "cc"]
+        what, package = "C", "gcc"
+    else:
+        # The one that torch._inductor calls on Linux.
+        names, what, package = [os.environ.get("CXX", "g++")], "C++", "g++"
+    if any(shutil.which(name) is not None for name in names):
+        return None
+    listed = " nor ".join(map(repr, names))
+    return (
+        f"no {what} compiler was found (neither {listed} is on the PATH), which torch needs for it: install one, as by "
+        f"`apt install {package}`, or name it in {'CC' if what == 'C' else 'CXX'}."
+    )
+
+
+class Compilation:
+    """Compiled code for the programs of a rank, shared by all that are equal.
+
+    Args:
+        is_required: a program that cannot be compiled is an error; else it runs as it is, and `say` tells so.
+        say: takes a sentence for the user.
+        cuda_graphs: training passes are recorded as CUDA graphs and replayed.
+
+    Attributes:
+        pieces: how many different pieces of code there are.
+    """
+
+    def __init__(self, is_required: bool, say: Callable[[str], None], cuda_graphs: bool = False) -> None:
+        torch.compiler.assume_constant_result(is_recomputing)  # type: ignore[no-untyped-call]  # a piece has one mode
+        self.is_required = is_required
+        self.say = say
+        self.cuda_graphs = cuda_graphs
+        self._pieces: dict[Hashable, _Piece] = {}
+
+    @property
+    def pieces(self) -> int:
+        """How many different pieces of code there are so far."""
+        return len(self._pieces)
+
+    def begin_pass(self) -> None:
+        """Says that nothing of earlier passes is needed any more, so that graphs may be replayed in its memory."""
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+    def of_segments(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
+        """The same program, each of its segments compiled when it is first called."""
+        return replace(program, segments=tuple(self.of_program(code, device) for code in program.segments))
+
+    def of_program(self, program: Program, device: torch.device) -> Program:
+        """The same program, compiled when it is first called.
+
+        One in which nothing can be joined is left as it is, as is one whose statistics of batches are added up over
+        replicas. With CUDA graphs all are recorded that compute anything.
+        """
+        nodes = [node for node in program.code.graph.nodes if node.op == "call_function"]
+        if not nodes or any(node.kwargs.get("replica_group") for node in nodes):
+            return program
+        if not self.cuda_graphs and not joins(program, device):
+            return program
+        return replace(program, run=_Shared(self, program.code, any(_keeps_statistics(node.target) for node in nodes)))
+
+    def piece(
+        self, code: fx.GraphModule, arguments: tuple[Any, ...], mode: Hashable, is_trained: bool = False
+    ) -> _Piece:
+        """The piece for code that is called with arguments of these shapes in a pass of this mode."""
+        key = structure_of(code), signature_of(arguments), mode
+        if key not in self._pieces:
+            self._pieces[key] = _Piece(code, arguments[1], self.cuda_graphs and is_trained)
+        return self._pieces[key]
+
+    def failed(self, error: Exception) -> None:
+        """A piece could not be compiled, although its code runs.
+
+        Raises:
+            ParametersError: it had to be.
+        """
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if self.is_required:
+            raise ParametersError(
+                f"torch could not compile a segment of the model ({reason}). Set speed.compile to auto, which runs "
+                "such segments uncompiled, or to false."
+            ) from error
+        self.say(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
+
+
+@functools.cache
+def options_for_cpus() -> dict[str, Any]:
+    """What torch's compiler is told on a CPU, so that it asks the C++ compiler as seldom as it can.
+
+    The code of a pass is one file, calls and kernels together, instead of one for each kernel. And three trials are
+    spared, as dear as a layer's code, which tell whether code for wide vectors runs here: it does if torch's own
+    kernels do and torch exports the functions for such vectors. (Compilers of C++20, which torch asks for anyway, know
+    the instructions.) What somebody decided by `TORCHINDUCTOR_VEC_ISA_OK` stays.
+    """
+    from torch._inductor import config  # takes a second to import
+
+    options: dict[str, Any] = {"cpp_wrapper": True}
+    lanes = {"AVX512": (16, 8), "AVX2": (8,)}.get(torch.backends.cpu.get_cpu_capability(), ())
+    is_widest = 16 in lanes or not torch.cpu._is_avx512_supported()
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if config.cpp.vec_isa_ok is None and lanes and is_widest and library.is_file():
+        exported = ctypes.CDLL(str(library))
+        if all(hasattr(exported, f"Sleef_expf{count}_u10") for count in lanes):
+            options["cpp.vec_isa_ok"] = True
+    return options
+
+
+def joins(program: Program, device: torch.device) -> bool:
+    """Whether compiling a program can gain anything: two of its nodes, or the parts of one, may become one kernel.
+
+    On a CPU the cross entropy of the last layer, as it is, goes through the logits in blocks of the cache; compiled
+    it would hold them all.
+    """
+    operators = {
+        label.name: label.op_type
+        for label in (node.meta.get("onnx") for node in program.code.graph.nodes if node.op == "call_function")
+        if label is not None
+    }
+    kept = _UNCHANGED | {"LinearCrossEntropy"} if device.type == "cpu" else _UNCHANGED
+    computing = [operator for operator in operators.values() if operator not in kept]
+    return len(computing) > 1 or any(operator not in _SINGLE for operator in computing)
+
+
+def _keeps_statistics(function: Any) -> bool:
+    return getattr(function, "__name__", "").startswith("batch_normalization")
+
+
+def _autocast_type(device: torch.device) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+class _Piece:
+    """Code that is compiled once, at its first call; recorded as a CUDA graph where that is wanted."""
+
+    def __init__(self, code: fx.GraphModule, device: torch.device, is_recorded: bool) -> None:
+        # A module of its own: torch keeps what it compiled with the code of `forward`, and a piece is one mode of it.
+        self.code = fx.GraphModule(code, code.graph)
+        self.source = code  # a structure may hold its identity
+        self.is_compiled = False
+        self.is_plain = False
+        how: dict[str, Any] = {"options": options_for_cpus()} if device.type == "cpu" else {}
+        if is_recorded:
+            how = {"mode": "reduce-overhead"}
+        self._compiled = torch.compile(self.code, dynamic=False, **how)
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        if self.is_compiled:
+            return self._compiled(*arguments)  # type: ignore[no-any-return]
+        # Inside of DDP torch would cut the code once more, at its buckets: segments are small enough.
+        with torch._dynamo.config.patch(optimize_ddp=False):
+            results: tuple[Any, ...] = self._compiled(*arguments)
+        self.is_compiled = True
+        return results
+
+
+class _Shared:
+    """Called in the place of a program's code: finds the piece for its arguments and runs that."""
+
+    def __init__(self, compilation: Compilation, code: fx.GraphModule, keeps_statistics: bool) -> None:
+        self.compilation = compilation
+        self.code = code
+        self.keeps_statistics = keeps_statistics
+        self._by_mode: dict[Hashable, _Piece] = {}
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        # The program is one for inputs of fixed shapes: only the mode of the pass can differ between its calls.
+        training, device = arguments[:2]
+        is_repeated = self.keeps_statistics and is_recomputing()
+        mode = training, torch.is_grad_enabled(), is_repeated, _autocast_type(device)
+        piece = self._by_mode.get(mode)
+        if piece is None:
+            is_trained = training and torch.is_grad_enabled()
+            piece = self._by_mode[mode] = self.compilation.piece(self.code, arguments, mode, is_trained)
+        if piece.is_plain:
+            return self.code(*arguments)  # type: ignore[no-any-return]
+        try:
+            return piece(*arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if piece.is_compiled or not _is_of_compiler(error):
+                raise
+            results = self.code(*arguments)  # a mistake in the model shows here again, and is told as its own
+            self.compilation.failed(error)
+            piece.is_plain = True
+            return results  # type: ignore[no-any-return]
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether torch's compiler raised an error, rather than the code that it compiled."""
+    homes = ("torch._dynamo", "torch._inductor", "torch._functorch")
+    return any(kind.__module__.startswith(homes) for kind in type(error).__mro__)

@@ -1,0 +1,150 @@
+"""One forward pass of the network: inputs in, named values out, through the program that fits their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from onward.engine.inputs.features import FeatureReader, LabelRange
+from onward.engine.network.network import Network, Pass
+from onward.engine.network.precision import Precision
+from onward.lowering.building.segments import SegmentedProgram, run_segments, split_program
+from onward.lowering.building.specialization import specialize
+from onward.lowering.kernels.rematerialize import with_rematerialization
+from onward.lowering.module import OnnxModule
+from onward.lowering.program import Program
+from onward.lowering.rewriting.recomputed_inputs import with_linear_layers
+from onward.lowering.rewriting.sparse_lookups import with_sparse_lookups
+
+MOST_SPECIALIZED_SHAPES = 8
+"""After this many different batch shapes the general program is used: such data vary at every step."""
+
+
+class Forward:
+    """Calls a network on batches, in a precision, with a specialized program for each batch shape.
+
+    Args:
+        network: where the weights live.
+        outputs: names of the values to compute, in order.
+        precision: of the pass.
+        graph_net: where the graph of the pass comes from, if not from the network's own (a separate evaluation graph
+            whose weights are found in the network by name).
+        dimensions: sizes that symbolic dimensions of the inputs must have.
+        label_ranges: features that are class labels -> which there are.
+        instrument: gives the program to call in the place of one (a profiler's twin).
+        module: what is called in the place of `network`: the same, wrapped by an engine that reduces gradients.
+        exact: inputs that mixed precision leaves as they are: activations of an earlier stage.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        outputs: Sequence[str],
+        precision: Precision,
+        graph_net: OnnxModule | None = None,
+        dimensions: Mapping[str, int] | None = None,
+        label_ranges: Mapping[str, LabelRange] | None = None,
+        instrument: Callable[[Program], Program] | None = None,
+        module: nn.Module | None = None,
+        exact: Sequence[str] = (),
+    ) -> None:
+        net = network.net
+        owner = net if graph_net is None else graph_net
+        self.net = net
+        self.network = network
+        self.outputs = tuple(outputs)
+        self.precision = precision
+        self.module: nn.Module = network if module is None else module
+        self._is_separate = graph_net is not None
+        self._instrument = instrument
+        own, shared = owner.tensors_by_name(), net.tensors_by_name()
+        self.program = precision.program(owner.program_for(self.outputs), own)
+        loss = owner.graph.loss_names
+        # What the loss compares with and weighs by keeps its digits: losses are computed in fp32.
+        self._exact = frozenset((*exact, *(() if loss is None else (*loss.labels, *loss.constants))))
+        states = {*owner.graph.states}
+        self._weights = frozenset(owner.graph.weights)
+        self._tensors = {
+            name: shared[name] if name in states else self._lower_unless_exact(name, own[name])
+            for name in self.program.tensors
+            if name in own and name not in self._weights
+        }
+        self._constants = frozenset(name for name in self._tensors if name not in states)
+        self._specialized: dict[tuple[Any, ...], SegmentedProgram] = {}
+        self._general: SegmentedProgram | None = None
+        self._graph_dtypes = net.graph_dtypes
+        self.reader = FeatureReader(owner.graph, self.program.inputs, net.device, dimensions, label_ranges)
+
+    def __call__(self, features: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The outputs by name; the network's training mode decides on dropout and batch statistics."""
+        inputs = {name: features[name] for name in self.program.inputs}
+        device = self.net.device
+        with self.precision.autocast(device):
+            program = self._program_for(tuple(inputs.values()), device)
+            if self._instrument is not None:
+                program = replace(program, segments=tuple(self._instrument(code) for code in program.segments))
+            run = Pass(program, self.network.training, device, self._tensors, self.cast)
+            lowered = {name: self._lower_unless_exact(name, value) for name, value in inputs.items()}
+            if self._is_separate:
+                weights = {name: self.cast(name, self.net.weights[name]) for name in self._weights}
+                results = run_segments(program, run.training, device, lowered, {**weights, **self._tensors})
+            else:
+                results = self.module(run, lowered)
+        return dict(zip(self.outputs, results, strict=True))
+
+    def cast(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """A weight as the pass computes with it: in the graph's own type, or in that of mixed precision."""
+        dtype = self._graph_dtypes.get(name)
+        return self.precision.lower(weight) if dtype is None else weight.to(dtype)
+
+    def _lower_unless_exact(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if name in self._exact else self.precision.lower(tensor)
+
+    def _program_for(self, inputs: tuple[torch.Tensor, ...], device: torch.device) -> SegmentedProgram:
+        key = (str(device), *((tuple(i.shape), i.dtype) for i in inputs))
+        if key not in self._specialized:
+            if len(self._specialized) >= MOST_SPECIALIZED_SHAPES:
+                if self._general is None:
+                    self._general = self._keeping_less(self._split(self.program))
+                return self._general
+            names = zip(self.program.inputs, inputs, strict=True)
+            lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
+            examples = {**self._example_weights(), **self._tensors}
+            program = specialize(self.program, device, lowered, examples, self._constants)
+            self._specialized[key] = self._compiled(self._split(program), device)
+        return self._specialized[key]
+
+    def _example_weights(self) -> dict[str, torch.Tensor]:
+        """Tensors of one number's memory, of the shapes and types that the weights have in the pass."""
+        examples = {}
+        for name in self._weights:
+            weight = self.net.weights[name]
+            example = self.cast(name, torch.empty((), dtype=weight.dtype, device=self.net.device))
+            examples[name] = example.expand(weight.shape)
+        return examples
+
+    def _compiled(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
+        compilation = self.network.compilation
+        return self._keeping_less(program) if compilation is None else compilation.of_segments(program, device)
+
+    def _keeping_less(self, program: SegmentedProgram) -> SegmentedProgram:
+        """The program, whose segments leave out of memory what can be made again; those recomputed as a whole stay."""
+        if self._is_separate:
+            return program
+        recomputed, how = self.network.plan.recomputed, self.network.linear_layers
+
+        def keeping_less(segment: Program) -> Program:
+            segment = with_linear_layers(segment, *how)
+            return with_rematerialization(segment) if how.recomputes_inputs else segment
+
+        segments = (s if i in recomputed else keeping_less(s) for i, s in enumerate(program.segments))
+        return replace(program, segments=tuple(segments))
+
+    def _split(self, program: Program) -> SegmentedProgram:
+        if self._is_separate:
+            return split_program(program, {}, 1)
+        return self.network.split(with_sparse_lookups(program) if self.network.sparse_lookups else program)

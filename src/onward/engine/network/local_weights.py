@@ -1,0 +1,137 @@
+"""What a rank holds of every weight: the plain tensor that its optimizer updates, and where it lies in the whole.
+
+Engines may keep a weight gathered, shared out or as a view into a buffer; the optimizer, the norms and the checkpoints
+see plain tensors and boxes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from onward.engine.network.network import Network
+from onward.parallel.data_parallel import local_part, rows_of
+from onward.parallel.launch.process import Mesh
+from onward.parallel.pieces import Piece
+from onward.plan.shards import Box, WeightShard, cut
+
+
+@dataclass(frozen=True)
+class LocalWeight:
+    """A rank's part of a weight.
+
+    Attributes:
+        name: of the initializer.
+        parameter: what the optimizer updates, sharing memory with the network's own weight.
+        source: the network's own: where gradients arrive.
+        whole_shape: of the whole weight.
+        boxes: which elements of it these are.
+        copies: how many ranks hold the same elements.
+        is_written: whether this is the one of them that writes these elements into checkpoints.
+        is_first: whether this rank is the first of all that hold any of the weight.
+        is_cut_horizontally: whether the ranks of the horizontal group hold different elements.
+        is_cut_by_zero: whether the replicas do.
+        followers: further copies on this rank, in other stages.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    source: nn.Parameter
+    whole_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    copies: int
+    is_written: bool
+    is_first: bool
+    is_cut_horizontally: bool
+    is_cut_by_zero: bool
+    followers: list[nn.Parameter] = field(default_factory=list)
+
+    @property
+    def piece(self) -> Piece:
+        """As checkpoints want it."""
+        return self.piece_of(self.parameter.detach())
+
+    def piece_of(self, tensor: torch.Tensor) -> Piece:
+        """A tensor that is cut as the weight is: its gradient, a moment. A single number is the same everywhere."""
+        if tensor.dim() == 0 and self.whole_shape:
+            return Piece.whole(tensor, self.is_first)
+        return Piece(tensor, self.whole_shape, self.boxes, self.is_written)
+
+    def take_gradient(self) -> torch.Tensor | None:
+        """Hands the gradient that arrived at the network's weight to the optimizer's, and returns it."""
+        arrived = self.source.grad
+        if self.parameter is not self.source:
+            arrived = self.parameter.grad = None if arrived is None else local_part(arrived)
+        return arrived
+
+    def drop_gradient(self) -> None:
+        """Forgets gradients, the followers' too."""
+        for weight in (self.parameter, self.source, *self.followers):
+            weight.grad = None
+
+    def update_followers(self) -> None:
+        """Gives the further copies on this rank the values of this one."""
+        for follower in self.followers:
+            local_part(follower.detach()).copy_(self.parameter.detach())
+
+
+def local_weights(
+    networks: Sequence[Network],
+    mesh: Mesh,
+    horizontal: Mapping[str, WeightShard],
+    whole_shapes: Mapping[str, Sequence[int]],
+    stages: Mapping[str, Sequence[int]],
+) -> dict[str, LocalWeight]:
+    """The weights of this rank by name.
+
+    Args:
+        networks: of the stages of this rank, after they were replicated or shared out.
+        mesh: the ranks.
+        horizontal: how weights are cut horizontally; those not listed are whole.
+        whole_shapes: of the weights that are cut; others have the shape of the network's own.
+        stages: ranks of the pipeline that hold a weight, where it is more than one.
+    """
+    found: dict[str, LocalWeight] = {}
+    for network in networks:
+        for name, source in network.net.weights.items():
+            if name in found:
+                found[name].followers.append(source)
+            else:
+                shape = tuple(whole_shapes.get(name, source.shape))
+                found[name] = _local_weight(name, source, mesh, horizontal.get(name), shape, stages.get(name, ()))
+    return found
+
+
+def _local_weight(
+    name: str,
+    source: nn.Parameter,
+    mesh: Mesh,
+    shard: WeightShard | None,
+    whole_shape: tuple[int, ...],
+    stages: Sequence[int],
+) -> LocalWeight:
+    place, topology = mesh.place, mesh.topology
+    if shard is None:
+        zeros = (0,) * len(whole_shape)
+        boxes: tuple[Box, ...] = (Box(zeros, whole_shape, zeros),)
+    else:
+        boxes = shard.boxes(whole_shape, place.horizontal, topology.horizontal_size)
+    rows = rows_of(source, mesh)
+    if rows is not None:
+        boxes = cut(boxes, *rows)
+    local = local_part(source)
+    parameter = source if local is source else nn.Parameter(local)
+    copies = len(stages) or 1
+    is_written = is_first = not stages or place.pipeline == min(stages)
+    is_first = is_first and place.horizontal == place.data == 0
+    if shard is None:
+        copies *= topology.horizontal_size
+        is_written = is_written and place.horizontal == 0
+    if rows is None:
+        copies *= topology.data_size
+        is_written = is_written and place.data == 0
+    cuts = (shard is not None, rows is not None)
+    return LocalWeight(name, parameter, source, whole_shape, boxes, copies, is_written, is_first, *cuts)

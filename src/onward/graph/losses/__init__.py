@@ -1,0 +1,1 @@
+"""Losses as ONNX nodes: where they start, their terms, and a loss model of the user's own."""

@@ -1,0 +1,1 @@
+"""What an exporter lost or changed that matters for training, restored: dropout, tied weights, repeated rows."""

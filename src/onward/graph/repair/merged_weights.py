@@ -1,0 +1,314 @@
+"""Weights that an exporter merged because they were equal when it ran, given back to the layers they belong to.
+
+Exporters store equal tensors once. Freshly made biases (all zeros), scales (all ones) and layers copied from one
+prototype so become one tensor; trained, it would be one weight. Weights that the model itself shares stay shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.nodes import provenance
+from onward.graph.nodes.node_writer import value_names
+from onward.graph.repair.merged_owners import (
+    divide_joined_layers,
+    divide_joined_nodes,
+    find_owners,
+    is_constant_place,
+    missing_parameters,
+    role_of,
+)
+from onward.graph.repair.merged_uses import Grouping, Unit, Use, UseEvidence, units_of
+from onward.graph.weights.evidence import is_noted_constant
+from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.graph.weights.names import WeightNames, weight_names
+
+_SHOWN = 8
+"""So many names a note lists; the rest is counted."""
+
+_ONE_NUMBER: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)),
+    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "BatchNormalization"), (1, 2)),
+    "PRelu": (1,),
+}
+"""Inputs at which a tensor of one number is a parameter, and not a constant of the arithmetic."""
+
+
+@dataclass
+class Untying:
+    """What was done.
+
+    Attributes:
+        notes: a sentence for each tensor that was split, or that stays shared though nothing says so.
+        families: initializer -> the tensor that it was split from, or that is split; they are never tied again.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    families: dict[str, str] = field(default_factory=dict)
+
+
+def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Sequence[str] = ()) -> Untying:
+    """Gives every layer its own copy of a float initializer that an exporter merged, in place.
+
+    Layers are told apart by what the exporter wrote down (traced calls, an `Identity` with the parameter's name, module
+    paths), else by the other weights that they compute with. Without any of that a tensor filled with one number is
+    split by node and another stays shared, and both are reported.
+
+    Args:
+        model: as it was read.
+        keep: patterns of initializers, or of their module paths, that stay shared.
+        split: patterns of those that are split by node where the file does not say to which layers they belong.
+    """
+    known_as = weight_names(model.graph) if keep or split else WeightNames()
+    missing = missing_parameters(model.graph)
+    if missing:
+        divide_joined_layers(model.graph, missing)
+        for value in model.graph.initializers.values():
+            divide_joined_nodes(model.graph, value, missing)
+    merged = [
+        _Merged(model.graph, value, known_as.matches(name, split))
+        for name, value in list(model.graph.initializers.items())
+        if _may_be_merged(value) and not known_as.matches(name, keep)
+    ]
+    if not merged:
+        return Untying()
+    uses = UseEvidence.of(model)
+    # First what names and calls decide: it tells, in turn, which layers other tensors belong to.
+    for one in merged:
+        one.split_named(uses)
+        one.split_by_calls(uses, missing)
+    for is_matrix in (False, True):
+        for one in merged:
+            if (len(one.value.shape or ()) > 1) is is_matrix:
+                one.split_by_layers(uses)
+    done = Untying(notes=_notes_on_joined(model.graph))
+    for one in merged:
+        one.release()
+        done.notes += one.notes()
+        done.families |= dict.fromkeys([str(one.value.name), *one.made] if one.made else (), str(one.value.name))
+    return done
+
+
+def _notes_on_joined(graph: ir.Graph) -> list[str]:
+    """Parameters that are gone since a layer with equal ones computed the same at export."""
+    kinds = provenance.declared_kinds(graph)
+    missing = missing_parameters(graph)
+    held = [name for name, kind in kinds.items() if kind == "PARAMETER" and name not in missing]
+    gone = [name for name in missing if any(_is_beside(name, one) for one in held)]
+    if not gone:
+        return []
+    names = _listed([repr(name) for name in sorted(gone)])
+    return [
+        f"{len(gone)} parameters of the module are not in the file ({names}): nothing used them, or a layer with equal "
+        "numbers computed the same from the same input, and the exporter kept one of the two. They cannot be trained. "
+        "If they are used, export with torch.onnx.export(..., optimize=False), or once they differ."
+    ]
+
+
+def _is_beside(name: str, other: str) -> bool:
+    """Whether two parameters have one name in two modules of one parent: `a.q_proj.weight`, `a.k_proj.weight`."""
+    left, right = name.split("."), other.split(".")
+    return left[:-2] == right[:-2] and left[-1] == right[-1] and left != right
+
+
+def _may_be_merged(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in TRAINABLE_TYPES or tensor.size < 1 or len(value.uses()) < 2:
+        return False
+    if value.is_graph_output() or is_noted_constant(value):
+        return False
+    if tensor.size > 1 or value.metadata_props.get(provenance.KIND) == "PARAMETER":
+        return True
+    return any(use.node.op_type == "Identity" for use in value.uses()) or _is_parameter_of_one_number(value)
+
+
+def _is_parameter_of_one_number(value: ir.Value) -> bool:
+    """Whether all that read it take it for a parameter; constants of the arithmetic are of one number, too."""
+    uses = [use for unit in units_of(value) for use in unit.uses]
+    return all(index in _ONE_NUMBER.get(node.op_type, ()) for node, index in uses)
+
+
+def _fill(tensor: ir.TensorProtocol) -> float | None:
+    """The number that a tensor is filled with, or None where its elements differ."""
+    flat = np.asarray(tensor.numpy()).reshape(-1)
+    # Two elements decide nearly always, without reading the rest.
+    return float(flat[0]) if flat[0] == flat[-1] and (flat == flat[0]).all() else None
+
+
+@dataclass
+class _Merged:
+    """A tensor that several nodes read, on the way to one for each layer.
+
+    Attributes:
+        is_asked: whether the user wants it split.
+        fill: the number it is filled with.
+        made: names of the copies so far.
+        is_certain: whether the file says so much.
+    """
+
+    graph: ir.Graph
+    value: ir.Value
+    is_asked: bool
+    fill: float | None = field(init=False)
+    made: list[str] = field(default_factory=list)
+    is_certain: bool = True
+    is_done: bool = False
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.value.const_value is not None
+        self.fill = _fill(self.value.const_value)
+        self.shape = tuple(int(size) for size in self.value.const_value.shape.numpy())
+
+    @property
+    def _splits_by_node(self) -> bool:
+        return self.fill is not None or self.is_asked
+
+    def split_named(self, evidence: UseEvidence) -> None:
+        """torch's older exporter leaves an `Identity` with the parameter's own name where it merged one."""
+        for unit in units_of(self.value):
+            if evidence.is_named(unit, self._splits_by_node):
+                self._give([unit], unit.alias)
+
+    def split_by_calls(self, evidence: UseEvidence, missing: frozenset[str]) -> None:
+        """By the calls that torch's newer exporter wrote down."""
+        uses = list(self.value.uses())
+        self.is_done = len(uses) < 2
+        if self.is_done or not any(_is_noted(node) for node, _ in uses):
+            return
+        self.is_done = True
+        owners = find_owners(self.value, uses, evidence.paths, missing, self._splits_by_node)
+        for owner, used in (owners or [])[1:]:
+            self._give([Unit(tuple(used))], owner.name, owner.is_weight, owner.sources)
+            self.is_certain = self.is_certain and owner.is_certain
+
+    def split_by_layers(self, evidence: UseEvidence) -> None:
+        """By modules, or by what else the layers compute with."""
+        is_number = self.value.const_value is not None and self.value.const_value.size == 1
+        if self.is_done or (is_number and not self.is_asked and not _is_parameter_of_one_number(self.value)):
+            return
+        units = units_of(self.value)
+        if self._splits_by_node:
+            constants = [unit for unit in units if is_constant_place(*unit.uses[0])]
+            if constants and len(constants) < len(units):
+                self._give(constants, f"{self.value.name}.constant", is_weight=False)
+            units = [unit for unit in units if unit not in constants]
+        if len(units) < 2:
+            return
+        found: Grouping = evidence.group(self.value, units, self.fill is not None, self.is_asked)
+        self.is_certain = found.is_certain
+        for group in found.groups[1:]:
+            self._give(group, self._name(group, evidence))
+
+    def _name(self, group: Sequence[Unit], evidence: UseEvidence) -> str:
+        alias = next((unit.alias for unit in group if unit.alias), "")
+        if alias:
+            return alias
+        node, index = group[0].uses[0]
+        site = provenance.call_site(node, evidence.paths)
+        if site is None or not site[0]:
+            return ""
+        folded = provenance.is_automatic_name(str(self.value.name))
+        return f"{provenance.collapsed(site[0])}.{role_of(node, index)}{f'_{self.value.name}' if folded else ''}"
+
+    def _give(self, units: Sequence[Unit], stem: str, is_weight: bool = True, sources: Sequence[str] = ()) -> None:
+        uses = [use for unit in units for use in unit.uses]
+        identities = [unit.identity for unit in units if unit.identity is not None]
+        for node in identities:
+            node.outputs[0].name = f"{node.outputs[0].name}_merged"
+        name = _unique(value_names(self.graph), stem or f"{self.value.name}.{uses[0][0].name or 'node'}")
+        _give_copy(self.graph, self.value, name, uses, is_weight, sources)
+        for node in identities:
+            _remove_unused(self.graph, node)
+        self.made.append(name)
+
+    def release(self) -> None:
+        """Lets go of the bytes of an external tensor."""
+        if isinstance(self.value.const_value, ir.ExternalTensor):
+            self.value.const_value.release()
+
+    def notes(self) -> list[str]:
+        """What was done to it, and what to do where the file does not tell."""
+        name, shape = str(self.value.name), list(self.shape)
+        if not self.made:
+            if self.is_certain or self.is_asked:
+                return []
+            readers = [repr(provenance.shown_node(unit.first)) for unit in units_of(self.value)]
+            return [
+                f"{name!r} (shape {shape}) is read by {len(readers)} nodes ({_listed(readers)}); the file does not "
+                "tell whether they share it, or were equal and merged when it was exported. It trains as one weight. "
+                f"If they are separate layers, list {name!r} in training.untied_weights (untied_weights=[...] of "
+                "onward.to_torch)."
+            ]
+        what = f"all {self.fill:g}" if self.fill is not None else "equal numbers"
+        done = (
+            f"{name!r} (shape {shape}, {what}) fed {len(self.made) + 1} layers, merged by the exporter; each has its "
+            f"own again: {_listed([name, *self.made])}."
+        )
+        if self.is_certain:
+            return [done]
+        return [
+            f"{done} The file does not tell for certain which of them are one layer: if they share a weight, list "
+            f"{name!r} in training.tied_weights (tied_weights=[...] of onward.to_torch)."
+        ]
+
+
+def _is_noted(node: ir.Node) -> bool:
+    """Whether torch's newer exporter wrote down which call a node, or what reads it, is of."""
+    if provenance.call(node):
+        return True
+    return any(provenance.call(use.node) for output in node.outputs for use in output.uses())
+
+
+def _remove_unused(graph: ir.Graph, identity: ir.Node) -> None:
+    """Takes out an Identity, and those before it, that nothing reads any more."""
+    node: ir.Node | None = identity
+    while node is not None and node.op_type == "Identity" and not node.outputs[0].uses():
+        before = None if node.inputs[0] is None else node.inputs[0].producer()
+        graph.remove(node, safe=True)
+        node = before
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _unique(taken: set[str], stem: str) -> str:
+    name, count = stem, 1
+    while name in taken:
+        count += 1
+        name = f"{stem}.{count}"
+    return name
+
+
+def _give_copy(
+    graph: ir.Graph,
+    value: ir.Value,
+    name: str,
+    uses: Sequence[Use],
+    is_weight: bool = True,
+    sources: Sequence[str] = (),
+) -> None:
+    """Registers a copy of an initializer under a name and points nodes to it; what is noted of its origin is that of
+    the owner's parameters `sources`."""
+    tensor = value.const_value
+    assert tensor is not None
+    copy = ir.Value(
+        name=name,
+        shape=ir.Shape(tensor.shape.numpy()),
+        type=ir.TensorType(tensor.dtype),
+        const_value=ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=name),
+        metadata_props=dict(value.metadata_props),
+    )
+    if not is_weight and provenance.KIND in copy.metadata_props:
+        copy.metadata_props[provenance.KIND] = "CONSTANT_TENSOR"
+    if sources and provenance.FOLDED_FROM in copy.metadata_props:
+        copy.metadata_props[provenance.FOLDED_FROM] = repr(list(sources))
+    graph.register_initializer(copy)
+    for node, index in uses:
+        node.replace_input_with(index, copy)

@@ -1,0 +1,208 @@
+"""Weights that an exporter split: copies of one weight, each rearranged for the call that reads it, tied again.
+
+Exporters fold what a call does with a parameter into a tensor of its own: the transpose for each call of a linear
+layer, slices, the first step of a recurrent net repeated for each sample. Each would then be a weight of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.nodes import provenance
+from onward.graph.nodes.node_writer import NodeWriter
+from onward.graph.nodes.rearrangement import Rearrangement, find_rearrangement, is_equal
+from onward.graph.repair.repeated_rows import tie_repeated_rows
+from onward.graph.weights.copy_evidence import CopyEvidence, is_same_call
+from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.graph.weights.names import WeightNames
+
+_SHOWN = 6
+"""So many names a note lists; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """An initializer that repeats the numbers of a weight, rearranged.
+
+    One that repeats its own first row has the weight's name: what trains is the row.
+    """
+
+    weight: str
+    how: Rearrangement
+
+    @property
+    def relation(self) -> str:
+        """What the copy is to the weight, in a word."""
+        if self.how.elements is not None:
+            return "rearranged"
+        if self.how.shape is not None:
+            return "repeated"
+        return "copied" if self.how.is_identity else "transposed"
+
+
+def tie_copies(model: ir.Model, families: Mapping[str, str]) -> tuple[dict[str, Tie], dict[str, str]]:
+    """Replaces initializers that are copies of others by nodes that compute them, in place.
+
+    Those of one of the `families` were split from one tensor, and stay apart. Returns the ties by the copy's name, and
+    a sentence for each row that is repeated.
+    """
+    ties = {copy: Tie(weight, how) for copy, weight, how in _tied(model, families)}
+    rows, notes = tie_repeated_rows(model)
+    return {**ties, **{name: Tie(name, how) for name, how in rows.items()}}, notes
+
+
+def _tied(model: ir.Model, families: Mapping[str, str]) -> list[tuple[str, str, Rearrangement]]:
+    """(copy, weight, how), for every initializer that was replaced."""
+    evidence = CopyEvidence.of(model.graph)
+    noted: dict[str, list[ir.Value]] = {}
+    unnoted: list[ir.Value] = []
+    tied = []
+    for copy in _candidates(model.graph):
+        origins = evidence.origins.get(str(copy.name), frozenset())
+        family = families.get(str(copy.name), "")
+        known = dict.fromkeys(one for origin in sorted(origins) for one in noted.get(origin, ()))
+        others = [one for one in known if not family or families.get(str(one.name)) != family]
+        relations = ((one, _noted_relation(copy, one)) for one in others if evidence.may_be_copy(copy, one))
+        found = next(((one, how) for one, how in relations if how is not None), None)
+        if found is None and not origins:
+            others = [one for one in unnoted if not family or families.get(str(one.name)) != family]
+            relations = ((one, _relation(copy, one)) for one in others if evidence.may_be_unnoted_copy(copy, one))
+            found = next(((one, how) for one, how in relations if how is not None), None)
+        if found is not None:
+            original, how = found
+            tied.append((str(copy.name), str(original.name), how))
+            _replace(model, copy, original, how)
+            continue
+        unnoted.append(copy)
+        for origin in origins:
+            noted.setdefault(origin, []).append(copy)
+    return tied
+
+
+def _candidates(graph: ir.Graph) -> list[ir.Value]:
+    """Float initializers of several numbers that nodes read, in the order in which they are taken for originals:
+    parameters under their own names first, of the others the larger first."""
+
+    def rank(value: ir.Value) -> tuple[bool, bool, int]:
+        assert value.const_value is not None
+        folded = bool(provenance.folded_sources(value))
+        made_up = provenance.is_automatic_name(str(value.name))
+        return folded, made_up, -value.const_value.size if folded or made_up else 0
+
+    found = [
+        value
+        for value in graph.initializers.values()
+        if value.const_value is not None
+        and value.const_value.dtype in TRAINABLE_TYPES
+        and value.const_value.size > 1
+        and value.uses()
+    ]
+    return sorted(found, key=rank)
+
+
+def _noted_relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
+    """How a tensor was made of another that holds the same parameter."""
+    how = _relation(copy, original)
+    if how is None and is_same_call(copy, original):
+        left, right = _array(copy), _array(original)
+        if is_equal(left, right):
+            return Rearrangement(tuple(range(left.ndim)))
+    return how
+
+
+def _relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
+    assert copy.const_value is not None
+    assert original.const_value is not None
+    if copy.const_value.dtype != original.const_value.dtype:
+        return None
+    return find_rearrangement(_array(copy), _array(original))
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _replace(model: ir.Model, copy: ir.Value, original: ir.Value, how: Rearrangement) -> None:
+    """Lets the readers of a copy read the original, by nodes at the begin of the graph where it is rearranged."""
+    graph, source = model.graph, original
+    if not how.is_identity:
+        output = ir.Value(name=f"{copy.name}_tied", shape=copy.shape, type=copy.type)
+        nodes = rearranging_nodes(model, how, original, str(copy.name), output)
+        graph.insert_before(next(iter(graph)), nodes)
+        source = output
+    copy.replace_all_uses_with(source, replace_graph_outputs=True)
+    graph.initializers.pop(str(copy.name))
+
+
+def rearranging_nodes(
+    model: ir.Model, how: Rearrangement, weight: ir.Value, name: str, output: ir.Value | None = None
+) -> list[ir.Node]:
+    """The nodes that compute a copy of a weight, the last of them giving `output`; their constants are added."""
+    outputs = None if output is None else [output]
+    writer = NodeWriter(model, "")
+    node = f"tie_{name}"
+    if how.elements is not None:
+        flat = ir.node("Reshape", [weight, writer.constant([-1], f"{name}_flat")], name=f"{node}_flat")
+        taken = ir.node(
+            "Gather", [flat.outputs[0], writer.constant(how.elements, f"{name}_elements")], name=f"{node}_take"
+        )
+        flat.outputs[0].name, taken.outputs[0].name = writer.unique(f"{name}_as_row"), writer.unique(f"{name}_taken")
+        sizes = writer.constant(how.shape or (), f"{name}_shape")
+        return [flat, taken, ir.node("Reshape", [taken.outputs[0], sizes], outputs=outputs, name=node)]
+    if how.shape is not None:
+        sizes = writer.constant(how.shape, f"{name}_shape")
+        return [ir.node("Expand", [weight, sizes], outputs=outputs, name=node)]
+    if how.is_identity:
+        return [ir.node("Identity", [weight], outputs=outputs, name=node)]
+    return [ir.node("Transpose", [weight], {"perm": list(how.permutation)}, outputs=outputs, name=node)]
+
+
+def notes_on_ties(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> tuple[str, ...]:
+    """A sentence for each weight that trains and of which the file holds copies."""
+    return (*_notes_on_equal(ties, weights, known_as), *_notes_on_others(ties, weights, known_as))
+
+
+def _notes_on_equal(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> list[str]:
+    copies: dict[str, list[str]] = {}
+    for copy, tie in ties.items():
+        if tie.how.is_identity and tie.weight in weights:
+            copies.setdefault(tie.weight, []).append(copy)
+    return [
+        f"{known_as.shown(weight)!r} is stored {len(names) + 1} times, once for each call of its layer "
+        f"({_listed(names)}); the copies are tied again and train as one weight."
+        for weight, names in copies.items()
+    ]
+
+
+def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> list[str]:
+    notes = []
+    for copy, tie in ties.items():
+        if tie.how.is_identity or tie.weight not in weights or tie.weight == copy:
+            continue
+        weight = known_as.shown(tie.weight)
+        if tie.how.elements is not None:
+            what = (
+                f"{copy!r} holds elements of {weight!r} in the shape {list(tie.how.shape or ())}, folded by the "
+                "exporter"
+            )
+        elif tie.how.shape is not None:
+            what = (
+                f"{copy!r} is {weight!r} repeated to the shape {list(tie.how.shape)}, computed by the exporter for "
+                "a batch of fixed size (as it does with the first step of a recurrent net that starts from zeros)"
+            )
+        elif tie.how.permutation == (1, 0):
+            what = f"{copy!r} is the transpose of {weight!r}, folded by the exporter"
+        else:
+            what = f"{copy!r} is {weight!r} with its axes permuted, folded by the exporter"
+        notes.append(f"{what}; they are tied again and train as one weight.")
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,1 @@
+"""Which initializers are trainable weights, by which evidence, and what people call them."""

@@ -1,0 +1,212 @@
+"""A program for inputs of known shapes: shape arithmetic becomes numbers, constant tensors are computed once.
+
+Shapes are found by running the program on torch's fake tensors, which have shapes but no memory, so whatever
+depends on data stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from onward.graph.reading.garbage_collection import without_collection
+from onward.lowering.program import Nested, Program, settle_placeholders
+from onward.lowering.simplification import simpler_arguments
+
+LARGEST_FOLDED_BYTES = 64 * 2**20
+"""A constant result larger than this is computed again at each call rather than kept."""
+
+_UNKNOWN = object()
+
+
+@without_collection
+def specialize(
+    program: Program,
+    device: torch.device,
+    inputs: Sequence[Any],
+    tensors: Mapping[str, torch.Tensor],
+    constants: frozenset[str],
+) -> Program:
+    """The same program for inputs of these shapes and types.
+
+    Args:
+        program: any program; it is left as it is.
+        device: where the program runs.
+        inputs: example inputs; only their shapes, types and device matter.
+        tensors: what the program will be called with.
+        constants: names among `tensors` that never change: neither weights nor running statistics.
+    """
+    known = _find_host_values(program, device, inputs, tensors)
+    return _Rewriter(program, device, tensors, constants, known).rewrite()
+
+
+def fold_constants(
+    program: Program, device: torch.device, tensors: Mapping[str, torch.Tensor], constants: frozenset[str]
+) -> Program:
+    """A program for inputs of any shapes, in which what follows from constants alone is computed once.
+
+    The arguments are those of `specialize`.
+    """
+    return _Rewriter(program, device, tensors, constants, {}).rewrite()
+
+
+def _find_host_values(
+    program: Program, device: torch.device, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]
+) -> dict[fx.Node, Any]:
+    """Node -> its Python value, for every node whose value follows from the shapes alone."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else _UNKNOWN
+
+    interpreter = _ShapeInterpreter(program.code)
+    values = [fake(program.tensor(name, tensors)) for name in program.tensors]
+    with mode, torch.no_grad():
+        interpreter.run(False, device, *(fake(value) for value in inputs), *values)
+    return interpreter.host_values
+
+
+class _ShapeInterpreter(fx.Interpreter):
+    """Runs on fake tensors; what cannot be known becomes unknown, and with it all that depends on it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.host_values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "output":
+            return None
+        if any(self.env[source] is _UNKNOWN for source in n.all_input_nodes):
+            return _UNKNOWN
+        try:
+            result = super().run_node(n)
+        except Exception:
+            return _UNKNOWN
+        if n.op == "call_function" and _is_host(result):
+            self.host_values[n] = result
+        return result
+
+
+def _is_host(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_host(item) for item in value)
+    return type(value) in (int, float, bool)
+
+
+class _Rewriter:
+    """Copies a program, with known values in the place of the nodes that computed them."""
+
+    def __init__(
+        self,
+        program: Program,
+        device: torch.device,
+        tensors: Mapping[str, torch.Tensor],
+        constants: frozenset[str],
+        known: Mapping[fx.Node, Any],
+    ) -> None:
+        self.program = program
+        self.device = device
+        self.known = known
+        self.new = fx.Graph()
+        self.map: dict[fx.Node, Any] = {}
+        self.constant: dict[fx.Node, Any] = {}
+        self.folded: dict[str, torch.Tensor] = {}
+        self.folded_names: dict[fx.Node, str] = {}
+        self.tensors = {
+            name: program.tensor(name, tensors)
+            for name in program.tensors
+            if name in constants or name in program.attribute_tensors
+        }
+
+    def rewrite(self) -> Program:
+        placeholders = [n for n in self.program.code.graph.nodes if n.op == "placeholder"]
+        names = (None, None, *(None for _ in self.program.inputs), *self.program.tensors)
+        for node, name in zip(placeholders, names, strict=True):
+            self.map[node] = self.new.node_copy(node)
+            if name in self.tensors:
+                self.constant[node] = self.tensors[name]
+        self.constant[placeholders[1]] = self.device
+        last = self.map[placeholders[-1]]
+        for node in self.program.code.graph.nodes:
+            if node.op != "placeholder":
+                self._copy(node)
+        used = self._insert_folded(last)
+        self.new.eliminate_dead_code()
+        tensors = list(self.program.tensors)
+        for name, node in zip(self.program.tensors, placeholders[2 + len(self.program.inputs) :], strict=True):
+            if not self.map[node].users:
+                self.new.erase_node(self.map[node])
+                tensors.remove(name)
+        settle_placeholders(self.new)
+        code = fx.GraphModule(self.program.code, self.new)
+        return Program(
+            code,
+            self.program.inputs,
+            (*tensors, *used),
+            self.program.outputs,
+            {**self.program.attribute_tensors, **{name: self.folded[name] for name in used}},
+        )
+
+    def _copy(self, node: fx.Node) -> None:
+        if node in self.known:
+            self.map[node] = self.known[node]
+            self.constant[node] = self.known[node]
+            return
+        if node.op == "call_function" and self._is_foldable(node):
+            result = self._evaluate(node)
+            if _is_host(result):
+                self.map[node] = self.constant[node] = result
+                return
+            if result is not _UNKNOWN:
+                self.constant[node] = result
+                name = f"folded/{node.name}"
+                self.folded[name] = result
+                placeholder = self.new.placeholder(f"folded_{node.name}")
+                self.map[node] = placeholder
+                self.folded_names[placeholder] = name
+                return
+        copy = self.new.node_copy(node, lambda source: self.map[source])
+        self.map[node] = copy
+        simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup)
+        if simpler is not None:
+            copy.args, copy.kwargs = fx.node.map_arg(simpler, lambda source: self.map[source])
+
+    def _lookup(self, argument: Any) -> Any:
+        return self.constant.get(argument) if isinstance(argument, fx.Node) else argument
+
+    def _is_foldable(self, node: fx.Node) -> bool:
+        """A pure function of constants; what draws random numbers is not."""
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        if target is Nested or getattr(target, "__module__", "").endswith((".random", ".control_flow")):
+            return False
+        return all(source in self.constant for source in node.all_input_nodes)
+
+    def _evaluate(self, node: fx.Node) -> Any:
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), lambda source: self.constant[source])
+        try:
+            with torch.no_grad():
+                result = node.target(*arguments, **keywords)  # type: ignore[operator]
+        except Exception:
+            return _UNKNOWN
+        if _is_host(result):
+            return result
+        if not isinstance(result, torch.Tensor) or result.numel() * result.element_size() > LARGEST_FOLDED_BYTES:
+            return _UNKNOWN
+        # Expanded views would keep sharing memory with what they came from.
+        return result.contiguous()
+
+    def _insert_folded(self, last: fx.Node) -> list[str]:
+        """Moves the placeholders of folded tensors up to the others; returns the names that are still read."""
+        used = []
+        for node, name in self.folded_names.items():
+            if not node.users:
+                self.new.erase_node(node)
+                continue
+            last.append(node)
+            last = node
+            used.append(name)
+        return used

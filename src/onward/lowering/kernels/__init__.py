@@ -1,0 +1,1 @@
+"""What operators compute with: torch functions of our own, element types, memory layouts, values of the host."""

@@ -1,0 +1,57 @@
+"""How images lie in memory while they are convolved: with the channels of a pixel side by side (channels-last).
+
+Values and shapes are the same in every layout. What follows a convolution keeps its layout as long as it can.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from onward.lowering.kernels.rematerialize import saved_tensor_hook, to_memory_format
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def convolve_images(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    group: int,
+    channels_last_images: bool,
+) -> Tensor:
+    """`conv2d` of X (N, C, D1, D2), W (M, C/g, k1, k2) and B (M), in whichever layout is the faster one.
+
+    Without `channels_last_images` X stays in the layout that it comes in.
+
+    A kernel of one pixel is a linear layer over the channels of every pixel, a single product of matrices. Where the
+    weight is larger than the image it is the image that is turned around, there and back.
+    """
+    if not (channels_last_images and _helps(X)):
+        with saved_tensor_hook(X):
+            return F.conv2d(X, W, B, stride, padding, dilation, group)
+    last = torch.channels_last
+    is_of_pixels = tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding)
+    if not X.is_cuda and not is_of_pixels and W.numel() > X.numel():
+        plain = F.conv2d(X.contiguous(), W, B, stride, padding, dilation, group)
+        return plain.contiguous(memory_format=last)
+    X = to_memory_format(X, last)
+    with saved_tensor_hook(X):
+        if is_of_pixels and not X.is_cuda:
+            pixels = X[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+            return F.linear(pixels, W.flatten(1), B).permute(0, 3, 1, 2)
+        return F.conv2d(X, W, B, stride, padding, dilation, group)
+
+
+def _helps(X: Tensor) -> bool:
+    """On CPUs in 32 bits and less, on GPUs in 16; torch's compiler chooses a layout by itself."""
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        return False
+    if X.is_cuda:
+        return X.dtype in _LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))
+    return X.device.type == "cpu" and X.dtype in (torch.float32, torch.bfloat16)

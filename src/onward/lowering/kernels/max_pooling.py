@@ -1,0 +1,71 @@
+"""Pooling of images by their maxima, which keeps a byte for the place of each maximum.
+
+torch keeps eight, counted from the image's corner: as much as two float32 of the result, and half of what went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.kernels.rematerialize import saved_tensor_hook
+from onward.lowering.passes import is_plain
+
+LEAST_BYTES = 2**17
+"""Places that take less as torch keeps them stay as they are."""
+
+
+def pool_max(X: Tensor, along: Sequence[Sequence[int]], ceiling: bool) -> Tensor:
+    """`max_pool2d` of X [N, C, D1, D2]; `along` holds kernel, stride, padding and dilation of both axes."""
+    kernel, stride, padding, dilation = (list(one) for one in along)
+    with saved_tensor_hook(X):
+        if _gains(X, stride):
+            result: Tensor = _MaxPool.apply(X, kernel, stride, padding, dilation, ceiling)  # type: ignore[no-untyped-call]
+            return result
+        return F.max_pool2d(X, kernel, stride, padding, dilation, ceiling)
+
+
+def _gains(X: Tensor, stride: Sequence[int]) -> bool:
+    is_trained = X.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling() and is_plain(X)
+    return is_trained and 8 * X.numel() >= LEAST_BYTES * stride[0] * stride[1]
+
+
+class _MaxPool(torch.autograd.Function):
+    """torch's own pooling; a place is how far it lies behind its window's first, which fits a byte or two."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, *along: Any) -> Tensor:
+        """Keeps X, which the activation before it mostly keeps anyway, and the places."""
+        result, places = torch.ops.aten.max_pool2d_with_indices(X, *along)
+        kernel, _, _, dilation, _ = along
+        height, width = ((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
+        farthest = height * X.shape[-1] + width
+        dtype = next(t for t in (torch.uint8, torch.int16, torch.int32, torch.int64) if farthest <= torch.iinfo(t).max)
+        # Both wrap around in few bits, and what is left fits.
+        behind = places.to(dtype).sub_(_first_of_windows(X, result, along).to(dtype))
+        ctx.save_for_backward(X, behind)
+        ctx.along = along
+        return result  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """torch's own, which can itself be differentiated."""
+        X, behind = ctx.saved_tensors
+        places = behind.to(torch.int64).add_(_first_of_windows(X, behind, ctx.along))
+        of_x = torch.ops.aten.max_pool2d_with_indices_backward(gradients[0], X, *ctx.along, places)
+        return (of_x, *(None for _ in ctx.along))
+
+
+def _first_of_windows(X: Tensor, result: Tensor, along: Sequence[Any]) -> Tensor:
+    """Where windows begin [O1, O2], counted row by row; in the padding also below zero."""
+    _, stride, padding, _, _ = along
+    row, column = (
+        torch.arange(size, device=X.device) * s - p
+        for size, s, p in zip(result.shape[-2:], stride, padding, strict=True)
+    )
+    first: Tensor = row[:, None] * X.shape[-1] + column
+    return first

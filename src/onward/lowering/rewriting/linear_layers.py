@@ -1,0 +1,189 @@
+"""Linear layers that read the same input, as one function: what it keeps, and how their gradients add up.
+
+The input is kept, or made again of what it was made of, once for all of them; its gradient is one sum in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onward.lowering.kernels.matmuls import add_product, gradient_of_weight, multiply
+from onward.lowering.ops import fused
+from onward.lowering.ops.linear import gemm, matmul
+from onward.lowering.passes import is_plain
+
+LEAST_BYTES = 2**17
+"""Layers of smaller inputs are left to torch: all that they do takes less time than this takes to begin."""
+
+
+class Recipe:
+    """How the input of some layers is made, in one pass; the first that asks makes it, for all of them.
+
+    Args:
+        code: makes the input out of its sources.
+    """
+
+    def __init__(self, code: Callable[..., Tensor]) -> None:
+        # A module's `forward` by itself: nothing hooks onto it, and its call takes as long as what it computes.
+        self._code = code.forward if isinstance(code, nn.Module) else code
+        self.readers = 0
+        self._waiting = 0
+        self._made: Tensor | None = None
+
+    def make(self, sources: Sequence[Any]) -> Tensor:
+        """The input, which goes when as many have asked as there are readers."""
+        if self._made is None:
+            self._made, self._waiting = self._code(*sources), self.readers
+        made = self._made
+        self._waiting -= 1
+        if not self._waiting:
+            self._made = None
+        return made
+
+
+def linear_layers(
+    X: Tensor,
+    kinds: Sequence[tuple[str, bool]],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    recipe: Recipe | None,
+    sources: Sequence[Any],
+) -> tuple[Tensor, ...]:
+    """`X W + B` of X [..., K] for some weights W [K, N] and biases B [N], N of each its own.
+
+    Args:
+        X: what all of them read.
+        kinds: for every layer, the name of the function that it stands for, which is called where there is nothing to
+            save, and whether its W is [N, K].
+        weights, biases: of the layers.
+        recipe: makes X of the sources, which are kept in its place; None: X is kept.
+        sources: tensors and other values; gradients flow through X.
+    """
+    if not _saves(X, kinds, weights, biases):
+        layers = zip(kinds, weights, biases, strict=True)
+        return tuple(_as_it_was(kind, is_transposed, X, W, B) for (kind, is_transposed), W, B in layers)
+    if recipe is not None:
+        recipe.readers += 1
+        sources = [source.detach() if isinstance(source, Tensor) else source for source in sources]
+    are_transposed = tuple(is_transposed for _, is_transposed in kinds)
+    result = _Layers.apply(X, recipe, sources, are_transposed, *weights, *biases)  # type: ignore[no-untyped-call]
+    return result if len(kinds) > 1 else (result,)
+
+
+def _saves(
+    X: Tensor, kinds: Sequence[tuple[str, bool]], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> bool:
+    """Whether these are layers of which weights train, of an input that is worth it, and nothing traces them."""
+    if X.numel() * X.element_size() < LEAST_BYTES or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if not (is_plain(X) and X.is_floating_point() and any(W.requires_grad for W in weights)):
+        return False
+    rank = X.dim()
+    for (kind, is_transposed), W, B in zip(kinds, weights, biases, strict=True):
+        if W.dim() != 2 or (rank != 2 if kind == "gemm" else rank < 2):
+            return False
+        outputs, inputs = W.shape if is_transposed else W.shape[::-1]
+        if inputs != X.shape[-1] or not (B is None or B.shape == (outputs,)):
+            return False
+    return True
+
+
+def _as_it_was(kind: str, is_transposed: bool, X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
+    if kind == "matmul":
+        return matmul(X, W.T if is_transposed else W)
+    if kind == "gemm":
+        return gemm(X, W, B, transB=int(is_transposed))
+    return fused.linear(X, W, B, rows_are_outputs=int(is_transposed))
+
+
+class _Layers(torch.autograd.Function):
+    """Products of X with weights, and sums with biases; the gradients are those of torch's `addmm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        X: Tensor,
+        recipe: Recipe | None,
+        sources: Sequence[Any],
+        are_transposed: tuple[bool, ...],
+        *parameters: Tensor | None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Keeps the weights, and X or what it was made of."""
+        count, device, dtype = len(are_transposed), X.device.type, X.dtype
+        ctx.autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+        if ctx.autocast is not None and dtype != torch.float64:
+            X = X.to(ctx.autocast[1])  # once, where each product would do it
+        kept = [X] if recipe is None else [source if isinstance(source, Tensor) else None for source in sources]
+        ctx.set_materialize_grads(False)
+        ctx.recipe, ctx.are_transposed, ctx.dtype, ctx.shape = recipe, are_transposed, dtype, X.shape
+        ctx.of_biases = [None if B is None else B.dtype for B in parameters[count:]]
+        ctx.others = [None if isinstance(source, Tensor) else source for source in sources]
+        ctx.save_for_backward(*parameters[:count], *kept)
+        rows, results = X.reshape(-1, X.shape[-1]), []
+        for is_transposed, W, B in zip(are_transposed, parameters[:count], parameters[count:], strict=True):
+            assert W is not None
+            result = multiply(rows, W.T if is_transposed else W, B)
+            # As torch's own layers do it: no view, so that what comes after may write over it.
+            results.append(torch.ops.aten._unsafe_view.default(result, (*X.shape[:-1], result.shape[-1])))
+        return tuple(results) if count > 1 else results[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """X again, as it was made, for the gradients of the weights alone."""
+        # The guard against a second derivative takes as long as a small product; it is for passes that record one.
+        found: tuple[Tensor | None, ...] = (_guarded if torch.is_grad_enabled() else _differentiated)(ctx, *gradients)
+        return found
+
+
+def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of what `_Layers` was called with."""
+    count, wanted, saved = len(ctx.are_transposed), ctx.needs_input_grad, ctx.saved_tensors
+    weights, kept = saved[:count], saved[count:]
+    matrices = [W.T if turned else W for W, turned in zip(weights, ctx.are_transposed, strict=True)]
+    rows = {place: G.reshape(-1, G.shape[-1]) for place, G in enumerate(gradients) if G is not None}
+    found: list[Tensor | None] = [None] * (2 * count)
+    taught = [place for place in rows if wanted[4 + place]]
+    if taught:  # first, so that X and its gradient are not there at once
+        X = _input(ctx, kept).reshape(-1, ctx.shape[-1])
+        for place in taught:
+            of_weight = gradient_of_weight(X.to(rows[place].dtype), rows[place], matrices[place])
+            of_weight = of_weight.to(weights[place].dtype)
+            found[place] = of_weight.T if ctx.are_transposed[place] else of_weight
+        del X
+    for place, dtype in enumerate(ctx.of_biases):
+        if wanted[4 + count + place] and place in rows:
+            found[count + place] = rows[place].sum(0).to(dtype)
+    of_x = _of_input(rows, matrices, ctx.dtype) if wanted[0] else None
+    return (None if of_x is None else of_x.view(ctx.shape), None, None, None, *found)
+
+
+_guarded = torch.autograd.function.once_differentiable(_differentiated)
+
+
+def _input(ctx: Any, kept: Sequence[Tensor | None]) -> Tensor:
+    """What the layers read, in the type that it was."""
+    if ctx.recipe is None:
+        (X,) = kept
+        assert X is not None
+        return X
+    sources = [other if tensor is None else tensor for tensor, other in zip(kept, ctx.others, strict=True)]
+    if ctx.autocast is None:
+        made: Tensor = ctx.recipe.make(sources)
+        return made
+    device, low = ctx.autocast
+    with torch.autocast(device, low, cache_enabled=False):
+        made = ctx.recipe.make(sources)
+    return made
+
+
+def _of_input(rows: Mapping[int, Tensor], matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """The sum over the layers of the gradient of their input [M, K], from those of their results [M, N]."""
+    total = None
+    for place, G in rows.items():
+        right = matrices[place].to(G.dtype).T
+        total = multiply(G, right).to(dtype) if total is None else add_product(total, G, right)
+    return total

@@ -1,0 +1,172 @@
+"""What linear layers read and is cheap to compute: it is computed again for the gradient of the weight, not kept.
+
+What comes out of a norm, of GELU, Swish or SwiGLU is kept by nobody but the products that read it; what went in is kept
+anyway. torch's compiler chooses the same for itself, by a minimal cut of the graph of both passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from onward.graph.shared_inputs import KEEP_APART
+from onward.lowering.ops import activation, fused, normalization
+from onward.lowering.ops.elementwise import add, sub
+from onward.lowering.ops.fused_attention import attention
+from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
+from onward.lowering.ops.linear import gemm, matmul
+from onward.lowering.ops.movement import flatten, identity, reshape, squeeze, transpose, unsqueeze
+from onward.lowering.ops.shapes import shape
+from onward.lowering.program import Program, pick
+from onward.lowering.rewriting.float8 import float8_product
+from onward.lowering.rewriting.linear_layers import Recipe, linear_layers
+
+CHEAP = frozenset(
+    {activation.gelu, activation.swish, activation.swiglu, activation.mish, activation.hard_swish, fused.swiglu,
+     fused.layer_normalization, fused.rms_normalization, normalization.layer_normalization,
+     normalization.rms_normalization}
+)  # fmt: skip
+"""Functions of a few operations for an element that need their inputs for the backward pass, and not their result."""
+
+KEPT = frozenset({attention})
+"""Functions that need their result for the backward pass: a copy of it in another order need not be kept beside it."""
+
+VIEWS = frozenset({pick, reshape, transpose, flatten, identity, squeeze, unsqueeze})
+KEEP_NOTHING = frozenset({add, sub, shape, float8_product, linear_cross_entropy})
+"""Readers that do not hold their input until the backward pass, or not in full."""
+
+PRODUCTS: Mapping[Any, str] = {matmul: "matmul", gemm: "gemm", fused.linear: "linear"}
+
+
+def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: bool = True) -> Program:
+    """A program whose linear layers keep less, and add up the gradient of an input that several of them read.
+
+    Args:
+        program: a segment's, or a whole graph's; it is left as it is, and so is its code in the result, which is called
+            for the names of nodes in errors and profiles.
+        recomputes_inputs: inputs that are cheap and that nothing else keeps are computed again in the backward pass.
+        joins: layers that read the same become one function; not for schedules that compute the gradients of weights
+            later than those of inputs, which know a function by its first result.
+    """
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(program.code.graph, copies))
+    tensors = set([node for node in graph.nodes if node.op == "placeholder"][2 + len(program.inputs) :])
+    products = [node for node in graph.nodes if node.target in PRODUCTS and _is_plain_product(node, tensors)]
+    known = set(products)
+    steps = {call: _made_again(call, known) if recomputes_inputs else () for call in products}
+    groups = _neighbours(graph, products) if joins else [[call] for call in products]
+    groups = [group for group in groups if len(group) > 1 or steps[group[0]]]
+    if not groups:
+        return program
+    root: dict[str, Any] = {
+        str(node.target): getattr(program.code, str(node.target)) for node in graph.nodes if node.op == "get_attr"
+    }
+    recipes: dict[tuple[fx.Node, ...], tuple[fx.Node, list[fx.Node]]] = {}
+    for group in groups:
+        made = steps[group[0]]
+        if made and made not in recipes:
+            name = f"cheap_input_{len(recipes)}"
+            root[name], sources = _recipe(made)
+            with graph.inserting_before(group[0]):
+                recipes[made] = graph.call_function(Recipe, (graph.get_attr(name),)), sources
+        _replace(graph, group, *recipes.get(made, (None, [])))
+    return replace(program, run=fx.GraphModule(root, graph))
+
+
+def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, sources: Sequence[fx.Node]) -> None:
+    """Puts one call in the place of all, where the first of them stands."""
+    layers = [_layer(call) for call in group]
+    kinds, weights, biases = (tuple(layer[place] for layer in layers) for place in range(3))
+    arguments = (group[0].args[0], kinds, weights, biases, recipe, tuple(sources))
+    with graph.inserting_before(group[0]):
+        joined = graph.call_function(linear_layers, arguments)
+        joined.meta = dict(group[0].meta)
+        results = [graph.call_function(pick, (joined, place)) for place in range(len(group))]
+    for call, result in zip(group, results, strict=True):
+        result.meta = dict(call.meta)
+        call.replace_all_uses_with(result)
+        right = call.args[1]
+        graph.erase_node(call)
+        if isinstance(right, fx.Node) and right.op == "call_function" and not right.users:
+            graph.erase_node(right)  # a weight transposed, which the layer takes as it is stored
+
+
+def _layer(call: fx.Node) -> tuple[tuple[str, bool], Any, Any]:
+    """Kind, weight and bias of a plain product, as `linear_layers` wants them."""
+    right: Any = call.args[1]
+    is_transposed = bool(call.kwargs.get("transB") or call.kwargs.get("rows_are_outputs"))
+    if right.op == "call_function":
+        right, is_transposed = right.args[0], not is_transposed
+    return (PRODUCTS[call.target], is_transposed), right, call.args[2] if len(call.args) > 2 else None
+
+
+def _neighbours(graph: fx.Graph, products: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """Products that read the same, in groups, in order, with nothing between them that keeps them apart."""
+    groups: list[list[fx.Node]] = []
+    known, is_open = set(products), False
+    for node in graph.nodes:
+        if node in known:
+            if is_open and groups[-1][0].args[0] is node.args[0]:
+                groups[-1].append(node)
+            else:
+                groups.append([node])
+            is_open = True
+        elif "onnx" in node.meta and node.meta["onnx"].op_type in KEEP_APART:
+            is_open = False
+    return groups
+
+
+def _made_again(call: fx.Node, products: set[fx.Node]) -> tuple[fx.Node, ...]:
+    """The nodes that make the left operand of a product, views of it last, if it is cheap and not kept otherwise."""
+    steps = _steps(call.args[0])
+    return () if any(_is_kept(step, products) for step in steps) else steps
+
+
+def _is_plain_product(node: fx.Node, tensors: set[fx.Node]) -> bool:
+    """Whether a product is of an activation and a weight, and nothing more than that and a bias."""
+    right: Any = node.args[1]
+    if isinstance(right, fx.Node) and right.target is transpose and right.kwargs.get("perm", (1, 0)) == (1, 0):
+        right = right.args[0]
+    scales = node.kwargs.get("transA") or node.kwargs.get("alpha", 1.0) != 1.0 or node.kwargs.get("beta", 1.0) != 1.0
+    bias = node.args[2] if len(node.args) > 2 else None
+    return right in tensors and node.args[0] not in node.args[1:] and not scales and (bias is None or bias in tensors)
+
+
+def _steps(left: Any) -> tuple[fx.Node, ...]:
+    """The nodes that make the operand of a product of what is kept anyway; none where that is not cheap."""
+    steps = []
+    while isinstance(left, fx.Node) and left.op == "call_function" and left.target in VIEWS:
+        steps.append(left)
+        left = left.args[0]
+    if not isinstance(left, fx.Node) or left.op != "call_function":
+        return ()
+    if left.target in KEPT:
+        return tuple(reversed(steps))
+    return (left, *reversed(steps)) if left.target in CHEAP else ()
+
+
+def _is_kept(step: fx.Node, products: set[fx.Node]) -> bool:
+    """Whether somebody else holds what a step gives until the backward pass, or hands it on."""
+    for user in step.users:
+        if user.op != "call_function":
+            return True
+        if user in products or user.target in KEEP_NOTHING:
+            continue
+        if user.target not in VIEWS or _is_kept(user, products):
+            return True
+    return False
+
+
+def _recipe(steps: tuple[fx.Node, ...]) -> tuple[nn.Module, list[fx.Node]]:
+    """The code of some steps, and the nodes that it is called with."""
+    own = set(steps)
+    sources = list(dict.fromkeys(source for step in steps for source in step.all_input_nodes if source not in own))
+    graph = fx.Graph()
+    copies = {source: graph.placeholder(source.name) for source in sources}
+    for step in steps:
+        copies[step] = graph.node_copy(step, lambda source: copies[source])
+    graph.output(copies[steps[-1]])
+    return fx.GraphModule(nn.Module(), graph), sources

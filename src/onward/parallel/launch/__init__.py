@@ -1,0 +1,1 @@
+"""Starting and restarting the processes of a run, and joining them to one mesh."""

@@ -1,0 +1,196 @@
+"""How processes become one run: the meeting, the process group, and the mesh with its three dimensions.
+
+NCCL joins GPUs, Gloo joins CPUs; a world of one process has no group at all.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from onward.errors import OnwardError, ParametersError
+from onward.operating_system import is_running
+from onward.parallel.rendezvous.launcher import Launch, detect
+from onward.parallel.rendezvous.rendezvous import choose_interface, rendezvous, wait_for_all
+from onward.parallel.watch.failure import begin_watch, end_watch
+from onward.parallel.watch.flight_recorder import record_collectives
+from onward.parallel.watch.heartbeats import LAUNCHED_BY_US
+from onward.parameters.distributed import Distributed
+from onward.plan.topology import Place, Topology
+
+DIMENSIONS = ("pipeline", "data", "horizontal")
+"""Of the device mesh, slowest first."""
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All processes of a run, and this one's place among them.
+
+    Attributes:
+        topology: sizes of the dimensions.
+        rank: this process.
+        device: what it computes on.
+        data, horizontal, pipeline: the groups it belongs to; None where the size is 1.
+        device_mesh: torch's view of the same, with dimensions `DIMENSIONS`; None in a world of one.
+        control: all ranks over Gloo, for decisions of the host: apart from the groups that carry tensors, so that
+            exchanges of other threads (a checkpoint being written) never mix with it; None in a world of one.
+    """
+
+    topology: Topology
+    rank: int
+    device: torch.device
+    data: dist.ProcessGroup | None = None
+    horizontal: dist.ProcessGroup | None = None
+    pipeline: dist.ProcessGroup | None = None
+    device_mesh: DeviceMesh | None = None
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where this process is."""
+        return self.topology.place(self.rank)
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return self.topology.world_size
+
+
+def in_world_of_one(device_kind: DeviceKind = "cpu") -> Mesh:
+    """The mesh of a process that trains alone."""
+    return Mesh(Topology(), 0, torch.device(device_kind))
+
+
+def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | None = None) -> Mesh:
+    """Meets the other processes and builds the mesh; uses the default group of a program that has one already.
+
+    Args:
+        parameters: sizes and timeouts.
+        device_kind: what the run computes on.
+        run_folder: where a file is written that tells what every rank was doing, if they hang.
+
+    Raises:
+        ParametersError: sizes, devices, `use_nccl` or the launcher's variables are impossible, or the others did not
+            come within `start_timeout_seconds`.
+    """
+    timeout = timedelta(seconds=parameters.timeout_seconds)
+    if dist.is_initialized():
+        topology = Topology.of(parameters, dist.get_world_size())
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        return _make_mesh(topology, _device(device_kind, local_rank), timeout)
+    launch = detect()
+    topology = Topology.of(parameters, launch.world_size)
+    backend = choose_backend(parameters.use_nccl, device_kind)
+    check_devices(device_kind, launch)
+    if launch.world_size == 1:
+        return in_world_of_one(device_kind)
+    device = _device(device_kind, launch.local_rank)
+    if device_kind == "cuda":
+        torch.cuda.set_device(device)
+    _check_launcher()
+    store = rendezvous(launch, parameters.start_timeout_seconds)
+    begin_watch(store, launch, parameters.timeout_seconds, run_folder)
+    record_collectives(run_folder)
+    wait_for_all(store, launch, parameters.start_timeout_seconds)
+    choose_interface(launch)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("group", store.plain),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+        device_id=device if backend.endswith("nccl") else None,
+    )
+    return _make_mesh(topology, device, timeout)
+
+
+def _check_launcher() -> None:
+    """A worker whose launcher was killed while it was starting would look for the store until the timeout.
+
+    Raises:
+        OnwardError: that is so.
+    """
+    launcher = os.environ.get(LAUNCHED_BY_US)
+    if launcher is not None and not is_running(int(launcher)):
+        raise OnwardError(f"onward train (process {launcher}), which started this process, is gone.")
+
+
+def stop(mesh: Mesh) -> None:
+    """Leaves the group after the others have come here, too; nothing to do in a world of one."""
+    if mesh.control is not None:
+        dist.barrier(group=mesh.control)
+    end_watch()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def choose_backend(use_nccl: bool | None, device_kind: DeviceKind) -> str:
+    """What carries tensors: `cpu:gloo,cuda:nccl` on GPUs; Gloo elsewhere, and where it is asked for.
+
+    Raises:
+        ParametersError: NCCL is demanded where it cannot be.
+    """
+    if device_kind == "cpu":
+        if use_nccl:
+            why = "runs on the CPU" if torch.cuda.is_available() else "runs on the CPU; torch finds no GPU here"
+            raise ParametersError(
+                f"distributed.use_nccl is true, but this run {why}, and NCCL joins GPUs only. Leave use_nccl out (Gloo "
+                "joins CPUs), or train on machines with GPUs."
+            )
+        return "gloo"
+    if use_nccl is False:
+        return "cpu:gloo,cuda:gloo"
+    if not dist.is_nccl_available():
+        raise ParametersError(
+            "NCCL joins GPUs, but this build of torch comes without it. Install a CUDA build of torch, or set "
+            "distributed.use_nccl to false for Gloo, which is slower."
+        )
+    return "cpu:gloo,cuda:nccl"
+
+
+def check_devices(device_kind: DeviceKind, launch: Launch) -> None:
+    """Each process of a machine needs a GPU of its own.
+
+    Raises:
+        ParametersError: there are more processes than GPUs.
+    """
+    if device_kind == "cpu":
+        return
+    count = torch.cuda.device_count()
+    if launch.local_size > count:
+        raise ParametersError(
+            f"{launch.launcher} started {launch.local_size} processes on this machine, which has {count} "
+            f"GPU{'' if count == 1 else 's'}; each process needs one of its own. Start {count} on each machine like "
+            "this, or set machine.execution_provider to CPU."
+        )
+
+
+def _device(device_kind: DeviceKind, local_rank: int) -> torch.device:
+    return torch.device("cpu") if device_kind == "cpu" else torch.device("cuda", local_rank)
+
+
+def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta) -> Mesh:
+    """Groups along every dimension, all with the run's own timeout."""
+    rank = dist.get_rank()
+    if topology.world_size == 1:
+        return Mesh(topology, rank, device)
+    sizes = (topology.pipeline_size, topology.data_size, topology.horizontal_size)
+    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
+    groups = dict(zip(DIMENSIONS, device_mesh.get_all_groups(), strict=True))
+    for group in groups.values():
+        # Groups of a mesh begin with torch's timeout (10 or 30 minutes) whatever the default group has.
+        _set_pg_timeout(timeout, group)
+    used = {name: group if size > 1 else None for (name, group), size in zip(groups.items(), sizes, strict=True)}
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    return Mesh(topology, rank, device, **used, device_mesh=device_mesh, control=control)

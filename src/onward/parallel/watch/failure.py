@@ -1,0 +1,148 @@
+"""One failure ends all: whatever ends a rank is told to all ranks, and shown once, with the rank that it came from.
+
+The first failure is shown by the rank that has it (or that found another one dead); only then the rest end, without a
+word and with the same exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from onward.errors import Interrupted, OnwardError, UserError
+from onward.parallel.rendezvous.launcher import Launch, detect
+from onward.parallel.rendezvous.rendezvous import StrayError, open_store
+from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
+from onward.parallel.watch.cause import cause_of, leave_cause
+from onward.parallel.watch.heartbeats import (
+    SHUTDOWN_GRACE_SECONDS,
+    HeartbeatMonitor,
+    end_process,
+    exit_code_of,
+    is_echo,
+    words,
+)
+
+
+class ExchangeError(OnwardError):
+    """Ranks that lost each other, or waited for each other too long."""
+
+
+_watch: HeartbeatMonitor | None = None
+"""Of this process, which has one default group, too."""
+_is_over = False
+"""All ranks have come to the end of their work together."""
+
+
+def begin_watch(store: RunStore, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
+    """From now on the failure of any rank ends this process, and its failure ends the others.
+
+    Args:
+        store: of this start.
+        launch: this process among the others.
+        timeout_seconds: of collectives, for messages.
+        folder: of the file that tells where every rank is when they hang.
+    """
+    global _watch, _is_over
+    _is_over = False
+    _watch = HeartbeatMonitor(store, launch, timeout_seconds, folder)
+    atexit.register(_at_exit)
+
+
+def end_watch() -> None:
+    """This rank is done; its end is no failure."""
+    global _watch, _is_over
+    watch, _watch, _is_over = _watch, None, True
+    if watch is not None:
+        watch.stop()
+
+
+def note_progress() -> None:
+    """Counts an update, so that a message about a hang can say who fell behind."""
+    if _watch is not None:
+        _watch.progress += 1
+
+
+def _at_exit() -> None:
+    """A program that ends without `stop` is done, or failed with an exception that nobody caught."""
+    error = getattr(sys, "last_value", None)
+    if _watch is not None and error is not None:
+        first, is_mine = _watch.report(error)
+        if is_mine:
+            _watch.let_end(1)
+        _watch.end_after_showing(first.exit_code)
+    end_watch()
+
+
+@contextlib.contextmanager
+def ending_together(title: str = "onward") -> Iterator[None]:
+    """Whatever ends this rank inside ends all ranks; in a world of one, exceptions just pass.
+
+    The rank that failed first shows its exception (a traceback only where it is none of onward's); the others end
+    without a word and with the same exit code: 2 for `UserError`, 3 for `Interrupted`, else 1. `Interrupted` must come
+    on all ranks, as it does after `UpdateAgreement`; rank 0 shows it.
+
+    Args:
+        title: what the message begins with.
+    """
+    try:
+        yield
+    except (GeneratorExit, SystemExit):
+        raise
+    except BaseException as error:
+        try:
+            launch = detect()
+        except UserError:
+            raise error from None
+        if launch.world_size == 1:
+            leave_cause(cause_of(error, words(error), 0))
+            raise
+        _end_together(error, launch, title)
+
+
+def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
+    exit_code = exit_code_of(error)
+    if _is_over or isinstance(error, StrayError):
+        _show(error, title)
+        end_process(exit_code)
+    try:
+        watch = _watch or HeartbeatMonitor(open_store(launch, 2 * SHUTDOWN_GRACE_SECONDS), launch, 0.0)
+        if isinstance(error, Interrupted):
+            watch.meet_at_end("interrupted", watch.timeout_seconds)
+            if launch.rank != 0:
+                watch.end_after_showing(exit_code)
+            _show(error, title)
+        else:
+            first, is_mine = watch.report(error)
+            if not is_mine:
+                watch.end_after_showing(first.exit_code)
+            error.add_note(f"This was rank {launch.rank} of {launch.world_size} on {socket.gethostname()}; all end.")
+            _show(ExchangeError(first.text) if is_echo(error) else error, title)
+        watch.let_end(exit_code)
+    except ForeignEntryError as foreign:
+        if _watch is not None:
+            _watch.end_on_foreign_entry(foreign)
+        _show(foreign, title)
+    except (UserError, dist.DistError):
+        # Nobody to tell: the others have not come, or are gone.
+        if _watch is not None and is_echo(error):
+            _watch.end_without_store()
+        _show(error, title)
+    end_process(exit_code)
+
+
+def _show(error: BaseException, title: str) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        error = OnwardError("interrupted; nothing was saved.")
+    if isinstance(error, OnwardError):
+        sys.stderr.write("\n".join([f"{title}: {error}", *getattr(error, "__notes__", ())]) + "\n")
+    else:
+        traceback.print_exception(error)

@@ -1,0 +1,128 @@
+"""Where a graph is cut into segments: the layers between two points where one activation is all that is handed on.
+
+A segment is the unit of recompute and of compilation, which joins those of a layer first; ZeRO shares out several at
+once (`zero_units`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onward.graph.cuts import find_cut_points, reads
+from onward.parameters.distributed import Recompute
+from onward.plan.costs.costs import NodeCost
+from onward.plan.costs.recompute import choose_for_budget, find_attention, split_at_attention
+from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_blocks
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """Which node and which weight belongs to which segment.
+
+    Attributes:
+        count: how many segments there are.
+        segment_of: name of a node -> its segment, ascending in the order of the graph.
+        readers: weight -> the segments that read it, ascending.
+        recomputed: segments whose activations are computed again for the backward pass.
+        units: segments whose weights ZeRO exchanges together; weights of none are exchanged with those of several.
+    """
+
+    count: int
+    segment_of: Mapping[str, int]
+    readers: Mapping[str, tuple[int, ...]]
+    recomputed: frozenset[int]
+    units: tuple[ZeroUnit, ...] = ()
+
+
+def plan_segments(
+    graph: ir.Graph,
+    weights: Collection[str],
+    is_cut: bool,
+    recompute: Recompute,
+    *,
+    holds_loss: bool = True,
+    is_stage: bool = False,
+    joins_blocks: bool = False,
+    costs: Mapping[str, NodeCost] | None = None,
+) -> SegmentPlan:
+    """Cuts a graph at all of its cut points, where its parts are to be sharded, recomputed or compiled by themselves.
+
+    Args:
+        graph: prepared for lowering, with its loss; or a stage of a pipeline.
+        weights: that train.
+        is_cut: whether it is to be cut at all, recompute aside.
+        recompute: what is asked for.
+        holds_loss: whether the backward pass begins here, at once after the forward pass: then the last segment is
+            needed first, and recomputing it would save nothing.
+        is_stage: whether this is a stage of a pipeline, which may take several micro-batches before a backward pass.
+        joins_blocks: whether blocks that repeat become a segment each, as compiled code can be fused within one only;
+            where nothing is recomputed, since that asks for small segments.
+        costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
+    """
+    by_budget = recompute.memory_budget is not None
+    points = find_cut_points(graph, weights) if is_cut or recompute.segments or by_budget else ()
+    ends = [point.nodes_before for point in points]
+    nodes = list(graph)
+    coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
+    if joins_blocks and not (by_budget or recompute.segments or recompute.attention):
+        coarse = _joined(graph, coarse, weights)
+    attentions = find_attention(graph) if by_budget or (recompute.attention and not recompute.segments) else []
+    parts, special = list[list[ir.Node]](), set[int]()
+    for segment in coarse:
+        found, inner = split_at_attention(segment, attentions)
+        special |= {len(parts) + index for index in inner}
+        parts += found
+    segment_of, readers = _assign(parts, weights)
+    candidates = range(len(parts) - holds_loss)
+    if by_budget:
+        assert recompute.memory_budget is not None
+        recomputed = choose_for_budget(parts, candidates, recompute.memory_budget, costs or {})
+    else:
+        wanted = candidates if recompute.segments else sorted(special)
+        recomputed = frozenset(list(wanted)[: recompute.number_recompute_layers or len(parts)])
+    units = choose_units(_held(graph, len(parts), readers), holds_loss and not is_stage)
+    return SegmentPlan(len(parts), segment_of, readers, recomputed, units)
+
+
+def _joined(graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str]) -> list[list[ir.Node]]:
+    """The nodes of segments, those of a block that repeats together."""
+    _, readers = _assign(segments, weights)
+    first_of = {index: block.start for block in find_blocks(_held(graph, len(segments), readers)) for index in block}
+    joined: dict[int, list[ir.Node]] = {}
+    for index, nodes in enumerate(segments):
+        joined.setdefault(first_of.get(index, index), []).extend(nodes)
+    return list(joined.values())
+
+
+def _assign(
+    parts: Sequence[Sequence[ir.Node]], weights: Collection[str]
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """The segment of every node, and the segments that read each weight."""
+    segment_of: dict[str, int] = {}
+    readers: dict[str, list[int]] = {name: [] for name in weights}
+    for segment, nodes in enumerate(parts):
+        for node in nodes:
+            segment_of[label_of(node)] = segment
+            for value in reads(node):
+                if value.name in readers and value.is_initializer() and segment not in readers[str(value.name)]:
+                    readers[str(value.name)].append(segment)
+    return segment_of, {name: tuple(found) or (0,) for name, found in readers.items()}
+
+
+def _held(graph: ir.Graph, count: int, readers: Mapping[str, tuple[int, ...]]) -> list[list[HeldWeight]]:
+    """The weights that only this segment reads, for each segment."""
+    held: list[list[HeldWeight]] = [[] for _ in range(count)]
+    for name, segments in readers.items():
+        stored = graph.initializers[name].const_value if name in graph.initializers else None
+        if len(segments) == 1 and stored is not None:
+            shape = tuple(int(size) for size in stored.shape.numpy())
+            held[segments[0]].append(HeldWeight(shape, stored.dtype.name))
+    return held
+
+
+def label_of(node: ir.Node) -> str:
+    """The name by which the code of a node is known: its own, or that of its first output."""
+    return str(node.name or (node.outputs[0].name if node.outputs else "") or "unnamed")

@@ -1,0 +1,1 @@
+"""Pipeline stages and schedules: who computes which nodes, and in which order."""

@@ -1,0 +1,1 @@
+"""A plan as aligned text and as a picture."""

@@ -1,0 +1,267 @@
+"""Compiled segments compute what the same segments compute as they are, and cost no more for a deep network."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+import torch._inductor.config
+from torch import _inductor as inductor
+from torch._dynamo.utils import counters
+
+from onward.engine.network.compilation import Compilation, choose
+from onward.engine.network.forward import Forward
+from onward.engine.network.network import Network
+from onward.engine.network.network import compilation as module
+from onward.engine.network.precision import Precision
+from onward.errors import NodeError, ParametersError
+from onward.graph.fusion.cross_entropy import FEWEST_CLASSES
+from onward.graph.losses.adding import LossSpec
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.lowering.building.specialization import specialize
+from onward.lowering.module import OnnxModule
+from onward.models import create_model
+from onward.parameters import Recompute
+from onward.plan.costs.segments import plan_segments
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
+
+SPEC = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+WORDS, TOKENS = 64, 16
+CPU = torch.device("cpu")
+
+
+def gpt2(layers: int, dropout: float = 0.0, words: int = WORDS) -> ir.Model:
+    options = {"size": "tiny", "width": 32, "heads": 2, "vocab_size": words, "context_length": TOKENS, "opset": 17}
+    return create_model("gpt2", **options, layers=layers, dropout=dropout)
+
+
+def squeezenet() -> ir.Model:
+    return create_model("squeezenet", image_size=32, classes=10, dropout=0.0)
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randint(0, WORDS, (2, TOKENS), generator=generator) for name in ("input_ids", "labels")}
+
+
+def images() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"images": torch.randn(2, 3, 32, 32, generator=generator), "labels": torch.tensor([1, 7])}
+
+
+def make_forward(
+    model: ir.Model, compilation: Compilation | None, recompute: bool = False, dtype: torch.dtype | None = None
+) -> Forward:
+    graph = make_training_graph(model, loss=SPEC)
+    assert graph.loss is not None
+    net = OnnxModule(graph, (graph.loss,))
+    recomputed = Recompute(segments=recompute)
+    plan = plan_segments(graph.model.graph, graph.weights, True, recomputed, joins_blocks=compilation is not None)
+    network = Network(net, plan, compilation).train()
+    net.train()
+    return Forward(network, (graph.loss,), Precision(dtype))
+
+
+def step(forward: Forward, features: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of a step and its gradients."""
+    torch.manual_seed(0)
+    (loss,) = forward(features).values()
+    loss.backward()
+    gradients = {}
+    for name, weight in forward.network.weights.items():
+        assert weight.grad is not None
+        gradients[name] = weight.grad
+    return loss.detach(), gradients
+
+
+def assert_same_step(expected: Any, found: Any, tolerance: float) -> None:
+    torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=tolerance)
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def refuse(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_gpt2_has_the_same_loss_and_gradients(recompute: bool) -> None:
+    expected = step(make_forward(gpt2(4), None), tokens())
+    compilation = Compilation(True, refuse)
+    forward = make_forward(gpt2(4), compilation, recompute)
+    assert_same_step(expected, step(forward, tokens()), 1e-5)
+    assert 0 < compilation.pieces < forward.network.plan.count
+
+
+@pytest.mark.slow
+def test_depth_costs_no_compilations() -> None:
+    graphs = []
+    for layers in (2, 6):
+        counters.clear()
+        step(make_forward(gpt2(layers), Compilation(True, refuse)), tokens())
+        graphs.append(counters["stats"]["unique_graphs"])
+        assert not counters["graph_break"]
+    assert graphs[0] == graphs[1] > 0
+
+
+def segments_that_gain(device: torch.device, **options: Any) -> tuple[list[bool], list[str]]:
+    """Which segments of a GPT-2 of three layers are compiled, and what the others do."""
+    graph = make_training_graph(gpt2(3, words=FEWEST_CLASSES), loss=SPEC, fuse=True)
+    assert graph.loss is not None
+    net = OnnxModule(graph, (graph.loss,))
+    network = Network(net, plan_segments(graph.model.graph, graph.weights, True, Recompute(), joins_blocks=True))
+    inputs = tuple(tokens()[name] for name in net.program.inputs)
+    split = network.split(specialize(net.program, CPU, inputs, net.tensors_by_name(), frozenset()))
+    compiled = Compilation(True, refuse, **options).of_segments(split, device)
+    gains = [segment.run is not None for segment in compiled.segments]
+    left = [segment for segment, gain in zip(split.segments, gains, strict=True) if not gain]
+    operators = [node.meta["onnx"].op_type for code in left for node in code.code.graph.nodes if "onnx" in node.meta]
+    return gains, operators
+
+
+def test_only_segments_in_which_something_can_be_joined_are_compiled() -> None:
+    gains, operators = segments_that_gain(CPU)
+    assert sum(gains) == 3, "the layers"
+    assert {"Gather", "LayerNormalization", "LinearCrossEntropy"} <= set(operators)
+    assert "Attention" not in operators
+    assert sum(segments_that_gain(torch.device("cuda"))[0]) == 4, "and on a GPU the loss"
+
+
+def test_all_segments_that_compute_are_recorded() -> None:
+    gains, operators = segments_that_gain(torch.device("cuda"), cuda_graphs=True)
+    assert all(gains)
+    assert not operators
+
+
+def options_told(capability: str, decided: bool | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    with inductor.config.patch({"cpp.vec_isa_ok": decided}):
+        return module.options_for_cpus.__wrapped__()
+
+
+def test_trials_of_wide_vectors_are_spared_where_torch_itself_computes_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert options_told("DEFAULT", None, monkeypatch) == {"cpp_wrapper": True}
+    assert options_told("AVX512", False, monkeypatch) == {"cpp_wrapper": True}, "somebody has decided"
+    exported = hasattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), "Sleef_expf16_u10")
+    assert ("cpp.vec_isa_ok" in options_told("AVX512", None, monkeypatch)) == exported
+
+
+@pytest.mark.slow
+def test_squeezenet_has_the_same_loss_and_gradients() -> None:
+    expected = step(make_forward(squeezenet(), None), images())
+    assert_same_step(expected, step(make_forward(squeezenet(), Compilation(True, refuse)), images()), 1e-5)
+
+
+@pytest.mark.slow
+def test_bf16_under_autocast_stays_near_the_uncompiled_one() -> None:
+    expected = step(make_forward(gpt2(2), None, dtype=torch.bfloat16), tokens())
+    found = step(make_forward(gpt2(2), Compilation(True, refuse), dtype=torch.bfloat16), tokens())
+    assert all(gradient.dtype == torch.float32 for gradient in found[1].values())
+    assert_same_step(expected, found, 2e-2)  # bf16 keeps 8 bits, and compiled code rounds fewer times
+
+
+@pytest.mark.slow
+def test_recomputed_dropout_is_that_of_the_forward_pass() -> None:
+    """With other masks in the backward pass, gradients would differ from those of the pass that keeps all."""
+    kept = step(make_forward(gpt2(2, dropout=0.3), Compilation(True, refuse)), tokens())
+    repeated = step(make_forward(gpt2(2, dropout=0.3), Compilation(True, refuse), recompute=True), tokens())
+    assert_same_step(kept, repeated, 1e-6)
+
+
+@pytest.mark.slow
+def test_evaluation_has_no_dropout() -> None:
+    forward = make_forward(gpt2(2, dropout=0.5), Compilation(True, refuse))
+    plain = make_forward(gpt2(2, dropout=0.5), None)
+    for each in (forward, plain):
+        each.network.eval()
+        each.network.net.eval()
+    with torch.no_grad():
+        (found,), (expected,) = forward(tokens()).values(), plain(tokens()).values()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class Broken(torch._dynamo.exc.TorchDynamoException):
+    """As a fault of the compiler."""
+
+
+def break_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*arguments: Any) -> Any:
+        raise Broken("no such kernel\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda code, **options: compiled)
+
+
+def test_what_torch_cannot_compile_runs_as_it_is_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = step(make_forward(gpt2(1), None), tokens())
+    break_compiler(monkeypatch)
+    said: list[str] = []
+    forward = make_forward(gpt2(1), Compilation(False, said.append))
+    assert_same_step(expected, step(forward, tokens()), 0.0)
+    assert set(said) == {"speed.compile: a segment runs uncompiled, since torch could not compile it: no such kernel"}
+
+
+def test_what_torch_cannot_compile_is_an_error_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_compiler(monkeypatch)
+    forward = make_forward(gpt2(1), Compilation(True, refuse))
+    with pytest.raises(ParametersError, match=r"could not compile a segment of the model \(no such kernel\)"):
+        forward(tokens())
+
+
+def test_a_failing_node_of_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_compiler(monkeypatch)  # torch's own error of a wrong shape is one of the compiler, too
+    forward = make_forward(gpt2(1), Compilation(False, [].append))
+    wrong = tokens() | {"labels": torch.full((2, TOKENS), WORDS)}
+    with pytest.raises(NodeError, match=r"node '.*' \(SoftmaxCrossEntropyLoss\) failed on inputs"):
+        forward(wrong)
+
+
+@pytest.fixture
+def conv_graph() -> TrainingGraph:
+    return make_training_graph(squeezenet(), loss=SPEC)
+
+
+@pytest.fixture
+def linear_graph() -> TrainingGraph:
+    return make_training_graph(gpt2(1), loss=SPEC)
+
+
+def test_on_a_cpu_it_is_off_unless_asked_for(conv_graph: TrainingGraph, linear_graph: TrainingGraph) -> None:
+    assert choose("auto", conv_graph, CPU).note == (
+        "speed.compile: off, since on a CPU convolutions run slower compiled; `true` turns it on."
+    )
+    assert not choose("auto", conv_graph, CPU).is_on
+    assert not choose("auto", linear_graph, CPU).is_on
+    assert choose(True, linear_graph, CPU) == module.Choice(True, None)
+    assert choose(False, linear_graph, CPU) == module.Choice(False, None)
+
+
+def test_without_a_compiler_of_cpp(
+    linear_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = choose("auto", linear_graph, CPU)
+    assert not found.is_on
+    assert found.note is not None
+    assert found.note.startswith("speed.compile: off on this machine, since no C++ compiler was found (neither 'g++'")
+    with pytest.raises(ParametersError, match=r"speed.compile is true, but no C\+\+ compiler was found.*apt install g"):
+        choose(True, linear_graph, CPU)
+
+
+def test_without_triton_a_gpu_runs_uncompiled(linear_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    found = choose("auto", linear_graph, torch.device("cuda"))
+    assert found.note is not None
+    assert "pip install triton" in found.note
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    assert choose("auto", linear_graph, torch.device("cuda")).is_on

@@ -1,0 +1,85 @@
+"""Images convolved with channels last: the same numbers, gradients and shapes as torch's own, in that layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from onward.lowering.kernels.layout import convolve_images
+
+LAST = torch.channels_last
+# (channels, rows and columns), (weight), stride, padding, dilation, groups; the fourth weight is larger than its image.
+CASES = {
+    "3x3": ((5, 9), (8, 5, 3, 3), 1, 1, 1, 1),
+    "3x3, stride and dilation": ((6, 11), (4, 6, 3, 3), 2, 2, 2, 1),
+    "groups": ((6, 9), (12, 3, 3, 3), 1, 1, 1, 2),
+    "depthwise": ((6, 9), (6, 1, 3, 3), 1, 1, 1, 6),
+    "larger weight than image": ((8, 3), (40, 8, 3, 3), 1, 1, 1, 1),
+    "a pixel": ((6, 9), (10, 6, 1, 1), 1, 0, 1, 1),
+    "a pixel, with stride": ((6, 9), (10, 6, 1, 1), 2, 0, 1, 1),
+    "a pixel, padded": ((6, 9), (10, 6, 1, 1), 1, 1, 1, 1),
+    "a pixel, in groups": ((6, 9), (10, 3, 1, 1), 1, 0, 1, 2),
+}
+
+
+@pytest.mark.parametrize("comes", [LAST, torch.contiguous_format], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=list(CASES))
+def test_the_numbers_are_torchs_own(case: str, with_bias: bool, comes: torch.memory_format) -> None:
+    """Values and gradients against torch's convolution in float64, to float32's rounding."""
+    (channels, size), kernel, stride, padding, dilation, groups = CASES[case]
+    generator = torch.Generator().manual_seed(0)
+    along = (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups
+    leaves = [torch.randn(2, channels, size, size, generator=generator).contiguous(memory_format=comes)]
+    leaves += [torch.randn(kernel, generator=generator)]
+    leaves += [torch.randn(kernel[0], generator=generator)] if with_bias else []
+    exact = [leaf.double().requires_grad_() for leaf in leaves]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    bias = (None,) * (not with_bias)
+    expected = F.conv2d(*exact, *bias, *along)
+    found = convolve_images(*leaves, *bias, *along, True)
+    assert found.is_contiguous(memory_format=LAST)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    towards = torch.randn(expected.shape, generator=generator)
+    (found * towards).sum().backward()
+    (expected * towards.double()).sum().backward()
+    for leaf, wide in zip(leaves, exact, strict=True):
+        assert leaf.grad is not None
+        assert wide.grad is not None
+        torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-5, atol=1e-4)
+
+
+def test_it_can_be_turned_off() -> None:
+    images, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    along = (1, 1), (1, 1), (1, 1), 1
+    plain = convolve_images(images, weight, None, *along, False)
+    assert plain.is_contiguous()
+    assert torch.equal(plain, F.conv2d(images, weight, None, *along))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_types_that_gain_nothing_stay_as_they_lie(dtype: torch.dtype) -> None:
+    images, weight = torch.randn(2, 4, 6, 6, dtype=dtype), torch.randn(4, 4, 3, 3, dtype=dtype)
+    assert convolve_images(images, weight, None, (1, 1), (1, 1), (1, 1), 1, True).is_contiguous()
+
+
+def test_16_bits_under_autocast() -> None:
+    images, weight = torch.randn(2, 4, 6, 6), torch.randn(8, 4, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1, True)
+        expected = F.conv2d(images, weight)
+    assert found.dtype == torch.bfloat16
+    assert found.is_contiguous(memory_format=LAST)
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-7)
+
+
+def test_what_is_traced_holds_the_convolution_itself() -> None:
+    """A graph that is exported, or given to a compiler, says what is computed and not how it lies."""
+
+    def compute(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1, True)
+
+    traced = make_fx(compute)(torch.randn(1, 2, 3, 3), torch.randn(4, 2, 1, 1))
+    assert [n.target for n in traced.graph.nodes if n.op == "call_function"] == [torch.ops.aten.convolution.default]

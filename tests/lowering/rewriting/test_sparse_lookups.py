@@ -1,0 +1,107 @@
+"""Lookups in a table that the last layer reads, too: the same gradient, and no second table of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onward.engine.forecast.allocations import Allocations
+from onward.graph.losses.adding import LossSpec
+from onward.graph.training_graph import make_training_graph
+from onward.lowering.module import OnnxModule
+from onward.lowering.program import Program
+from onward.lowering.rewriting.sparse_lookups import lookup, with_sparse_lookups
+from tests.graph.fusion.pairs import parse
+
+B, T, W, V = 2, 5, 8, 2048
+LOSS = LossSpec("softmax_cross_entropy", prediction="z", label="labels")
+
+
+def network(head: str, dtype: Any = np.float64) -> OnnxModule:
+    """A lookup in `table`, a function of it, and a last layer of V classes."""
+    rng = np.random.default_rng(0)
+    tensors = {"table": rng.normal(size=(V, W)).astype(dtype), "other": rng.normal(size=(W, V)).astype(dtype)}
+    kind = "double" if dtype is np.float64 else "float"
+    body = f"x = Gather(table, ids)\nh = Tanh(x)\n{head}"
+    named = {name: array for name, array in tensors.items() if name in body}
+    model = parse(f"int64[{B},{T}] ids", f"{kind}[{B},{T},{V}] z", body, named, 18)
+    graph = make_training_graph(model, loss=LOSS, fuse=True)
+    return OnnxModule(graph, (str(graph.loss),))
+
+
+TIED = "t = Transpose<perm=[1,0]>(table)\nz = MatMul(h, t)"
+UNTIED = "z = MatMul(h, other)"
+
+
+def batch() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids, labels = torch.randint(-V, V, (B, T), generator=generator), torch.randint(0, V, (B, T), generator=generator)
+    ids[0, :3] = 7  # a row that is looked up more than once
+    return {"ids": ids, "labels": labels}
+
+
+def loss_of(net: OnnxModule, program: Program) -> Tensor:
+    inputs = tuple(batch()[name] for name in program.inputs)
+    loss: Tensor = program(True, net.device, inputs, net.tensors_by_name())[0]
+    return loss
+
+
+def sparse_of(net: OnnxModule) -> Program:
+    program = with_sparse_lookups(net.program)
+    assert sum(node.target is lookup for node in program.code.graph.nodes) == 1
+    return program
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-15), (np.float32, 1e-7)])
+def test_the_gradient_is_the_same_dense_one(dtype: Any, bound: float) -> None:
+    net = network(TIED, dtype)
+    (expected,) = torch.autograd.grad(loss_of(net, net.program), list(net.weights.values()))
+    weight, program = net.weights["table"], sparse_of(net)
+    for count in (1, 2):  # the second is added to the first
+        loss_of(net, program).backward()  # type: ignore[no-untyped-call]
+        assert weight.grad is not None
+        assert weight.grad.layout is torch.strided
+        torch.testing.assert_close(weight.grad, count * expected, rtol=0, atol=count * bound)
+    again = torch.autograd.grad(loss_of(net, program), weight)[0]
+    assert torch.equal(again, torch.autograd.grad(loss_of(net, program), weight)[0])
+
+
+def test_no_second_table_is_made() -> None:
+    net, whole = network(TIED), V * W * 8
+
+    def peak(program: Program) -> float:
+        loss = loss_of(net, program)  # logits and the last layer's gradient are there now
+        with Allocations() as log:
+            loss.backward()  # type: ignore[no-untyped-call]
+            found = sum(log.peak(0, log.now).values())
+        net.weights["table"].grad = None
+        return found
+
+    assert peak(net.program) - peak(sparse_of(net)) >= 0.9 * whole
+
+
+def test_a_table_of_its_own_has_a_dense_gradient() -> None:
+    net = network(UNTIED)
+    assert with_sparse_lookups(net.program) is net.program
+
+
+def test_a_copy_in_16_bits_has_a_dense_gradient() -> None:
+    """What casts the weight takes no sparse one."""
+    net = network(TIED, np.float32)
+    low = net.weights["table"].to(torch.bfloat16)
+    rows = lookup(low, batch()["ids"])
+    assert rows.dtype == torch.bfloat16
+    (of_table,) = torch.autograd.grad(rows.float().sum(), net.weights["table"])
+    assert of_table.layout is torch.strided
+
+
+def test_a_frozen_table_has_no_gradient() -> None:
+    table = torch.randn(V, W)
+    assert not lookup(table, batch()["ids"]).requires_grad
+    assert torch.equal(lookup(table, batch()["ids"]), table[batch()["ids"]])
+    assert torch.equal(lookup(table, (3, -1)), table[[3, -1]])

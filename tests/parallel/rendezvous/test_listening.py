@@ -1,0 +1,355 @@
+"""What strangers reach of a run: nothing where all processes are on one machine; and pickles, which nobody loads."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from onward.errors import ParametersError
+from onward.parallel.rendezvous.launcher import Launch
+from onward.parallel.rendezvous.listening import address_to_bind, listen, listening_note
+from onward.parallel.rendezvous.rendezvous import attendant, open_store
+from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore, secret_of
+from onward.parallel.watch.heartbeats import Failure
+from tests.invariants.elastic import make_workplace
+from tests.parallel.guarded import forbid_unpickling
+from tests.parallel.listeners import Listener, listeners_of
+from tests.parallel.starting import (
+    LONGEST_SECONDS,
+    WORKER,
+    environment,
+    free_port,
+    mpirun,
+    needs_mpirun,
+    own_launcher,
+    run,
+    two_nodes,
+)
+from tests.ranks import run_on_ranks
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="several processes need Linux")
+
+GUARDED = str(Path(__file__).with_name("guarded.py"))
+RENDEZVOUS_SECONDS = 8.0
+"""torch's elastic launcher reads its state from the store every five seconds."""
+
+
+def slurm(count: int) -> list[str]:
+    """A shell that starts the workers with the variables of a Slurm step on one machine."""
+    names = f"SLURM_JOB_ID=12 SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS={count} SLURM_STEP_TASKS_PER_NODE={count}"
+    one = f'{names} SLURM_NODEID=0 SLURM_PROCID=$i SLURM_LOCALID=$i MASTER_ADDR=$(hostname) "$@" & '
+    script = f"for i in $(seq 0 {count - 1}); do {one}done; wait"
+    return ["env", f"MASTER_PORT={free_port()}", "sh", "-c", script, "sh", sys.executable]
+
+
+LAUNCHERS = [
+    pytest.param(own_launcher, id="onward"),
+    pytest.param(mpirun, id="mpirun", marks=needs_mpirun),
+    pytest.param(slurm, id="Slurm"),
+]
+
+
+def wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline, f"no {files}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(launcher: Callable[[int], list[str]], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two workers that train until they are told to stop."""
+    process = subprocess.Popen(
+        [*launcher(2), WORKER, "wait", "data_parallel_size=2"],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(folder / "ready_0", folder / "ready_1")
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            for rank in range(2):
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int((folder / f"ready_{rank}").read_text()), signal.SIGTERM)
+        process.communicate(timeout=LONGEST_SECONDS)
+
+
+def of_our_processes(found: list[Listener], folder: Path, launcher: object, root: int) -> list[Listener]:
+    """Those of the workers, and of the launcher where it is ours."""
+    ours = {int((folder / f"ready_{rank}").read_text()) for rank in range(2)}
+    return [one for one in found if one.pid in ours or (launcher is own_launcher and one.pid == root)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_machine_listens_on_loopback_alone(launcher: Callable[[int], list[str]], tmp_path: Path) -> None:
+    with running(launcher, tmp_path) as process:
+        found = of_our_processes(listeners_of(process.pid), tmp_path, launcher, process.pid)
+    assert len(found) >= 3, "a store and a socket of each worker"
+    assert [one for one in found if not one.is_loopback()] == []
+
+
+class Payload:
+    """Runs a command in whoever unpickles it."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def attack(port: int, mark: Path) -> int:
+    """Overwrites every key of a store with a pickle, as it is and in the encoding of torch's rendezvous."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2), wait_for_workers=False)
+    names = set(store.list_keys())
+    for name in names:
+        plain = pickle.dumps(Payload(mark))
+        store.set(name, base64.b64encode(plain) if "torch.rendezvous" in name else plain)
+    return len(names)
+
+
+@pytest.mark.slow
+def test_pickles_written_into_the_store_of_a_run_are_not_loaded(tmp_path: Path) -> None:
+    """All entries, while the run is at work and its launcher looks after it."""
+    mark = tmp_path / "executed"
+    with running(own_launcher, tmp_path) as process:
+        written = 0
+        for port in {one.port for one in listeners_of(process.pid) if one.pid == process.pid}:
+            with contextlib.suppress(RuntimeError):
+                written += attack(port, mark)
+        assert written >= 4
+        time.sleep(RENDEZVOUS_SECONDS)
+        assert not mark.exists(), "a process of the run executed what a stranger sent"
+
+
+@pytest.mark.slow
+def test_a_stranger_who_forges_a_failure_ends_the_run_with_words(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    with running(own_launcher, tmp_path) as process:
+        (port,) = {one.port for one in listeners_of(process.pid) if one.pid == process.pid}
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2), wait_for_workers=False)
+        (signed_in,) = (name for name in store.list_keys() if name.endswith("here/0"))
+        store.set(signed_in.removesuffix("here/0") + "failure", pickle.dumps(Payload(mark)))
+        said = process.communicate(timeout=LONGEST_SECONDS)[0]
+    assert process.returncode == 2
+    assert re.search(
+        r"onward: the store .* holds b'.* as 'failure', which is not signed with this run's secret",
+        said,
+    )
+    assert said.count("\n") == 1, said
+    assert not mark.exists()
+
+
+@pytest.mark.slow
+def test_rank_0_of_two_nodes_listens_at_its_address_alone(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        port = free_port()
+        processes = []
+        for rank in range(2):
+            variables = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+            variables |= {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+            variables |= {"MASTER_ADDR": nodes.addresses[0], "MASTER_PORT": str(port)}
+            command = [sys.executable, WORKER, "wait", "data_parallel_size=2"]
+            processes.append(nodes.start(rank, command, tmp_path, variables))
+        try:
+            wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+            pids = [int((tmp_path / f"ready_{rank}").read_text()) for rank in range(2)]
+            found = [{(str(one.address), one.port == port) for one in listeners_of(pid)} for pid in pids]
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            for process in processes:
+                process.communicate(timeout=LONGEST_SECONDS)
+    assert found[0] == {(nodes.addresses[0], True), (nodes.addresses[0], False)}
+    assert found[1] == {(nodes.addresses[1], False)}
+
+
+LAYOUTS = [
+    pytest.param(2, {"data_parallel_size": 2, "zero_stage": 3}, id="ZeRO 3"),
+    pytest.param(2, {"data_parallel_size": 1, "pipeline_parallel_size": 2}, id="pipeline"),
+    pytest.param(2, {"data_parallel_size": 1, "horizontal_parallel_size": 2}, id="tensor parallel"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "sizes"), LAYOUTS)
+def test_no_rank_unpickles_what_another_one_sent(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
+    """From the start over checkpoints and a resume to the trained model, with torch's unpickling made to fail."""
+    make_workplace(tmp_path, ranks, steps=80, **sizes)
+    for steps in (40, 80):
+        options = [f"--training.num_train_steps={steps}", "--learning_rate.warmup_steps=10"]
+        done = run([*own_launcher(ranks), GUARDED, "train", "run.yaml", *options], tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "mlp_trained.onnx").is_file()
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_the_guard_sees_collectives_of_objects() -> None:
+    """What the test above replaces is what torch's collectives of objects call."""
+    with pytest.raises(AssertionError, match="a rank unpickled"):
+        run_on_ranks(2, gather_objects_under_guard)
+
+
+def gather_objects_under_guard() -> None:
+    forbid_unpickling()
+    dist.all_gather_object([None, None], 1)
+
+
+# ---------------------------------------------------------------------- one process
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x80\x04", b"[1]", b"3", b"[" * 100_000, b'{"rank": "x"}'])
+def test_what_no_rank_wrote_is_refused(content: bytes) -> None:
+    store = open_store(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", free_port()), 5.0)
+    store.set("here/1", content.decode("latin1") or "{")
+    with pytest.raises(ForeignEntryError, match=r"as 'here/1', which no rank wrote\. Close its port"):
+        attendant(store, 1)
+    with pytest.raises(ForeignEntryError, match="as 'failure'"):
+        Failure.read(content)
+
+
+def test_a_failure_survives_the_store() -> None:
+    failure = Failure(3, "the shard lies.", 2)
+    assert Failure.read(failure.written().encode()) == failure
+
+
+def test_rank_0_listens_at_the_address_it_was_given() -> None:
+    port = free_port()
+    store = open_store(Launch("Slurm", 0, 2, 0, 1, "127.0.0.1", port), 5.0)
+    (found,) = [one for one in listeners_of(os.getpid()) if one.port == port]
+    assert str(found.address) == "127.0.0.1"
+    store.set("a", "b")
+    assert open_store(Launch("Slurm", 1, 2, 0, 1, "127.0.0.1", port), 5.0).get("a") == b"b"
+
+
+def test_the_store_is_bound_to_numeric_addresses_of_this_machine() -> None:
+    assert address_to_bind("127.0.0.1") == "127.0.0.1"
+    assert address_to_bind("192.0.2.1") is None  # reserved for documentation: no machine has it
+    assert address_to_bind(socket.gethostname()) is None
+    with listen("127.0.0.1") as listener, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        (Launch("Slurm", 0, 2, 0, 1, "127.0.0.1", 29511), "rank 0 listens at 127.0.0.1:29511, and every rank at ports"),
+        (Launch("Slurm", 0, 2, 0, 1, "gpu1", 29511), "rank 0 listens at gpu1:29511 on all interfaces, and every rank"),
+        (
+            Launch("torchrun", 0, 2, 0, 1, "10.0.0.1", 29511, agent_store=True),
+            "torchrun listens at 10.0.0.1:29511 on all interfaces, and every rank at ports that the system chooses",
+        ),
+    ],
+)
+def test_a_run_of_several_machines_tells_what_it_opens(launch: Launch, words: str) -> None:
+    note = listening_note(launch)
+    assert note is not None
+    assert note.startswith(words)
+    assert note.endswith("Let only the machines of this run reach them; see docs/howto/distributed.md, Ports.")
+
+
+def test_a_run_of_one_machine_has_nothing_to_tell() -> None:
+    assert listening_note(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", 29511)) is None
+
+
+# ---------------------------------------------------------------------- the secret
+
+SECRETS = "0123456789abcdef", "fedcba9876543210"
+
+
+def stores(*secrets: str | None, prefix: str = "onward/0") -> list[RunStore]:
+    """One store as ranks with these secrets see it."""
+    below = dist.HashStore()
+    return [RunStore(below, prefix, None if one is None else one.encode()) for one in secrets]
+
+
+def test_ranks_with_one_secret_read_each_other() -> None:
+    one, other = stores(SECRETS[0], SECRETS[0])
+    one.set("failure", "the shard lies: \u00e9")
+    assert other.get("failure").decode() == "the shard lies: \u00e9"
+    assert other.compare_set("failure", "", "another") == one.get("failure")
+    assert other.compare_set("job", "", "a") == b"a"
+    assert (other.check(["job"]), other.check(["here/0"])) == (True, False)
+    assert (one.add("done", 1), other.add("done", 1)) == (1, 2)
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(None, SECRETS[0]), (SECRETS[1], SECRETS[0])])
+def test_what_is_not_signed_with_the_secret_is_refused(writer: str | None, reader: str) -> None:
+    stranger, rank = stores(writer, reader)
+    stranger.set("failure", "{}")
+    for read in (lambda: rank.get("failure"), lambda: rank.compare_set("failure", "", "mine")):
+        with pytest.raises(ForeignEntryError, match=r"as 'failure', which is not signed with this run's secret \(ONW"):
+            read()
+
+
+def test_a_rank_without_the_secret_is_told_to_set_it() -> None:
+    rank, forgetful = stores(SECRETS[0], None)
+    rank.set("job", "2 processes")
+    with pytest.raises(ForeignEntryError, match="signed with a secret that this rank has not: set ONWARD_SECRET"):
+        forgetful.get("job")
+
+
+def test_an_entry_cannot_be_moved_to_another_name_or_restart() -> None:
+    below = dist.HashStore()
+    first, second = (RunStore(below, f"onward/{restart}", SECRETS[0].encode()) for restart in (0, 1))
+    first.set("here/0", "a")
+    signed = first.plain.get("here/0").decode()
+    first.plain.set("here/1", signed)
+    second.plain.set("here/0", signed)
+    for store, name in ((first, "here/1"), (second, "here/0")):
+        with pytest.raises(ForeignEntryError):
+            store.get(name)
+    assert first.get("here/0") == b"a"
+
+
+def test_the_secret_is_long_enough_or_absent() -> None:
+    assert secret_of({}) is None
+    assert secret_of({"ONWARD_SECRET": ""}) is None
+    assert secret_of({"ONWARD_SECRET": SECRETS[0]}) == SECRETS[0].encode()
+    with pytest.raises(ParametersError, match=r"ONWARD_SECRET has 5 characters, expected at least 16\. Set it to"):
+        secret_of({"ONWARD_SECRET": "short"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [SECRETS[0], SECRETS[1], ""])
+def test_ranks_of_one_run_have_one_secret(second: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    processes = []
+    for rank, secret in enumerate((SECRETS[0], second)):
+        variables = {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2"}
+        command = [sys.executable, WORKER, "sum", "data_parallel_size=2", "start_timeout_seconds=20"]
+        variables |= {"PMI_JOBID": "7", "MASTER_PORT": port, "ONWARD_SECRET": secret}
+        processes.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )  # fmt: skip
+    said = [process.communicate(timeout=LONGEST_SECONDS)[0] for process in processes]
+    if second == SECRETS[0]:
+        assert [process.returncode for process in processes] == [0, 0], said
+    else:
+        assert processes[1].returncode == 2
+        assert "ONWARD_SECRET" in said[1]
+        assert processes[0].returncode == 2, said

@@ -1,0 +1,60 @@
+"""Where graphs are cut into segments, and which of them are recomputed."""
+
+from __future__ import annotations
+
+from onward.parameters.distributed import Recompute
+from onward.plan.costs.segments import label_of, plan_segments
+from tests.plan.staged_models import graph_of
+
+
+def plan(name: str, cut: bool = True, **recompute: object) -> object:
+    graph = graph_of(name)
+    return plan_segments(graph.model.graph, graph.weights, cut, Recompute(**recompute))  # type: ignore[arg-type]
+
+
+def test_a_graph_that_nothing_asks_to_cut_is_one_segment() -> None:
+    found = plan("gpt2", cut=False)
+    assert found.count == 1  # type: ignore[attr-defined]
+    assert set(found.readers.values()) == {(0,)}  # type: ignore[attr-defined]
+
+
+def test_segments_ascend_and_hold_every_node_once() -> None:
+    graph = graph_of("gpt2")
+    found = plan_segments(graph.model.graph, graph.weights, True, Recompute())
+    order = [found.segment_of[label_of(node)] for node in graph.model.graph]
+    assert order == sorted(order)
+    assert set(order) == set(range(found.count))
+    assert found.count >= 5, "four layers and what is around them"
+    assert found.recomputed == frozenset()
+
+
+def test_layers_read_their_own_weights_and_the_tied_table_is_read_at_both_ends() -> None:
+    graph = graph_of("gpt2")
+    found = plan_segments(graph.model.graph, graph.weights, True, Recompute())
+    table = found.readers["wte.weight"]
+    assert len(table) == 2
+    assert table[0] < table[1]
+    assert all(len(segments) == 1 for name, segments in found.readers.items() if name != "wte.weight")
+
+
+def test_recompute_takes_all_segments_but_the_last_or_the_first_so_many() -> None:
+    whole = plan("gpt2", cut=False, segments=True)
+    assert whole.recomputed == frozenset(range(whole.count - 1))  # type: ignore[attr-defined]
+    two = plan("gpt2", cut=False, segments=True, number_recompute_layers=2)
+    assert two.recomputed == frozenset({0, 1})  # type: ignore[attr-defined]
+
+
+def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recomputed() -> None:
+    graph = graph_of("gpt2")
+    arguments = graph.model.graph, graph.weights, True
+    fine = plan_segments(*arguments, Recompute())
+    joined = plan_segments(*arguments, Recompute(), joins_blocks=True)
+    layer_of = {name: joined.readers[name] for name in joined.readers if name.startswith("h.")}
+    for layer in range(4):
+        homes = {segments for name, segments in layer_of.items() if name.startswith(f"h.{layer}.")}
+        assert len(homes) == 1, "all weights of a layer are read by one segment"
+    assert len(set(layer_of.values())) == 4
+    assert joined.count == fine.count - 4, "attention and what follows it are one"
+    assert [joined.segment_of[label_of(node)] for node in graph.model.graph] == sorted(joined.segment_of.values())
+    asked = Recompute(segments=True)
+    assert plan_segments(*arguments, asked, joins_blocks=True) == plan_segments(*arguments, asked)
