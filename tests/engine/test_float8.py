@@ -12,7 +12,7 @@ import torch
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import plan_run, read_training_graph
 from onward.engine.forecast.plan_forecast import forecast
-from onward.engine.network.network import precision
+from onward.engine.network import precision
 from onward.errors import ParametersError
 from onward.models import create_model
 from onward.parameters import Parameters

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from onward.engine.range_test import Point, judge, rates
+from onward.engine.range_test import Point, rates, result_of
 
 
 def curve(tried: list[float], loss: list[float]) -> list[Point]:
@@ -23,7 +23,7 @@ def test_rates_are_numpys_geomspace() -> None:
 def test_the_steepest_point_of_a_sigmoid_is_its_middle(middle: float) -> None:
     tried = rates(1e-7, 1.0, 400)
     loss = [1 / (1 + (rate / middle) ** 1.5) for rate in tried]
-    found = judge(curve(tried, loss), False)
+    found = result_of(curve(tried, loss), False)
     assert found.steepest is not None
     assert abs(math.log10(found.steepest / middle)) < 0.02
     assert found.lowest == tried[-1]
@@ -33,7 +33,7 @@ def test_the_steepest_point_of_a_sigmoid_is_its_middle(middle: float) -> None:
 def test_it_is_at_most_a_tenth_of_the_rate_with_the_smallest_loss() -> None:
     tried = rates(1e-6, 1.0, 200)
     loss = [1 - math.exp(-((math.log10(rate / 1e-2)) ** 2) * 4) for rate in tried]
-    found = judge(curve(tried, loss), True)
+    found = result_of(curve(tried, loss), True)
     assert found.lowest is not None
     assert abs(math.log10(found.lowest / 1e-2)) < 0.02
     assert found.suggestion == pytest.approx(found.lowest / 10)
@@ -41,6 +41,6 @@ def test_it_is_at_most_a_tenth_of_the_rate_with_the_smallest_loss() -> None:
 
 def test_a_loss_that_only_rises_has_no_suggestion() -> None:
     tried = rates(1e-6, 1.0, 50)
-    assert judge(curve(tried, [float(k) for k in range(50)]), True).suggestion is None
-    assert judge(curve(tried[:2], [2.0, 1.0]), True).suggestion is None
-    assert judge([], True).suggestion is None
+    assert result_of(curve(tried, [float(k) for k in range(50)]), True).suggestion is None
+    assert result_of(curve(tried[:2], [2.0, 1.0]), True).suggestion is None
+    assert result_of([], True).suggestion is None

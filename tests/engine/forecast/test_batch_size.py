@@ -13,8 +13,8 @@ from onward.checkpoint.reading import find_latest, read_record
 from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import read_training_graph
+from onward.engine.forecast import batch_size
 from onward.engine.forecast.batch_size import find_batch_size
-from onward.engine.forecast.plan_forecast import batch_size
 from onward.engine.forecast.trial import trial_bytes
 from onward.errors import ParametersError
 from onward.models import create_model

@@ -15,10 +15,10 @@ import torch._inductor.config
 from torch import _inductor as inductor
 from torch._dynamo.utils import counters
 
+from onward.engine.network import compilation as module
 from onward.engine.network.compilation import Compilation, choose
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import Network
-from onward.engine.network.network import compilation as module
 from onward.engine.network.precision import Precision
 from onward.errors import NodeError, ParametersError
 from onward.graph.fusion.cross_entropy import FEWEST_CLASSES

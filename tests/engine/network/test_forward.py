@@ -8,8 +8,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from onward.engine.network import forward as module
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import forward as module
 from onward.engine.network.network import whole_network
 from onward.engine.network.precision import Precision
 from onward.errors import DataError

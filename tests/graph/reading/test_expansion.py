@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ModelError
+from onward.graph.reading import expansion
 from onward.graph.reading.expansion import expand_function_operators, is_expandable
-from onward.graph.reading.model_file import expansion
 from tests.one_node import make_model, run_onnxruntime
 
 RANDOM = np.random.default_rng(0)

@@ -44,7 +44,7 @@ from tests.ranks import run_on_ranks
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="several processes need Linux")
 
-GUARDED = str(Path(__file__).with_name("guarded.py"))
+GUARDED = str(Path(__file__).parents[1] / "guarded.py")
 RENDEZVOUS_SECONDS = 8.0
 """torch's elastic launcher reads its state from the store every five seconds."""
 
