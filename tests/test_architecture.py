@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 from pathlib import Path
 
@@ -76,6 +77,27 @@ def test_no_import_goes_upward(path: Path) -> None:
         other = module.split(".")[1]
         if other in ORDER:
             assert ORDER.index(other) <= ORDER.index(part), f"{path}:{line} imports {module}, which comes after {part}"
+
+
+@pytest.mark.parametrize(
+    "folder", [p for p in SOURCE.rglob("*") if p.is_dir()], ids=lambda p: str(p.relative_to(SOURCE))
+)
+def test_rooms_of_a_folder_import_each_other_one_way(folder: Path) -> None:
+    """Files and sub-folders of a folder can be put into an order in which each imports only from those before it."""
+    room_of = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path.relative_to(folder).parts[0]
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    needs: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        room = path.relative_to(folder).parts[0]
+        used = {room_of[module] for module, _, typing_only in imports(path) if module in room_of and not typing_only}
+        needs.setdefault(room, set()).update(used - {room})
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"{folder.name}/: rooms import each other in a circle: {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))

@@ -15,9 +15,7 @@ from tests.conformance.exceptions import reason_for
 from tests.fake_gpu.tensors import WAITS, GpuTensor, fake_gpu
 
 
-def run_all(
-    share: int, shares: int, gpu: Callable[[], AbstractContextManager[object]] = fake_gpu
-) -> dict[str, Any]:
+def run_all(share: int, shares: int, gpu: Callable[[], AbstractContextManager[object]] = fake_gpu) -> dict[str, Any]:
     """Every `shares`-th case that is not the expansion of another one; `gpu` makes the GPU, if it must be made."""
     cases = [case for case in load_cases("node") if reason_for(case.name) is None and "_expanded" not in case.name]
     failed: dict[str, str] = {}
