@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.reading.model_file import model_from_proto, prepare_for_lowering, read_proto
-from onward.graph.weights import find_running_statistics
+from onward.graph.weights.choice import find_running_statistics
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -55,7 +54,7 @@ class Limits:
         if not isinstance(given, Mapping):
             raise ParametersError(f"limits is {given!r}; expected fields with their values.")
         try:
-            return typing.cast(Limits, pydantic.TypeAdapter(cls).validate_python(dict(given)))
+            return pydantic.TypeAdapter(cls).validate_python(dict(given))
         except pydantic.ValidationError as error:
             raise ParametersError("\n".join(f"limits.{line}" for line in sentences(error, cls))) from error
 

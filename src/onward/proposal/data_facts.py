@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -128,7 +128,7 @@ def read_data_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> DataFacts:
 
 def _read_source(path: Path, kind: str | None, limits: Limits) -> DataFacts:
     kind, paths = find_source_files(path, kind)
-    readers = {
+    readers: dict[str, Callable[[Path, list[Path]], DataFacts]] = {
         "arrays": partial(_read_arrays, limits=limits),
         "table": _read_table,
         "images": _read_images,

@@ -19,6 +19,7 @@ from onward.graph.repair.fixed_inputs import note_on_inputs
 from onward.graph.repair.split_weights import Tie
 from onward.graph.shared_inputs import layers_that_read_the_same
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.graph.weights.gradients import TRAINABLE_TYPES
 from onward.graph.weights.names import WeightNames
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 

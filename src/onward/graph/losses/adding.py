@@ -13,10 +13,10 @@ from typing import Literal, get_args
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph import loss_terms as terms
+from onward.graph.losses import terms
 from onward.graph.losses.ctc import add_ctc, check_blank, find_axes
-from onward.graph.losses.user_graph import merge_loss_graph
 from onward.graph.losses.logits import LossInput, for_binary_cross_entropy, for_cross_entropy
+from onward.graph.losses.user_graph import merge_loss_graph
 from onward.graph.losses.values import add_label, describe_shape, find_prediction, publish
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
