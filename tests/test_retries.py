@@ -14,12 +14,12 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from onward.artifacts.inference_model import save_model
 from onward.checkpoint.reading import find_latest, read_new_tensors
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.loader import DataLoader
 from onward.data.shard_format import ShardWriter
 from onward.errors import DataError, StorageError
+from onward.graph.writing.model_saving import save_model
 from onward.report import metrics_file
 from onward.report.metrics_file import MetricsFile
 from onward.retries import RETRY_VARIABLE, Patience, persistently

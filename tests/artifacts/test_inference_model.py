@@ -21,12 +21,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onward
-from onward.artifacts import inference_model
 from onward.errors import StorageError
 from onward.graph.losses.adding import LossSpec
 from onward.graph.nodes.rearrangement import Rearrangement
 from onward.graph.repair.split_weights import Tie
 from onward.graph.training_graph import make_training_graph
+from onward.graph.writing import model_saving
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
 from tests.models import test_bert, test_gpt2
@@ -559,7 +559,7 @@ def test_a_model_written_over_its_own_files(tmp_path: Path) -> None:
 
 
 def test_large_models_get_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference_model, "EXTERNAL_ABOVE_BYTES", 4000)
+    monkeypatch.setattr(model_saving, "EXTERNAL_ABOVE_BYTES", 4000)
     net = onward.to_torch(two_layers())
     move_weights(net)
     onward.export(net, tmp_path / "trained.onnx")

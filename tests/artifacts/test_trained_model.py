@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from onward.artifacts import inference_model
 from onward.artifacts.trained_model import export_checkpoint
 from onward.cli import main
 from onward.errors import CheckpointError, ModelError, ParametersError, StorageError
+from onward.graph.writing import model_saving
 from tests.artifacts.trained_run import convolutional_model, samples, train
 
 
@@ -111,9 +111,9 @@ def test_large_models_stay_external_through_every_tool(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantize: str | None
 ) -> None:
     """With the limit at 1,000 bytes every step of the way is on a file with external data."""
-    for module in ("inference_model", "quantization"):
-        monkeypatch.setattr(f"onward.artifacts.{module}.EXTERNAL_ABOVE_BYTES", 1000)
-    assert inference_model.EXTERNAL_ABOVE_BYTES == 1000
+    for module in ("graph.writing.model_saving", "artifacts.quantization"):
+        monkeypatch.setattr(f"onward.{module}.EXTERNAL_ABOVE_BYTES", 1000)
+    assert model_saving.EXTERNAL_ABOVE_BYTES == 1000
     path = export_checkpoint(
         run / "model.onnx", run / "checkpoints", tmp_path / "large.onnx", optimize=True, quantize=quantize
     )

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ParametersError, StorageError
+from onward.graph.writing import model_saving
 from onward.models import create, create_model
 from onward.models.create import save_model
 
@@ -51,7 +52,7 @@ def test_files_are_the_same_for_the_same_options(tmp_path: Path) -> None:
 
 
 def test_large_models_have_their_weights_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(create, "EXTERNAL_DATA_BYTES", 100_000)
+    monkeypatch.setattr(model_saving, "EXTERNAL_ABOVE_BYTES", 100_000)
     path = tmp_path / "large.onnx"
     save_model(create_model("gpt2", size="tiny"), path)
     assert path.stat().st_size < 100_000
@@ -83,5 +84,5 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ParametersError, match="is a directory; give the name of a file"):
         save_model(model, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot be written: (File exists|Not a directory).*choose another place"):
+    with pytest.raises(StorageError, match=r"cannot be written: (File exists|Not a directory).*Choose another place"):
         save_model(model, tmp_path / "file" / "model.onnx")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from onward.artifacts.inference_model import save_model
 from onward.errors import ModelError
 from onward.graph.dequantization.passes import Dequantized, dequantize
+from onward.graph.writing.model_saving import save_model
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 

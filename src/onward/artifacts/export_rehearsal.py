@@ -12,9 +12,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onward.artifacts.inference_model import Read, inference_model, storage_error
+from onward.artifacts.inference_model import Read, inference_model
 from onward.exclusive.temporary import temporary_folder
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.writing.model_saving import storage_error
 
 
 def rehearse_export(graph: TrainingGraph, describe: Read, path: Path | None) -> None:

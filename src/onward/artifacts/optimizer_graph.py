@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.artifacts.inference_model import save_model
 from onward.errors import ModelError, ParametersError
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.reading.differentiated import TRAINING_DOMAIN
+from onward.graph.writing.model_saving import save_model
 from onward.lowering.module import OnnxModule
 from onward.optim.building import attributes_of_weight
 from onward.parameters import Optimizer

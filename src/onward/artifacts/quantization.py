@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.artifacts.inference_model import EXTERNAL_ABOVE_BYTES, save_model
 from onward.data.loader import DataLoader
 from onward.engine.inputs.sample_shapes import fit_sample_shape
 from onward.errors import DataError, ModelError, OnwardError, ParametersError
 from onward.graph.reading.model_file import model_from_proto, read_model
+from onward.graph.writing.model_saving import EXTERNAL_ABOVE_BYTES, save_model
 from onward.parameters.limits import DEFAULT_LIMITS, UNLIMITED, Limits
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from onward.artifacts.export_rehearsal import rehearse_export
-from onward.artifacts.inference_model import export, export_weights, save_model, switch_to_inference
+from onward.artifacts.inference_model import export, export_weights, switch_to_inference
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
 from onward.checkpoint.reading import checkpoint_name, find_checkpoint, open_tensors, read_record
@@ -25,6 +25,7 @@ from onward.exclusive.temporary import temporary_folder
 from onward.graph.reading.lazy_file import read_model_lazily
 from onward.graph.reading.model_file import prepare_for_lowering, read_model
 from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.graph.writing.model_saving import save_model
 from onward.lowering.inspection import why_not_lowered
 from onward.parallel.agreement import gather_numbers
 from onward.parallel.gathering import describe_whole, gather_whole

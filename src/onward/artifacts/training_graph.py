@@ -17,7 +17,6 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from onward.artifacts.inference_model import save_model
 from onward.artifacts.joint_graph import JointGraph, OpenSizes, example_arguments, trace_joint_graph
 from onward.artifacts.optimizer_graph import (
     IR_VERSION,
@@ -27,6 +26,7 @@ from onward.artifacts.optimizer_graph import (
     new_name,
 )
 from onward.errors import ModelError, chain_of
+from onward.graph.writing.model_saving import save_model
 from onward.lowering.module import OnnxModule
 from onward.parameters import Optimizer
 

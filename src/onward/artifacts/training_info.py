@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 
-from onward.artifacts.inference_model import inference_model, save_model
+from onward.artifacts.inference_model import inference_model
 from onward.artifacts.optimizer_graph import (
     UPDATE_COUNT,
     append_update,
@@ -33,6 +33,7 @@ from onward.graph.reading.differentiated import TRAINING_DOMAIN
 from onward.graph.reading.model_file import TRAINING_INFO
 from onward.graph.repair.split_weights import rearranging_nodes
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.writing.model_saving import save_model
 from onward.optim.building import attributes_of_weight
 from onward.parameters import Optimizer
 

@@ -17,6 +17,8 @@ from onward.engine.building.preparation import present_feature_specs, read_train
 from onward.engine.forecast.batch_size import UNTRIED_SHARE, find_by_forecast, has_fixed_batch, peak_bytes
 from onward.environment import Environment
 from onward.errors import DataError, ParametersError, StorageError, UserError
+from onward.exclusive.lock import writing_to
+from onward.exclusive.temporary import replacing
 from onward.parallel.memory import memory_of_rank
 from onward.parameters import Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
@@ -39,8 +41,14 @@ def initialize(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> 
     """
     target = Path(options.output)
     _check_target(target, options.force)
+    _make_folder(target.parent)
+    with writing_to(files=[target]):
+        _check_target(target, options.force)  # again: until now another process could write it
+        _initialize(options, limits, target)
+
+
+def _initialize(options: argparse.Namespace, limits: Limits, target: Path) -> None:
     folder, answers = target.parent, _answers(options)
-    _make_folder(folder)
     model = read_model_facts(Path(options.model), limits)
     data = None if options.data is None else read_data_facts(Path(options.data), limits)
     if options.wizard:
@@ -242,9 +250,8 @@ def _try_a_step(parameters: Parameters) -> str:
 
 def _write(target: Path, text: str) -> None:
     try:
-        unfinished = target.with_name(f".{target.name}.unfinished")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(target)
+        with replacing(target) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"{str(target)!r} cannot be written: {error.strerror}. Name another file with -o."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from onward.errors import ParametersError, StorageError
+from onward.exclusive.lock import writing_to
+from onward.exclusive.temporary import replacing
 from onward.plan.report.drawing import WIDTH, Shape, text_corner, to_svg
 
 IMAGE_TYPES = (".svg", ".png")
@@ -29,20 +31,21 @@ def write_image(path: Path, shapes: list[Shape], height: int) -> None:
         ParametersError: a .png needs pillow, which is not installed.
     """
     try:
-        if path.suffix.lower() == ".svg":
-            path.write_text(to_svg(shapes, height), encoding="utf-8")
-        else:
-            _write_png(path, shapes, height)
+        with writing_to(files=[path]), replacing(path) as unfinished:
+            if path.suffix.lower() == ".svg":
+                unfinished.write_text(to_svg(shapes, height), encoding="utf-8")
+            else:
+                _write_png(unfinished, shapes, height, str(path))
     except OSError as error:
         raise StorageError(f"--image {str(path)!r} cannot be written: {error.strerror}. Name another file.") from error
 
 
-def _write_png(path: Path, shapes: list[Shape], height: int) -> None:
+def _write_png(path: Path, shapes: list[Shape], height: int, name: str) -> None:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise ParametersError(
-            f"--image {str(path)!r}: writing PNG needs pillow. Run pip install pillow, or write an .svg file."
+            f"--image {name!r}: writing PNG needs pillow. Run pip install pillow, or write an .svg file."
         ) from error
     scale = 2
     canvas = Image.new("RGB", (WIDTH * scale, height * scale), "#ffffff")
@@ -55,4 +58,4 @@ def _write_png(path: Path, shapes: list[Shape], height: int) -> None:
             x, y = text_corner(shape)
             font = ImageFont.load_default(shape.size * scale)
             pen.text((x * scale, y * scale), shape.text, fill="#222222" if shape.width else shape.color, font=font)
-    canvas.save(path)
+    canvas.save(path, format="PNG")

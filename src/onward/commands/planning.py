@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx_ir as ir
 import torch
 
 from onward.commands.pictures import checked_image, write_image
@@ -14,9 +13,11 @@ from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
 from onward.engine.forecast.batch_size import find_by_forecast, outcome
 from onward.engine.forecast.plan_forecast import forecast
-from onward.errors import ParametersError, StorageError
-from onward.graph.reading.model_file import complete_file, read_model
+from onward.errors import ParametersError
+from onward.exclusive.lock import writing_to
+from onward.graph.reading.model_file import read_model
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.writing.model_saving import save_model
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
 from onward.plan.costs.recompute import check_recompute
@@ -106,15 +107,8 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
         for stage in range(decided.stage_count)
     }
     count = annotate(model, topology, decided.horizontal, decided.stage_of, ranks, more)
-    stored = [value.const_value for value in model.graph.initializers.values()]
-    outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in stored)
-    try:
-        ir.save(model, target, external_data=f"{target.name}.data" if outside else None)
-        complete_file(model, target)
-    except OSError as error:
-        raise StorageError(
-            f"--write {str(target)!r} cannot be written: {error.strerror}. Name another file."
-        ) from error
+    with writing_to(files=[target]):
+        save_model(model, target)
     return f"wrote {target}: {count} of {len(list(model.graph))} nodes annotated"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import yaml
 
 from onward.errors import OnwardError, StorageError
+from onward.exclusive.lock import writing_to
+from onward.exclusive.temporary import replacing
 from onward.report.page.page import PlanPicture, render_page
 from onward.report.page.run_record import RunRecord, read_run
 
@@ -38,7 +40,8 @@ def write_report(
     plans = {run.name: _plan_of(run, overrides or {}) for run in runs} if with_plan else {}
     path = output or (folders[0] / PAGE_NAME if len(folders) == 1 else Path(PAGE_NAME))
     try:
-        path.write_text(render_page(runs, plans), encoding="utf-8")
+        with writing_to(files=[path]), replacing(path) as unfinished:
+            unfinished.write_text(render_page(runs, plans), encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"the report {str(path)!r} cannot be written: {error.strerror or error}. Name another file with -o."

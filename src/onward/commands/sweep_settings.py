@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import ParametersError, StorageError
+from onward.exclusive.temporary import replacing
 from onward.parameters import Parameters
 from onward.report.run_folder import read_record
 
@@ -50,7 +51,8 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE_NAME).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        with replacing(folder / FILE_NAME) as unfinished:
+            unfinished.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"the folder {str(folder)!r} of a run of the sweep cannot be written: {error.strerror or error}. Make "

@@ -43,6 +43,21 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place when it is complete; a failure leaves what was there.
+
+    OSError goes through.
+    """
+    remove_abandoned(path.parent)
+    unfinished = temporary_path(path)
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def remove_abandoned(folder: Path) -> list[Path]:
     """Removes temporary files and folders of processes that ended before they could; those removed."""
     removed = []

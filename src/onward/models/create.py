@@ -9,12 +9,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onward.errors import ParametersError, StorageError
+from onward.errors import ParametersError
+from onward.exclusive.lock import writing_to
+from onward.graph.writing import model_saving
 from onward.models import REFERENCE_MODELS, create_model
 from onward.models.reference_model import option_type
-
-EXTERNAL_DATA_BYTES = 1_500_000_000
-"""Above this, weights go to a file of their own: one protobuf message holds at most 2 GiB."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,18 +82,9 @@ def save_model(model: ir.Model, path: Path) -> None:
     Raises:
         ParametersError: the path is a directory.
         StorageError: the file cannot be written.
+        FolderInUseError: another process writes it.
     """
     if path.is_dir():
         raise ParametersError(f"{str(path)!r} is a directory; give the name of a file, such as {path / 'model.onnx'}.")
-    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    large = sum(tensor.nbytes for tensor in tensors) > EXTERNAL_DATA_BYTES
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if large:
-            ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=1024, max_workers=1)
-        else:
-            ir.save(model, path)
-    except OSError as error:
-        raise StorageError(
-            f"{str(path)!r} cannot be written: {error.strerror or error}; free space or choose another place."
-        ) from error
+    with writing_to(files=[path]):
+        model_saving.save_model(model, path)

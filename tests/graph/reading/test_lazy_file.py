@@ -12,7 +12,7 @@ import pytest
 from onward.errors import ModelError
 from onward.graph.reading.lazy_file import _parse_without_values, read_model_lazily
 from onward.graph.reading.model_file import TRAINING_INFO, read_model
-from tests.artifacts.test_streamed_file import model_with_everything
+from tests.graph.writing.test_streamed_file import model_with_everything
 
 
 @pytest.fixture

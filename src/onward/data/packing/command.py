@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> PackS
     dest = Path(arguments.dest)
     if url_of(dest) is None:
         return pack(source, dest, options)
-    _check_remote_dest(dest)
     with writing_to([dest]), uploaded(dest) as staged:
+        _check_remote_dest(dest)
         summary = pack(source, staged, options)
     folders = {dest / folder.relative_to(staged): manifest for folder, manifest in summary.folders.items()}
     return dataclasses.replace(summary, dest=dest, folders=folders)

@@ -110,6 +110,7 @@ def pack(
     _check_dest(dest, options.overwrite)
     opened = _open(place, kind, paths, source_options, options)
     with _staging(dest) as staging:
+        _check_dest(dest, options.overwrite)  # again: until it was locked, another process could pack into it
         sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in options.splits}
         _write_all(opened, sequences, options)
         manifests = {}

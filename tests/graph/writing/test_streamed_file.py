@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onward.artifacts.streamed_file import STREAMED_ABOVE_BYTES, write_streamed
 from onward.graph.reading.model_file import TRAINING_INFO
+from onward.graph.writing.streamed_file import STREAMED_ABOVE_BYTES, write_streamed
 
 
 def model_with_everything() -> onnx.ModelProto:
