@@ -6,12 +6,17 @@ Exit codes: 0 done, 2 the user's mistake (one clear message), 3 interrupted but 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from onward import __version__
-from onward.commands.table import COMMANDS, module_of
+from onward.commands.table import COMMANDS, module_of, options_of
 from onward.errors import Interrupted, OnwardError, UserError
+from onward.report.phases import Phases
+from onward.spelling import did_you_mean
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,16 +25,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(arguments) == 2 and arguments[0] == "help" and arguments[1] in COMMANDS:
         arguments = [arguments[1], "--help"]
     lists_fields = any(word in arguments for word in ("-h", "--help"))
-    parser = _make_parser(next((word for word in arguments if not word.startswith("-")), None), lists_fields)
-    # Before the parser sees them: it would take the value of a field for a file that the command reads.
-    others, fields = _split_fields(arguments)
-    known, rest = parser.parse_known_args(others)
-    unknown = {"": [*rest, *fields], "*": []}.get(COMMANDS[known.command].fields, rest)
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    with Phases(functools.partial(_announce, chosen)) as phases:
+        phases.begin("importing Python packages")
+        parser = _make_parser(chosen, lists_fields)
+        # Before the parser sees them: it would take the value of a field for a file that the command reads.
+        others, fields = _split_fields(arguments)
+        known, rest = parser.parse_known_args(others)
+        unknown = {"": [*rest, *fields], "*": []}.get(COMMANDS[known.command].fields, rest)
+        if unknown:
+            _refuse(parser, known.command, unknown)
+        return _run(known, [*fields, *rest], phases)
+
+
+def _run(known: argparse.Namespace, rest: Sequence[str], phases: Phases) -> int:
+    """Runs the command; returns the exit code."""
     try:
-        module_of(known.command).run(known, [*fields, *rest])
+        module_of(known.command).run(known, rest, phases)
     except OnwardError as error:
+        phases.end()
         print(f"onward {known.command}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, Interrupted) else 1
     except KeyboardInterrupt:
@@ -59,9 +73,34 @@ def _split_fields(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, fields
 
 
+def _announce(command: str | None, text: str) -> None:
+    """Reports what a command is doing where it disturbs nobody who reads its output."""
+    with suppress(OSError, ValueError):  # a reader that left must not end the command from another thread
+        print(f"onward {command}: {text}", file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest choice to one that there is not."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise
+
+
+def _refuse(parser: argparse.ArgumentParser, command: str, rest: Sequence[str]) -> NoReturn:
+    """Ends the program for arguments that a command does not take."""
+    unknown = next((word for word in rest if word.startswith("-")), None)
+    hint = "" if unknown is None else did_you_mean(unknown.partition("=")[0], options_of(command))
+    hint = hint or f" Run 'onward {command} --help' for what it takes."
+    parser.error(f"{command} does not take {' '.join(rest)}.{hint}")
+
+
 def _make_parser(chosen: str | None, lists_fields: bool = False) -> argparse.ArgumentParser:
     """The parser of all commands' names, and of the arguments of the one that is chosen; on request with all fields."""
-    parser = argparse.ArgumentParser(prog="onward", description="Train any ONNX model. ONNX in, ONNX out.")
+    parser = _Parser(prog="onward", description="Train any ONNX model. ONNX in, ONNX out.")
     parser.add_argument("--version", action="version", version=f"onward {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():

@@ -23,6 +23,7 @@ def step_report(update: int = 10, **given: Any) -> StepReport:
         "samples": 8 * update,
         "samples_per_second": 12_345.0,
         "tokens_per_second": None,
+        "seconds": 2.0,
         "data_wait_seconds": 0.0,
         "seconds_left": 3_725.0,
     }

@@ -134,7 +134,6 @@ def test_live_lines_fit_every_terminal_and_never_change_their_number(
     watcher = ConsoleWatcher(io.StringIO(), live=True, clock=lambda: 0.0)
     heights = set()
     for update in (10, 20, 400):
-        watcher._previous = step_report(update - 1)
         watcher._report = step_report(
             update,
             loss=10.0**update if update < 300 else float("nan"),
@@ -155,9 +154,8 @@ def test_eighty_columns_show_every_number(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     watcher = ConsoleWatcher(io.StringIO(), live=True, clock=lambda: 0.0)
-    watcher._previous = step_report(10)
     watcher._report = step_report(
-        20, tokens_per_second=38_100.0, loss_scale=65536.0, skipped_updates=2, data_wait_seconds=0.001
+        20, tokens_per_second=38_100.0, loss_scale=65536.0, skipped_updates=2, data_wait_seconds=0.3
     )
     text = "\n".join(
         "".join(segment.text for segment in line) for line in watcher._console.render_lines(watcher._draw())

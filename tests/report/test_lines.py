@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
-from onward.report.lines import SPARKLINE_SAMPLE, LossHistory, data_wait_share, step_fields, summary_rows
+from onward.engine.reports import StepReport
+from onward.report.lines import SPARKLINE_SAMPLE, LossHistory, step_fields, summary_rows
 from tests.report.events import run_summary, step_report
 
 
-def _texts(*reports: object, **given: bool) -> list[str]:
-    previous, report = (None, reports[0]) if len(reports) == 1 else reports
-    return [f"{field.label} {field.value}".strip() for field in step_fields(report, previous, **given)]  # type: ignore[arg-type]
+def _texts(report: StepReport, **given: bool) -> list[str]:
+    return [f"{field.label} {field.value}".strip() for field in step_fields(report, **given)]
 
 
 def test_a_plain_step_says_loss_rate_norm_and_speed() -> None:
@@ -20,9 +18,8 @@ def test_a_plain_step_says_loss_rate_norm_and_speed() -> None:
 
 
 def test_everything_else_is_said_only_where_it_exists() -> None:
-    before = step_report(10)
     report = step_report(20, tokens_per_second=38_100.0, loss_scale=65536.0, skipped_updates=2)
-    assert _texts(before, report, with_time_left=True)[4:] == [
+    assert _texts(report, with_time_left=True)[4:] == [
         "38.1k tokens/s",
         "1h 02m left",
         "scale 2^16",
@@ -30,14 +27,11 @@ def test_everything_else_is_said_only_where_it_exists() -> None:
     ]
 
 
-def test_waiting_for_data_is_a_share_of_the_time_between_two_reports() -> None:
-    """80 samples at 40 a second are 2 s; half a second of waiting is 25% of them."""
-    report = step_report(20, samples_per_second=40.0, data_wait_seconds=0.5)
-    assert data_wait_share(report, step_report(10)) == pytest.approx(0.25)
-    assert data_wait_share(report, None) is None
-    assert "data wait 25%" in _texts(step_report(10), report)
-    quick = step_report(20, samples_per_second=40.0, data_wait_seconds=0.05)
-    assert not any("wait" in text for text in _texts(step_report(10), quick))
+def test_waiting_for_data_is_a_share_of_the_time_since_the_last_report() -> None:
+    """From the first report on."""
+    assert "data wait 25%" in _texts(step_report(1, seconds=2.0, data_wait_seconds=0.5))
+    assert not any("wait" in text for text in _texts(step_report(20, seconds=2.0, data_wait_seconds=0.05)))
+    assert not any("wait" in text for text in _texts(step_report(20, seconds=0.0)))
 
 
 def test_the_summary_says_all_that_was_asked_for() -> None:
@@ -98,10 +92,10 @@ def test_a_run_that_skipped_most_of_its_updates_says_so() -> None:
 
 def test_mfu_and_peak_memory_where_they_are_known() -> None:
     report = step_report(mfu=0.4321, peak_memory_bytes=3 * 2**30)
-    texts = [f"{f.label} {f.value}".strip() for f in step_fields(report, None, with_memory=True)]
+    texts = [f"{f.label} {f.value}".strip() for f in step_fields(report)]
     assert "MFU 43%" in texts
     assert "memory 3.00 GiB" in texts
-    assert not [f for f in step_fields(step_report(), None, with_memory=True) if f.label in ("MFU", "memory")]
+    assert not [f for f in step_fields(step_report()) if f.label in ("MFU", "memory")]
     rows = dict(summary_rows(run_summary(mfu=0.4321, peak_memory_bytes=3 * 2**30), "->", str))
     assert rows["MFU"] == "43.2% at the stable throughput"
     assert rows["peak memory"] == "3.00 GiB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
+from onward.report.phases import Phases
+
 DESCRIPTION = (
     'Prints a completion script. bash: eval "$(onward completion bash)" in ~/.bashrc; zsh: the same with zsh in '
     "~/.zshrc, after compinit; fish: onward completion fish > ~/.config/fish/completions/onward.fish."
@@ -16,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Prints the script."""
     from onward.commands.table import words_of_commands
 

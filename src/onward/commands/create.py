@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.report.phases import Phases
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds a subcommand for each reference model."""
@@ -13,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser)
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Writes the model and prints what was written.
 
     Raises:
@@ -21,4 +23,5 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     """
     from onward.models import create
 
+    phases.begin(f"writing {options.output}")
     print(create.run(options))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from onward.errors import ParametersError
+from onward.report.phases import Phases
 
 DESCRIPTION = (
     "Checks versions, devices, disks, matmuls and communication between processes; ends with exit code 1 if something "
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Prints what was found.
 
     Raises:
@@ -41,12 +42,22 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from onward.diagnosis.devices import check_devices, check_products
     from onward.diagnosis.disks import check_disks
     from onward.diagnosis.exchange import check_exchange
-    from onward.diagnosis.findings import render, to_json
+    from onward.diagnosis.findings import Finding, render, to_json
     from onward.diagnosis.packages import check_packages
 
     half = options.seconds / 2
-    found = [*check_packages(), *check_devices(), *check_disks(Path(options.folder)), *check_products(half)]
-    found += check_exchange(options.processes, half)
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "checking installed packages": check_packages,
+        "looking for devices": check_devices,
+        f"writing to {options.folder}": lambda: check_disks(Path(options.folder)),
+        f"timing matmuls for {half:g} s": lambda: check_products(half),
+        "timing communication between processes": lambda: check_exchange(options.processes, half),
+    }
+    found: list[Finding] = []
+    for what, check in checks.items():
+        phases.begin(what)
+        found += check()
+    phases.end()
     print(to_json(found) if options.json else render(found))
     if any(finding.status == "problem" for finding in found):
         sys.exit(1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onward.commands.overrides import read_limits, read_overrides
 from onward.errors import ParametersError
+from onward.report.phases import Phases
 
 if TYPE_CHECKING:
     from onward.parameters.limits import Limits
@@ -40,16 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="RUN.yaml", dest="run_file", help="loss and optimizer of these graphs")
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Writes what was asked for.
 
     Raises:
         UserError: options do not fit together, or a file cannot be read or written.
     """
     if options.dequantize is not None:
+        phases.begin(f"dequantizing {options.model[0]}")
         _export_dequantized(options, read_limits(rest))
         return
     if options.training_graph or options.optimizer_graph or options.train_step or options.training_info:
+        phases.begin("writing graphs to train with")
         _export_graphs(options, rest)
     elif options.run_file is not None:
         raise ParametersError(
@@ -62,6 +65,8 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
             "FILE for a graph to train with."
         )
     if options.output is not None:
+        conversions = [*(["optimized"] if options.optimize else []), *([options.quantize] if options.quantize else [])]
+        phases.begin(" and ".join([f"writing {options.output}", *conversions]))
         _export_trained(options, read_limits(rest))
 
 

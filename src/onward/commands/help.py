@@ -6,6 +6,8 @@ import argparse
 import shutil
 from collections.abc import Sequence
 
+from onward.report.phases import Phases
+
 DESCRIPTION = "Explains a command, a section of RUN.yaml or one of its fields: onward help training.batch_size."
 
 
@@ -16,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Prints the explanation.
 
     Raises:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.report.phases import Phases
+
 DESCRIPTION = (
     "Looks at a model and at data and writes a RUN.yaml that trains, with the reason for every choice as a comment. "
     "Data that are not packed yet are packed into the folder `data` next to it."
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-trial", action="store_true", help="do not run a trial step before writing the file")
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Writes a RUN.yaml.
 
     Raises:
@@ -58,4 +60,4 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from onward.commands.initialization import initialize
     from onward.commands.overrides import read_limits
 
-    initialize(options, read_limits(rest))
+    initialize(options, phases, read_limits(rest))

@@ -30,11 +30,18 @@ from onward.proposal.proposal import Answers, Choice, Counts, Packing, Proposal
 from onward.proposal.propose import propose
 from onward.proposal.summary import summary_lines
 from onward.proposal.yaml_text import to_yaml
+from onward.report.phase_watcher import PhaseWatcher
+from onward.report.phases import Phases
 from onward.runner import TrainingRunner
 
 
-def initialize(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> None:
+def initialize(options: argparse.Namespace, phases: Phases, limits: Limits = DEFAULT_LIMITS) -> None:
     """Writes a RUN.yaml as the command line asks, of a model and data that may ask for so much of the machine.
+
+    Args:
+        options: of the command line.
+        phases: announce what takes long.
+        limits: of the machine.
 
     Raises:
         UserError: what cannot train and why, with what to do.
@@ -50,20 +57,24 @@ def initialize(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> 
 def _initialize(options: argparse.Namespace, limits: Limits, target: Path) -> None:
     folder, answers = target.parent, _answers(options)
     model = read_model_facts(Path(options.model), limits)
+    phases.begin(None if options.data is None else f"reading {options.data}")
     data = None if options.data is None else read_data_facts(Path(options.data), limits)
+    phases.begin(None if options.wizard else "choosing what to propose")
     if options.wizard:
         answers = ask(model, data, answers, folder)
     proposal = propose(model, data, answers, folder=folder)
     if data is not None:
-        counts = _pack(proposal, options.force, limits) if proposal.packing is not None else None
+        counts = _pack(proposal, options.force, limits, phases) if proposal.packing is not None else None
         proposal = propose(model, data, answers, folder=folder, counts=counts)
         parameters = Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
+        phases.begin("forecasting how much memory a batch needs")
         parameters, note = _fitted(parameters)
         proposal = _with_batch(proposal, parameters, note)
-        tried = "" if options.no_trial else _try_a_step(parameters)
+        tried = "" if options.no_trial else _try_a_step(parameters, phases)
     else:
         Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
         tried = ""
+    phases.end()
     _write(target, to_yaml(proposal, command_line(options, limits)))
     _report(proposal, target, tried)
 
@@ -129,7 +140,7 @@ def command_line(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -
 # ------------------------------------------------------------------------------------------------------------ packing
 
 
-def _pack(proposal: Proposal, is_forced: bool, limits: Limits) -> Counts:
+def _pack(proposal: Proposal, is_forced: bool, limits: Limits, phases: Phases) -> Counts:
     """Packs the data, unless they are there already, packed in the same way; returns how many samples there are."""
     packing = proposal.packing
     assert packing is not None
@@ -146,7 +157,8 @@ def _pack(proposal: Proposal, is_forced: bool, limits: Limits) -> Counts:
     print(f"packing: {command}", flush=True)
     is_terminal = sys.stderr.isatty()
     how = replace(packing.options, overwrite=is_forced, progress=is_terminal, limits=limits)
-    summary = pack(packing.source, packing.folder, how)
+    summary = pack(packing.source, packing.folder, how, phases.begin)
+    phases.end()
     print(summary.describe())
     return _counts(list(summary.folders.values()))
 
@@ -222,14 +234,15 @@ def _with_batch(proposal: Proposal, parameters: Parameters, reason: str) -> Prop
     return replace(proposal, choices=tuple(choices))
 
 
-def _try_a_step(parameters: Parameters) -> str:
+def _try_a_step(parameters: Parameters, phases: Phases) -> str:
     """Trains one update and forgets it; returns what to say of the loss.
 
     Raises:
         DataError: it failed, or the loss is not finite.
     """
     tried = without_traces(parameters, parameters.training.gradient_accumulation_steps)
-    runner, loader = TrainingRunner(tried, Environment(), progress=False), training_loader(tried)
+    runner = TrainingRunner(tried, Environment(), [PhaseWatcher(phases)], progress=False)
+    loader = training_loader(tried)
     try:
         runner.initialize(loader.feature_specs())
         summary = runner.run(loader)

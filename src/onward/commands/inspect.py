@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.report.phases import Phases
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds model and data, and the length of the table of weights."""
@@ -13,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=int, default=20, metavar="N", help="rows of the table of weights (20)")
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Prints the description of a model.
 
     Raises:
@@ -23,7 +25,9 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from onward.lowering.inspection import describe
 
     limits = read_limits(rest)
-    print(describe(options.model, weight_rows=options.weights, limits=limits))
+    phases.begin(f"inspecting {options.model}")
+    print(describe(options.model, weight_rows=options.weights, limits=limits), flush=True)
     from onward.proposal.summary import describe_proposal
 
+    phases.begin("checking what `onward init` would propose")
     print(describe_proposal(options.model, options.data, limits))

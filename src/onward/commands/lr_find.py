@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.report.phases import Phases
+
 USAGE = "onward lr-find RUN.yaml [--from RATE] [--to RATE] [--steps N] [--image FILE] [--section.field value ...]"
 DESCRIPTION = (
     "Trains for a few steps while the learning rate rises, and suggests one (the range test of Smith, 2017). "
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Prints the table and the suggestion.
 
     Raises:
@@ -36,11 +38,12 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     print(
         find_rate(
             options.file,
-            read_overrides(rest),
+            read_overrides(rest, command="lr-find"),
             lowest=options.lowest,
             highest=options.highest,
             updates=options.steps,
             image=options.image,
             checkpoint=options.checkpoint,
+            phases=phases,
         )
     )

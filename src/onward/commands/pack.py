@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.report.phases import Phases
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds source, destination and the options of every kind of source."""
@@ -13,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser)
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Packs and prints a summary.
 
     Raises:
@@ -22,4 +24,5 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     from onward.commands.overrides import read_limits
     from onward.data.packing import command
 
-    print(command.run(options, read_limits(rest)).describe())
+    phases.begin(f"packing {options.source}")
+    print(command.run(options, read_limits(rest), phases.begin).describe())

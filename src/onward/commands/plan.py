@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from onward.commands.overrides import read_overrides
+from onward.report.phases import Phases
 
 USAGE = "onward plan RUN.yaml [--section.field value ...] [--image FILE] [--memory-gb N] [--write FILE]"
 DESCRIPTION = "Plans a run for any number of processes, without starting them."
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Prints the plan of a run.
 
     Raises:
@@ -31,5 +32,8 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     """
     from onward.commands.planning import plan
 
-    fields = read_overrides(rest)
-    print(plan(options.file, fields, image=options.image, memory_gb=options.memory_gb, write=options.write), end="")
+    fields = read_overrides(rest, command="plan")
+    text = plan(
+        options.file, fields, image=options.image, memory_gb=options.memory_gb, write=options.write, phases=phases
+    )
+    print(text, end="")

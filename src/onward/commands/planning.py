@@ -25,6 +25,7 @@ from onward.plan.pipeline.schedules import rank_of_stage
 from onward.plan.report.drawing import picture
 from onward.plan.report.text import recompute_note, render, zero_note
 from onward.plan.topology import Topology
+from onward.report.phases import Phases
 
 
 def plan(
@@ -34,6 +35,7 @@ def plan(
     image: str | Path | None = None,
     memory_gb: float | None = None,
     write: str | Path | None = None,
+    phases: Phases | None = None,
 ) -> str:
     """Plans a run for the world size that its `distributed` asks for; returns the text.
 
@@ -43,6 +45,7 @@ def plan(
         image: where a picture goes, .svg or .png.
         memory_gb: of one rank, in 10^9 bytes; else `machine.memory_gb`, or that of this machine's first GPU.
         write: where the model goes with the plan in ONNX's multi-device annotations.
+        phases: announce what takes long.
 
     Raises:
         UserError: of any kind, each with what to do.
@@ -53,16 +56,20 @@ def plan(
     parameters = Parameters.load(file, overrides)
     sizes = parameters.distributed
     topology = Topology(sizes.data_parallel_size, sizes.horizontal_parallel_size, sizes.pipeline_parallel_size)
+    phases = phases or Phases.silent()
+    phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     graph = read_training_graph(parameters)
     check_dimensions(parameters.training.mapped_dimensions, graph)
     specs = present_feature_specs(parameters)
     limit = memory_gb * 1e9 if memory_gb is not None else _memory_of_rank(parameters)
     found_batch = []
+    phases.begin(f"planning the run for {topology.world_size} ranks")
     if parameters.training.find_batch_size:
         parameters, said = _with_found_batch(parameters, topology, graph, specs, limit)
         found_batch.append(said)
     decided = plan_run(parameters, topology, graph, specs)
     note = check_recompute(graph.model.graph, parameters.recompute)
+    phases.begin("forecasting memory and communication")
     found = forecast(parameters, graph, decided, specs)
     told = (
         *found_batch,
@@ -73,6 +80,7 @@ def plan(
     )
     notes = [one for one in told if one is not None]
     text = render(parameters, graph, decided, found, limit, notes)
+    phases.begin("writing" if image or write else None)
     if target is not None:
         shapes, height = picture(text.splitlines()[0], decided, found, limit)
         write_image(target, shapes, height)

@@ -24,6 +24,7 @@ from onward.errors import ParametersError
 from onward.parallel.launch.process import in_world_of_one
 from onward.parameters import Checkpoint, Distributed, Parameters
 from onward.plan.report.drawing import WIDTH, Shape
+from onward.report.phases import Phases
 
 _ROWS = 20
 _LEFT, _TOP, _HEIGHT = 90, 60, 320
@@ -38,6 +39,7 @@ def find_rate(
     updates: int = 100,
     image: str | Path | None = None,
     checkpoint: str | Path | None = None,
+    phases: Phases | None = None,
 ) -> str:
     """Runs the range test; returns the table and the suggestion.
 
@@ -48,6 +50,7 @@ def find_rate(
         updates: weight updates at most.
         image: where a picture goes, .svg or .png.
         checkpoint: whose weights to begin with; None: those of the model.
+        phases: announce what takes long.
 
     Raises:
         UserError: of any kind, each with what to do.
@@ -65,7 +68,7 @@ def find_rate(
     )
     loader = training_loader(parameters)
     try:
-        found = _test(parameters, loader, rates(lowest, highest, updates), checkpoint)
+        found = _test(parameters, loader, rates(lowest, highest, updates), checkpoint, phases or Phases.silent())
     finally:
         loader.close()
     text = describe(found, asked.learning_rate.initial_lr)
@@ -77,7 +80,7 @@ def find_rate(
 
 
 def _test(
-    parameters: Parameters, loader: DataLoader, tried: Sequence[float], checkpoint: str | Path | None
+    parameters: Parameters, loader: DataLoader, tried: Sequence[float], checkpoint: str | Path | None, phases: Phases
 ) -> RangeTest:
     environment = Environment(
         execution_provider=parameters.machine.execution_provider,
@@ -87,7 +90,9 @@ def _test(
     environment.apply()
     torch.manual_seed(parameters.training.seed)
     mesh = in_world_of_one(environment.device_kind)
+    phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     graph, specs = read_training_graph(parameters), loader.feature_specs()
+    phases.begin("building the network")
     plan = plan_run(parameters, mesh.topology, graph, specs)
     check_dimensions(parameters.training.mapped_dimensions, graph)
     assembly = assemble(parameters, mesh, graph, plan, lambda _: None)
@@ -95,6 +100,7 @@ def _test(
         RunCheckpoints(mesh).resume(Checkpoint(checkpoint_to_load_path=Path(checkpoint)), assembly.state)
     training = parameters.training
     steps = make_steps(parameters, assembly, training.mapped_dimensions, label_ranges(parameters.loss, graph))
+    phases.begin(f"training {len(tried)} updates at rising learning rates")
     with closing_batches(loader.batches(training.batch_size)) as batches:
         return run_range_test(steps, batches, tried)
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from onward.report.phases import Phases
+
 USAGE = "onward report RUN_FOLDER [RUN_FOLDER ...] [-o report.html]"
 DESCRIPTION = (
     "Writes a self-contained HTML page: results, curves, the plan and its memory, the slowest nodes of a profile, "
@@ -22,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-plan", action="store_true", help="leave out the plan, which needs the model")
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Writes the page.
 
     Raises:
@@ -33,5 +35,6 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
 
     limits = read_overrides(rest, "limits")
     output = None if options.output is None else Path(options.output)
-    path = write_report([Path(one) for one in options.folders], output, with_plan=not options.no_plan, overrides=limits)
+    folders = [Path(one) for one in options.folders]
+    path = write_report(folders, output, phases, with_plan=not options.no_plan, overrides=limits)
     print(f"wrote {path}")

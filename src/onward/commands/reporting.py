@@ -13,6 +13,7 @@ from onward.exclusive.lock import writing_to
 from onward.exclusive.temporary import replacing
 from onward.report.page.page import PlanPicture, render_page
 from onward.report.page.run_record import RunRecord, read_run
+from onward.report.phases import Phases
 
 PAGE_NAME = "report.html"
 
@@ -20,6 +21,7 @@ PAGE_NAME = "report.html"
 def write_report(
     folders: Sequence[Path],
     output: Path | None = None,
+    phases: Phases | None = None,
     *,
     with_plan: bool = True,
     overrides: Mapping[str, str] | None = None,
@@ -29,6 +31,7 @@ def write_report(
     Args:
         folders: of runs.
         output: the page; None: `report.html` in the folder of a single run, in the working folder for several.
+        phases: announce what takes long.
         with_plan: plan every run again, which reads its model.
         overrides: fields of the runs for their plans, `limits` of the models above all.
 
@@ -36,8 +39,13 @@ def write_report(
         DataError: a folder holds no run, or a file of it is damaged.
         StorageError: the page cannot be written.
     """
-    runs = [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-    plans = {run.name: _plan_of(run, overrides or {}) for run in runs} if with_plan else {}
+    phases = phases or Phases.silent()
+    runs = []
+    for folder, name in zip(folders, _names(folders), strict=True):
+        phases.begin(f"reading {folder}")
+        runs.append(read_run(folder, name))
+    plans = {run.name: _plan_of(run, overrides or {}, phases) for run in runs} if with_plan else {}
+    phases.begin("writing the page")
     path = output or (folders[0] / PAGE_NAME if len(folders) == 1 else Path(PAGE_NAME))
     try:
         with writing_to(files=[path]), replacing(path) as unfinished:
@@ -59,16 +67,17 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [f"{path.name} ({number})" for number, path in enumerate(paths, 1)]
 
 
-def _plan_of(run: RunRecord, overrides: Mapping[str, str]) -> PlanPicture:
+def _plan_of(run: RunRecord, overrides: Mapping[str, str], phases: Phases) -> PlanPicture:
     if not run.settings:
         return PlanPicture(missing="There is no plan: the run's parameters are not in its folder.")
+    phases.begin("importing torch")
     from onward.commands.planning import plan
 
     with tempfile.TemporaryDirectory(prefix="onward_") as folder:
         file, image = Path(folder) / "run.yaml", Path(folder) / "plan.svg"
         file.write_text(yaml.safe_dump(dict(run.settings)), encoding="utf-8")
         try:
-            text = plan(file, overrides, image=image)
+            text = plan(file, overrides, image=image, phases=phases)
         except OnwardError as error:
             return PlanPicture(missing=f"There is no plan: {error}")
         return PlanPicture(text.rpartition("\nwrote ")[0], image.read_text(encoding="utf-8"))

@@ -17,6 +17,7 @@ from onward.errors import Interrupted, OnwardError, ParametersError
 from onward.exclusive.lock import writing_to
 from onward.parameters import Parameters
 from onward.report.formatting import format_duration, format_value
+from onward.report.phases import Phases
 from onward.report.run_folder import read_record
 
 FOLDER = "sweep"
@@ -46,7 +47,7 @@ class Member:
         return ", ".join(f"{field}={value}" for field, value in self.values.items())
 
 
-def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
+def sweep(options: argparse.Namespace, overrides: Mapping[str, str], phases: Phases) -> None:
     """Trains every member that is not done yet, each in its own process, and prints a table.
 
     A member that fails does not end the others.
@@ -58,6 +59,7 @@ def sweep(options: argparse.Namespace, overrides: Mapping[str, str]) -> None:
         OnwardError: members failed; the others are done.
     """
     members = find_members(options.file, options.sweep, overrides)
+    phases.end()
     with writing_to([] if options.dry_run else [members[0].folder.parent]):
         _train_all(members, options, overrides)
 

@@ -44,11 +44,21 @@ def words_of_commands() -> dict[str, list[str]]:
     fields = field_names()
     found = {}
     for name, command in COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=name)
-        module_of(name).add_arguments(parser)
-        found[name] = [option for action in parser._actions for option in action.option_strings]
-        found[name] += [str(choice) for action in parser._actions for choice in action.choices or ()]
+        actions = _actions_of(name)
+        found[name] = options_of(name)
+        found[name] += [str(choice) for action in actions for choice in action.choices or ()]
         taken = [field for field in fields if command.fields in ("*", field.partition(".")[0])]
         found[name] += [f"--{field}" for field in taken]
     found["help"] += [*COMMANDS, *sections(), *fields]
     return found
+
+
+def options_of(command: str) -> list[str]:
+    """The options of a command, such as `--quiet`."""
+    return [option for action in _actions_of(command) for option in action.option_strings]
+
+
+def _actions_of(command: str) -> list[argparse.Action]:
+    parser = argparse.ArgumentParser(prog=command)
+    module_of(command).add_arguments(parser)
+    return parser._actions

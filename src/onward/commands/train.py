@@ -11,6 +11,7 @@ from typing import Literal
 
 from onward import __version__
 from onward.commands.overrides import read_overrides
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US
 from onward.report.phases import Phases
 
 USAGE = (
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> None:
     """Trains as a RUN.yaml says.
 
     Raises:
@@ -56,16 +57,20 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     """
     # Of torch's store, which complains at length on every rank when another rank has ended; onward says why it did.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    fields = read_overrides(rest)
+    fields = read_overrides(rest, command="train")
+    is_launched = LAUNCHED_BY_US in os.environ  # the launcher has printed the first line
+    phases.end()
+    phases.say = _say
+    if options.quiet or options.json or not _is_first():
+        phases = Phases.silent()
+    elif not is_launched:
+        _write(f"onward {__version__}   {options.file}")
+    phases.begin("starting processes, each of which imports torch" if is_launched else "importing torch")
     if options.sweep:
         from onward.commands.sweep import sweep
 
-        sweep(options, fields)
+        sweep(options, fields, phases)
         return
-    phases = Phases(_say)
-    if not options.quiet and not options.json and _is_first():
-        _write(f"onward {__version__}   {options.file}")
-        phases.begin("importing torch")
     from onward.commands.training import TrainOptions, train
 
     display: Literal["console", "json", "quiet"] = "quiet" if options.quiet else "json" if options.json else "console"

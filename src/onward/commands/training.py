@@ -34,8 +34,8 @@ from onward.parallel.watch.failure import ending_together
 from onward.parameters import Checkpoint, Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.metrics_file import JsonConsole
+from onward.report.phase_watcher import PhaseWatcher
 from onward.report.phases import Phases
-from onward.report.watching import Watchers
 from onward.runner import TrainingRunner
 
 DEFAULT_RESTARTS = 3
@@ -80,7 +80,7 @@ def train(
         SystemExit: with the exit code of the processes that were started here.
     """
     overrides, options = overrides or {}, options or TrainOptions()
-    phases = phases or Phases(lambda text: None)
+    phases = phases or Phases.silent()
     choose_allocator()
     if SAVE_SIGNAL is not None:
         signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # before the first and after the last step there is nothing to save
@@ -158,22 +158,6 @@ def _log_to_stderr(options: TrainOptions) -> None:
     logging.getLogger("onward" if is_asked else "onward.storage").addHandler(handler)
 
 
-class _AnnouncedPhases(Watchers):
-    """Announces what takes long on a console."""
-
-    def __init__(self, phases: Phases, console: ConsoleWatcher) -> None:
-        super().__init__()
-        self._phases = phases
-        phases.say = console.on_message
-
-    def on_phase(self, name: str | None) -> None:
-        """Begins a phase, or ends it."""
-        if name is None:
-            self._phases.end()
-        else:
-            self._phases.begin(name)
-
-
 def _watchers(options: TrainOptions, phases: Phases) -> list[Watcher]:
     """Who shows the run on this rank's standard output."""
     if options.display == "quiet":
@@ -181,7 +165,8 @@ def _watchers(options: TrainOptions, phases: Phases) -> list[Watcher]:
     if options.display == "json":
         return [JsonConsole()]
     console = ConsoleWatcher()
-    return [console, _AnnouncedPhases(phases, console)]
+    phases.say = console.on_message
+    return [console, PhaseWatcher(phases)]
 
 
 def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phases: Phases) -> None:

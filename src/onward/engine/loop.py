@@ -218,6 +218,7 @@ def _make_report(
         samples=counters.samples,
         samples_per_second=window.samples / seconds,
         tokens_per_second=window.tokens / seconds if window.tokens else None,
+        seconds=seconds,
         data_wait_seconds=window.waited_seconds,
         seconds_left=remaining * clock.train_seconds / clock.steps,
         tensors=result.tensors,

@@ -50,7 +50,8 @@ class StepReport(_Shown):
         skipped_updates: updates skipped over all rounds because a gradient was not finite.
         samples: training samples consumed in this round.
         samples_per_second, tokens_per_second: since the last report; tokens None where a sample is not a sequence.
-        data_wait_seconds: time since the last report spent waiting for batches.
+        seconds: training time since the last report.
+        data_wait_seconds: part of these seconds that was spent waiting for batches.
         seconds_left: estimate until the end of the round.
         mfu: model FLOPs utilization since the last report, 1.0 for all of it (`onward.engine.utilization`); None where
             it was not measured yet or cannot be known.
@@ -73,6 +74,7 @@ class StepReport(_Shown):
     samples: int
     samples_per_second: float
     tokens_per_second: float | None
+    seconds: float
     data_wait_seconds: float
     seconds_left: float
     mfu: float | None = None

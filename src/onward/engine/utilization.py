@@ -20,8 +20,9 @@ from onward.lowering.module import input_types
 from onward.operating_system import peak_memory_bytes
 from onward.plan.costs.costs import measure_costs
 
-MEASURED_FROM_SECONDS = 30.0
-"""Training time from which MFU is measured: counting and the product take about a second, once in a run."""
+MEASURED_FROM_SECONDS = 10.0
+"""Training time from which MFU is measured: counting and the product take about a second, once in a run, which a
+shorter one should not have to wait for."""
 
 _OFF: tuple[float, float] = (0.0, 0.0)
 

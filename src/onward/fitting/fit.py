@@ -30,10 +30,13 @@ from onward.fitting.result import FitResult, was_interrupted
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.parallel.agreement import agree_on_least
 from onward.parallel.launch.process import Mesh, start
+from onward.parallel.rendezvous.launcher import detect
 from onward.parameters import Loss
 from onward.parameters.distributed import Distributed
 from onward.parameters.limits import Limits
 from onward.proposal.matching import is_label_name
+from onward.report.phases import Phases
+from onward.report.run_watchers import progress_watcher
 from onward.runner import TrainingRunner
 
 
@@ -150,10 +153,14 @@ def _fit(
     environment: Environment,
     progress: bool,
 ) -> FitResult:
-    folder, ports = _ports_of(model, Limits.from_fields(wanted.parameters.get("limits", {})))
-    environment.apply()
-    mesh = start(Distributed(**wanted.parameters.get("distributed", {})), environment.device_kind)
-    opened = _open(data, wanted, ports, mesh, validation)
+    shows = progress and detect().rank == 0
+    with Phases(progress_watcher().on_message) if shows else Phases.silent() as phases:
+        phases.begin("reading the model")
+        folder, ports = _ports_of(model, Limits.from_fields(wanted.parameters.get("limits", {})))
+        environment.apply()
+        mesh = start(Distributed(**wanted.parameters.get("distributed", {})), environment.device_kind)
+        phases.begin("opening the data")
+        opened = _open(data, wanted, ports, mesh, validation)
     try:
         source, evaluated, wanted = opened.source, opened.evaluated, opened.wanted
         loss = loss_of(wanted, ports, tuple(source.feature_specs()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import difflib
 import inspect
 import re
 import textwrap
@@ -14,6 +13,7 @@ from typing import Any
 from onward.errors import ParametersError
 from onward.parameters.run import Parameters
 from onward.parameters.yaml_file import alternatives
+from onward.spelling import did_you_mean
 
 _TYPES = {
     "Flag": "true or false",
@@ -150,9 +150,9 @@ def explain(name: str, width: int = 100) -> str:
             return _field_text(one, found[section], field, width)
     known = [*found, *field_names()]
     by_field = [one for one in known if one.partition(".")[2] == name]
-    near = by_field or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    near = near or [one for one in known if field and field in one][:3]
-    hint = f" Did you mean {' or '.join(near)}?" if near else f" The sections are: {', '.join(found)}."
+    hint = did_you_mean(name, by_field or known, most=3, cutoff=0.1 if by_field else 0.5)
+    hint = hint or did_you_mean(name, [one for one in known if field and field in one], most=3, cutoff=0.0)
+    hint = hint or f" The sections are: {', '.join(found)}."
     raise ParametersError(f"{name!r} is neither a command, a section nor a field of a RUN.yaml.{hint}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import types
@@ -17,6 +16,7 @@ import yaml
 
 from onward.errors import ParametersError
 from onward.remote.files import is_file, read_text, shown, url_of
+from onward.spelling import did_you_mean
 
 LARGEST_YAML_BYTES = 16 << 20
 MOST_YAML_VALUES = 100_000
@@ -184,8 +184,7 @@ def sentences(error: pydantic.ValidationError, root: type) -> list[str]:
             continue
         if kind in ("unexpected_keyword_argument", "extra_forbidden"):
             fields = _fields_at(root, location[:-1])
-            near = difflib.get_close_matches(str(location[-1]), fields, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = _hint(root, location, fields)
             known = f"Known here: {', '.join(fields)}." if fields else "This section has no fields."
             lines.setdefault(where, f"{where} is unknown.{hint} {known}")
         elif kind in ("missing", "missing_argument"):
@@ -193,8 +192,19 @@ def sentences(error: pydantic.ValidationError, root: type) -> list[str]:
         else:
             message = problem["msg"].removeprefix("Value error, expected ").removeprefix("Input should be ")
             expected = _EXPECTED.get(kind, message.rstrip("."))
-            lines.setdefault(where, f"{where} is {value!r}; expected {expected}.")
+            hint = did_you_mean(value, re.findall("'([^']+)'", expected), most=2) if isinstance(value, str) else ""
+            lines.setdefault(where, f"{where} is {value!r}; expected {expected}.{hint}")
     return list(lines.values())
+
+
+def _hint(root: type, location: Sequence[Any], fields: Sequence[str]) -> str:
+    """Which field was meant by an unknown one: of that name in another section, or of a similar name in this one."""
+    name = str(location[-1])
+    sections = [section for section in _fields_at(root, []) if section != "next_rounds"]
+    others = [section for section in sections if name in _fields_at(root, [section])]
+    if len(location) == 2 and others:
+        return f" Did you mean {f'{others[0]}.{name}'!r}?"
+    return did_you_mean(name, fields)
 
 
 def _is_type_tag(part: Any) -> bool:

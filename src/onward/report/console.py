@@ -56,7 +56,6 @@ class ConsoleWatcher:
         self._view: Live | None = None
         self._report: StepReport | None = None
         self._reported_at = 0.0
-        self._previous: StepReport | None = None
         self._history = LossHistory()
         # A log keeps the width its lines have; rich would wrap them at 80.
         self._console = Console(
@@ -75,10 +74,10 @@ class ConsoleWatcher:
         if self._report is not None and report.round != self._report.round:
             self._history = LossHistory()
             self._report = None
-        self._previous, self._report, self._reported_at = self._report, report, self._clock()
+        self._report, self._reported_at = report, self._clock()
         self._history.append(report.loss)
         if not self.live:
-            self._write("train", [_step(report), *step_fields(report, self._previous, with_time_left=True)])
+            self._write("train", [_step(report), *step_fields(report, with_time_left=True)])
         elif self._view is None:
             self._view = Live(
                 console=self._console,
@@ -127,14 +126,14 @@ class ConsoleWatcher:
             for label, value in rows:
                 self._print(Text(f"  {label:<{width}}  {value}"))
         self._print(Text(""))
-        self._report = self._previous = None
+        self._report = None
         self._history = LossHistory()
 
     def close(self) -> None:
         """Leaves the terminal as it was; a round that did not end leaves its last line."""
         report = self._report
         if self._stop_view() and report is not None:
-            self._write("train", [_step(report), *step_fields(report, self._previous)])
+            self._write("train", [_step(report), *step_fields(report)])
         self._report = None
 
     def _stop_view(self) -> bool:
@@ -198,7 +197,7 @@ class ConsoleWatcher:
         )
         first = Table.grid(padding=(0, 1), pad_edge=False)
         first.add_row(head, bar, tail)
-        fields = step_fields(report, self._previous, with_memory=True)
+        fields = step_fields(report)
         if self._encodes(SPARKLINE_SAMPLE):
             fields.insert(1, Field("", self._history.sparkline(16), style="cyan", importance=0))
         # The number of lines follows from the width alone, so that the live area never jumps.

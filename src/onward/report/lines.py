@@ -51,16 +51,12 @@ class Field:
     is_rate: bool = False
 
 
-def step_fields(
-    report: StepReport, previous: StepReport | None, with_time_left: bool = False, with_memory: bool = False
-) -> list[Field]:
+def step_fields(report: StepReport, with_time_left: bool = False) -> list[Field]:
     """Everything a training line says besides the step; what is not always there comes last.
 
     Args:
         report: what to say.
-        previous: the report before it in the same round, from which the time between the two is known.
         with_time_left: whether to say how long the round still takes.
-        with_memory: whether to say the peak memory, where it is known.
     """
     finite = math.isfinite(report.loss)
     norm_style = "" if math.isfinite(report.gradient_norm) else "yellow"
@@ -80,20 +76,12 @@ def step_fields(
         fields.append(Field("skipped", str(report.skipped_updates), style="yellow", importance=7))
     if report.mfu is not None and report.mfu >= MFU_SHOWN_FROM:
         fields.append(Field("MFU", f"{report.mfu:.0%}", 4, importance=3, is_rate=True))
-    if with_memory and report.peak_memory_bytes is not None:
+    if report.peak_memory_bytes is not None:
         fields.append(Field("memory", format_bytes(report.peak_memory_bytes), importance=2, is_rate=True))
-    wait = data_wait_share(report, previous)
-    if wait is not None and wait >= DATA_WAIT_SHOWN_FROM:
+    wait = report.data_wait_seconds / report.seconds if report.seconds > 0 else 0.0
+    if wait >= DATA_WAIT_SHOWN_FROM:
         fields.append(Field("data wait", f"{wait:.0%}", style="yellow", importance=7, is_rate=True))
     return fields
-
-
-def data_wait_share(report: StepReport, previous: StepReport | None) -> float | None:
-    """Share of the time between two reports spent waiting for batches; None where that time is not known."""
-    seen = report.samples - (previous.samples if previous is not None else 0)
-    if previous is None or seen <= 0 or not report.samples_per_second > 0:
-        return None
-    return min(1.0, report.data_wait_seconds * report.samples_per_second / seen)
 
 
 def evaluation_fields(report: EvaluationReport) -> list[Field]:

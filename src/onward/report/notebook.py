@@ -36,13 +36,12 @@ class NotebookWatcher:
         self._lines: list[str] = []
         self._left_out = 0
         self._report: StepReport | None = None
-        self._previous: StepReport | None = None
         self._history = LossHistory()
         self._drawn_at = float("-inf")
 
     def on_step(self, report: StepReport) -> None:
         """Updates the progress."""
-        self._previous, self._report = self._report, report
+        self._report = report
         self._history.append(report.loss)
         self._draw(is_forced=report.step == report.num_train_steps)
 
@@ -75,7 +74,7 @@ class NotebookWatcher:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._handle, self._report, self._previous = None, None, None
+        self._handle, self._report = None, None
         self._lines, self._left_out, self._history = [], 0, LossHistory()
 
     def _write(self, kind: str, fields: Iterable[Field]) -> None:
@@ -98,7 +97,7 @@ class NotebookWatcher:
         self._handle = self._show(plain, _page(above, report, live, list(below)), self._handle)
 
     def _numbers(self, report: StepReport) -> list[Field]:
-        fields = step_fields(report, self._previous)
+        fields = step_fields(report)
         fields.insert(1, Field("", self._history.sparkline(16)))
         return fields
 

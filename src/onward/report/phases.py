@@ -1,10 +1,11 @@
-"""What a run is doing while it has nothing to report yet: a phase that takes longer than a second is announced."""
+"""What a command is doing while it has nothing to report yet: a phase that takes longer than a second is announced."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 
 from onward.report.formatting import format_duration
 
@@ -16,7 +17,9 @@ REPEATED_AFTER_SECONDS = 30.0
 
 
 class Phases:
-    """Announces phases that take long, from a thread of its own, since the phase may not return for minutes.
+    """Announces phases that take long, from its own thread, since the phase may not return for minutes.
+
+    As a context manager it ends the phase that lasts when the block is left.
 
     Args:
         say: gets the announcements; may be replaced.
@@ -34,9 +37,16 @@ class Phases:
         self._repeat = repeated_after_seconds
         self._over: threading.Event | None = None
 
-    def begin(self, name: str) -> None:
-        """A phase begins, such as "reading the model"; the one before is over."""
+    @classmethod
+    def silent(cls) -> Phases:
+        """Phases that nobody is told of."""
+        return cls(_ignore)
+
+    def begin(self, name: str | None) -> None:
+        """A phase begins, such as "reading the model"; the one before is over. None: nothing worth a line begins."""
         self.end()
+        if name is None or self.say is _ignore:
+            return
         over = self._over = threading.Event()
         threading.Thread(target=self._announce, args=(name, over), daemon=True, name="phase").start()
 
@@ -46,6 +56,14 @@ class Phases:
             self._over.set()
             self._over = None
 
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
     def _announce(self, name: str, over: threading.Event) -> None:
         started, wait = time.monotonic(), self._first
         text = f"{name} ..."
@@ -53,3 +71,7 @@ class Phases:
             self.say(text)
             wait = self._repeat
             text = f"still {name} ({format_duration(time.monotonic() - started + wait)} so far) ..."
+
+
+def _ignore(text: str) -> None:
+    """Tells nobody."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onward.checkpoint.run_checkpoints import GO_ON
 from onward.errors import Interrupted, OnwardError
-from onward.parallel.watch.heartbeats import LAUNCHED_BY_US
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US
 from onward.report.run_record import command_line
 
 _OWN_NAMES = ("onward", "__main__.py")

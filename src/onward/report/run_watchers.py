@@ -16,6 +16,8 @@ from onward.errors import Interrupted, StorageError
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
+from onward.report.phase_watcher import PhaseWatcher
+from onward.report.phases import Phases
 from onward.report.run_folder import RECORD_NAME, RESOLVED_NAME
 from onward.report.run_record import RunRecord, command_line, describe_run, hyperparameters, resolved_yaml
 from onward.report.trackers.opening import check_packages, open_trackers
@@ -38,6 +40,7 @@ class RunWatchers:
         check_packages(parameters)
         self._watchers = watchers
         self._progress: Watcher | None = None
+        self._phases: PhaseWatcher | None = None
         self._opening: _OpeningMessages | None = None
         self._files: tuple[Watcher, ...] = ()
         self._record: RunRecord | None = None
@@ -49,7 +52,8 @@ class RunWatchers:
             return
         if shows_progress:
             self._progress = progress_watcher()
-            self._watchers.add([self._progress])
+            self._phases = PhaseWatcher(Phases(self._progress.on_message))
+            self._watchers.add([self._progress, self._phases])
         self._opening = _OpeningMessages()
         self._watchers.add([self._opening])
 
@@ -153,7 +157,7 @@ class RunWatchers:
     def close(self) -> None:
         """The run is over: closes what was added here."""
         self.finish()
-        own = [*self._files, *([] if self._progress is None else [self._progress])]
+        own = [*self._files, *(one for one in (self._phases, self._progress) if one is not None)]
         closing = Watchers(watcher for watcher in own if watcher in self._watchers.watchers)
         self._watchers.remove(own)
         closing.close()

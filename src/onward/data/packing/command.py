@@ -30,8 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_options(parser.add_argument_group(kind, doc.replace("%", "%%")), options_type)
 
 
-def run(arguments: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> PackSummary:
-    """Packs as a parsed command line says, files that may ask for so much of the machine.
+def run(
+    arguments: argparse.Namespace,
+    limits: Limits = DEFAULT_LIMITS,
+    on_phase: Callable[[str | None], None] = lambda name: None,
+) -> PackSummary:
+    """Packs as a parsed command line says, files that may ask for so much of the machine; `on_phase` as of `pack`.
 
     Raises:
         ParametersError: an option of another kind of source was given.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -87,7 +88,10 @@ def _shorten(value: Any) -> str:
 
 
 def pack(
-    source: str | os.PathLike[str], dest: str | os.PathLike[str], options: PackOptions | None = None
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    options: PackOptions | None = None,
+    on_phase: Callable[[str | None], None] = lambda name: None,
 ) -> PackSummary:
     """Packs a file or folder into shards, sample by sample, in an order that depends on source and options alone.
 
@@ -95,6 +99,7 @@ def pack(
         source: a file, or a folder that is walked in the order of names.
         dest: directory for the shards; made if absent. With a test fraction it gets the folders `train` and `test`.
         options: absent: the kind is found out from suffixes, with that kind's defaults.
+        on_phase: gets what is done from now on; None: a progress bar shows it.
 
     Raises:
         DataError: the source is missing, broken or gives no samples, or `dest` already holds shards.
@@ -108,11 +113,14 @@ def pack(
     kind, paths = find_source_files(place, asked, options.pattern, options.exclude)
     source_options = options.source if options.source is not None else KINDS[kind]()
     _check_dest(dest, options.overwrite)
+    on_phase(f"reading {shown(place)}")
     opened = _open(place, kind, paths, source_options, options)
     with _staging(dest) as staging:
         _check_dest(dest, options.overwrite)  # again: until it was locked, another process could pack into it
         sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in options.splits}
+        on_phase(None if options.progress and sys.stderr.isatty() else f"packing {opened.total:,.0f} {opened.unit}")
         _write_all(opened, sequences, options)
+        on_phase(f"writing {shown(dest)}")
         manifests = {}
         if not options.test_fraction:
             opened.details.pop("split_by", None)

@@ -5,7 +5,6 @@ What a metric needs to know of the task is taken from the loss and the graph: ta
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Loss
 from onward.parameters.evaluation import MetricRequest
+from onward.spelling import did_you_mean
 
 ALIASES = {
     "f1": "f1score",
@@ -163,8 +163,7 @@ def _find_class(request: MetricRequest) -> Any:
     plain = request.name.lower().replace("_", "").replace("-", "")
     found = classes.get(ALIASES.get(plain, plain))
     if found is None:
-        near = difflib.get_close_matches(plain, [*classes, *ALIASES], n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(plain, [*classes, *ALIASES], most=3)
         raise ParametersError(
             f"training.metrics: torchmetrics has no metric {request.name!r}.{hint} Expected one of its classes."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 
@@ -11,6 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.nodes.shape_inference import contradiction
+from onward.spelling import did_you_mean
 
 _ARITHMETIC: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -84,8 +84,7 @@ def _check(name: str, size: int, known: Mapping[str, tuple[str, ...]], model: ir
                 f"mapped_dimensions names {name!r}, but no input of the model has a symbolic dimension: "
                 f"{', '.join(fixed)}. Export the model with that dimension dynamic, or remove the entry."
             )
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, known)
         listed = "; ".join(f"{symbol!r} ({', '.join(places)})" for symbol, places in known.items())
         raise ModelError(f"mapped_dimensions names {name!r}; the model's symbolic dimensions are {listed}.{hint}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:

@@ -5,7 +5,6 @@ The user's own graph keeps them as inputs, and so does the exported model.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.spelling import did_you_mean
 
 FIXED_INPUT = "a fixed input (data.fixed_inputs)"
 
@@ -57,10 +57,9 @@ def fix_inputs(model: ir.Model, values: Mapping[str, float]) -> tuple[tuple[str,
 
 def _check(name: str, number: float, inputs: Mapping[str, ir.Value]) -> None:
     if name not in inputs:
-        near = difflib.get_close_matches(name, inputs, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ModelError(
-            f"data.fixed_inputs names {name!r}; the inputs of the model are {', '.join(map(repr, inputs))}.{hint}"
+            f"data.fixed_inputs names {name!r}; the inputs of the model are {', '.join(map(repr, inputs))}."
+            f"{did_you_mean(name, inputs)}"
         )
     value = inputs[name]
     if value.dtype is None or value.shape is None or value.dtype == ir.DataType.STRING:

@@ -26,11 +26,11 @@ from onward.errors import ParametersError
 from onward.operating_system import out_of_memory_kills, usable_cores
 from onward.parallel.launch.process import DeviceKind, choose_backend
 from onward.parallel.launch.restarting import INTERRUPTED, LaunchEnd
-from onward.parallel.rendezvous.launcher import LOOPBACK
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, LOOPBACK
 from onward.parallel.rendezvous.listening import listen, serve_store, stay_on_loopback
 from onward.parallel.rendezvous.run_store import SECRET, SHORTEST_SECRET
 from onward.parallel.watch.cause import CAUSE_FILE, Cause, read_cause
-from onward.parallel.watch.heartbeats import LAUNCHED_BY_US, STORE_SECONDS
+from onward.parallel.watch.heartbeats import STORE_SECONDS
 from onward.parameters.distributed import Distributed
 
 END_SECONDS = 25.0

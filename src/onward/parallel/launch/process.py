@@ -19,11 +19,10 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from onward.errors import OnwardError, ParametersError
 from onward.operating_system import is_running
-from onward.parallel.rendezvous.launcher import Launch, detect
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch, detect
 from onward.parallel.rendezvous.rendezvous import choose_interface, rendezvous, wait_for_all
 from onward.parallel.watch.failure import begin_watch, end_watch
 from onward.parallel.watch.flight_recorder import record_collectives
-from onward.parallel.watch.heartbeats import LAUNCHED_BY_US
 from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 

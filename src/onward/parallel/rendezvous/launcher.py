@@ -19,6 +19,9 @@ LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20000, 10000
 """Ports derived from job ids lie here: below those that Linux hands out by itself (32768 and up)."""
 
+LAUNCHED_BY_US = "ONWARD_LAUNCHED"
+"""Environment variable of workers that `onward train` started itself, and sees end: its process number."""
+
 LauncherName = Literal["none", "torchrun", "Open MPI", "PMI", "Slurm"]
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

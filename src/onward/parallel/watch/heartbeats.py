@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from onward.errors import Interrupted, UserError, chain_of
 from onward.operating_system import is_running, process_state
-from onward.parallel.rendezvous.launcher import Launch
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
 from onward.parallel.rendezvous.rendezvous import PeerInfo, attendant, name_ranks
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import Cause, cause_of, leave_cause
@@ -46,8 +46,6 @@ STORE_SECONDS = 20.0
 CONTINUED_SECONDS = 2.0
 RECORDING_SECONDS = 15.0
 """How long the other ranks wait for the one that collects what all of them were doing."""
-LAUNCHED_BY_US = "ONWARD_LAUNCHED"
-"""Environment variable of workers that `onward train` started itself, and sees end: its process number."""
 
 _ECHO = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|socket|process ?group",

@@ -136,19 +136,33 @@ def _padded(low: float, high: float, is_log: bool) -> tuple[float, float]:
 
 def _grid(across: _Axis, up: _Axis) -> list[str]:
     parts = []
-    for value in up.ticks():
+    rows, columns = up.ticks(), across.ticks()
+    for value, label in zip(rows, tick_labels(rows), strict=True):
         y = up.place(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
-    for value in across.ticks():
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for value, label in zip(columns, tick_labels(columns), strict=True):
         x = across.place(value)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(value)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label}</text>')
     parts.append(f'<text class="unit" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">updates</text>')
     return parts
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """`0.05`, `12,000`, `2.5M`, `1e-07`; with as many digits as it takes to tell neighbours apart."""
+    labels: list[str] = []
+    for digits in range(3, 12):
+        labels = [_short(value, digits) for value in ticks]
+        if len(set(labels)) == len(ticks):
+            break
+    return labels
+
+
+def _short(value: float, digits: int) -> str:
+    for factor, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if factor <= abs(value) < 1e15:
+            return f"{value / factor:.{digits}g}{suffix}"
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
 def _paths(points: Sequence[tuple[int, float | None]], across: _Axis, up: _Axis) -> list[str]:

@@ -8,23 +8,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from onward.report.formatting import format_duration, format_metric
+from onward.report.formatting import format_bytes, format_duration, format_metric
 from onward.report.page.charts import COLORS, Series, line_chart
 from onward.report.page.run_record import RunRecord, flatten
+from onward.report.page.units import in_units
 
 MOST_NODES = 20
 FIRST_CURVES = ("loss", "gradient_norm", "learning_rate", "samples_per_second", "tokens_per_second")
 """In this order; every other number that a step reports comes after them."""
-_TITLES = {
-    "loss": "Loss",
-    "gradient_norm": "Gradient norm",
-    "learning_rate": "Learning rate",
-    "samples_per_second": "Samples per second",
-    "tokens_per_second": "Tokens per second",
-    "loss_scale": "Loss scale",
-    "skipped_updates": "Skipped updates",
-    "data_wait_seconds": "Data wait (seconds)",
-}
 _LESS_IS_BETTER = ("loss", "seconds", "error", "perplexity")
 
 
@@ -118,6 +109,10 @@ def _results(runs: Sequence[RunRecord]) -> str:
 def _metric(name: str, value: float | None) -> str:
     if value is None:
         return ""
+    if name.endswith("bytes"):
+        return format_bytes(value)
+    if name.endswith("seconds"):
+        return format_duration(value)
     if value == int(value) and abs(value) < 1e9 and "accuracy" not in name:
         return f"{int(value):,}"
     return format_metric(name.removeprefix("evaluation "), value)
@@ -162,7 +157,7 @@ def _chart(name: str, runs: Sequence[RunRecord]) -> str:
     values = {value for one in series for _, value in one.points}
     if not series or (len(values) == 1 and name not in ("loss",)):
         return ""
-    title = _TITLES.get(name, name.replace("_", " ").capitalize())
+    title, series = in_units(name, series)
     return line_chart(title, series)
 
 

@@ -21,7 +21,9 @@ RESOLVED_NAME = "resolved.yaml"
 RUN_NAME = "run.json"
 """Command line, versions, devices and git state."""
 
-_NOT_PLOTTED = frozenset({"time", "update", "step", "num_train_steps", "round", "epoch", "samples", "seconds_left"})
+_NOT_PLOTTED = frozenset(
+    {"time", "update", "step", "num_train_steps", "round", "epoch", "samples", "seconds", "seconds_left"}
+)
 """Numbers of a step that only count."""
 
 

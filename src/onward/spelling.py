@@ -1,0 +1,19 @@
+"""What a misspelled name may have meant: the nearest of the names that are known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
+    """A question with the nearest names, with a space before it; "" where none is near.
+
+    Args:
+        name: as it was written.
+        known: what could have been meant.
+        most: names in the question at most.
+        cutoff: how near they must be, from 0 to 1 for the name itself.
+    """
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
