@@ -18,6 +18,8 @@ from onward.cli import main
 from onward.commands.rehearsal import training_loader
 from onward.data.loader import DataLoader
 from onward.data.manifest import read_manifest
+from onward.data.shard_files import find_shard_files
+from onward.errors import DataError
 from onward.parameters import Checkpoint, EarlyStopping, Parameters
 from onward.runner import TrainingRunner
 from tests.mlp import ON_ONE_THREAD
@@ -365,3 +367,21 @@ def test_inspect_says_what_init_would_do(
     for part in words:
         assert part in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx", "trees.csv"]
+
+
+@pytest.mark.parametrize("name", ["table", "images in folders", "regression [N]"])
+def test_what_is_packed_trains_in_several_processes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many shards as most machines have GPUs, of few samples; fewer than processes are refused with what to do."""
+    kind = KINDS[name]
+    data = prepare(kind, tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", data, *kind.options, "--no-trial"]) == 0
+    manifest = read_manifest(Path("data/train"))
+    assert manifest is not None
+    assert 6 <= len(manifest.shards) <= 10
+    assert "so that as many processes can train on them" in Path("run.yaml").read_text()
+    assert main(["init", "net.onnx", data, *kind.options, "--no-trial", "-o", "run2.yaml"]) == 0
+    assert "already holds these data" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"holds (\d+) \.pb files for 30 data-parallel ranks; every rank reads its own"):
+        find_shard_files(Path("data/train"), 0, 30)

@@ -16,6 +16,7 @@ from onward.commands.rehearsal import training_loader, without_traces
 from onward.engine.loop import closing_batches
 from onward.environment import Environment
 from onward.parameters import Parameters
+from onward.report.phases import Phases
 from onward.runner import TrainingRunner
 from tests.commands.test_init import losses_of_run
 from tests.proposal.kinds import numbers, perceptron
@@ -129,7 +130,7 @@ def test_the_range_test_the_trial_step_and_training_show_one_unit(
     expected = np.concatenate(squares).astype(np.float64).mean()
     table = find_rate("run.yaml", asked, updates=10)
     assert float(table.splitlines()[1].split()[1]) == pytest.approx(expected, rel=1e-3)
-    shown = _try_a_step(parameters).removeprefix("trial step: the initial loss is ").rstrip(".")
+    shown = _try_a_step(parameters, Phases.silent()).removeprefix("trial step: the initial loss is ").rstrip(".")
     assert float(shown) == pytest.approx(expected, rel=1e-3)
     recorder, loader = Recorder(), training_loader(parameters)
     runner = TrainingRunner(without_traces(parameters, 4), Environment(), [recorder], progress=False)

@@ -63,10 +63,11 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
     phases.say = _say
     if options.quiet or options.json or not _is_first():
         phases = Phases.silent()
-    elif not is_launched:
+    elif not is_launched and not options.sweep:  # each run of a sweep prints its own
         _write(f"onward {__version__}   {options.file}")
     phases.begin("starting processes, each of which imports torch" if is_launched else "importing torch")
     if options.sweep:
+        phases.begin(f"reading {options.file}")
         from onward.commands.sweep import sweep
 
         sweep(options, fields, phases)

@@ -74,10 +74,12 @@ def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
     if not paths:
         raise DataError(f"data directory {shown(data_dir)!r} holds no .pb files{_where_else(data_dir)}")
     if len(paths) < size:
+        few = f" {manifest.sample_count // size}" if manifest and manifest.sample_count >= size else ""
         raise DataError(
             f"data directory {shown(data_dir)!r} holds {len(paths)} .pb files for {size} data-parallel ranks; every "
-            "rank needs a file of its own. Pack the data again with fewer samples per file (onward pack "
-            "--samples-per-file), lower distributed.data_parallel_size, or, for test data, replicate them."
+            f"rank reads its own files. Pack the data again with onward pack --samples-per-file{few} --overwrite, set "
+            "distributed.data_parallel_size to at most the number of files, or, for test data, set data.test_data to "
+            "replicated."
         )
     listed = {entry.file: entry for entry in manifest.shards} if manifest else {}
     numbers = tuple(range(rank, len(paths), size))

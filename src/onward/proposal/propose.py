@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,6 +27,9 @@ from onward.proposal.schedule import accumulation, batch_size, optimizer_choices
 from onward.proposal.without_data import match_nothing, needed_data
 
 DATA_FOLDER = "data"
+
+SHARDS = 8
+"""Of training samples, where there are few of them: as many processes as most machines have GPUs can read them."""
 
 PATIENCE = 5
 """Evaluations without improvement before a run ends."""
@@ -69,7 +73,7 @@ def propose(
         counts = counts or Counts(0, 1)
     else:
         match = _MATCHERS[seen.kind](facts, seen, answers, folder / DATA_FOLDER)
-        match = _with_split(match, seen, answers)
+        match = _with_shards(_with_split(match, seen, answers), seen)
         counts = counts or _expected_counts(match, seen)
     size = batch_size(facts, match.task, counts, answers)
     several = accumulation(facts, match.task, counts, answers)
@@ -146,6 +150,19 @@ def _with_split(match: Match, data: DataFacts, answers: Answers) -> Match:
     else:
         reasons = (*reasons, f"{data.sample_count} samples are too few to hold some out for testing")
     return replace(match, packing=replace(match.packing, options=options, reasons=reasons))
+
+
+def _with_shards(match: Match, data: DataFacts) -> Match:
+    """Several shards also of few samples: each data-parallel process reads its own ones."""
+    if match.packing is None:
+        return match
+    options = match.packing.options
+    count = min(options.samples_per_file, max(1, math.ceil(_expected_counts(match, data).train / SHARDS)))
+    if count == options.samples_per_file:
+        return match
+    reasons = (*match.packing.reasons, f"about {SHARDS} shards, so that as many processes can train on them")
+    packing = replace(match.packing, options=replace(options, samples_per_file=count), reasons=reasons)
+    return replace(match, packing=packing)
 
 
 def _with_test_data(match: Match, data: DataFacts, test: DataFacts, answers: Answers) -> Match:
