@@ -39,7 +39,7 @@ class Found:
         name: of the kind.
         init, first_line, first_step: of `onward init`, and from the start of `onward train` to its first line and to
             the line of its first step.
-        computed: seconds of the processor, of both commands, to the end of training.
+        computed: seconds of the processor, of both commands.
         command: what was typed after `onward`.
     """
 
@@ -149,9 +149,12 @@ def measure(name: str) -> Found:
             for line in process.stdout:
                 seconds = time.perf_counter() - started
                 first_line = first_line or seconds
-                first_step = first_step or (seconds if line.startswith("train ") else 0.0)
-        if process.returncode or not first_step:
-            raise SystemExit(f"{name}: training ended with exit code {process.returncode}")
+                if line.startswith("train "):
+                    first_step = seconds
+                    process.kill()
+                    break
+        if not first_step:
+            raise SystemExit(f"{name}: training ended without a step")
         return Found(name, init, first_line, first_step, _cpu_seconds() - before, f"init {shlex.join(given)}")
 
 
