@@ -51,11 +51,12 @@ def initialize(options: argparse.Namespace, phases: Phases, limits: Limits = DEF
     _make_folder(target.parent)
     with writing_to(files=[target]):
         _check_target(target, options.force)  # again: until now another process could write it
-        _initialize(options, limits, target)
+        _initialize(options, target, phases, limits)
 
 
-def _initialize(options: argparse.Namespace, limits: Limits, target: Path) -> None:
+def _initialize(options: argparse.Namespace, target: Path, phases: Phases, limits: Limits) -> None:
     folder, answers = target.parent, _answers(options)
+    phases.begin(f"reading {options.model}")
     model = read_model_facts(Path(options.model), limits)
     phases.begin(None if options.data is None else f"reading {options.data}")
     data = None if options.data is None else read_data_facts(Path(options.data), limits)

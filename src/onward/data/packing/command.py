@@ -57,10 +57,10 @@ def run(
     options = _make(PackOptions, given, source=_make(KINDS[kind], given), limits=limits)
     dest = Path(arguments.dest)
     if url_of(dest) is None:
-        return pack(source, dest, options)
+        return pack(source, dest, options, on_phase)
     with writing_to([dest]), uploaded(dest) as staged:
         _check_remote_dest(dest)
-        summary = pack(source, staged, options)
+        summary = pack(source, staged, options, on_phase)
     folders = {dest / folder.relative_to(staged): manifest for folder, manifest in summary.folders.items()}
     return dataclasses.replace(summary, dest=dest, folders=folders)
 
