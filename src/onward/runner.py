@@ -269,6 +269,7 @@ class TrainingRunner:
                     return self._run_round(data, test_data, mapped_dimensions or {})
                 except RollBack as spike:
                     path = self._checkpoints.roll_back(settings, self.state, spike, self.watchers.restore)
+                    self.watchers.on_roll_back(spike.to(self.files.shown(path), self.state.counters.update))
                     if spike.is_interrupted:
                         raise interrupted(ANOTHER, "at a spike of the loss", self.files.shown(path)) from None
         except BaseException as error:

@@ -15,6 +15,7 @@ from onward.engine.reports import (
     CheckpointReport,
     EpochReport,
     EvaluationReport,
+    RollBackReport,
     RunStart,
     RunSummary,
     StepReport,
@@ -177,6 +178,9 @@ class Callback:
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """Called after a checkpoint was started."""
+
+    def on_roll_back(self, report: RollBackReport) -> None:
+        """Called after training returned to a checkpoint because of a spike (`on_bad_loss`)."""
 
     def on_message(self, text: str) -> None:
         """Called with one sentence for the user."""

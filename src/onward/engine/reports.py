@@ -181,6 +181,29 @@ class CheckpointReport(_Shown):
 
 
 @dataclass(frozen=True)
+class RollBackReport(_Shown):
+    """A spike: training returned to a checkpoint, and leaves out the data of the update where it happened.
+
+    Attributes:
+        update: the one that was a spike.
+        cause: "loss" or "gradient norm".
+        value: of it.
+        deviations: robust standard deviations above the median of the last updates.
+        samples: what the update read on this rank: files and samples.
+        returned_to: update of the checkpoint; training continues after it.
+        path: of the checkpoint.
+    """
+
+    update: int
+    cause: str
+    value: float
+    deviations: float
+    samples: str
+    returned_to: int
+    path: str
+
+
+@dataclass(frozen=True)
 class RunSummary(_Shown):
     """What `TrainingRunner.run` returns: one round, from its first to its last step.
 

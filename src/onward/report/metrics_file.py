@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.engine.reports import CheckpointReport, EvaluationReport, RollBackReport, RunSummary, StepReport
 from onward.errors import StorageError
 from onward.retries import is_passing, persistently
 from onward.untrusted_files import open_regular, parse_json
@@ -33,9 +33,9 @@ _LOGGER = logging.getLogger("onward.storage")
 class JsonEvents:
     """Turns events into records, one JSON object each: `{"kind": "step", "time": 1767225600.0, "loss": 5.1, ...}`.
 
-    Kinds are step, evaluation, checkpoint, message and end, with the fields of the event's class (without a step's
-    `tensors` and their paths). Every record holds `time` (seconds since 1970) and `update` (of the event, or the last
-    one before it). JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity".
+    Kinds are step, evaluation, checkpoint, roll_back, message and end, with the fields of the event's class (without a
+    step's `tensors` and their paths). Every record holds `time` (seconds since 1970) and `update` (of the event, or the
+    last one before it). JSON has no NaN: a number that is not finite is the string "NaN", "Infinity" or "-Infinity".
 
     Args:
         write: takes each line, its end included.
@@ -62,6 +62,12 @@ class JsonEvents:
         """Writes a record of kind "checkpoint"."""
         self._update = report.update
         self._write("checkpoint", report)
+
+    def on_roll_back(self, report: RollBackReport) -> None:
+        """Writes a record of kind "roll_back"; records of later updates than its `returned_to` before it are void."""
+        self._update = report.update
+        self._write("roll_back", report)
+        self._update = report.returned_to
 
     def on_message(self, text: str) -> None:
         """Writes a record of kind "message"."""

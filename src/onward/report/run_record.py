@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from onward import __version__
-from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
+from onward.engine.reports import CheckpointReport, EvaluationReport, RollBackReport, RunSummary, StepReport
 from onward.engine.steering import INTERRUPTED
 from onward.environment import Environment
 from onward.errors import StorageError
@@ -104,7 +104,8 @@ class RunRecord:
     """Keeps `run.json` and `resolved.yaml` of a run up to date; a watcher of rank 0.
 
     `run.json` holds what `describe_run` found, `status` (running, done, interrupted or failed), the last metrics,
-    losses and the checkpoint. A resumed run keeps when it was started first.
+    losses, returns to a checkpoint because of a spike, and the checkpoint. A resumed run keeps when it was started
+    first.
 
     Args:
         folder: of the run; made where it is missing.
@@ -128,6 +129,7 @@ class RunRecord:
             **about,
             "metrics": earlier.get("metrics", {}),
             "rounds": earlier.get("rounds", []),
+            "rollbacks": earlier.get("rollbacks", []),
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +148,12 @@ class RunRecord:
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """Checkpoints are found in their folder."""
+
+    def on_roll_back(self, report: RollBackReport) -> None:
+        """Keeps what was left out; a resumed run that meets the same spike again reports it once."""
+        earlier = [one for one in self.record["rollbacks"] if one.get("update") != report.update]
+        self.record["rollbacks"] = [*earlier, dataclasses.asdict(report)]
+        self._write()
 
     def on_message(self, text: str) -> None:
         """Messages are for `metrics.jsonl`."""

@@ -23,6 +23,7 @@ from onward.engine.reports import (
     CheckpointReport,
     EpochReport,
     EvaluationReport,
+    RollBackReport,
     RunStart,
     RunSummary,
     StepReport,
@@ -199,6 +200,11 @@ class Watchers:
         """Forwards."""
         self._forward(lambda watcher: watcher.on_checkpoint(report))
         _LOGGER.info("checkpoint at step %d: %s", report.step, report.path)
+
+    def on_roll_back(self, report: RollBackReport) -> None:
+        """Forwards to watchers that have an `on_roll_back`; others need none."""
+        self._forward(lambda watcher: getattr(watcher, "on_roll_back", lambda _: None)(report))
+        _LOGGER.warning("returned from update %d to %d: %s", report.update, report.returned_to, report.path)
 
     def on_message(self, text: str) -> None:
         """Forwards."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,13 @@ from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.callbacks import Callback
 from onward.engine.faults.loss_spikes import LossSpikes, _deviations
 from onward.engine.loop import StepDone
-from onward.engine.reports import UpdateReport
+from onward.engine.reports import RollBackReport, UpdateReport
 from onward.errors import ParametersError
 from onward.parameters import OnBadLoss
+from onward.report.metrics_file import MetricsFile
+from onward.report.page.page import render_page
+from onward.report.page.run_record import read_run
+from onward.report.run_record import RunRecord
 from tests.mlp import SQUARES, assert_same_bits, data, parameters, save_mlp, start, weights_of
 from tests.ranks import run_on_ranks
 
@@ -76,6 +83,57 @@ def test_the_bad_batch_leaves_no_trace(tmp_path: Path) -> None:
     clean, _ = start(tmp_path, **RUN)
     clean.run(InMemoryDataLoader(without(samples(), BAD)))
     assert_same_bits(weights_of(runner), weights_of(clean))
+
+
+class Returns(Callback):
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.reports: list[RollBackReport] = []
+
+    def on_roll_back(self, report: RollBackReport) -> None:
+        self.reports.append(report)
+
+
+def test_it_is_an_event_of_the_log_the_record_and_the_report(tmp_path: Path) -> None:
+    changes = watching(tmp_path) | {"training": {"num_train_steps": STEPS, "display_loss_steps": 1}}
+    logs, returns = tmp_path / "logs", Returns()
+    record = RunRecord(logs, parameters(tmp_path, **changes), {}, is_resumed=False)
+    runner, _ = start(tmp_path, returns, MetricsFile(logs / "metrics.jsonl"), record, **changes)
+    runner.run(InMemoryDataLoader(samples()))
+    runner.watchers.close()
+    (report,) = returns.reports
+    assert (report.update, report.returned_to, report.path) == (BAD + 1, 25, str(tmp_path / "c/checkpoint-00000025"))
+    assert report.cause in ("loss", "gradient norm")
+    assert report.deviations > 20
+    expected = dataclasses.asdict(report)
+    assert expected["samples"] == f"data in memory: samples {4 * BAD}, {4 * BAD + 1}, {4 * BAD + 2}, {4 * BAD + 3}"
+    events = [json.loads(line) for line in (logs / "metrics.jsonl").read_text().splitlines()]
+    (event,) = [one for one in events if one["kind"] == "roll_back"]
+    assert {name: event[name] for name in expected} == expected
+    assert json.loads((logs / "run.json").read_text())["rollbacks"] == [expected]
+    page_record = read_run(logs, "run")
+    assert [update for update, _ in page_record.curves["loss"]] == list(range(1, STEPS + 1)), "each update once"
+    page = render_page([page_record], {})
+    assert '<h2 id="roll-backs">Roll-backs</h2>' in page
+    assert f"<td>{expected['samples']}</td>" in page
+    assert "Roll-backs" not in render_page([dataclasses.replace(page_record, rollbacks=())], {})
+
+
+def test_a_resumed_run_that_meets_the_same_spike_reports_it_once(tmp_path: Path) -> None:
+    """The checkpoint from which it resumes is from before the spike."""
+    logs = tmp_path / "logs"
+    for stop in (26, None):
+        asked = watching(tmp_path)
+        is_resumed = stop is None
+        record = RunRecord(logs, parameters(tmp_path, **asked), {}, is_resumed)
+        metrics = MetricsFile(logs / "metrics.jsonl", 25 if is_resumed else None)
+        runner, _ = start(tmp_path, metrics, record, *([] if stop is None else [Stops(stop)]), **asked)
+        with contextlib.suppress(KeyboardInterrupt):
+            runner.run(InMemoryDataLoader(samples()))
+        runner.watchers.close()
+    assert [one["update"] for one in json.loads((logs / "run.json").read_text())["rollbacks"]] == [BAD + 1]
+    assert [one["update"] for one in read_run(logs, "run").rollbacks] == [BAD + 1]
 
 
 class Stops(Callback):

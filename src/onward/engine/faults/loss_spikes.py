@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from onward.data.batches import Batch, DataCursor
 from onward.engine.faults.skipped_updates import Origin, describe_origin
 from onward.engine.loop import StepDone
+from onward.engine.reports import RollBackReport
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.parallel.agreement import agree_on_least
@@ -28,6 +30,16 @@ _LEAST_LOG_DEVIATION = 0.1
 """The same for logarithms of gradient norms."""
 
 
+class Spike(NamedTuple):
+    """An update that is far above those before it; fields as of `RollBackReport`."""
+
+    update: int
+    cause: str
+    value: float
+    deviations: float
+    samples: str
+
+
 class RollBack(Exception):
     """Training is to return to the last checkpoint before an update.
 
@@ -37,11 +49,17 @@ class RollBack(Exception):
         is_interrupted: a signal came meanwhile; the run is to end then.
     """
 
-    def __init__(self, update: int, text: str, is_interrupted: bool) -> None:
+    def __init__(self, spike: Spike, text: str, is_interrupted: bool) -> None:
         super().__init__(text)
-        self.update = update
+        self.update = spike.update
         self.text = text
         self.is_interrupted = is_interrupted
+        self._spike = spike
+
+    def to(self, path: str, update: int) -> RollBackReport:
+        """What to report once training is back at the checkpoint of an update."""
+        found = self._spike
+        return RollBackReport(found.update, found.cause, found.value, found.deviations, found.samples, update, path)
 
 
 class LossSpikes:
@@ -90,10 +108,10 @@ class LossSpikes:
         if len(course.losses) < LEAST_UPDATES or deviations <= threshold:
             course.add(loss, log_norm, self._settings.spike_window)
             return
-        update = done.update.update
+        spike = Spike(done.update.update, name, value, deviations, describe_origin(batches))
         text = (
-            f"update {update}: its {name} {value:.4g} is {deviations:.0f} robust standard deviations above the median "
-            f"of the last {len(course.losses)} updates ({describe_origin(batches)})"
+            f"update {spike.update}: its {name} {value:.4g} is {deviations:.0f} robust standard deviations above the "
+            f"median of the last {len(course.losses)} updates ({spike.samples})"
         )
         if course.rollbacks >= self._settings.max_rollbacks:
             raise ParametersError(
@@ -103,7 +121,7 @@ class LossSpikes:
             )
         course.rollbacks += 1
         course.spans.append(((begin.epoch, begin.sample), (self._state.cursor.epoch, self._state.cursor.sample)))
-        raise RollBack(update, text, is_interrupted())
+        raise RollBack(spike, text, is_interrupted())
 
     def _largest(self, number: float) -> float:
         """The largest that any rank has, so that all ranks decide alike."""

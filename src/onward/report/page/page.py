@@ -39,6 +39,7 @@ def render_page(runs: Sequence[RunRecord], plans: Mapping[str, PlanPicture]) -> 
     sections = {
         "Results": _results(runs),
         "Curves": _curves(runs),
+        "Roll-backs": "".join(_rollbacks(run, len(runs)) for run in runs),
         "Plan and memory": "".join(_plan(run, plans.get(run.name, PlanPicture()), len(runs)) for run in runs),
         "Slowest nodes": "".join(_nodes(run, len(runs)) for run in runs),
         "Settings": _settings(runs),
@@ -193,6 +194,24 @@ def _nodes(run: RunRecord, count: int) -> str:
     left = len(run.nodes) - MOST_NODES
     more = f'<p class="missing">and {left} more</p>' if left > 0 else ""
     return f"{_heading(run, count)}<p>Profile of {_text(run.profile_name)}.</p>{_table(header, rows)}{more}"
+
+
+def _rollbacks(run: RunRecord, count: int) -> str:
+    """Spikes of the loss, each with the data that the run left out."""
+    rows = [
+        "<tr>"
+        + "".join(f'<td class="number">{_text(one.get(name, ""))}</td>' for name in ("update", "returned_to"))
+        + f"<td>{_text(one.get('cause', ''))}</td>"
+        + "".join(f'<td class="number">{_short(one.get(name))}</td>' for name in ("value", "deviations"))
+        + f"<td>{_text(one.get('samples', ''))}</td></tr>"
+        for one in run.rollbacks
+    ]
+    header = ["update", "returned to", "spike of", "value", "robust standard deviations", "data left out"]
+    return _heading(run, count) + _table(header, rows) if rows else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else _text("" if value is None else value)
 
 
 def _settings(runs: Sequence[RunRecord]) -> str:

@@ -50,6 +50,7 @@ class RunRecord:
             not finite is None.
         final: metrics of the last evaluation, and what the end of the last round counted.
         messages: (update, text), in order.
+        rollbacks: returns to a checkpoint because of a spike, with the fields of `RollBackReport`.
         settings: sections of fields, as resolved.
         environment: what is known of command, versions, devices and git state; nested.
         nodes: of the latest profile, slowest first.
@@ -63,6 +64,7 @@ class RunRecord:
     curves: Mapping[str, Sequence[tuple[int, float | None]]] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)
     messages: Sequence[tuple[int, str]] = ()
+    rollbacks: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     nodes: Sequence[ProfiledNode] = ()
@@ -95,6 +97,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         curves=_curves(events),
         final=_final(events),
         messages=[(int(one.get("update", 0)), str(one["text"])) for one in events if one.get("kind") == "message"],
+        rollbacks=[event for event in events if event.get("kind") == "roll_back"],
         settings=_settings(folder),
         environment=_environment(folder),
         nodes=() if profile is None else _nodes(profile),
@@ -141,6 +144,9 @@ def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, fl
         elif event.get("kind") == "evaluation":
             for name, value in event.get("metrics", {}).items():
                 curves.setdefault(f"evaluation {name}", []).append((update, _number(value)))
+        elif event.get("kind") == "roll_back":
+            last = _number(event.get("returned_to")) or 0.0
+            curves = {name: [point for point in points if point[0] <= last] for name, points in curves.items()}
     return curves
 
 
