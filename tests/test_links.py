@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,8 @@ _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", re.MULTILINE)
 _MENTION = re.compile(r"(?<![\w./-])(?:docs|benchmarks|recipes)/[\w./-]+\.(?:md|ipynb|png|svg)\b")
+_SOURCE = re.compile(r"`((?:[\w*.-]+/)*[\w*-]+\.py|(?:src|tests|benchmarks|dev|recipes)/[\w/.-]+)(?:::\w+)?`")
+_TEST = re.compile(r"\btests/[\w/]+\.py\b")
 # Pages of other projects whose paths look like ours.
 _ELSEWHERE = {"docs/ContribOperators.md", "docs/torchft.md", "docs/debugging.md"}
 # Tests that invent pages.
@@ -82,6 +85,34 @@ def test_pages_that_code_and_messages_name_exist() -> None:
             if name not in _ELSEWHERE and not (ROOT / name).exists() and path not in _INVENTING:
                 faults.append(f"{path.relative_to(ROOT)} names {name}")
     assert not faults
+
+
+def test_sources_and_tests_that_pages_name_exist() -> None:
+    """A file that pages name in backticks, by its path or the end of it, is in the project; patterns match one."""
+    files = [str(path.relative_to(ROOT)) for path in tracked()]
+    faults = []
+    for page in tracked("*.md", ".ci/*", "Makefile"):
+        text = page.read_text(encoding="utf-8")
+        pattern = _SOURCE if page.suffix == ".md" else _TEST
+        if page.name != "log.md":  # which tells what was
+            named = {name for name in pattern.findall(text) if not any(_ends_with(one, name) for one in files)}
+            faults += [f"{page.relative_to(ROOT)} names {name}" for name in sorted(named)]
+    assert not faults
+
+
+def test_tests_that_pages_name_are_defined() -> None:
+    named = [
+        (page, *found)
+        for page in tracked("*.md")
+        for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
+    ]
+    assert named
+    for page, file, name in named:
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{page.name} names {file}::{name}"
+
+
+def _ends_with(path: str, name: str) -> bool:
+    return path.startswith(name) or fnmatchcase(f"/{path}", f"*/{name}")
 
 
 @pytest.mark.parametrize(
