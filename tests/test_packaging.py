@@ -19,7 +19,7 @@ def test_the_citation_is_of_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert str(citation["version"]) == onward.__version__
     assert citation["license"] == project["license"]
-    assert citation["keywords"] and len(project["classifiers"]) > 5
+    assert len(project["classifiers"]) > 5
 
 
 def test_every_file_of_the_package_is_in_the_wheel() -> None:
