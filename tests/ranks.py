@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "onward", "onward.runner", "tests.ranks"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch.distributed", "onward", "onward.runner", "onward.commands.training", "tests.ranks", "pytest"]
+)
 LONGEST_SECONDS = 300.0
 
 

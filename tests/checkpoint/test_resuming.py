@@ -166,3 +166,12 @@ def test_leftovers_of_earlier_versions_are_removed_if_nothing_else_is_in_them(tm
     (folder / ".tmp-checkpoint-00000010" / "notes.txt").write_text("mine")
     prepare_directory(folder, None)
     assert sorted(path.name for path in folder.glob(".tmp*")) == [".tmp-checkpoint-00000010"]
+
+
+def test_a_run_that_saves_nothing_any_more_still_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """Killed while the oldest checkpoint was being removed, after the last update: found by `tests.invariants.killing`."""
+    folder = trained(tmp_path)
+    (folder / ".tmp-onward-removed-checkpoint-00000002").mkdir()
+    (folder / ".tmp-x").mkdir()
+    resume(tmp_path, "refuse")
+    assert [path.name for path in folder.glob(".tmp*")] == [".tmp-x"]

@@ -48,7 +48,8 @@ def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
         if rank == 0:
             try:
                 make_directory(directory)
-                _clear_leftovers(directory)
+                clear_leftovers(directory)
+                _end_replacements(directory)
                 if group is not None:
                     mark.touch()
             except OSError as error:
@@ -110,11 +111,16 @@ def discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _clear_leftovers(directory: Path) -> None:
+def clear_leftovers(directory: Path) -> None:
+    """Removes what killed processes were writing or removing; the caller holds the lock. OSError goes through."""
     for path in sorted(directory.iterdir()):
         if _is_leftover(path):
             discard(path)
-        elif re.fullmatch(re.escape(REPLACED_PREFIX) + CHECKPOINT, path.name):
+
+
+def _end_replacements(directory: Path) -> None:
+    for path in sorted(directory.iterdir()):
+        if re.fullmatch(re.escape(REPLACED_PREFIX) + CHECKPOINT, path.name):
             final = directory / path.name.removeprefix(REPLACED_PREFIX)
             if final.exists():
                 remove(path)

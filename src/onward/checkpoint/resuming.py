@@ -3,10 +3,11 @@ over in silence, and no run begins anew over damaged checkpoints unless it is as
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Literal
 
-from onward.checkpoint.disk import set_aside, storage_error
+from onward.checkpoint.disk import clear_leftovers, set_aside, storage_error
 from onward.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onward.checkpoint.reading import checkpoint_number, incomplete_checkpoints, list_checkpoints, sequence_of, verify
 from onward.errors import CheckpointError
@@ -41,6 +42,9 @@ def choose_checkpoint(directory: Path, if_damaged: IfDamaged) -> tuple[Path | No
     newer = {path: why for path, why in damaged.items() if checkpoint_number(path) > newest or not candidates}
     if newer:
         _refuse(newer, candidates, if_damaged)
+    # The next save does this, too, but a run that is done saves nothing any more.
+    with contextlib.suppress(OSError):
+        clear_leftovers(directory)
     return (candidates[-1] if candidates else None), [_leave_out(path, why) for path, why in newer.items()]
 
 

@@ -15,7 +15,7 @@ from onward.errors import ParametersError
 from onward.parallel.agreement import UpdateAgreement, agree_on_any, check_same
 from onward.parallel.launch.process import check_devices, choose_backend, in_world_of_one, start
 from onward.parallel.rendezvous.launcher import Launch
-from onward.parallel.rendezvous.rendezvous import open_store, rendezvous, wait_for_all
+from onward.parallel.rendezvous.rendezvous import UnreachableStoreError, open_store, rendezvous, wait_for_all
 from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 from tests.parallel.starting import free_port
@@ -194,6 +194,28 @@ def test_port_that_another_program_has() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ParametersError, match=rf"rank 0 cannot listen at port {port}.*Set MASTER_PORT"):
             rendezvous(launch_of(0, 2, port), 1.0)
+
+
+def test_a_store_that_nobody_serves_is_waited_for_as_long_as_was_asked() -> None:
+    """torch's own client takes two to four times as long as that."""
+    started = time.monotonic()
+    with pytest.raises(
+        UnreachableStoreError, match=r"rank 1 of 2 .* waited 3 s for rank 0 at 127.0.0.1:\d+, and nothing"
+    ):
+        open_store(launch_of(1, 2, free_port()), 3.0)
+    assert 2.0 < time.monotonic() - started < 5.0
+
+
+def test_a_store_that_is_served_late_is_found() -> None:
+    port, found = free_port(), []
+    client = threading.Thread(target=lambda: found.append(open_store(launch_of(1, 2, port), 20.0)))
+    client.start()
+    time.sleep(1.0)
+    owner = open_store(launch_of(0, 2, port), 20.0)
+    client.join()
+    owner.set("a", "b")
+    assert found[0].get("a") == b"b"
+    assert found[0].plain.underlying_store.timeout.total_seconds() == 20
 
 
 @pytest.mark.parametrize("stray_comes_first", [False, True])

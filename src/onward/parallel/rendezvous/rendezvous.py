@@ -25,10 +25,17 @@ from onward.parallel.rendezvous.listening import address_to_bind, listen, serve_
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore, secret_of
 
 POLL_SECONDS = 0.05
+LONGEST_POLL_SECONDS = 1.0
+CONNECT_SECONDS = 5.0
+"""How long torch may take for one attempt to connect to a store that is listening."""
 
 
 class StrayError(ParametersError):
     """This process met the ranks of another start, which its end does not concern."""
+
+
+class UnreachableStoreError(ParametersError):
+    """The store of this start does not answer, so that this process cannot report its end to other ranks."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ def open_store(launch: Launch, timeout_seconds: float) -> RunStore:
     """A connection to the store of this start; rank 0 opens the store itself unless torchrun has.
 
     Raises:
-        ParametersError: nothing answers, or the port is taken.
+        ParametersError: the port is taken.
+        UnreachableStoreError: nothing answers within the timeout.
     """
     hosts = launch.rank == 0 and not launch.agent_store
     place = f"{launch.master_address}:{launch.master_port}"
@@ -79,14 +87,7 @@ def open_store(launch: Launch, timeout_seconds: float) -> RunStore:
         if address is not None:
             store = serve_store(listen(address, launch.master_port), timeout_seconds)
         else:
-            store = TCPStore(
-                launch.master_address,
-                launch.master_port,
-                launch.world_size,
-                is_master=hosts,
-                timeout=timedelta(seconds=timeout_seconds),
-                wait_for_workers=False,
-            )
+            store = _connect(launch, timeout_seconds) if not hosts else _client(launch, timeout_seconds, is_master=True)
     except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
         if hosts:
             raise ParametersError(
@@ -94,13 +95,45 @@ def open_store(launch: Launch, timeout_seconds: float) -> RunStore:
                 f"{_first_line(error)}. Set MASTER_PORT to a free port on all machines."
             ) from None
         owner = "torchrun" if launch.agent_store else "rank 0"
-        raise ParametersError(
+        raise UnreachableStoreError(
             f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} waited "
             f"{time.monotonic() - started:.0f} s for {owner} at {place}, and nothing answered. Check that the first "
             "process runs, that the address is reachable from here and the port open (MASTER_ADDR, MASTER_PORT), or "
             "raise distributed.start_timeout_seconds."
         ) from None
     return RunStore(store, f"onward/{launch.restart}", secret)
+
+
+def _connect(launch: Launch, timeout_seconds: float) -> TCPStore:
+    """A client of the store that another process serves, or will serve within the timeout.
+
+    torch's client exceeds its timeout up to four times where nothing listens, so it is used for short attempts only.
+    """
+    deadline, pause = time.monotonic() + timeout_seconds, POLL_SECONDS
+    while True:
+        attempt = min(CONNECT_SECONDS, timeout_seconds)
+        try:
+            socket.create_connection((launch.master_address, launch.master_port), attempt).close()
+            store = _client(launch, attempt)
+        except (OSError, dist.DistNetworkError, dist.DistStoreError):
+            if time.monotonic() + pause >= deadline:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
+        else:
+            store.set_timeout(timedelta(seconds=timeout_seconds))
+            return store
+
+
+def _client(launch: Launch, timeout_seconds: float, is_master: bool = False) -> TCPStore:
+    return TCPStore(
+        launch.master_address,
+        launch.master_port,
+        launch.world_size,
+        is_master=is_master,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+    )
 
 
 def rendezvous(launch: Launch, timeout_seconds: float) -> RunStore:

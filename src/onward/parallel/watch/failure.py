@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from onward.errors import Interrupted, OnwardError, UserError
 from onward.parallel.rendezvous.launcher import Launch, detect
-from onward.parallel.rendezvous.rendezvous import StrayError, open_store
+from onward.parallel.rendezvous.rendezvous import StrayError, UnreachableStoreError, open_store
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import cause_of, leave_cause
 from onward.parallel.watch.heartbeats import (
@@ -110,7 +110,7 @@ def ending_together(title: str = "onward") -> Iterator[None]:
 
 def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
     exit_code = exit_code_of(error)
-    if _is_over or isinstance(error, StrayError):
+    if _is_over or isinstance(error, (StrayError, UnreachableStoreError)):
         _show(error, title)
         end_process(exit_code)
     try:

@@ -146,6 +146,8 @@ class HeartbeatMonitor:
         with contextlib.suppress(dist.DistError):
             with self._talk():
                 self._store.set("shown", "")
+                came = sum(self._store.check([f"here/{rank}"]) for rank in range(self.launch.world_size))
+            self._dead = max(self._dead, self.launch.world_size - came)  # who never came does not see it either
             self._wake_silent()
             self._wait_for("seen", self.launch.world_size - 1 - self._dead, SHUTDOWN_GRACE_SECONDS)
         self._leave(exit_code)
