@@ -169,7 +169,7 @@ def test_leftovers_of_earlier_versions_are_removed_if_nothing_else_is_in_them(tm
 
 
 def test_a_run_that_saves_nothing_any_more_still_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    """Killed while the oldest checkpoint was being removed, after the last update: found by `tests.invariants.killing`."""
+    """Killed while the oldest checkpoint was being removed, after the last update; found by random kills."""
     folder = trained(tmp_path)
     (folder / ".tmp-onward-removed-checkpoint-00000002").mkdir()
     (folder / ".tmp-x").mkdir()
