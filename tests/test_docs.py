@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -129,6 +130,37 @@ def test_the_architecture_names_what_exists() -> None:
         exists = any((base / name).exists() for base in (ROOT, ROOT / "src/onward", ROOT / "src/onward/engine"))
         is_format = name in ("metrics.jsonl", "torch.fx", "torch.nn.Module", "torch.autograd")
         assert exists if is_path else is_format or words.issuperset(name.split(".")), f"{name} does not exist"
+
+
+def test_names_of_the_package_in_pages_can_be_imported() -> None:
+    """`onward.module.name` in prose, and `from onward... import ...` in any block, whether or not it is run."""
+    prose = re.compile(r"`(onward(?:\.[A-Za-z_]\w*)+)[`(]")
+    imported = re.compile(r"^\s*from (onward[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+    faults = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        if page.name == "log.md":
+            continue
+        text = page.read_text()
+        names = set(prose.findall(text)) - {"onward.fused", "onward.parallel", "onward.plan", "onward.classical"}
+        names |= {f"{module}.{one.strip()}" for module, ones in imported.findall(text) for one in ones.split(",")}
+        faults += [f"{page.relative_to(ROOT)} names {name}" for name in sorted(names) if not can_be_imported(name)]
+    assert not faults
+
+
+def can_be_imported(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
