@@ -6,7 +6,11 @@ import html
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-_CELL = "padding: 2px 12px 2px 0; text-align: {}; white-space: pre"
+_CELL = (
+    "padding: 2px 12px 2px 0; text-align: {}; vertical-align: top; white-space: pre-wrap; overflow-wrap: anywhere; "
+    "max-width: 60em"
+)
+"""Colors are those of the page around it, light or dark."""
 
 
 def text_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
@@ -33,17 +37,12 @@ def html_table(rows: Iterable[Sequence[str]], right: Collection[int] = (), capti
                 for column, cell in enumerate(line)
             )
             parts.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<table class="onward">{"".join(parts)}</table>'
+    return f'<div style="overflow-x: auto"><table class="onward">{"".join(parts)}</table></div>'
 
 
 def html_fields(title: str, fields: Iterable[tuple[str, str]]) -> str:
     """Names and values as a table of two columns."""
     return html_table([(title, ""), *fields])
-
-
-def html_lines(text: str) -> str:
-    """Text whose columns are aligned, as it is."""
-    return f'<pre class="onward">{html.escape(text)}</pre>'
 
 
 def html_curve(title: str, values: Sequence[float], width: int = 480, height: int = 120) -> str:
@@ -58,10 +57,11 @@ def html_curve(title: str, values: Sequence[float], width: int = 480, height: in
         f'<text x="{width + 6}" y="{y}" font-size="11" fill="currentColor">{value:.4g}</text>'
         for value, y in ((high, 12), (low, height + 12))
     )
+    style = f"width: {width + 70}px; max-width: 100%"
     return (
         f'<figure class="onward" style="margin: 0"><figcaption>{html.escape(title)}</figcaption>'
-        f'<svg width="{width + 70}" height="{height + 16}"><polyline points="{line}" fill="none" stroke="#1f77b4" '
-        f'stroke-width="1.5"/>{labels}</svg></figure>'
+        f'<svg viewBox="0 0 {width + 70} {height + 16}" style="{style}">'
+        f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>{labels}</svg></figure>'
     )
 
 
@@ -72,4 +72,4 @@ def bytes_text(size: float) -> str:
     return f"{size / 1000**power:.3g} {units[power]}"
 
 
-__all__ = ["bytes_text", "html_curve", "html_fields", "html_lines", "html_table", "text_table"]
+__all__ = ["bytes_text", "html_curve", "html_fields", "html_table", "text_table"]

@@ -109,7 +109,7 @@ def test_values_show_themselves() -> None:
     summary = result.summary._repr_html_()
     assert "stable_samples_per_second" in summary
     assert re.search(r"metrics</td><td[^>]*>loss ", summary)
-    assert result.net._repr_html_().startswith('<table class="onward">')
+    assert result.net._repr_html_().startswith('<div style="overflow-x: auto"><table class="onward">')
     assert "learning_rate" in step_report()._repr_html_()
     assert "accuracy 0.6123" in evaluation_report()._repr_html_()
 

@@ -15,6 +15,8 @@ from onward.report.lines import Field, LossHistory, evaluation_fields, step_fiel
 REFRESH_SECONDS = 0.25
 """Between two updates of the display at least; a notebook keeps every message that a browser has to draw."""
 
+_LINES = "margin: 0; font-family: monospace; white-space: pre-wrap; overflow-wrap: anywhere"
+
 KEPT_LINES = 30
 """Permanent lines that stay visible above the progress."""
 
@@ -117,13 +119,14 @@ def _page(above: list[str], report: StepReport | None, live: list[str], below: l
     """The same lines as HTML, with a bar."""
     bar = ""
     if report is not None:
-        bar = f'<progress value="{report.step}" max="{max(report.num_train_steps, 1)}" style="width: 40em"></progress>'
+        shares = f'value="{report.step}" max="{max(report.num_train_steps, 1)}"'
+        bar = f'<progress {shares} style="width: 40em; max-width: 100%"></progress>'
     parts = [_lines(above), bar, _lines(live), _lines(below)]
     return "".join(part for part in parts if part)
 
 
 def _lines(lines: list[str]) -> str:
-    return f'<pre style="margin: 0; font-family: monospace">{html.escape(chr(10).join(lines))}</pre>' if lines else ""
+    return f'<pre style="{_LINES}">{html.escape(chr(10).join(lines))}</pre>' if lines else ""
 
 
 def _display(plain: str, page: str, handle: Any) -> Any:

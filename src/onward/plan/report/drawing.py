@@ -14,6 +14,7 @@ from onward.plan.decision import Plan
 from onward.plan.memory import KINDS, Forecast
 from onward.plan.pipeline.schedules import Span
 from onward.plan.report.text import ranks_at, verdict
+from onward.tables import bytes_text
 
 WIDTH = 1000
 _LEFT, _ROW, _BAR = 130, 22, 770
@@ -56,7 +57,7 @@ def picture(title: str, plan: Plan, forecast: Forecast, memory_limit_bytes: floa
             if width > 0.2:
                 shapes.append(Shape(x, y, width, _ROW - 6, COLORS[kind]))
                 x += width
-        shapes.append(Shape(min(x + 6, WIDTH - 70), y + 3, text=f"{rank.memory.total / 1e6:.1f} MB", size=11))
+        shapes.append(Shape(min(x + 6, WIDTH - 70), y + 3, text=bytes_text(rank.memory.total), size=11))
         y += _ROW
     if memory_limit_bytes is not None:
         shapes.append(Shape(_LEFT + memory_limit_bytes / most * _BAR - 1, top - 4, 2, y - top + 4, "#b00020"))

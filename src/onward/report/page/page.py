@@ -103,7 +103,7 @@ def _results(runs: Sequence[RunRecord]) -> str:
             f'<td class="number{" best" if value is not None and value == best else ""}">{_metric(name, value)}</td>'
             for value in values
         )
-        rows.append(f"<tr><td>{_text(name)}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{_text(name.removesuffix(' bytes'))}</td>{cells}</tr>")
     return _table(["", *(run.name for run in runs)] if len(runs) > 1 else ["", "value"], rows)
 
 

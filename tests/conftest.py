@@ -1,0 +1,15 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from onward.report.phases import Phases
+
+
+@pytest.fixture(autouse=True)
+def _patient_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine any command may take longer than a second; what it says of that is tested by itself."""
+    monkeypatch.setattr("onward.cli.Phases", functools.partial(Phases, announced_after_seconds=600.0))
