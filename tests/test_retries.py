@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from onward.errors import DataError, StorageError
 from onward.graph.writing.model_saving import save_model
 from onward.report import metrics_file
 from onward.report.metrics_file import MetricsFile
-from onward.retries import RETRY_VARIABLE, Patience, persistently
+from onward.retries import RETRY_VARIABLE, Patience, persistently, reporting_stall
 from onward.runner import TrainingRunner
 from tests.faulty_storage import OPERATIONS, PASSING, Fault, faulty_storage
 from tests.mlp import assert_same_bits, data, save_mlp, start, state_bits
@@ -318,3 +319,29 @@ def run(folder: Path, out: Path) -> TrainingRunner:
         runner.run(loader)
     runner.end_training()
     return runner
+
+
+def test_a_clock_that_stands_still_ends_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are counted, so that what fails for ever is given up."""
+    paused: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(time, "sleep", paused.append)
+
+    def fail() -> None:
+        if len(paused) > 1000:
+            raise AssertionError("it is repeated for ever")
+        raise OSError(errno.EIO, "Input/output error", "a")
+
+    with pytest.raises(OSError, match=r"Input/output error \(tried \d+ times in 0 s\)"):
+        persistently(fail, "writing a", Patience(5.0, 0.1, 1.0, 30.0))
+    assert sum(paused) == pytest.approx(5.0)
+
+
+def test_a_stall_is_reported_at_growing_distances_by_any_clock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    with caplog.at_level(logging.WARNING), reporting_stall("writing a", 0.02):
+        time.sleep(0.5)
+    lines = [record.getMessage() for record in caplog.records if "is not done" in record.getMessage()]
+    assert 1 <= len(lines) <= 6

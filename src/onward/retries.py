@@ -76,7 +76,7 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
         Exception: of the last attempt, with the number of attempts in its message where there were several.
     """
     patience = Patience.of_process() if patience is None else patience
-    started, attempts, pause = 0.0, 0, patience.first_pause_seconds
+    started, attempts, pause, paused_seconds = 0.0, 0, patience.first_pause_seconds, 0.0
     while True:
         attempts += 1
         try:
@@ -85,7 +85,8 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
         except (OSError, OnwardError) as error:
             now = time.monotonic()
             started = started or now
-            left = started + patience.seconds - now
+            # Pauses count by themselves, too: a clock that stands still ends no patience.
+            left = patience.seconds - max(now - started, paused_seconds)
             if not is_passing(error) or left <= 0:
                 if attempts == 1:
                     raise
@@ -96,6 +97,7 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
                 what, _reason(error), attempts + 1, pause_seconds, left,
             )  # fmt: skip
             time.sleep(pause_seconds)
+            paused_seconds += pause_seconds
             pause = min(2 * pause, patience.longest_pause_seconds)
         else:
             if attempts > 1:
@@ -116,9 +118,9 @@ def reporting_stall(what: str, seconds: float) -> Iterator[None]:
     over, started = threading.Event(), time.monotonic()
 
     def watch() -> None:
-        wait = seconds
+        wait, waited = seconds, 0.0
         while not over.wait(wait):
-            waited = time.monotonic() - started
+            waited = max(waited + wait, time.monotonic() - started)
             _LOGGER.warning("%s has taken %.0f s and is not done: the file system does not answer.", what, waited)
             wait = waited
 

@@ -69,4 +69,6 @@ def _check_folder(folder: Path) -> Finding:
             "Change to a writable folder, or pass one with --folder.",
         )
     found = _space("this folder", folder)
-    return Finding("disk", f"{found.text}, writes {TRIAL_BYTES / 1e6 / seconds:,.0f} MB/s", found.status, found.remedy)
+    return Finding(
+        "disk", f"{found.text}, writes {TRIAL_BYTES / 1e6 / max(seconds, 1e-9):,.0f} MB/s", found.status, found.remedy
+    )

@@ -85,13 +85,13 @@ class Clock:
     @property
     def samples_per_second(self) -> float:
         """Over all steps of the call."""
-        return self.samples / self.train_seconds if self.train_seconds > 0 else 0.0
+        return _rate(self.samples, self.train_seconds)
 
     @property
     def stable_samples_per_second(self) -> float:
         """Over the last steps only."""
         seconds = sum(s for s, _ in self.recent)
-        return sum(n for _, n in self.recent) / seconds if seconds > 0 else 0.0
+        return _rate(sum(n for _, n in self.recent), seconds)
 
 
 @dataclass
@@ -216,14 +216,19 @@ def _make_report(
         loss_scale=None if steps.state.loss_scale is None else steps.state.loss_scale.scale,
         skipped_updates=counters.skipped_updates,
         samples=counters.samples,
-        samples_per_second=window.samples / seconds,
-        tokens_per_second=window.tokens / seconds if window.tokens else None,
+        samples_per_second=_rate(window.samples, seconds),
+        tokens_per_second=_rate(window.tokens, seconds) if window.tokens else None,
         seconds=seconds,
         data_wait_seconds=window.waited_seconds,
         seconds_left=remaining * clock.train_seconds / clock.steps,
         tensors=result.tensors,
         module_paths=steps.watched.module_paths(result.tensors),
     )
+
+
+def _rate(count: float, seconds: float) -> float:
+    """A number a second; 0 by a clock that stands still."""
+    return count / seconds if seconds > 0 else 0.0
 
 
 def _count_tokens(batch: Batch) -> int:

@@ -12,6 +12,9 @@ MATMUL_SECONDS = 0.5
 _UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 
 
+_MOST_MATMULS = 1000
+
+
 def format_operations(count: float) -> str:
     """A count of floating-point operations in the largest unit that it has one of, at least kFLOP."""
     size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), _UNITS[-1])
@@ -31,13 +34,15 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     _wait(device)
     count = 8 if device.type == "cuda" else 1  # at once, so that starting them costs nothing
     best, ends = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < ends:
+    for _ in range(_MOST_MATMULS):  # also by a clock that stands still
+        if time.perf_counter() >= ends:
+            break
         started = time.perf_counter()
         for _ in range(count):
             a @ b
         _wait(device)
         best = min(best, time.perf_counter() - started)
-    return 2 * size**3 * count / best
+    return 2 * size**3 * count / max(best, 1e-9)
 
 
 def _wait(device: torch.device) -> None:

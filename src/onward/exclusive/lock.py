@@ -245,11 +245,13 @@ def _is_abandoned(file: LockFile, holder: Holder, say: Callable[[str], None]) ->
     sign, begin = file.sign_of_life(), time.monotonic()
     age = max(0.0, file.age_seconds() or 0.0)
     is_announced = False
-    while sign is not None and age + time.monotonic() - begin < ABANDONED_AFTER_SECONDS:
+    waited = 0.0  # counted by itself, too, for a clock that stands still
+    while sign is not None and age + max(waited, time.monotonic() - begin) < ABANDONED_AFTER_SECONDS:
         if file.sign_of_life() != sign:
             return False
         if not is_announced and time.monotonic() - begin > 1:
             say(f"{file} names {holder}; watching for up to {ABANDONED_AFTER_SECONDS - age:.0f} s whether it is alive.")
             is_announced = True
         time.sleep(0.5)
+        waited += 0.5
     return True

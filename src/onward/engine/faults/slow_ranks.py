@@ -46,7 +46,7 @@ class Lag:
         """
         whom = "the median of the ranks that do the same work" if self.has_peers else "what it took before"
         lag = self.own_seconds - self.expected_seconds
-        share = self.data_seconds / self.own_seconds
+        share = self.data_seconds / max(self.own_seconds, 1e-9)
         cause = (
             f"{self.data_seconds:.2f} s of it is waiting for data: look at the disk or network that its shards are on."
             if share > 0.5
