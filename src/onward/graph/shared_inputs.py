@@ -9,9 +9,13 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Linear"})
-KEEP_APART = _PRODUCTS | {"Attention", "Softmax", "Einsum", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "If",
-                          "Loop", "Scan"}  # fmt: skip
+from onward.graph.operators import Fact, operators_with
+
+_PRODUCTS = operators_with(Fact.MATMUL) - {"Einsum"}
+KEEP_APART = operators_with(Fact.MATMUL | Fact.CONVOLUTION | Fact.RECURRENT | Fact.CONTROL_FLOW) | {
+    "Attention",
+    "Softmax",
+}
 """Operators that keep layers apart which stand before and after them: one result would wait long for the other.
 
 So would keys and values of every layer of a decoder, which read the same result of an encoder.

@@ -13,19 +13,15 @@ import onnx_ir as ir
 
 from onward.graph.cuts import reads
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
+from onward.graph.operators import Fact, has_fact, operators_with
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
 
 LARGEST_TABLE_ELEMENTS = 4096
 """A product with a frozen matrix of more elements is a layer, not a table of frequencies; it is computed once."""
 
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
-_LAYERS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "Gemm", "RNN", "GRU", "LSTM",
-                     "Attention", "BatchNormalization"})  # fmt: skip
-_PRODUCTS = frozenset({"MatMul", "Linear", "Einsum", "MatMulInteger", "QLinearMatMul"})
-_ONLY_SHAPE = frozenset({"Shape", "Size"})
+_LAYERS = operators_with(Fact.CONVOLUTION | Fact.RECURRENT) | {"Gemm", "Attention", "BatchNormalization"}
+_PRODUCTS = operators_with(Fact.MATMUL) | {"MatMulInteger", "QLinearMatMul"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def find_roles(graph: TrainingGraph, watched: Sequence[str] = ()) -> ValueRoles:
     roots: dict[ir.Node, frozenset[ir.Value]] = {}
     for node in nodes:
         read = list(reads(node))
-        if node.op_type in _ONLY_SHAPE and node.domain == "" and read[0] in bound_values:
+        if has_fact(node.op_type, Fact.SHAPE_ONLY) and node.domain == "" and read[0] in bound_values:
             roots[node] = frozenset({read[0]})
             continue
         input_too = any(value in from_input for value in read)
@@ -138,7 +134,9 @@ def _is_bound(node: ir.Node, reads_weight: bool) -> bool:
 
 
 def _draws(node: ir.Node) -> bool:
-    if node.op_type in _RANDOM or "Dropout" in node.op_type:  # of any domain: BiasDropout, BitmaskDropout, ...
+    if (
+        has_fact(node.op_type, Fact.RANDOM) or "Dropout" in node.op_type
+    ):  # of any domain: BiasDropout, BitmaskDropout, ...
         return True
     return any(
         _draws(inner)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onward.graph.operators import Fact, has_fact
 from onward.graph.training_graph import TrainingGraph
 
 _MOST_ELEMENTS = 1 << 16
@@ -19,10 +20,6 @@ _MOST_ELEMENTS = 1 << 16
 
 _FEWEST_ELEMENTS = 32
 """Smaller weights say too little about a distribution."""
-
-_NORMS = frozenset(
-    {"BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def find_origin(training: TrainingGraph) -> Origin:
 def _norm_values(tensors: dict[str, ir.Value]) -> tuple[list[str], list[str]]:
     scales, shifts = [], []
     for name, value in tensors.items():
-        places = {use.idx for use in value.uses() if use.node.op_type in _NORMS}
+        places = {use.idx for use in value.uses() if has_fact(use.node.op_type, Fact.NORMALIZATION)}
         if 1 in places:
             scales.append(name)
         elif 2 in places:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.graph.classical.class_names import find_class_names
 from onward.graph.nodes.shape_inference import inferred_values
+from onward.graph.operators import Fact, operators_with
 from onward.graph.repair.fixed_inputs import propose_fixed_inputs
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
@@ -24,7 +25,7 @@ from onward.proposal.initialization import Origin, find_origin
 
 Size = int | str
 
-_MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+_MOVES = operators_with(Fact.SAME_ELEMENTS) | {"Cast", "Slice"}
 """Operators that only move elements."""
 
 _KEEPS_RANGE = _MOVES | {"Clip", "DequantizeLinear", "Gather", "QuantizeLinear", "ReduceMean"}

@@ -27,6 +27,7 @@ from onward.engine.network.precision import Precision, float8_notes
 from onward.engine.state import TrainState
 from onward.engine.utilization import Utilization
 from onward.errors import ParametersError
+from onward.graph.operators import Fact, has_fact
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.context import ExecutionContext
@@ -47,8 +48,6 @@ from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, rank_of_stage
 from onward.plan.pipeline.stage_graph import stage_graph
 from onward.plan.pipeline.stages import Stage, StagePlan
-
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,7 @@ def network_of(
 def _uses_all_weights(network: Network) -> bool:
     names, graph = network.net.graph.loss_names, network.net.graph.model.graph
     is_inside = names is None or not names.outputs  # a function of the user's own may leave outputs unused
-    return is_inside and not any(node.op_type in CONTROL_FLOW for node in graph)
+    return is_inside and not any(has_fact(node.op_type, Fact.CONTROL_FLOW) for node in graph)
 
 
 def _stage_module(stage: Stage, network: Network, compute: StageCompute, watched: Sequence[str]) -> StageModule:

@@ -14,10 +14,13 @@ from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.engine.network.precision import Precision
 from onward.engine.reports import RunSummary
 from onward.graph.cuts import reads
+from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
 from onward.parameters import Parameters
 from onward.plan.costs.costs import measure_costs
+
+_MOVES = operators_with(Fact.SAME_ELEMENTS) | {"Cast"}
 
 SYNTHETIC_BATCHES = 4
 """So many batches are drawn and read again and again."""
@@ -53,7 +56,7 @@ def _table_rows(graph: TrainingGraph) -> dict[str, int]:
     origin: dict[ir.Value, ir.Value] = {value: value for value in inputs}
     for node in graph.model.graph:
         read = list(reads(node))
-        if node.op_type in ("Cast", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten") and read[0] in origin:
+        if node.op_type in _MOVES and read[0] in origin:
             origin[node.outputs[0]] = origin[read[0]]
         if node.op_type == "Gather" and len(read) > 1 and read[1] in origin and read[0].shape is not None:
             axis = node.attributes.get_int("axis", 0)

@@ -19,16 +19,16 @@ import torch
 from torch import fx
 
 from onward.errors import ParametersError
+from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.equal_segments import signature_of, structure_of
 from onward.lowering.building.segments import SegmentedProgram
 from onward.lowering.passes import is_recomputing
 from onward.lowering.program import Program
 
-_UNCHANGED = frozenset(
-    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Shape", "Size", "Expand",
-     "Constant", "Gather", "MatMul", "Gemm", "Linear", "Attention"}
-)  # fmt: skip
+_UNCHANGED = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY | Fact.MATMUL) - {"Einsum"} | {
+    "Constant", "Gather", "Attention",
+}  # fmt: skip
 """What is as fast compiled or not: other views of the same memory, rows of tables, torch's own kernels for products."""
 
 _SINGLE = frozenset(
@@ -36,7 +36,7 @@ _SINGLE = frozenset(
 )
 """What is one kernel compiled or not: nothing is gained unless another stands beside it."""
 
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "FusedConv", "NhwcConv"})
+CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,12 @@ from onward.graph.losses import terms
 from onward.graph.losses.axes import AxisTracker
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.nodes.structure import ML_DOMAIN
+from onward.graph.operators import Fact, operators_with
 
 _SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
-_MOVES_ELEMENTS = frozenset(
-    {"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)
+_MOVES_ELEMENTS = operators_with(Fact.SAME_ELEMENTS) | {"Cast", "Gather", "Slice"}
 """Operators that give out elements of their first input; they are repeated on the logits."""
-_LINEAR = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose", "Add", "Sub", "BatchNormalization"})
+_LINEAR = operators_with(Fact.MATMUL | Fact.CONVOLUTION) | {"Add", "Sub", "BatchNormalization"}
 
 
 @dataclass(frozen=True)

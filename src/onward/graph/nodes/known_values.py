@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.nodes.shape_inference import inferred_values
+from onward.graph.operators import Fact, has_fact
 
 Size = int | str
 """A size of a shape: a number, or the name of an open dimension, which stands for one number everywhere."""
@@ -214,7 +215,13 @@ class Facts:
 
     def _key(self, value: ir.Value, depth: int) -> Any:
         node = value.producer()
-        if node is None or node.domain != "" or node.op_type in _RANDOM or len(node.outputs) != 1 or not depth:
+        if (
+            node is None
+            or node.domain != ""
+            or has_fact(node.op_type, Fact.RANDOM)
+            or len(node.outputs) != 1
+            or not depth
+        ):
             found = self.evaluate(value) if node is None else None
             return value if found is None else (found.dtype.str, found.shape, found.tobytes())
         attributes = []
@@ -228,11 +235,6 @@ class Facts:
 
     def _number_of(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
-
-
-_RANDOM = frozenset(
-    {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
 
 
 def _is_vague(shape: ir.Shape) -> bool:

@@ -8,20 +8,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-_PARAMETERS: dict[str, frozenset[int]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "DeformConv"), frozenset({1, 2})),
-    **dict.fromkeys(("InstanceNormalization", "LayerNormalization", "GroupNormalization"), frozenset({1, 2})),
-    **dict.fromkeys(("RNN", "GRU"), frozenset({1, 2, 3})),
-    "LSTM": frozenset({1, 2, 3, 7}),
-    "BatchNormalization": frozenset({1, 2, 3, 4}),
-    "RMSNormalization": frozenset({1}),
-    "PRelu": frozenset({1}),
-    "MatMul": frozenset({0, 1}),
-    "Gather": frozenset({0}),
-}
-"""Operator -> inputs that are parameters or running statistics."""
+from onward.graph.operators import Fact, operator
 
-_REARRANGING = frozenset({"Unsqueeze", "Reshape", "Transpose", "Squeeze", "Identity"})
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
@@ -69,8 +57,9 @@ def _feeds_weight(value: ir.Value, rearranged: bool = False) -> bool:
 def _is_parameter(node: ir.Node, index: int, rearranged: bool) -> bool:
     if node.domain != "":
         return False
-    if index in _PARAMETERS.get(node.op_type, ()):
+    known = operator(node.op_type)
+    if known.is_parameter(index) or known.is_running_statistic(index) or (node.op_type == "Gather" and index == 0):
         return True
-    if node.op_type in _REARRANGING and index == 0:
+    if Fact.SAME_ELEMENTS in known.facts and index == 0:
         return _feeds_weight(node.outputs[0], rearranged=True)
     return rearranged and node.op_type in ("Mul", "Add")

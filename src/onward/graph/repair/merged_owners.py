@@ -9,36 +9,16 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
+from onward.graph.operators import Fact, operator, operators_with
 from onward.graph.repair.merged_uses import Use
 from onward.graph.weights.evidence import folded_parameters
 from onward.graph.weights.gradients import is_without_gradient
 
-_ROLES: dict[str, tuple[str, ...]] = {
-    "LayerNormalization": ("", "weight", "bias"),
-    "GroupNormalization": ("", "weight", "bias"),
-    "InstanceNormalization": ("", "weight", "bias"),
-    "RMSNormalization": ("", "weight"),
-    "BatchNormalization": ("", "weight", "bias", "running_mean", "running_var"),
-    "Conv": ("", "weight", "bias"),
-    "ConvTranspose": ("", "weight", "bias"),
-    "Gemm": ("", "weight", "bias"),
-    "PRelu": ("", "weight"),
-    **dict.fromkeys(("RNN", "GRU", "LSTM"), ("", "weight_ih", "weight_hh", "bias")),
-    "Add": ("bias", "bias"),
-    "Sub": ("bias", "bias"),
-    "Mul": ("weight", "weight"),
-    "Div": ("weight", "weight"),
-    "MatMul": ("weight", "weight"),
-}
-"""Operator -> what torch calls each input."""
+_CONSTANT_PLACES = frozenset({("Where", 1), ("Where", 2), ("Max", 1), ("Min", 1), ("Pow", 1)})
+"""Inputs where an all-equal tensor is a constant and no layer's weight, beside initial states."""
 
-_CONSTANT_PLACES = frozenset(
-    {("LSTM", 5), ("LSTM", 6), ("GRU", 5), ("RNN", 5), ("Where", 1), ("Where", 2), ("Max", 1), ("Min", 1), ("Pow", 1)}
-)
-"""Inputs where an all-equal tensor is a constant and no layer's weight."""
-
-
-_REARRANGING = frozenset({"Split", "Slice", "Transpose", "Reshape", "Squeeze", "Unsqueeze"})
+_REARRANGING = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW) - {"Identity"}
+"""Without `Identity`, which has the name of a parameter that was merged."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +42,8 @@ class Owner:
 
 def is_constant_place(node: ir.Node, index: int) -> bool:
     """Whether a tensor of one number is a constant at an input, and no layer's weight."""
-    return (node.op_type, index) in _CONSTANT_PLACES or is_without_gradient(node, index)
+    is_state = operator(node.op_type).input(index) == "state"
+    return is_state or (node.op_type, index) in _CONSTANT_PLACES or is_without_gradient(node, index)
 
 
 def missing_parameters(graph: ir.Graph) -> frozenset[str]:
@@ -302,5 +283,4 @@ def _rebuilt_name(
 
 def role_of(node: ir.Node, index: int) -> str:
     """What torch calls the parameter at an input of a node."""
-    roles = _ROLES.get(node.op_type, ())
-    return roles[index] if index < len(roles) and roles[index] else "weight"
+    return operator(node.op_type).parameter_name(index) or "weight"

@@ -16,12 +16,13 @@ import onnx_ir as ir
 
 from onward.graph.nodes import provenance
 from onward.graph.nodes.rearrangement import is_equal
+from onward.graph.operators import Fact, operators_with
 
 Use = tuple[ir.Node, int]
 """A node and the index of its input."""
 
-_MOVING = frozenset({"Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Cast"})
-_LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+_MOVING = operators_with(Fact.SAME_ELEMENTS) | {"Cast"}
+_LINEAR = operators_with(Fact.MATMUL | Fact.CONVOLUTION)
 _SHIFTING = frozenset({"Add", "Sub", "Mul", "Div"})
 _UNSCOPED_IDENTITY = re.compile(r"(Identity_\d+)?$")
 

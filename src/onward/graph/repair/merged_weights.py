@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onward.graph.nodes import provenance
 from onward.graph.nodes.node_writer import value_names
+from onward.graph.operators import operator
 from onward.graph.repair.merged_owners import (
     divide_joined_layers,
     divide_joined_nodes,
@@ -29,13 +30,6 @@ from onward.graph.weights.names import WeightNames, weight_names
 
 _SHOWN = 8
 """So many names a note lists; the rest is counted."""
-
-_ONE_NUMBER: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)),
-    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "BatchNormalization"), (1, 2)),
-    "PRelu": (1,),
-}
-"""Inputs at which a tensor of one number is a parameter, and not a constant of the arithmetic."""
 
 
 @dataclass
@@ -129,7 +123,7 @@ def _may_be_merged(value: ir.Value) -> bool:
 def _is_parameter_of_one_number(value: ir.Value) -> bool:
     """Whether all that read it take it for a parameter; constants of the arithmetic are of one number, too."""
     uses = [use for unit in units_of(value) for use in unit.uses]
-    return all(index in _ONE_NUMBER.get(node.op_type, ()) for node, index in uses)
+    return all(node.op_type != "MatMul" and operator(node.op_type).is_parameter(index) for node, index in uses)
 
 
 def _fill(tensor: ir.TensorProtocol) -> float | None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
+from onward.graph.operators import operator
 from onward.graph.weights.lifted_tensors import is_lifted, lifted_parameters
 from onward.graph.weights.quantized_weights import is_scale
 from onward.graph.weights.signal_tables import why_signal_table
@@ -27,25 +28,6 @@ _FOLDED_BY_TF2ONNX = re.compile(r"(^|/)const_fold_opt__\d+(:0)?$")
 
 _SELECTOR_NAME = re.compile(r"(^|[._])\w*(ids|index|indices|idx)$")
 """How torch's modules name buffers of whole numbers that select from a parameter."""
-
-_PARAMETER_INPUTS: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "GroupNormalization"), (1, 2)),
-    **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), (1, 2)),
-    **dict.fromkeys(("RNN", "GRU", "LSTM"), (1, 2, 3, 7)),
-    "DynamicQuantizeLSTM": (3, 7),
-    "RMSNormalization": (1,),
-    "MatMul": (0, 1),
-}
-"""Operator -> inputs that are parameters wherever they are stored tensors."""
-
-_TABLE_INPUTS: dict[str, tuple[int, ...]] = {"RotaryEmbedding": (1, 2)}
-"""Operator -> inputs that are tables of angles."""
-
-_INITIAL_STATES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("LSTM", "DynamicQuantizeLSTM"), (5, 6)),
-    "GRU": (5,),
-    "RNN": (5,),
-}
 
 _ARITHMETIC = frozenset({"Mul", "Div", "Sub", "Add", "Pow", "Max", "Min", "Where", "Mod", "Sqrt", "Clip", "Equal"})
 
@@ -120,12 +102,14 @@ def why_constant(value: ir.Value, exporter: Exporter) -> str:
         return ""
     if len(tensor.shape) == 0 and not named:
         return "a rank-0 constant"
-    if uses and all(index in _TABLE_INPUTS.get(operator, ()) for operator, index in uses):
+    held = {operator(op_type).input(index) for op_type, index in uses}
+    if held == {"table"}:
         return "a table of angles"
-    if uses and all(index in _INITIAL_STATES.get(operator, ()) for operator, index in uses) and _is_zero(tensor):
+    if held == {"state"} and _is_zero(tensor):
         return "an initial state of zeros"
-    arithmetic = {operator for operator, _ in uses} <= _ARITHMETIC
-    if tensor.size == 1 and not named and arithmetic and "Add" not in {operator for operator, _ in uses}:
+    op_types = {op_type for op_type, _ in uses}
+    arithmetic = op_types <= _ARITHMETIC
+    if tensor.size == 1 and not named and arithmetic and "Add" not in op_types:
         return "a one-element constant of the arithmetic"
     if provenance.FOLDED_FROM in value.metadata_props:
         if exporter.lifted.intersection(provenance.folded_sources(value)) and tensor.size > 1:
@@ -156,7 +140,7 @@ def _is_folded_weight(value: ir.Value) -> bool:
     named = [source for source in sources if _PARAMETER_NAME.search(source) and not _BUFFER_NAME.search(source)]
     if not named:
         return False
-    as_parameter = all(use.idx in _PARAMETER_INPUTS.get(use.node.op_type, ()) for use in value.uses())
+    as_parameter = all(operator(use.node.op_type).is_parameter(use.idx) for use in value.uses())
     return as_parameter or len(named) == 1
 
 

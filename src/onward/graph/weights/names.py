@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
+from onward.graph.operators import Fact, operator, operators_with
 
 _KERAS_ROLES = {
     **dict.fromkeys(
@@ -24,24 +25,7 @@ _KERAS_ROLES = {
 }
 """Name of TensorFlow's operation, the last part of a node's path, -> what Keras calls the weight that it reads."""
 
-_OPERATOR_ROLES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("Conv", "ConvTranspose", "Gemm", "BatchNormalization", "LayerNormalization", "GroupNormalization",
-         "InstanceNormalization", "Linear"), ("", "weight", "bias")
-    ),
-    "RMSNormalization": ("", "weight"),
-    "PRelu": ("", "weight"),
-    "Gather": ("weight",),
-    "MatMul": ("weight", "weight"),
-    "Add": ("bias", "bias"),
-    "Mul": ("weight", "weight"),
-    "LSTM": ("", "weight_ih", "weight_hh", "bias"),
-    "GRU": ("", "weight_ih", "weight_hh", "bias"),
-    "RNN": ("", "weight_ih", "weight_hh", "bias"),
-}  # fmt: skip
-"""Operator -> what torch calls the parameter at each input."""
-
-_MOVING = frozenset({"Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze", "Expand"})
+_MOVING = operators_with(Fact.SAME_ELEMENTS) | {"Cast", "Expand"}
 _TF_PREFIX = re.compile(r"^(StatefulPartitionedCall|PartitionedCall|model|functional)(_\d+)?/")
 _TF_VARIABLE = re.compile(r"/(ReadVariableOp|Read/ReadVariableOp|resource)(_\d+)?(:\d+)?$")
 
@@ -137,8 +121,7 @@ def _reader(value: ir.Value) -> tuple[ir.Node | None, int]:
 
 
 def _of_reader(node: ir.Node, index: int, targets: Mapping[str, str], prefixes: frozenset[str]) -> str:
-    roles = _OPERATOR_ROLES.get(node.op_type, ())
-    role = roles[index] if index < len(roles) else ""
+    role = operator(node.op_type).parameter_name(index)
     called = [targets[one] for one in provenance.called_parameters(node) if one in targets]
     fitting = [one for one in called if one.rpartition(".")[2].startswith(role)] if role else []
     if len(fitting) == 1:

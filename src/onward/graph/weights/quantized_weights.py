@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onward.graph.operators import operator
+
 INTEGERS: dict[ir.DataType, str] = {
     **dict.fromkeys((ir.DataType.INT8, ir.DataType.UINT8), "8-bit integers"),
     **dict.fromkeys((ir.DataType.INT4, ir.DataType.UINT4), "4-bit integers"),
@@ -17,25 +19,6 @@ INTEGERS: dict[ir.DataType, str] = {
 """Element types of quantized weights, in words."""
 
 _PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
-_SCALES: dict[str, frozenset[int]] = {
-    "QuantizeLinear": frozenset({1}),
-    "DequantizeLinear": frozenset({1}),
-    "QLinearMatMul": frozenset({1, 4, 6}),
-    "QLinearConv": frozenset({1, 4, 6}),
-    "DynamicQuantizeMatMul": frozenset({2}),
-    "MatMulIntegerToFloat": frozenset({2, 3}),
-    "MatMulNBits": frozenset({2}),
-    "QGemm": frozenset({1, 4, 7}),
-    "DynamicQuantizeLSTM": frozenset({8, 10}),
-    "QLinearAdd": frozenset({1, 4, 6}),
-    "QLinearMul": frozenset({1, 4, 6}),
-    "QLinearSigmoid": frozenset({1, 3}),
-    "QLinearLeakyRelu": frozenset({1, 3}),
-    "QLinearGlobalAveragePool": frozenset({1, 3}),
-    "QLinearAveragePool": frozenset({1, 3}),
-    "QLinearSoftmax": frozenset({1, 3}),
-}
-"""Operator -> inputs that are scales."""
 
 
 def is_scale(value: ir.Value) -> bool:
@@ -45,7 +28,7 @@ def is_scale(value: ir.Value) -> bool:
 
 
 def _reads_scale(node: ir.Node, index: int) -> bool:
-    if index in _SCALES.get(node.op_type, ()):
+    if operator(node.op_type).input(index) == "scale":
         return True
     if node.op_type != "Mul" or node.domain != "":
         return False

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.nodes.shape_inference import inferred_values
+from onward.graph.operators import Fact, has_fact, operator, operators_with
 from onward.graph.reading.dimensions import bind_dimensions, evaluate_dimension, symbolic_dimensions
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.costs.stage_cost import StageCost
@@ -25,27 +26,11 @@ OPERATIONS_PER_BYTE = 20.0
 DEFAULT_SIZE = 64
 """Taken for a symbolic dimension whose size is not given."""
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Split", "Slice", "Shape",
-                    "Size", "Expand"})  # fmt: skip
-_KEEPS_FACTORS = frozenset({"MatMul", "Gemm", "Linear", "Mul", "Einsum", "Div"})
-"""Each operand is kept for the gradient of the other."""
-
-_KEEPS_INPUTS = frozenset(
-    {"Conv", "ConvTranspose", "Pow", "LayerNormalization", "RMSNormalization", "Gelu", "BatchNormalization",
-     "InstanceNormalization", "GroupNormalization", "Erf", "Log", "Abs", "Sin", "Cos", "MaxPool", "LSTM", "GRU", "RNN",
-     "Attention", "Swish", "Mish", "HardSwish", "Softplus", "Max", "Min", "SoftmaxCrossEntropyLoss", "ReduceMax",
-     "ReduceMin", "ReduceProd", "PRelu", "LpPool", "SwiGLU"}
-)  # fmt: skip
-_CHEAP = frozenset({"LayerNormalization", "RMSNormalization", "Gelu", "Swish", "SwiGLU", "Mish", "HardSwish"})
-"""What these give is computed again for the gradient of a weight, unless `recompute.cheap_inputs` is off."""
+_VIEWS = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY)
 _UNCOUNTED = frozenset({"QLinearMatMul", "QLinearConv", "LinearAttention", "FlexAttention"})
 """Operators of the standard that multiply matrices and that `_operations` does not count."""
 _READS_REMATERIALIZED = frozenset({"Conv", "MaxPool", "AveragePool", "HardSwish", "Swish"})
 """These read what follows a batch normalization without keeping it, under the same field."""
-_KEEPS_OUTPUT = frozenset(
-    {"Softmax", "LogSoftmax", "Sigmoid", "Tanh", "Exp", "Sqrt", "Relu", "Reciprocal", "Elu", "Selu", "LeakyRelu",
-     "LSTM", "GRU", "RNN", "ReduceL2", "ReduceLogSumExp", "Celu", "Attention"}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -262,10 +247,11 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
         operands = [value for value in node.inputs if value is not None]
         if not any(value in roles.with_gradient for value in operands):
             continue
-        if node.op_type in _KEEPS_INPUTS:
+        facts = operator(node.op_type).facts
+        if Fact.KEEPS_INPUTS in facts:
             knows = node.op_type in _READS_REMATERIALIZED
             kept.update(_owner(v, roles) for v in operands if not (knows and _is_rematerialized(v, roles)))
-        elif node.op_type in _KEEPS_FACTORS:
+        elif Fact.KEEPS_FACTORS in facts:
             for index, value in enumerate(operands[:2]):
                 if _is_made_again(node, index, roles):
                     continue
@@ -274,9 +260,8 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
         if node.op_type == "Div" and operands[0] in roles.with_gradient:
             kept.add(_owner(operands[1], roles))
         # Dropout keeps a mask as large as its output.
-        if (
-            node.op_type in _KEEPS_OUTPUT and not _is_rematerialized(node.outputs[0], roles)
-        ) or node.op_type == "Dropout":
+        is_kept = Fact.KEEPS_OUTPUT in facts and not _is_rematerialized(node.outputs[0], roles)
+        if is_kept or node.op_type == "Dropout":
             kept.add(node.outputs[0])
     return frozenset(value for value in kept if value in roles.producers)
 
@@ -287,7 +272,9 @@ def _is_made_again(node: ir.Node, index: int, roles: ValueRoles) -> bool:
     if index or left is None or right is None or node.op_type not in ("MatMul", "Gemm", "Linear"):
         return False
     source, other = roles.producers.get(_owner(left, roles)), roles.producers.get(right)
-    return source is not None and source.op_type in _CHEAP and (other is None or other not in roles.bound)
+    return (
+        source is not None and has_fact(source.op_type, Fact.RECOMPUTED) and (other is None or other not in roles.bound)
+    )
 
 
 def _is_rematerialized(value: ir.Value, roles: ValueRoles) -> bool:

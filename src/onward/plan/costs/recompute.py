@@ -18,7 +18,6 @@ from onward.plan.roles import node_id
 
 FUSED_DOMAIN = "onward.fused"
 
-_PRODUCTS = frozenset({"MatMul", "Einsum"})
 _BETWEEN = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Cast", "Reshape", "Identity", "Dropout", "IsNaN",
                       "Transpose", "Squeeze", "Unsqueeze", "Clip", "Tanh", "Concat", "Slice"})  # fmt: skip
 _MOST_STEPS = 16
@@ -94,7 +93,9 @@ def _nearest_product(start: ir.Node, neighbours: Callable[[ir.Node], Iterator[ir
             for other in neighbours(node):
                 if other is None:
                     continue
-                if other.op_type in _PRODUCTS and not any(v is None or v.const_value is not None for v in other.inputs):
+                if other.op_type in ("MatMul", "Einsum") and not any(
+                    v is None or v.const_value is not None for v in other.inputs
+                ):
                     return other
                 if other.op_type in _BETWEEN:
                     following.append(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onward.graph.operators import Fact, operators_with
 from onward.plan.horizontal.cuts import (
     Assignment,
     CannotCutError,
@@ -20,22 +21,9 @@ from onward.plan.horizontal.cuts import (
 )
 from onward.plan.horizontal.rules import rule
 
-UNARY = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Celu", "Cos", "Cosh",
-    "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log",
-    "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
-    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
-)  # fmt: skip
 
-BROADCASTING = (
-    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
-    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
-)  # fmt: skip
-
-
-@rule(*UNARY)
+@rule(*operators_with(Fact.UNARY | Fact.BROADCASTING))
 @rule("FastGelu", "QuickGelu", "BiasGelu", "BiasAdd", domains=("com.microsoft",))
-@rule(*BROADCASTING)
 def elementwise(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis of the result, in all operands that have it."""
     return follow(broadcast_links(context, range(len(context.node.inputs))), context, inputs, outputs)
