@@ -10,10 +10,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+SLOW_SECONDS = 0.05
+"""That a slow rank takes longer for each step."""
 _import = builtins.__import__
 
 
@@ -35,6 +38,8 @@ def _make_faulty(rounds: Any) -> None:
         done = 0
         for step in train_steps(steps, *arguments):
             done += step.is_update
+            if kind == "slow" and os.environ.get("RANK", "0") == rank:
+                time.sleep(SLOW_SECONDS)
             is_due = done == int(update) and step.is_update and os.environ.get("RANK", "0") == rank
             if is_due and not any(Path(file).exists() for file in once):
                 for file in once:
