@@ -137,11 +137,14 @@ def _row(cases: Callable[[], list[tuple[str, Attack]]], again: bool = True) -> C
 
 @dataclass
 class _Later(Fault):
-    """A fault that begins after so many operations of its kind."""
+    """A fault within a folder that begins after so many operations of its kind."""
 
     skip: int = 0
+    within: str = ""
 
     def strike(self, operation: str, path: object) -> None:
+        if self.within not in str(path):
+            return
         if operation == self.operation and self.match in str(path) and self.skip > 0:
             self.skip -= 1
             return
@@ -151,7 +154,7 @@ class _Later(Fault):
 def _failing(fault: _Later, frozen: bool, folder: Path, stack: contextlib.ExitStack) -> None:
     patched = stack.enter_context(pytest.MonkeyPatch.context())
     injected = stack.enter_context(faulty_storage(patched, Patience(0.3, 0.001, 0.01, 5.0)))
-    injected.faults.append(replace(fault))
+    injected.faults.append(replace(fault, within=str(folder)))
     if frozen:
         _freeze(("monotonic",), folder, stack)
 
