@@ -21,27 +21,27 @@ class Distributed:
 
     Attributes:
         data_parallel_size: replicas, each with its own part of the data.
-        horizontal_parallel_size: processes that share the weights of a layer.
-        pipeline_parallel_size: processes that share the layers.
-        zero_stage: 0: every replica holds everything; 1: moments are shared out among the replicas; 2: gradients,
+        horizontal_parallel_size: tensor parallelism: ranks that share the weights of a layer.
+        pipeline_parallel_size: pipeline parallelism: ranks that share the layers.
+        zero_stage: 0: every replica holds everything; 1: moments are sharded over the replicas; 2: gradients,
             too; 3: weights, too.
-        zero_offload_to_cpu: keep the shared-out weights, gradients and moments in host memory (zero_stage 1 to 3).
+        zero_offload_to_cpu: keep the sharded weights, gradients and moments in host memory (zero_stage 1 to 3).
         enable_adasum: combine the replicas' gradients by Adasum instead of the mean.
-        reduction_type: element type in which gradients travel: `fp32`, `fp16` or `bf16`.
+        reduction_type: element type in which gradients are reduced: `fp32`, `fp16` or `bf16`.
         synchronize_batch_norm: batch statistics over all replicas instead of each replica's own.
-        sequence_parallel: share out what lies between the horizontally split layers, too, by tokens.
-        allow_whole_layers: layers whose heads, groups or channels horizontal_parallel_size does not divide stay whole
-            on every rank; otherwise such a run is refused.
+        sequence_parallel: also shard the activations between tensor-parallel layers, by tokens.
+        allow_whole_layers: layers whose heads, groups or channels horizontal_parallel_size does not divide stay
+            unsharded on every rank; otherwise such a run is refused.
         pipeline_partition_cut_list: where stages end: `tensor:consumer/consumer-tensor...` per cut, cuts as a list or
             separated by commas; a tensor alone stands for all its consumers. Absent: balanced by cost.
-        op_id_to_stage: name of a node, or of its output -> stage; another way to say the same.
+        op_id_to_stage: name of a node, or of its output -> stage; another way to set the same.
         pipeline_stage_paths: one ONNX model per stage, cut already; the inputs of each are outputs of earlier ones.
             They are trained instead of `paths.model_path`.
         pipeline_schedule: `1F1B`, `GPipe`, `Interleaved1F1B`, `InterleavedZeroBubble` or `ZBVZeroBubble`.
         stage_memory_gb: where stages are balanced by cost, no stage may need more than this for weights, gradients,
-            Adam's moments and kept activations, in 10^9 bytes, as if nothing else shared them out.
+            Adam's moments and kept activations, in 10^9 bytes, as if nothing else sharded them.
         stages_per_rank: of the interleaved schedules (absent: 2); `ZBVZeroBubble` always has 2, the others 1.
-        use_nccl: absent: NCCL on GPUs, Gloo on CPUs; true demands NCCL, false Gloo.
+        use_nccl: absent: NCCL on GPUs, Gloo on CPUs; true requires NCCL, false Gloo.
         timeout_seconds: how long a collective may wait for the slowest process before the run ends.
         start_timeout_seconds: how long the rendezvous of the processes may take.
         slow_rank_period: weight updates between two comparisons of what every process does by itself, without waiting

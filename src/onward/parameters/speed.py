@@ -24,7 +24,7 @@ FusionName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class MixedPrecision:
-    """Computing in 16 bits with fp32 masters.
+    """Mixed precision with fp32 master weights.
 
     Attributes:
         use_mixed_precision: compute in fp16, or bf16 with `use_bfloat16`.
@@ -55,11 +55,11 @@ class Speed:
         join_layers: where nothing is compiled, linear layers that read the same (queries, keys and values; gate and
             value) are one function that adds up the gradient of what they read in place. Their weights stay their
             own.
-        compile: whether torch compiles the code of each segment of the model, one piece for equal segments. `auto`:
+        compile: whether torch compiles the code of each segment of the model, once for equal segments. `auto`:
             on GPUs, not on CPUs; a note says what was chosen and why. After eight different shapes of batches, others
             run uncompiled.
         channels_last: compute convolutions in channels-last (NHWC) memory format, which is faster on CPUs, and
-            on GPUs in 16 bits; torch's compiler chooses the memory format of compiled code.
+            on GPUs with mixed precision; torch's compiler chooses the memory format of compiled code.
         cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches
             have one shape, without accumulation and recompute. Not tried on a GPU yet.
     """
