@@ -116,3 +116,15 @@ def test_parameters_that_an_equal_layer_made_redundant_are_reported(tmp_path: Pa
         "'second.v_proj.bias', 'second.v_proj.weight'): nothing used them, or a layer with equal numbers computed the "
         "same from the same input, and the exporter kept one of the two. They cannot be trained."
     )
+
+
+@pytest.mark.parametrize("exporter", ["old", "old, not folded"])
+def test_parameters_of_one_number_without_their_identities(exporter: str, tmp_path: Path) -> None:
+    """Two temperatures of 1 that a simplifier left as one tensor: the user is told, and can have them apart."""
+    case = Case("scalars", "fresh", 8, exporter, "no identities")
+    outcome = train_case(case, tmp_path)
+    assert not outcome.is_right()
+    (note,) = [note for note in outcome.notes if note.startswith("'warm' (shape [1]) is read by 2 nodes")]
+    assert "list 'warm' in training.untied_weights" in note
+    apart = train_case(case, tmp_path, untied_weights=["warm"])
+    assert apart.is_right()

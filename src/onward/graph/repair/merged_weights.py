@@ -66,7 +66,7 @@ def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
     merged = [
         _Merged(model.graph, value, known_as.matches(name, split))
         for name, value in list(model.graph.initializers.items())
-        if _may_be_merged(value) and not known_as.matches(name, keep)
+        if _may_be_merged(value, known_as.matches(name, split)) and not known_as.matches(name, keep)
     ]
     if not merged:
         return Untying()
@@ -109,13 +109,15 @@ def _is_beside(name: str, other: str) -> bool:
     return left[:-2] == right[:-2] and left[-1] == right[-1] and left != right
 
 
-def _may_be_merged(value: ir.Value) -> bool:
+def _may_be_merged(value: ir.Value, is_asked: bool) -> bool:
     tensor = value.const_value
     if tensor is None or tensor.dtype not in TRAINABLE_TYPES or tensor.size < 1 or len(value.uses()) < 2:
         return False
     if value.is_graph_output() or is_noted_constant(value):
         return False
-    if tensor.size > 1 or value.metadata_props.get(provenance.KIND) == "PARAMETER":
+    if tensor.size > 1 or value.metadata_props.get(provenance.KIND) == "PARAMETER" or is_asked:
+        return True
+    if _changes_nothing(value):
         return True
     return any(use.node.op_type == "Identity" for use in value.uses()) or _is_parameter_of_one_number(value)
 
@@ -124,6 +126,16 @@ def _is_parameter_of_one_number(value: ir.Value) -> bool:
     """Whether all that read it take it for a parameter; constants of the arithmetic are of one number, too."""
     uses = [use for unit in units_of(value) for use in unit.uses]
     return all(node.op_type != "MatMul" and operator(node.op_type).is_parameter(index) for node, index in uses)
+
+
+def _changes_nothing(value: ir.Value) -> bool:
+    """Whether all nodes multiply by a tensor of one 1, or add one 0: a parameter as it starts, hardly a constant."""
+    tensor = value.const_value
+    if tensor is None or tensor.size != 1 or (not value.shape and provenance.is_automatic_name(str(value.name))):
+        return False
+    number = float(np.asarray(tensor.numpy()).reshape(-1)[0])
+    places = {1.0: {("Mul", 0), ("Mul", 1), ("Div", 1)}, 0.0: {("Add", 0), ("Add", 1), ("Sub", 1)}}.get(number, set())
+    return all((use.node.op_type, use.idx) in places for use in value.uses())
 
 
 def _fill(tensor: ir.TensorProtocol) -> float | None:
@@ -183,7 +195,10 @@ class _Merged:
     def split_by_layers(self, evidence: UseEvidence) -> None:
         """By modules, or by what else the layers compute with."""
         is_number = self.value.const_value is not None and self.value.const_value.size == 1
-        if self.is_done or (is_number and not self.is_asked and not _is_parameter_of_one_number(self.value)):
+        if self.is_done:
+            return
+        if is_number and not self.is_asked and not _is_parameter_of_one_number(self.value):
+            self.is_certain = not _changes_nothing(self.value)
             return
         units = units_of(self.value)
         if self._splits_by_node:
