@@ -118,10 +118,9 @@ def test_parameters_that_an_equal_layer_made_redundant_are_reported(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("exporter", ["old", "old, not folded"])
-def test_parameters_of_one_number_without_their_identities(exporter: str, tmp_path: Path) -> None:
+def test_parameters_of_one_number_without_their_identities(tmp_path: Path) -> None:
     """Two temperatures of 1 that a simplifier left as one tensor: the user is told, and can have them apart."""
-    case = Case("scalars", "fresh", 8, exporter, "no identities")
+    case = Case("scalars", "fresh", 8, "old", "no identities")
     outcome = train_case(case, tmp_path)
     assert not outcome.is_right()
     (note,) = [note for note in outcome.notes if note.startswith("'warm' (shape [1]) is read by 2 nodes")]
