@@ -33,7 +33,7 @@ from onward.engine.network.compilation import Compilation  # noqa: E402
 from onward.engine.network.forward import Forward  # noqa: E402
 from onward.engine.network.network import Network  # noqa: E402
 from onward.engine.network.precision import Precision  # noqa: E402
-from onward.graph.losses.adding import LossSpec  # noqa: E402
+from onward.graph.losses.spec import LossSpec  # noqa: E402
 from onward.graph.reading.model_file import read_model  # noqa: E402
 from onward.graph.training_graph import make_training_graph  # noqa: E402
 from onward.lowering.module import OnnxModule  # noqa: E402

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from onward.graph.fusion.passes import FUSIONS
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.building.specialization import specialize
 from onward.lowering.module import OnnxModule

@@ -21,7 +21,7 @@ from tests.graph.mutation import mutate_bytes, mutate_structure, seed_model
 
 from onward import to_torch
 from onward.errors import UserError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 
 LOSS = LossSpec("softmax_cross_entropy", "y", "labels")

@@ -25,7 +25,7 @@ import torch
 
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.loader import DataLoader
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.engine import exchange as engine_exchange
 from onward.engine import steps as engine_steps
 from onward.engine.network.forward import Forward

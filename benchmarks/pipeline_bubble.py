@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

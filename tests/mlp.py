@@ -12,7 +12,7 @@ import torch
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.environment import Environment
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner

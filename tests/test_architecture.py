@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from onward.graph.operators import OPERATORS, Fact, operators_with
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
@@ -24,8 +26,11 @@ ORDER = (
 FORBIDDEN_NAMES = {"utils", "helpers", "misc", "common", "base", "core", "manager"}
 WITHOUT_TORCH = {*ORDER[: ORDER.index("environment")], "graph", "plan"}
 MAY_NAME_DISTRIBUTED = {"parallel", "checkpoint"}
-LARGEST_FILE_LINES = 440
-LARGEST_FUNCTION_LINES = 70
+LARGEST_FILE_LINES = 400
+LONGER = {"runner.py": 440}
+"""Files that may be longer: the story of a run is read in one place."""
+LARGEST_FUNCTION_LINES = 60
+"""Without the docstring, which lists arguments and errors."""
 
 
 def source_files() -> list[Path]:
@@ -123,11 +128,39 @@ def test_no_file_is_a_drawer() -> None:
 @pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= LARGEST_FILE_LINES, f"{path} has {text.count(chr(10))} lines"
+    largest = LONGER.get(str(path.relative_to(SOURCE)), LARGEST_FILE_LINES)
+    assert text.count("\n") <= largest, f"{path} has {text.count(chr(10))} lines"
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            documented = node.body[0] if ast.get_docstring(node) else None
+            docstring = 0 if documented is None else (documented.end_lineno or 0) - documented.lineno + 1
+            length = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
             assert length <= LARGEST_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+TABLES_OF_OPERATORS = {
+    "graph/operators.py",  # the table
+}
+
+
+def _operators_named(node: ast.expr) -> set[str]:
+    names = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return names & set(OPERATORS)
+
+
+def test_facts_of_operators_stand_in_their_table() -> None:
+    """No module keeps a list that names most of the operators of which a fact of the table is true."""
+    sets = {fact: operators_with(fact) for fact in Fact if len(operators_with(fact)) > 2}
+    for path in source_files():
+        if str(path.relative_to(SOURCE)) in TABLES_OF_OPERATORS or "ops" in path.parts:
+            continue
+        for node in tree_of(path).body:
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            named = set() if value is None else _operators_named(value)
+            for fact, operators in sets.items():
+                known = len(named & operators)
+                is_copy = known > 2 and known > 0.7 * len(operators) and known > 0.7 * len(named)
+                assert not is_copy, f"{path}:{node.lineno} lists {fact}: ask graph/operators.py"
 
 
 def test_nothing_loads_pickle() -> None:
@@ -198,7 +231,7 @@ MAY_OPEN = {
     "data/packing/images.py": "a source that the user names, found as a regular file",
     "data/packing/rows.py": "a source that the user names",
     "data/packing/tokenizer_files.py": "a tokenizer that the user names, read by its own library",
-    "proposal/data_facts.py": "a source that the user names",
+    "proposal/data_reading.py": "a source that the user names",
     "artifacts/quantization.py": "files that it wrote into a temporary folder",
     "parallel/watch/flight_recorder.py": "stacks that this process had written into a file of its own",
     "diagnosis/exchange.py": "files that it wrote into a temporary folder",

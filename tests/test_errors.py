@@ -10,7 +10,7 @@ import pytest
 
 from onward.errors import DataError, ModelError, chain_of
 from onward.parallel.watch.cause import cause_of, out_of_memory
-from onward.parallel.watch.heartbeats import is_echo
+from onward.parallel.watch.ending import is_echo
 from onward.retries import is_passing
 from tests.test_architecture import source_files, tree_of
 

@@ -18,7 +18,7 @@ import torch
 from onward.checkpoint.reading import find_latest, read_new_tensors
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.loader import DataLoader
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError, StorageError
 from onward.graph.writing.model_saving import save_model
 from onward.report import metrics_file

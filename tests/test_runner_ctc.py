@@ -18,8 +18,8 @@ from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import label_ranges, read_training_graph
 from onward.engine.forecast.performance import synthetic_loader
 from onward.errors import DataError, ModelError, NodeError, ParametersError
-from onward.graph.losses.adding import LossSpec
 from onward.graph.losses.file import write_model_with_loss
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parameters import Parameters

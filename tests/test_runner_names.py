@@ -15,7 +15,7 @@ import torch
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import watched_names
 from onward.errors import DataError, ModelError, NodeError, ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.models import create_model
 from onward.parameters import TensorBoard

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onward.artifacts.training_graph import write_training_graph
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onward
 from onward.errors import StorageError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.nodes.rearrangement import Rearrangement
 from onward.graph.repair.split_weights import Tie
 from onward.graph.training_graph import make_training_graph

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.artifacts.trained_model import export_checkpoint
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError, ModelError, ParametersError
 from tests.artifacts.trained_run import convolutional_model, samples, train, write_shard
 

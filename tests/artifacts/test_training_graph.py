@@ -26,7 +26,7 @@ from onward.engine.network.precision import Precision
 from onward.engine.state import TrainState
 from onward.engine.steps import Steps, WatchedNames
 from onward.errors import ModelError, ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

@@ -20,7 +20,7 @@ from onward.artifacts.run_graphs import export_graphs
 from onward.artifacts.training_info import write_training_info
 from onward.cli import main
 from onward.errors import ModelError, ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.lowering.training_info import load_training_info

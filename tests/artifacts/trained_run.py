@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.environment import Environment
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner

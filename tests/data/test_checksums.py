@@ -13,7 +13,7 @@ from onward.data.loader import DataLoader
 from onward.data.packing.options import PackOptions
 from onward.data.packing.packer import pack
 from onward.data.shard import load_shard
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError
 
 

@@ -16,7 +16,7 @@ from onward.data import loader as loader_module
 from onward.data.batches import START, DataCursor
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec, Shard
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError, OnwardError, ParametersError
 
 LISTS = st.lists(st.integers(1, 7), min_size=1, max_size=5)

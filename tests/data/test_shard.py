@@ -8,7 +8,8 @@ from onnx import TensorProto
 
 from onward.data import shard as shard_module
 from onward.data.shard import FeatureSpec, load_shard, read_feature_specs
-from onward.data.shard_format import ShardWriter, encode_sample
+from onward.data.shard_format import encode_sample
+from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError
 from tests.data import independent
 

@@ -8,7 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from onward.data.shard_format import ShardWriter, encode_sample, index_shard, read_samples, write_sample
+from onward.data.shard_format import encode_sample, index_shard, read_samples, write_sample
+from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError, StorageError
 from tests.data import independent
 

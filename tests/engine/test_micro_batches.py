@@ -18,7 +18,7 @@ from onward.engine.micro_batches import SHARES, PipelinedMicroBatches, Sequentia
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import whole_network
 from onward.engine.network.precision import Precision
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parallel.launch.process import in_world_of_one

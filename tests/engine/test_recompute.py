@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import Network
 from onward.engine.network.precision import Precision
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from onward.graph.losses.adding import LossNames, LossSpec
 from onward.graph.losses.file import write_model_with_loss
+from onward.graph.losses.spec import LossNames, LossSpec
 
 OPSETS = (7, 9, 11, 12, 13, 18, 23)
 Shape = Sequence[int | str | None]

@@ -10,7 +10,7 @@ import pytest
 
 from onward import to_torch
 from onward.errors import UserError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from tests.graph.mutation import mutate_bytes, mutate_structure, seed_model
 

@@ -18,7 +18,7 @@ import onward.lowering.rewriting.linear_layers as linear_layers
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import LinearOptions, Network
 from onward.engine.network.precision import Precision
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule

@@ -19,7 +19,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from onward.data.shard_format import ShardWriter
+from onward.data.shard_writer import ShardWriter
 from onward.models import create_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -47,7 +47,8 @@ ALWAYS = {
     "profiler": {"first_step", "last_step"},
     "machine": {"execution_provider", "threads", "deterministic", "memory_gb", "check_weights_period"},
     "limits": {
-        "model_gb", "nodes", "nesting", "tensor_axes", "shape_numbers", "constant_gb", "preparation_seconds",
+        "model_gb", "nodes", "nesting", "tensor_axes", "shape_numbers", "constant_gb", "array_gb",
+        "preparation_seconds",
     },
 }  # fmt: skip
 

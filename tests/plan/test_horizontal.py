@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.building.shapes import find_value_facts
 from onward.models import create_model

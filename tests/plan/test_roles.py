@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.plan.roles import LARGEST_TABLE_ELEMENTS, ValueRoles, find_roles, node_id
 from tests.plan.staged_models import Sketch, graph_of

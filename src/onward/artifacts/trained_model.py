@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from onward.artifacts.export_rehearsal import rehearse_export
-from onward.artifacts.inference_model import export, export_weights, switch_to_inference
+from onward.artifacts.inference_mode import switch_to_inference
+from onward.artifacts.inference_model import export, export_weights
 from onward.artifacts.quantization import Calibration, optimize_model, quantize_model
 from onward.checkpoint.manifest import read_manifest
 from onward.checkpoint.reading import checkpoint_name, find_checkpoint, open_tensors, read_record

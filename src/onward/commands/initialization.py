@@ -23,7 +23,7 @@ from onward.parallel.memory import memory_of_rank
 from onward.parameters import Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.plan.topology import Topology
-from onward.proposal.data_facts import read_data_facts
+from onward.proposal.data_reading import read_data_facts
 from onward.proposal.model_facts import read_model_facts
 from onward.proposal.pack_command import pack_command
 from onward.proposal.proposal import Answers, Choice, Counts, Packing, Proposal

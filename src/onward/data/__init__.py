@@ -4,7 +4,8 @@ from onward.data.batches import Batch, BatchSource, DataCursor, LastBatch
 from onward.data.in_memory import InMemoryDataLoader, SyntheticFeature, make_synthetic_loader
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec, Shard, load_shard
-from onward.data.shard_format import ShardIndex, ShardWriter, index_shard, read_samples, write_sample
+from onward.data.shard_format import ShardIndex, index_shard, read_samples, write_sample
+from onward.data.shard_writer import ShardWriter
 
 __all__ = [
     "Batch",

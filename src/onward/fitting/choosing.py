@@ -19,7 +19,8 @@ from onward.data.sources.temporary import TemporaryFolder
 from onward.errors import ParametersError
 from onward.fitting.request import ModelPorts, Wanted, no_loss
 from onward.parameters import Loss
-from onward.proposal.data_facts import DataFacts, Feature, read_data_facts
+from onward.proposal.data_facts import DataFacts, Feature
+from onward.proposal.data_reading import read_data_facts
 from onward.proposal.model_facts import read_model_facts
 from onward.proposal.proposal import Answers, Counts, Proposal
 from onward.proposal.propose import propose

@@ -13,7 +13,8 @@ from onward.graph.classical.passes import rewrite_classical
 from onward.graph.classical.rewriting import AttributeWeight, Rewritten
 from onward.graph.classical.side_outputs import WhyNotLowered, leave_out_side_outputs, notes_on_side_outputs
 from onward.graph.fusion import passes
-from onward.graph.losses.adding import LossNames, LossSpec, add_loss
+from onward.graph.losses.adding import add_loss
+from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.nodes.budget import Deadline
 from onward.graph.reading.dimensions import name_open_dimensions
 from onward.graph.reading.garbage_collection import without_collection

@@ -15,7 +15,8 @@ from onward.data.packing.source import make_split_chooser
 from onward.errors import DataError
 from onward.parameters.limits import DEFAULT_LIMITS
 from onward.proposal.any_batch_size import with_batch_proof
-from onward.proposal.data_facts import DataFacts, read_data_facts, text_options_length
+from onward.proposal.data_facts import DataFacts
+from onward.proposal.data_reading import read_data_facts, text_options_length
 from onward.proposal.match_features import match_features
 from onward.proposal.match_images import match_images
 from onward.proposal.match_tables import match_table

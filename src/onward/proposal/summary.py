@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onward.errors import UserError
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
-from onward.proposal.data_facts import read_data_facts
+from onward.proposal.data_reading import read_data_facts
 from onward.proposal.model_facts import read_model_facts
 from onward.proposal.pack_command import pack_command
 from onward.proposal.proposal import Proposal

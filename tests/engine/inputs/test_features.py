@@ -12,7 +12,7 @@ import torch
 from onward.data.shard import FeatureSpec
 from onward.engine.inputs.features import FeatureReader, LabelRange
 from onward.errors import DataError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from tests.mlp import CROSS_ENTROPY, FEATURES, build_mlp
 

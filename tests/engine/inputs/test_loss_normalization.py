@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import shared_loss
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.parallel.launch.process import in_world_of_one, start
 from onward.parameters import Loss

@@ -22,7 +22,7 @@ from onward.engine.network.network import Network
 from onward.engine.network.precision import Precision
 from onward.errors import NodeError, ParametersError
 from onward.graph.fusion.cross_entropy import FEWEST_CLASSES
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.building.specialization import specialize
 from onward.lowering.module import OnnxModule

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import whole_network
 from onward.engine.network.precision import Precision
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parameters import MixedPrecision

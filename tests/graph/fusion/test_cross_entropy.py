@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import onward.lowering.ops.fused_cross_entropy as fused_cross_entropy
 from onward.engine.forecast.allocations import Allocations
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from tests.graph.fusion.pairs import EXACT, kinds, parse

@@ -17,7 +17,7 @@ from onward.graph.fusion.passes import FUSIONS
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.graph.inspection.facts import inspect
 from onward.graph.inspection.text import render
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

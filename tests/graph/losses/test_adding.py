@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from onward.errors import ModelError
-from onward.graph.losses.adding import LossSpec
 from onward.graph.losses.file import write_model_with_loss
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from tests.graph.loss_models import OPSETS, Shape, pass_through, run_loss
 

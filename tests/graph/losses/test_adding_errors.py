@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from onward.errors import ModelError, StorageError
-from onward.graph.losses.adding import LossSpec, add_loss
+from onward.graph.losses.adding import add_loss
 from onward.graph.losses.file import write_model_with_loss
+from onward.graph.losses.spec import LossSpec
 from onward.graph.reading.model_file import read_model
 from tests.graph.loss_models import pass_through
 

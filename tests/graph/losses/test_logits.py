@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from onward.data.in_memory import InMemoryDataLoader
 from onward.errors import ModelError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from tests.mlp import build_mlp, data, start, weights, weights_of

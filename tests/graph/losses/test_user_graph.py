@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from onnx import parser
 
 from onward.errors import ModelError
-from onward.graph.losses.adding import LossSpec, add_loss
+from onward.graph.losses.adding import add_loss
+from onward.graph.losses.spec import LossSpec
 from onward.graph.reading.model_file import read_model
 from onward.graph.training_graph import make_training_graph
 from tests.graph.loss_models import pass_through, run_loss

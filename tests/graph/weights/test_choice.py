@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onward.errors import ModelError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onward.engine.forecast.allocations import Allocations
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program

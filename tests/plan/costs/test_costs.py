@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import onward.lowering.kernels.rematerialize as remade
 from onward.errors import ModelError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.models import create_model
 from onward.parameters.distributed import Recompute

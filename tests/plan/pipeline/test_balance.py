@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from onward.errors import ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.plan.costs.costs import OPERATIONS_PER_BYTE, measure_costs
 from onward.plan.pipeline.balance import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onward.errors import ModelError, ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.plan.pipeline.cut_list import stages_by_note

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.errors import ModelError, ParametersError
-from onward.graph.losses.adding import LossSpec
+from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.plan.pipeline.balance import balanced_stages
 from onward.plan.pipeline.cut_list import stages_by_name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,18 +29,14 @@ from onward.data.packing.options import (
 )
 from onward.data.packing.source import Advance, Sample, Source, find_source_files, make_split_chooser
 from onward.data.packing.splits import find_splits
+from onward.data.packing.staging import publish, shards_of, staging_folder
 from onward.data.packing.tables import open_table
 from onward.data.packing.text import open_text
 from onward.data.packing.transforms import make_transforms
 from onward.data.shard import FeatureSpec
-from onward.data.shard_format import ShardWriter
-from onward.errors import DataError, ParametersError, StorageError
-from onward.exclusive.lock import writing_to
-from onward.exclusive.temporary import temporary_folder
-from onward.operating_system import is_running
+from onward.data.shard_writer import ShardWriter
+from onward.errors import DataError, ParametersError
 from onward.remote.files import shown
-
-_STAGING = ".packing-"
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ def pack(
     _check_dest(dest, options.overwrite)
     on_phase(f"reading {shown(place)}")
     opened = _open(place, kind, paths, source_options, options)
-    with _staging(dest) as staging:
+    with staging_folder(dest) as staging:
         _check_dest(dest, options.overwrite)  # again: until it was locked, another process could pack into it
         sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in options.splits}
         on_phase(None if options.progress and sys.stderr.isatty() else f"packing {opened.total:,.0f} {opened.unit}")
@@ -138,7 +133,7 @@ def pack(
             for name, text in {**opened.files, MANIFEST_NAME: manifest.to_json()}.items():
                 (staging / split / name).write_text(text, encoding="utf-8")
             manifests[dest / split] = manifest
-        _publish(staging, dest)
+        publish(staging, dest)
     return PackSummary(dest, kind, manifests, time.monotonic() - start)
 
 
@@ -330,78 +325,14 @@ def _progress(source: Source, shown: bool) -> Iterator[Advance]:
 # ---------------------------------------------------------------------------------------------------------- directory
 
 
-def _shards_of(dest: Path) -> list[Path]:
-    """What an earlier packing left in `dest`, the manifests included."""
-    folders = [dest, dest / "train", dest / "test"]
-    return sorted(
-        entry
-        for folder in folders
-        if folder.is_dir()
-        for entry in folder.iterdir()
-        if (entry.suffix == ".pb" and not entry.name.startswith(".")) or entry.name == MANIFEST_NAME
-    )
-
-
 def _check_dest(dest: Path, overwrite: bool) -> None:
     if dest.exists() and not dest.is_dir():
         raise DataError(f"destination {str(dest)!r} is a file; give a directory.")
     if not dest.is_dir():
         return
-    shards = _shards_of(dest)
+    shards = shards_of(dest)
     if shards and not overwrite:
         raise DataError(
             f"destination {str(dest)!r} already holds {len(shards)} files of packed data, the first "
             f"{str(shards[0].relative_to(dest))!r}: give another directory, or replace them with --overwrite."
         )
-
-
-@contextmanager
-def _staging(dest: Path) -> Iterator[Path]:
-    """A hidden folder in `dest` for unfinished shards: no loader looks there, and renaming out of it is one step."""
-    made = _make_folders(dest)
-    try:
-        with writing_to([dest]):
-            _remove_abandoned(dest)
-            with temporary_folder(dest / "packing") as staging:
-                yield staging
-    except OSError as error:
-        raise StorageError(
-            f"cannot pack into {str(dest)!r}: {error.strerror or error}. Nothing was left there; free space and pack "
-            "again."
-        ) from error
-    finally:
-        for folder in made:
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-
-
-def _make_folders(dest: Path) -> list[Path]:
-    """Makes `dest`; returns what did not exist before, innermost first."""
-    missing = [folder for folder in (dest, *dest.parents) if not folder.exists()]
-    try:
-        dest.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make the directory {str(dest)!r}: {error.strerror or error}.") from error
-    return missing
-
-
-def _remove_abandoned(dest: Path) -> None:
-    """Removes what a killed packing of an earlier version left; one that is still running is left alone."""
-    for entry in dest.glob(f"{_STAGING}*"):
-        pid = entry.name.removeprefix(_STAGING)
-        if pid.isdigit() and not is_running(int(pid)):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _publish(staging: Path, dest: Path) -> None:
-    """Moves the finished files to `dest`, manifests first: a loader that comes in between finds shards missing."""
-    for old in reversed(_shards_of(dest)):
-        old.unlink()
-    for folder in ("train", "test"):
-        if (dest / folder).is_dir() and not any((dest / folder).iterdir()):
-            (dest / folder).rmdir()
-    entries = sorted(path for path in staging.rglob("*") if path.is_file())
-    for entry in sorted(entries, key=lambda path: path.name != MANIFEST_NAME):
-        target = dest / entry.relative_to(staging)
-        target.parent.mkdir(exist_ok=True)
-        os.replace(entry, target)

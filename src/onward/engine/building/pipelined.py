@@ -12,7 +12,7 @@ from onward.engine.micro_batches import SHARES, shared_loss
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import Network
 from onward.engine.network.precision import Precision
-from onward.graph.losses.adding import LossNames
+from onward.graph.losses.spec import LossNames
 from onward.lowering.program import Program
 from onward.parallel.pipeline.pipeline import Pipeline
 

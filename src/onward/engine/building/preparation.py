@@ -17,9 +17,9 @@ from onward.engine.reports import RunStart
 from onward.engine.state import TrainState
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
-from onward.graph.losses.adding import LossNames, LossSpec
 from onward.graph.losses.ctc import DEFAULT_BLANK, DEFAULT_PADDING
 from onward.graph.losses.file import write_model_with_loss
+from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.reading.model_file import ModelSource
 from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of

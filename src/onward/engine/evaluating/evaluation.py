@@ -23,7 +23,7 @@ from onward.engine.inputs.features import LabelRange
 from onward.engine.network.forward import Forward
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
-from onward.graph.losses.adding import LossNames
+from onward.graph.losses.spec import LossNames
 from onward.graph.training_graph import TrainingGraph, outputs_of
 from onward.lowering.module import OnnxModule
 from onward.parallel.data_parallel import reshard

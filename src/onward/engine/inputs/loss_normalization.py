@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.graph.losses.adding import LossNames
+from onward.graph.losses.spec import LossNames
 from onward.parallel.gradients import sum_over_replicas
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss

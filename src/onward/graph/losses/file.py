@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from onward.errors import ModelError
-from onward.graph.losses.adding import LossNames, LossSpec, add_loss
+from onward.graph.losses.adding import add_loss
+from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.graph.writing.model_saving import save_model
 

@@ -18,15 +18,15 @@ import torch
 from torch import fx
 
 from onward.errors import ModelError, NodeError, OperatorError
-from onward.graph.nodes.provenance import module_scope
 from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.weights.quantization import is_only_dequantized
 from onward.lowering.building.bound_value import BoundValue
+from onward.lowering.building.node_outputs import host_result_dtype, is_float, label_of, last_named_output
 from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.kernels.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
 from onward.lowering.ledger import why_refused
-from onward.lowering.program import Nested, NodeLabel, Program, pick, prune_unused_optional_inputs, settle_placeholders
+from onward.lowering.program import Nested, Program, pick, prune_unused_optional_inputs, settle_placeholders
 from onward.lowering.registry import Lowering, find_host_lowering, find_lowering
 
 _RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "torch", "device", "inf", "nan"})
@@ -42,7 +42,7 @@ def find_unsupported(graph: ir.Graph, opsets: Mapping[str, int]) -> list[str]:
             at = "an opset the model does not import" if version is None else f"opset {version}"
             reason = why_refused(node.domain, node.op_type)
             because = "" if reason is None else f": {reason}"
-            lines.append(f"{_label(node)} of domain {node.domain or 'ai.onnx'!r}, {at}{because}")
+            lines.append(f"{label_of(node)} of domain {node.domain or 'ai.onnx'!r}, {at}{because}")
     return lines
 
 
@@ -223,7 +223,7 @@ class _Builder:
         arguments = self._positional(node, lowering, inputs)
         keywords = self._keywords(node, lowering, inputs)
         call = self.fx_graph.call_function(lowering.function, arguments, keywords)
-        call.meta["onnx"] = _label(node)
+        call.meta["onnx"] = label_of(node)
         call.meta["spare"] = lowering.spare
         self._bind_outputs(node, lowering, call)
 
@@ -246,7 +246,7 @@ class _Builder:
         if not all(bound.known for bound in inputs):
             return False
         for attribute in node.attributes.values():
-            if attribute.type is ir.AttributeType.TENSOR and _is_float(attribute.as_tensor().dtype):
+            if attribute.type is ir.AttributeType.TENSOR and is_float(attribute.as_tensor().dtype):
                 return False
         assert lowering.growth is not None
         keywords = self._keywords(node, lowering, inputs)
@@ -255,16 +255,16 @@ class _Builder:
     def _lower_on_host(self, node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue]) -> None:
         arguments = tuple(bound.host for bound in inputs)
         keywords = self._keywords(node, lowering, inputs)
-        dtype = _host_result_dtype(node, lowering, inputs)
+        dtype = host_result_dtype(node, lowering, inputs)
         result: Any
         if all(bound.known for bound in inputs) and not any(isinstance(v, fx.Node) for v in keywords.values()):
             try:
                 result = lowering.function(*arguments, **keywords)
             except Exception as error:
-                raise NodeError(f"{_label(node)} failed on the constants {arguments}: {error}") from error
+                raise NodeError(f"{label_of(node)} failed on the constants {arguments}: {error}") from error
         else:
             result = self.fx_graph.call_function(lowering.function, arguments, keywords)
-            result.meta["onnx"] = _label(node)
+            result.meta["onnx"] = label_of(node)
         if len(node.outputs) == 1:
             self.bound[node.outputs[0]] = BoundValue(host=result, has_host=True, dtype=dtype)
             return
@@ -279,11 +279,11 @@ class _Builder:
         while given and given[-1] is None and not variadic:
             given.pop()
         if len(given) > len(names) and not variadic:
-            raise ModelError(f"{_label(node)} has {len(given)} inputs; the operator takes at most {len(names)}.")
+            raise ModelError(f"{label_of(node)} has {len(given)} inputs; the operator takes at most {len(names)}.")
         required = [p for p in lowering.inputs if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
         if len(given) < len(required):
             missing = required[len(given)].name
-            raise ModelError(f"{_label(node)} lacks its input {missing!r} (input {len(given)}).")
+            raise ModelError(f"{label_of(node)} lacks its input {missing!r} (input {len(given)}).")
         arguments: list[Any] = []
         for index, bound in enumerate(given):
             name = names[min(index, len(names) - 1)]
@@ -300,15 +300,15 @@ class _Builder:
         for name, attribute in node.attributes.items():
             if name not in known:
                 listed = ", ".join(sorted(known)) or "none"
-                raise ModelError(f"{_label(node)} has the attribute {name!r}; the operator knows: {listed}.")
+                raise ModelError(f"{label_of(node)} has the attribute {name!r}; the operator knows: {listed}.")
             if lowering.produces == "host" and attribute.type is ir.AttributeType.TENSOR:
-                stored = tensor_from_ir(attribute.as_tensor(), f"{_label(node)}: attribute {name!r}")
+                stored = tensor_from_ir(attribute.as_tensor(), f"{label_of(node)}: attribute {name!r}")
                 keywords[known[name].name] = freeze(stored.tolist())
             else:
                 keywords[known[name].name] = self._attribute(node, attribute)
         for name, parameter in known.items():
             if parameter.default is parameter.empty and parameter.name not in keywords:
-                raise ModelError(f"{_label(node)} lacks its attribute {name!r}.")
+                raise ModelError(f"{label_of(node)} lacks its attribute {name!r}.")
         reserved = lowering.reserved
         keywords.update((name, value) for name, value in vars(self.context).items() if name in reserved)
         if "training" in reserved:
@@ -316,7 +316,7 @@ class _Builder:
         if "device" in reserved:
             keywords["device"] = self.device
         if "output_count" in reserved:
-            keywords["output_count"] = _last_named_output(node)
+            keywords["output_count"] = last_named_output(node)
         if "owned" in reserved:
             keywords["owned"] = tuple(bound is not None and bound.owned for bound in inputs)
         if "dtypes" in reserved:
@@ -335,7 +335,7 @@ class _Builder:
             return self._nested(attribute.as_graph())
         if kind is ir.AttributeType.TENSOR:
             tensor = tensor_from_ir(attribute.as_tensor(), f"attribute {attribute.name!r}")
-            return self._attribute_tensor(tensor, f"{_label(node).name}/{attribute.name}").tensor
+            return self._attribute_tensor(tensor, f"{label_of(node).name}/{attribute.name}").tensor
         if kind in (ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS):
             return tuple(attribute.value)
         if kind in (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING):
@@ -343,7 +343,7 @@ class _Builder:
         if kind is ir.AttributeType.TYPE_PROTO:
             return None  # torch values carry their own types
         raise ModelError(
-            f"{_label(node)}: attribute {attribute.name!r} is of kind {kind.name}, which cannot be lowered."
+            f"{label_of(node)}: attribute {attribute.name!r} is of kind {kind.name}, which cannot be lowered."
         )
 
     def _attribute_tensor(self, tensor: torch.Tensor, name: str) -> BoundValue:
@@ -384,7 +384,7 @@ class _Builder:
             on_host = TORCH_DTYPE[ir.DataType[lowering.result_dtype.upper()]]
             self.bound[node.outputs[0]] = BoundValue(host=call, has_host=True, dtype=on_host)
             return
-        count = _last_named_output(node)
+        count = last_named_output(node)
         multiple = count > 1 or "output_count" in lowering.reserved
         for index, output in enumerate(node.outputs[:count]):
             if output is None or not output.name:
@@ -392,32 +392,3 @@ class _Builder:
             result = self.fx_graph.call_function(pick, (call, index)) if multiple else call
             dtype = TORCH_DTYPE.get(output.dtype) if output.dtype else None
             self.bound[output] = BoundValue(tensor=result, dtype=dtype)
-
-
-def _label(node: ir.Node) -> NodeLabel:
-    name = node.name or (node.outputs[0].name or "unnamed" if node.outputs else "unnamed")
-    return NodeLabel(name, node.op_type, module_scope(node))
-
-
-def _last_named_output(node: ir.Node) -> int:
-    count = len(node.outputs)
-    while count > 0 and not node.outputs[count - 1].name:
-        count -= 1
-    return count
-
-
-def _is_float(data_type: ir.DataType) -> bool:
-    return not data_type.is_integer() and data_type is not ir.DataType.BOOL
-
-
-def _host_result_dtype(node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue]) -> torch.dtype | None:
-    rule = lowering.result_dtype
-    if rule == "first":
-        return inputs[0].dtype
-    if rule == "second":
-        return inputs[1].dtype
-    if rule == "value":
-        return torch_dtype(node.attributes["value"].as_tensor().dtype, f"{_label(node)}: attribute 'value'")
-    if rule == "to":
-        return torch_dtype(node.attributes["to"].as_int(), f"{_label(node)}: attribute 'to'")
-    return TORCH_DTYPE[ir.DataType[rule.upper()]]

@@ -22,14 +22,8 @@ from onward.parallel.rendezvous.launcher import Launch, detect
 from onward.parallel.rendezvous.rendezvous import StrayError, UnreachableStoreError, open_store
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import cause_of, leave_cause
-from onward.parallel.watch.heartbeats import (
-    SHUTDOWN_GRACE_SECONDS,
-    HeartbeatMonitor,
-    end_process,
-    exit_code_of,
-    is_echo,
-    words,
-)
+from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, words
+from onward.parallel.watch.heartbeats import SHUTDOWN_GRACE_SECONDS, HeartbeatMonitor
 
 
 class ExchangeError(OnwardError):

@@ -13,7 +13,6 @@ import random
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,18 +22,15 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from onward.errors import Interrupted, UserError, chain_of
-from onward.operating_system import is_running, process_state
 from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
-from onward.parallel.rendezvous.rendezvous import PeerInfo, attendant, name_ranks
+from onward.parallel.rendezvous.rendezvous import attendant, name_ranks
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import Cause, cause_of, leave_cause
+from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, say, words
 from onward.parallel.watch.flight_recorder import STORE_GUARD, FlightRecorder
+from onward.parallel.watch.neighbour import Neighbour, describe_silent, read_beat
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 25.0
-"""A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet: in
-start-up and in evaluations there may be none for minutes."""
 DIAGNOSIS_SECONDS = 3.0
 """After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
 SHOWING_SECONDS = 5.0
@@ -47,10 +43,6 @@ CONTINUED_SECONDS = 2.0
 RECORDING_SECONDS = 15.0
 """How long the other ranks wait for the one that collects what all of them were doing."""
 
-_ECHO = re.compile(
-    r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|socket|process ?group",
-    re.IGNORECASE,
-)
 _TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
@@ -235,7 +227,7 @@ class HeartbeatMonitor:
         elif silent:
             self._silent = silent
             with self._talk():
-                who = "; ".join(_describe_silent(rank, attendant(self._store, rank)) for rank in silent[:8])
+                who = "; ".join(describe_silent(rank, attendant(self._store, rank)) for rank in silent[:8])
             why = f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
         elif busy:
             who = ", ".join(f"rank {rank} after {beats[rank][1]} updates" for rank in busy[:8])
@@ -256,7 +248,7 @@ class HeartbeatMonitor:
         with self._talk():
             for rank in beats:
                 if self._store.check([f"beat/{rank}"]):
-                    beats[rank] = _read_beat(rank, self._store.get(f"beat/{rank}"))
+                    beats[rank] = read_beat(rank, self._store.get(f"beat/{rank}"))
         return beats
 
     @contextlib.contextmanager
@@ -285,7 +277,7 @@ class HeartbeatMonitor:
     # ------------------------------------------------------------------ the watching thread
 
     def _run(self) -> None:
-        neighbour = _Neighbour((self.launch.rank + 1) % self.launch.world_size)
+        neighbour = Neighbour((self.launch.rank + 1) % self.launch.world_size)
         count = 0
         while not self._stopping.wait(BEAT_SECONDS):
             if self.leaving is not None:
@@ -341,77 +333,3 @@ class HeartbeatMonitor:
                 "say more."
             )
         end_process(1)
-
-
-def _describe_silent(rank: int, who: PeerInfo) -> str:
-    state = process_state(who.pid) if who.is_near() else None
-    return f"rank {rank} on {who}" + ("" if state is None else f", which {state}")
-
-
-class _Neighbour:
-    """The one rank that a rank looks after; around the ring everybody is looked after."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._who: PeerInfo | None = None
-        self._last: tuple[bytes, float] = (b"", time.monotonic())
-
-    def death(self, store: RunStore) -> str | None:
-        """What to say if the neighbour is dead; None: it lives, has not come yet, or is done."""
-        if not store.check([f"here/{self.rank}"]) or store.check([f"done/{self.rank}"]):
-            return None
-        if self._who is None:
-            self._who = attendant(store, self.rank)
-        if self._who.is_near():
-            if is_running(self._who.pid) or store.check([f"done/{self.rank}"]):
-                return None
-            return (
-                f"rank {self.rank} ({self._who}) has died without a word: killed by a signal (the kernel does so when "
-                "memory runs out), or crashed in a library; all ranks end."
-            )
-        beat = store.get(f"beat/{self.rank}") if store.check([f"beat/{self.rank}"]) else b""
-        if beat != self._last[0]:
-            self._last = (beat, time.monotonic())
-        silent = time.monotonic() - self._last[1]
-        if silent < SILENT_SECONDS:
-            return None
-        return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
-
-
-def _read_beat(rank: int, content: bytes) -> tuple[int, int]:
-    try:
-        count, progress = content.split()
-        return int(count), int(progress)
-    except ValueError:
-        raise ForeignEntryError(f"beat/{rank}", content) from None
-
-
-def end_process(exit_code: int) -> NoReturn:
-    """Ends this process now, whatever its threads wait for, after what it has printed."""
-    flush = threading.Thread(target=lambda: (sys.stdout.flush(), sys.stderr.flush()), daemon=True)
-    flush.start()
-    flush.join(1.0)  # a pipe that nobody reads must not keep it
-    os._exit(exit_code)
-
-
-def say(text: str) -> None:
-    """On the error output, in onward's name."""
-    sys.stderr.write(f"onward: {text}\n")
-
-
-def words(error: BaseException) -> str:
-    """Of an exception: its message, or its kind."""
-    return str(error) or type(error).__name__
-
-
-def exit_code_of(error: BaseException) -> int:
-    """2: the user's mistake; 3: interrupted but saved; 1: anything else."""
-    return 2 if isinstance(error, UserError) else 3 if isinstance(error, Interrupted) else 1
-
-
-def is_echo(error: BaseException | None) -> bool:
-    """Whether an exception may only be the echo of another rank's end, or of its silence."""
-    return any(
-        isinstance(one, dist.DistError) or (type(one) is RuntimeError and _ECHO.search(str(one)) is not None)
-        for one in chain_of(error)
-    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from onward.graph.losses.adding import LossNames
+from onward.graph.losses.spec import LossNames
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.pipeline.stages import Stage, StagePlan

@@ -1,0 +1,62 @@
+"""The one rank that a rank watches: whether its process and its heartbeats are there."""
+
+from __future__ import annotations
+
+import time
+
+from onward.operating_system import is_running, process_state
+from onward.parallel.rendezvous.rendezvous import PeerInfo, attendant
+from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
+
+SILENT_SECONDS = 25.0
+"""A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet: in
+start-up and in evaluations there may be none for minutes."""
+
+
+def describe_silent(rank: int, who: PeerInfo) -> str:
+    """A rank that gives no sign, with what the operating system says of its process where it is near."""
+    state = process_state(who.pid) if who.is_near() else None
+    return f"rank {rank} on {who}" + ("" if state is None else f", which {state}")
+
+
+class Neighbour:
+    """The one rank that a rank looks after; around the ring everybody is looked after."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._who: PeerInfo | None = None
+        self._last: tuple[bytes, float] = (b"", time.monotonic())
+
+    def death(self, store: RunStore) -> str | None:
+        """What to say if the neighbour is dead; None: it lives, has not come yet, or is done."""
+        if not store.check([f"here/{self.rank}"]) or store.check([f"done/{self.rank}"]):
+            return None
+        if self._who is None:
+            self._who = attendant(store, self.rank)
+        if self._who.is_near():
+            if is_running(self._who.pid) or store.check([f"done/{self.rank}"]):
+                return None
+            return (
+                f"rank {self.rank} ({self._who}) has died without a word: killed by a signal (the kernel does so when "
+                "memory runs out), or crashed in a library; all ranks end."
+            )
+        beat = store.get(f"beat/{self.rank}") if store.check([f"beat/{self.rank}"]) else b""
+        if beat != self._last[0]:
+            self._last = (beat, time.monotonic())
+        silent = time.monotonic() - self._last[1]
+        if silent < SILENT_SECONDS:
+            return None
+        return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
+
+
+def read_beat(rank: int, content: bytes) -> tuple[int, int]:
+    """The heartbeats and the steps of progress that a rank has counted.
+
+    Raises:
+        ForeignEntryError: the entry is none of a rank's.
+    """
+    try:
+        count, progress = content.split()
+        return int(count), int(progress)
+    except ValueError:
+        raise ForeignEntryError(f"beat/{rank}", content) from None
