@@ -263,7 +263,7 @@ def test_a_disk_that_refuses_is_named_and_nothing_is_left(tmp_path, monkeypatch)
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packer_module, "_publish", refuse)
+    monkeypatch.setattr(packer_module, "publish", refuse)
     with pytest.raises(StorageError, match=r"cannot pack into '.*out': No space left on device\. Nothing was left"):
         pack(tmp_path / "a.npz", tmp_path / "out", PackOptions(**QUIET))
     assert not (tmp_path / "out").exists()
