@@ -103,7 +103,11 @@ def test_overrides() -> None:
     assert read_overrides(given) == {"a.b": "1", "a.c": "2", "d.e": "-3", "f.g": "[x, y]", "h.i": ""}
     for wrong, words in (
         (["a.b", "1"], r"^'a\.b' is not understood; set fields as --section\.field value\.$"),
-        (["--batch_size", "1"], r"^'--batch_size' is not understood; set fields as --section\.field value\.$"),
+        (
+            ["--batch_size", "1"],
+            r"^'--batch_size' is not understood; set fields as --section\.field value\. "
+            r"Did you mean '--training\.batch_size'\?$",
+        ),
         (["--a.b"], r"^--a\.b has no value; pass --a\.b VALUE\.$"),
     ):
         with pytest.raises(ParametersError, match=words):

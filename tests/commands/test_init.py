@@ -350,7 +350,7 @@ def test_the_wizard_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (None, ["`onward init net.onnx [DATA]` would propose:", "loss: softmax_cross_entropy",
                 "data that it needs (shapes of one sample):", "x: float32 [4]"]),
         ("trees.csv", ["`onward init net.onnx trees.csv` would propose:", "from output 'out'",
-                       "packing: onward pack trees.csv data --test-fraction 0.2"]),
+                       "packing: onward pack trees.csv data", "--test-fraction 0.2"]),
         ("nowhere", ["`onward init net.onnx nowhere` would refuse: source 'nowhere' does not exist"]),
     ],
 )  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_part_that_is_left_is_named(
     assert main(["init", "net.onnx", "divided", "--no-trial"]) == 0
     assert "val is evaluated during training; test is left for a final evaluation" in Path("run.yaml").read_text()
     out = capsys.readouterr().out
-    assert "packing: onward pack divided/train data --test-source divided/val" in out
+    assert "packing: onward pack divided/train data --samples-per-file 23 --test-source divided/val" in out
     again = ["init", "net.onnx", "divided", "--no-trial", "-o", "other.yaml"]
     assert main(again) == 0
     assert "already holds these data, packed with the same options." in capsys.readouterr().out

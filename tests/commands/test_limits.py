@@ -138,7 +138,7 @@ def test_mistakes_in_limits(arguments: str, words: str, tmp_path: Path, capsys: 
 def test_a_command_that_reads_no_file_takes_no_limits(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["doctor", "--limits.nodes", "1"])
-    assert "unrecognized arguments: --limits.nodes 1" in capsys.readouterr().err
+    assert "doctor does not take --limits.nodes 1. Run 'onward doctor --help'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["ConstantOfShape", "Range"])

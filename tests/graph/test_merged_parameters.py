@@ -74,6 +74,26 @@ def test_tied_weights_keeps_what_a_file_does_not_tell(tmp_path: Path) -> None:
     assert train_case(case, tmp_path, tied_weights=["onnx::MatMul_*"]).is_right()
 
 
+def test_copies_with_other_biases_are_reported_and_can_be_tied(tmp_path: Path) -> None:
+    """Two layers of one matrix, folded once for each: so are two layers that were copied from one another."""
+    case = Case("tied_head", "fresh", 40, "new", "stripped")
+    outcome = train_case(case, tmp_path)
+    assert not outcome.is_right()
+    assert (
+        "Tensors hold the same numbers as others that are read with another bias: 'val_4' those of 'val_0'. The file "
+        "does not say whether each pair is one weight or was equal when exported, and they train apart. List the first "
+        "of a pair in training.tied_weights to train it as one."
+    ) in outcome.notes
+    assert train_case(case, tmp_path, tied_weights=["val_4"]).is_right()
+
+
+@pytest.mark.parametrize("exporter", ["old", "new, not optimized"])
+def test_that_equal_layers_share_no_matrix_is_told_as_a_conclusion(exporter: str, tmp_path: Path) -> None:
+    """All layers start equal, and two of them share: nothing in the file tells them from three."""
+    case = Case("tied_head", "equal", 8, exporter, "no names" if exporter == "old" else "stripped")
+    assert train_case(case, tmp_path).is_reported
+
+
 def test_untied_weights_splits_what_a_file_does_not_tell(tmp_path: Path) -> None:
     case = Case("flat_linears", "equal", 8, "new", "stripped")
     outcome = train_case(case, tmp_path)

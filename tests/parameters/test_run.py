@@ -258,6 +258,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "tensor_axes": 64,
         "shape_numbers": 1_000_000,
         "constant_gb": 16.0,
+        "array_gb": 16.0,
         "preparation_seconds": 3600.0,
     },
 }

@@ -137,7 +137,7 @@ def make_training_graph(
     fills, fixed = fix_inputs(model, fixed_inputs or {})
     left_out = leave_out_side_outputs(model, why_not_lowered)
     unpack_sequences(model, passes.names_in(model.graph, keep))
-    ties, rows = tie_copies(model, untied.families)
+    ties, rows = tie_copies(model, untied.families, tied_weights)
     rewritten, rebatching = rewrite_classical(model), rebatch_graph(model) if rebatch else None
     revived = add_dropout(model, revive_dropout)
     names = _with_loss(model, loss, left_out, count_correct)

@@ -68,7 +68,8 @@ class Training:
         freeze_batch_norm: batch normalization uses its stored running statistics in training, too, and leaves them as
             they are: for batches of a few samples, whose own statistics are noise.
         tied_weights: patterns (initializers or module paths) of weights that several layers share and that stay shared,
-            where they would be taken for equal ones that the exporter merged.
+            where they would be taken for equal ones that the exporter merged; of copies with equal numbers, if the file
+            does not say whether they are one weight, the named ones are tied to the first.
         untied_weights: patterns of weights that several nodes read and that become one weight for each layer, where
             they would be taken for shared.
         immutable_weights: operator -> [[input index, value]]: rank-0 constants that never train.

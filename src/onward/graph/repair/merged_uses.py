@@ -187,11 +187,11 @@ def _joined(value: ir.Value, groups: list[list[Unit]], modules: Sequence[str]) -
     """Of several modules that read equal numbers, those that share the parameter; the others are copies of one."""
     inside = any(a != b and (b + ".").startswith(a + "." if a else "") for a in modules for b in modules)
     joined: list[list[Unit]] = []
-    is_certain = True
+    is_certain, is_matrix = True, value.shape is not None and len(value.shape) > 1
     for group in groups:
         for other in joined:
             verdict = True if inside else _share(value, other, group)
-            is_certain = is_certain and verdict is not None
+            is_certain = is_certain and verdict is not None and not (is_matrix and not verdict)
             if verdict is None:  # without an Identity, the file has nothing that speaks for two
                 verdict = all(unit.identity is None for unit in (*other, *group))
             if verdict:
@@ -206,7 +206,7 @@ def _share(value: ir.Value, left: Sequence[Unit], right: Sequence[Unit]) -> bool
     """Whether two layers share a matrix of different numbers; None: nothing tells.
 
     An embedding shares its table with another layer; copies of one layer have equal biases, too, and layers that share
-    a matrix only have not.
+    a matrix only have not, unless those were equal at export: that two do not share is concluded, never certain.
     """
     if value.shape is None or len(value.shape) < 2:
         return False
@@ -235,8 +235,9 @@ def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool, is_asked:
         for other in joined:
             verdict = _share(value, other, [unit])
             is_vector = value.shape is not None and len(value.shape) < 2
+            is_certain = is_certain and verdict is True and not is_vector
             if verdict is None or is_vector:
-                verdict, is_certain = True, False
+                verdict = True
             if verdict:
                 other.append(unit)
                 break

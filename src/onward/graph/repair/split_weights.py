@@ -18,7 +18,7 @@ from onward.graph.nodes.rearrangement import Rearrangement, find_rearrangement, 
 from onward.graph.repair.repeated_rows import tie_repeated_rows
 from onward.graph.weights.copy_evidence import CopyEvidence, is_same_call
 from onward.graph.weights.gradients import TRAINABLE_TYPES
-from onward.graph.weights.names import WeightNames
+from onward.graph.weights.names import WeightNames, weight_names
 
 _SHOWN = 6
 """So many names a note lists; the rest is counted."""
@@ -44,23 +44,37 @@ class Tie:
         return "copied" if self.how.is_identity else "transposed"
 
 
-def tie_copies(model: ir.Model, families: Mapping[str, str]) -> tuple[dict[str, Tie], dict[str, str]]:
+def tie_copies(
+    model: ir.Model, families: Mapping[str, str], keep: Sequence[str] = ()
+) -> tuple[dict[str, Tie], dict[str, str]]:
     """Replaces initializers that are copies of others by nodes that compute them, in place.
 
-    Those of one of the `families` were split from one tensor, and stay apart. Returns the ties by the copy's name, and
-    a sentence for each row that is repeated.
+    Args:
+        model: as it is prepared for lowering.
+        families: initializer -> the tensor that it was split from; those of one family stay apart.
+        keep: patterns of copies that are tied where the file leaves it open.
+
+    Returns:
+        The ties by the copy's name; and by initializer a sentence for each row that is repeated, and for copies of
+        which the file does not say whether they are one weight.
     """
-    ties = {copy: Tie(weight, how) for copy, weight, how in _tied(model, families)}
+    tied, undecided = _tied(model, families, keep)
+    ties = {copy: Tie(weight, how) for copy, weight, how in tied}
     rows, notes = tie_repeated_rows(model)
+    if undecided:
+        notes[next(iter(undecided))] = _note_on_undecided(undecided)
     return {**ties, **{name: Tie(name, how) for name, how in rows.items()}}, notes
 
 
-def _tied(model: ir.Model, families: Mapping[str, str]) -> list[tuple[str, str, Rearrangement]]:
-    """(copy, weight, how), for every initializer that was replaced."""
+def _tied(
+    model: ir.Model, families: Mapping[str, str], keep: Sequence[str]
+) -> tuple[list[tuple[str, str, Rearrangement]], dict[str, str]]:
+    """(copy, weight, how), for every initializer that was replaced; and copy -> weight where nothing decides."""
     evidence = CopyEvidence.of(model.graph)
     noted: dict[str, list[ir.Value]] = {}
     unnoted: list[ir.Value] = []
-    tied = []
+    known_as = weight_names(model.graph) if keep else WeightNames()
+    tied, undecided = [], dict[str, str]()
     for copy in _candidates(model.graph):
         origins = evidence.origins.get(str(copy.name), frozenset())
         family = families.get(str(copy.name), "")
@@ -70,8 +84,13 @@ def _tied(model: ir.Model, families: Mapping[str, str]) -> list[tuple[str, str, 
         found = next(((one, how) for one, how in relations if how is not None), None)
         if found is None and not origins:
             others = [one for one in unnoted if not family or families.get(str(one.name)) != family]
-            relations = ((one, _relation(copy, one)) for one in others if evidence.may_be_unnoted_copy(copy, one))
+            may_be = {one: evidence.may_be_unnoted_copy(copy, one) for one in others}
+            if known_as.matches(str(copy.name), keep):
+                may_be = {one: may is not False for one, may in may_be.items()}
+            relations = ((one, _relation(copy, one)) for one in others if may_be[one])
             found = next(((one, how) for one, how in relations if how is not None), None)
+            open_ones = (one for one in others if found is None and may_be[one] is None)
+            undecided |= {str(copy.name): str(one.name) for one in open_ones if _relation(copy, one) is not None}
         if found is not None:
             original, how = found
             tied.append((str(copy.name), str(original.name), how))
@@ -80,7 +99,7 @@ def _tied(model: ir.Model, families: Mapping[str, str]) -> list[tuple[str, str, 
         unnoted.append(copy)
         for origin in origins:
             noted.setdefault(origin, []).append(copy)
-    return tied
+    return tied, undecided
 
 
 def _candidates(graph: ir.Graph) -> list[ir.Value]:
@@ -201,6 +220,16 @@ def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str], known_as
             what = f"{copy!r} is {weight!r} with its axes permuted, folded by the exporter"
         notes.append(f"{what}; they are tied again and train as one weight.")
     return notes
+
+
+def _note_on_undecided(undecided: Mapping[str, str]) -> str:
+    pairs = [f"{copy!r} those of {weight!r}" for copy, weight in undecided.items()]
+    listed = ", ".join(pairs[:_SHOWN]) + (f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else "")
+    return (
+        f"Tensors hold the same numbers as others that are read with another bias: {listed}. The file does not say "
+        "whether each pair is one weight or was equal when exported, and they train apart. List the first of a pair in "
+        "training.tied_weights to train it as one."
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -55,8 +55,11 @@ class CopyEvidence:
             return None
         return right <= left and provenance.KIND not in copy.metadata_props
 
-    def may_be_unnoted_copy(self, copy: ir.Value, original: ir.Value) -> bool:
-        """Whether names and readers say so, where no notes do; the numbers are still to be compared."""
+    def may_be_unnoted_copy(self, copy: ir.Value, original: ir.Value) -> bool | None:
+        """Whether names and readers say so, where no notes do; the numbers are still to be compared.
+
+        None: only the biases of the layers that read them speak against it, which tied layers may have of their own.
+        """
         if provenance.folded_sources(copy):
             return False
         if provenance.KIND in copy.metadata_props:
@@ -80,7 +83,7 @@ class CopyEvidence:
         biases, others = _companions(copy), _companions(original)
         if left.shape != right.shape:
             return True
-        return not biases or not others or not biases.isdisjoint(others)
+        return True if not biases or not others or not biases.isdisjoint(others) else None
 
     def _modules(self, value: ir.Value) -> set[str]:
         """The modules whose nodes read a tensor, and the one that its name says it belongs to."""
