@@ -123,7 +123,7 @@ def test_the_gallery_is_written_from_the_results() -> None:
 
 
 def test_settings_of_the_page_on_what_trains_are_taken() -> None:
-    page = (ROOT / "docs" / "which-models-train.md").read_text()
+    page = (ROOT / "docs" / "howto" / "which-models-train.md").read_text()
     found = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     assert len(found) == 6
     for block in found:
