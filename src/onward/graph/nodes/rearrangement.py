@@ -51,7 +51,7 @@ def find_rearrangement(copy: np.ndarray, original: np.ndarray) -> Rearrangement 
     """
     if copy.dtype != original.dtype or copy.size < 2 or not _varies(copy):
         return None
-    return _permutation(copy, original) or _repetition(copy, original) or _order(copy, original)
+    return find_permutation(copy, original) or _repetition(copy, original) or _order(copy, original)
 
 
 def is_equal(left: np.ndarray, right: np.ndarray) -> bool:
@@ -69,7 +69,8 @@ def _varies(array: np.ndarray) -> bool:
     return bool(flat[0] != flat[-1]) or bool((flat != flat[0]).any())
 
 
-def _permutation(copy: np.ndarray, original: np.ndarray) -> Rearrangement | None:
+def find_permutation(copy: np.ndarray, original: np.ndarray) -> Rearrangement | None:
+    """The permutation of the axes by which `copy` was made of `original`; first rows decide nearly always."""
     if sorted(copy.shape) != sorted(original.shape) or copy.ndim > _LARGEST_RANK:
         return None
     for permutation in itertools.permutations(range(original.ndim)):

@@ -6,6 +6,7 @@ layer, slices, the first step of a recurrent net repeated for each sample. Each 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import onnx_ir as ir
 
 from onward.graph.nodes import provenance
 from onward.graph.nodes.node_writer import NodeWriter
-from onward.graph.nodes.rearrangement import Rearrangement, find_rearrangement, is_equal
+from onward.graph.nodes.rearrangement import Rearrangement, find_permutation, find_rearrangement, is_equal
 from onward.graph.repair.repeated_rows import tie_repeated_rows
 from onward.graph.weights.copy_evidence import CopyEvidence, is_same_call
 from onward.graph.weights.gradients import TRAINABLE_TYPES
@@ -85,12 +86,13 @@ def _tied(
         if found is None and not origins:
             others = [one for one in unnoted if not family or families.get(str(one.name)) != family]
             may_be = {one: evidence.may_be_unnoted_copy(copy, one) for one in others}
-            if known_as.matches(str(copy.name), keep):
-                may_be = {one: may is not False for one, may in may_be.items()}
-            relations = ((one, _relation(copy, one)) for one in others if may_be[one])
+            is_asked = known_as.matches(str(copy.name), keep)
+            looked_at = [one for one, may in may_be.items() if may or (is_asked and may is None)]
+            relations = ((one, _relation(copy, one)) for one in looked_at)
             found = next(((one, how) for one, how in relations if how is not None), None)
-            open_ones = (one for one in others if found is None and may_be[one] is None)
-            undecided |= {str(copy.name): str(one.name) for one in open_ones if _relation(copy, one) is not None}
+            if found is None:
+                equal = (one for one in others if may_be[one] is None and _is_permuted(copy, one))
+                undecided |= {str(copy.name): str(one.name) for one in itertools.islice(equal, 1)}
         if found is not None:
             original, how = found
             tied.append((str(copy.name), str(original.name), how))
@@ -139,6 +141,13 @@ def _relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
     if copy.const_value.dtype != original.const_value.dtype:
         return None
     return find_rearrangement(_array(copy), _array(original))
+
+
+def _is_permuted(copy: ir.Value, original: ir.Value) -> bool:
+    left, right = _array(copy), _array(original)
+    return (
+        left.dtype == right.dtype and find_permutation(left, right) is not None and bool((left != left.flat[0]).any())
+    )
 
 
 def _array(value: ir.Value) -> np.ndarray:
