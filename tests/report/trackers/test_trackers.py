@@ -215,7 +215,7 @@ def test_mlflow_holds_what_metrics_jsonl_holds(tmp_path: Path, monkeypatch: pyte
 
 
 def test_wandb_offline_holds_what_metrics_jsonl_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="needs wandb")
+    wandb = pytest.importorskip("wandb", reason="needs wandb")
     from tests.report.trackers.wandb_files import read_run
 
     sections = {
@@ -225,8 +225,9 @@ def test_wandb_offline_holds_what_metrics_jsonl_holds(tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, InterruptAt(), **sections)
     records = train(tmp_path, **sections)
-    first, second = sorted((tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
-    killed, run = read_run(first), read_run(second)
+    wandb.teardown()
+    found = [read_run(path) for path in (tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb")]
+    run, killed = sorted(found, key=lambda run: run.exit_code or 0)
     assert killed.run_id == run.run_id
     assert (killed.exit_code, run.exit_code) == (255, 0)
     expected = expected_points(records)
