@@ -156,7 +156,7 @@ def measure_data(folder: Path) -> float:
 def measure_stall(folder: Path, out: Path, blocking: bool) -> float:
     """Milliseconds that training stands still for one checkpoint of this model's state."""
     runner = make_runner(folder, out, 20)
-    tensors = {name: piece.tensor for name, piece in runner.state.pieces().items()}
+    tensors = {name: sharded.tensor for name, sharded in runner.state.sharded_tensors().items()}
     stalls = []
     with CheckpointWriter(out / f"stall-{blocking}", 2, blocking=blocking) as writer:
         for number in range(6):

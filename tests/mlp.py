@@ -132,7 +132,7 @@ def assert_same_bits(actual: Mapping[str, torch.Tensor], expected: Mapping[str, 
 
 def state_bits(runner: TrainingRunner) -> dict[str, torch.Tensor]:
     """Everything that a checkpoint of the runner would hold in tensors, copied."""
-    return {name: piece.tensor.detach().clone() for name, piece in runner.state.pieces().items()}
+    return {name: sharded.tensor.detach().clone() for name, sharded in runner.state.sharded_tensors().items()}
 
 
 def forward(x: np.ndarray, tensors: Mapping[str, Any]) -> np.ndarray:

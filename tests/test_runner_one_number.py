@@ -143,7 +143,7 @@ def two_stages(path: Path, loss: dict[str, Any], label: tuple[int, ...]) -> dict
     runner.initialize(source.feature_specs())
     runner.run(source)
     runner.evaluate(source)
-    return {name: piece.tensor.detach().clone() for name, piece in runner.state.pieces().items()}
+    return {name: sharded.tensor.detach().clone() for name, sharded in runner.state.sharded_tensors().items()}
 
 
 def test_a_pipeline_reads_every_layout(tmp_path: Path) -> None:

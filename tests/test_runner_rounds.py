@@ -85,7 +85,7 @@ def test_the_second_round_trains_as_one_with_the_state_of_the_first(tmp_path: Pa
     runner.run(loader(OTHER))
     fresh, _ = start(tmp_path, optimizer={"training_optimizer_name": "AdamW"})
     with torch.no_grad():
-        for name, tensor in ((n, p.tensor) for n, p in fresh.state.pieces().items()):
+        for name, tensor in ((n, p.tensor) for n, p in fresh.state.sharded_tensors().items()):
             tensor.copy_(bits[name])
     fresh.run(loader(OTHER))
     assert_same_bits(state_bits(fresh), state_bits(runner))

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onward.artifacts.trained_model import export_checkpoint
 from onward.checkpoint.writing import CheckpointWriter
-from onward.parallel.pieces import Piece
-from onward.plan.shards import WeightShard
+from onward.parallel.sharded_tensors import ShardedTensor
+from onward.plan.shards import Sharding
 from tests.checkpoint.layouts import rows_of, shard_of
 from tests.ranks import run_on_ranks
 
@@ -49,14 +49,14 @@ def trained(layer: int, size: int) -> torch.Tensor:
 def save(directory: Path, size: int) -> None:
     """Two horizontal times two data ranks: fused blocks, whose rows ZeRO cuts further; every weight has a moment."""
     rank = dist.get_rank()
-    pieces: dict[str, Piece] = {}
+    tensors: dict[str, ShardedTensor] = {}
     for layer in range(LAYERS):
-        shard = WeightShard(1, (size // 2, size // 4, size // 4))
+        sharding = Sharding(1, (size // 2, size // 4, size // 4))
         whole = trained(layer, size)
-        pieces[f"weights/w{layer}"] = rows_of(shard_of(whole, shard, rank % 2, 2), rank // 2, 2)
-        pieces[f"slots/exp_avg/w{layer}"] = rows_of(shard_of(whole.neg(), shard, rank % 2, 2), rank // 2, 2)
+        tensors[f"weights/w{layer}"] = rows_of(shard_of(whole, sharding, rank % 2, 2), rank // 2, 2)
+        tensors[f"slots/exp_avg/w{layer}"] = rows_of(shard_of(whole.neg(), sharding, rank % 2, 2), rank // 2, 2)
     with CheckpointWriter(directory, 1, blocking=True, group=dist.group.WORLD) as writer:
-        writer.save(1, pieces, {})
+        writer.save(1, tensors, {})
 
 
 MEASURE = """

@@ -21,7 +21,7 @@ from onward.engine.exchange import GradientExchange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import SequentialMicroBatches
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import whole_network
+from onward.engine.network.network import unsplit_network
 from onward.engine.network.precision import Precision
 from onward.engine.state import TrainState
 from onward.engine.steps import Steps, WatchedNames
@@ -267,7 +267,7 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
     write_train_step(net, optimizer, tmp_path / "step.onnx", sizes)
     session = open_session(tmp_path / "step.onnx")
     assert net.graph.loss_names is not None
-    network = whole_network(net)
+    network = unsplit_network(net)
     state = TrainState.of_one_process(network, make_optimizer(optimizer, dict(net.weights.items())), None)
     state.train()
     forward = Forward(network, (net.graph.loss_names.loss,), Precision.of(MixedPrecision()))

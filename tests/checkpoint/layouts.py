@@ -1,4 +1,4 @@
-"""Layouts of a run for the tests: which boxes of a few tensors each rank holds."""
+"""Layouts of a run for the tests: which shards of a few tensors each rank holds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from onward.parallel.pieces import Piece
-from onward.plan.shards import Box, WeightShard, cut
+from onward.parallel.sharded_tensors import ShardedTensor
+from onward.plan.shards import Sharding, TensorShard, cut
 
-Layout = Callable[[int], dict[str, Piece]]
-"""From a rank to its pieces, their tensors filled with the values of `whole_tensors`."""
+Layout = Callable[[int], dict[str, ShardedTensor]]
+"""From a rank to its sharded tensors, filled with the values of `full_tensors`."""
 
 
-def whole_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+def full_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     """Tensors of several ranks, types and sizes, one of them empty and one named like a numbered key of another."""
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -29,85 +29,91 @@ def whole_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def piece_of(whole: torch.Tensor, boxes: tuple[Box, ...], local_shape: tuple[int, ...], written: bool = True) -> Piece:
-    """The piece of these boxes, with the whole tensor's values."""
+def sharded_like(
+    whole: torch.Tensor, shards: tuple[TensorShard, ...], local_shape: tuple[int, ...], written: bool = True
+) -> ShardedTensor:
+    """A rank's tensor of these shards, with the full tensor's values."""
     local = torch.zeros(local_shape, dtype=whole.dtype)
-    for box in boxes:
-        local[box.local_slices] = whole[box.whole_slices]
-    return Piece(local, tuple(whole.shape), boxes, written)
+    for shard in shards:
+        local[shard.local_slices] = whole[shard.slices]
+    return ShardedTensor(local, tuple(whole.shape), shards, written)
 
 
-def shard_of(whole: torch.Tensor, shard: WeightShard, rank: int, size: int) -> Piece:
-    """A horizontal rank's piece."""
+def shard_of(whole: torch.Tensor, sharding: Sharding, rank: int, size: int) -> ShardedTensor:
+    """A horizontal rank's shards."""
     shape = tuple(whole.shape)
-    return piece_of(whole, shard.boxes(shape, rank, size), shard.local_shape(shape, rank, size))
+    return sharded_like(whole, sharding.shards(shape, rank, size), sharding.local_shape(shape, rank, size))
 
 
-def rows_of(piece: Piece, rank: int, size: int) -> Piece:
-    """A ZeRO rank's piece of a rank's piece: equal numbers of rows, the last ranks with fewer or none."""
-    if piece.tensor.dim() == 0 or piece.tensor.shape[0] == 0:
-        return Piece(piece.tensor, piece.whole_shape, piece.boxes, piece.is_written and rank == 0)
-    length = piece.tensor.shape[0]
+def rows_of(sharded: ShardedTensor, rank: int, size: int) -> ShardedTensor:
+    """A ZeRO rank's rows of a rank's tensor: equal numbers of rows, the last ranks with fewer or none."""
+    if sharded.tensor.dim() == 0 or sharded.tensor.shape[0] == 0:
+        return ShardedTensor(sharded.tensor, sharded.full_shape, sharded.shards, sharded.is_written and rank == 0)
+    length = sharded.tensor.shape[0]
     rows = -(-length // size)
     start, stop = min(rank * rows, length), min((rank + 1) * rows, length)
-    return Piece(piece.tensor[start:stop].clone(), piece.whole_shape, cut(piece.boxes, start, stop))
+    return ShardedTensor(sharded.tensor[start:stop].clone(), sharded.full_shape, cut(sharded.shards, start, stop))
 
 
 HORIZONTAL = {
-    "weights/fc": WeightShard(0, (4, 6)),
-    "weights/qkv": WeightShard(1, (4, 4, 4)),
-    "slots/exp_avg/fc": WeightShard(0, (4, 6)),
-    "weights/conv": WeightShard(1, (4,)),
+    "weights/fc": Sharding(0, (4, 6)),
+    "weights/qkv": Sharding(1, (4, 4, 4)),
+    "slots/exp_avg/fc": Sharding(0, (4, 6)),
+    "weights/conv": Sharding(1, (4,)),
 }
 
 
-def one(rank: int, seed: int = 0) -> dict[str, Piece]:
+def one(rank: int, seed: int = 0) -> dict[str, ShardedTensor]:
     """One process."""
-    return {name: Piece.whole(whole) for name, whole in whole_tensors(seed).items()}
+    return {name: ShardedTensor.full(whole) for name, whole in full_tensors(seed).items()}
 
 
-def rows_on_2(rank: int, seed: int = 0) -> dict[str, Piece]:
+def rows_on_2(rank: int, seed: int = 0) -> dict[str, ShardedTensor]:
     """Every tensor cut along its first axis; what cannot be is held, and offered for writing, by both."""
     return {
-        name: shard_of(whole, WeightShard(0, (whole.shape[0],)), rank, 2) if whole.numel() > 1 else Piece.whole(whole)
-        for name, whole in whole_tensors(seed).items()
+        name: shard_of(whole, Sharding(0, (whole.shape[0],)), rank, 2)
+        if whole.numel() > 1
+        else ShardedTensor.full(whole)
+        for name, whole in full_tensors(seed).items()
     }
 
 
-def fused_on_2(rank: int, seed: int = 0) -> dict[str, Piece]:
+def fused_on_2(rank: int, seed: int = 0) -> dict[str, ShardedTensor]:
     """Horizontal, with a fused projection; the rest replicated and written by rank 0."""
     return {
-        name: shard_of(whole, HORIZONTAL[name], rank, 2) if name in HORIZONTAL else Piece.whole(whole, rank == 0)
-        for name, whole in whole_tensors(seed).items()
+        name: shard_of(whole, HORIZONTAL[name], rank, 2) if name in HORIZONTAL else ShardedTensor.full(whole, rank == 0)
+        for name, whole in full_tensors(seed).items()
     }
 
 
-def zero_on_3(rank: int, seed: int = 0) -> dict[str, Piece]:
+def zero_on_3(rank: int, seed: int = 0) -> dict[str, ShardedTensor]:
     """ZeRO: uneven rows, some ranks without any."""
-    return {name: rows_of(Piece.whole(whole), rank, 3) for name, whole in whole_tensors(seed).items()}
+    return {name: rows_of(ShardedTensor.full(whole), rank, 3) for name, whole in full_tensors(seed).items()}
 
 
-def stages_on_3(rank: int, seed: int = 0) -> dict[str, Piece]:
+def stages_on_3(rank: int, seed: int = 0) -> dict[str, ShardedTensor]:
     """Pipeline: other names on every rank, none on the second, one of them held by the two others."""
-    tensors = whole_tensors(seed)
+    tensors = full_tensors(seed)
     own: Mapping[int, list[str]] = {
         0: ["weights/fc", "weights/qkv#0", "slots/exp_avg/fc", "states/empty"],
         1: [],
         2: [name for name in tensors if name not in ("weights/qkv#0", "slots/exp_avg/fc", "states/empty")],
     }
-    return {name: Piece.whole(tensors[name]) for name in own[rank]}
+    return {name: ShardedTensor.full(tensors[name]) for name in own[rank]}
 
 
-def mixed_on_4(rank: int, seed: int = 0) -> dict[str, Piece]:
+def mixed_on_4(rank: int, seed: int = 0) -> dict[str, ShardedTensor]:
     """Two data times two horizontal: ZeRO's rows of a fused projection's share."""
-    return {name: rows_of(piece, rank // 2, 2) for name, piece in _replicated_once(rank, seed).items()}
+    return {name: rows_of(sharded, rank // 2, 2) for name, sharded in _replicated_once(rank, seed).items()}
 
 
-def _replicated_once(rank: int, seed: int) -> dict[str, Piece]:
-    pieces = fused_on_2(rank % 2, seed)
+def _replicated_once(rank: int, seed: int) -> dict[str, ShardedTensor]:
+    tensors = fused_on_2(rank % 2, seed)
     return {
-        name: piece if piece.boxes and piece.is_written else Piece(piece.tensor, piece.whole_shape, piece.boxes, False)
-        for name, piece in pieces.items()
+        name: sharded
+        if sharded.shards and sharded.is_written
+        else ShardedTensor(sharded.tensor, sharded.full_shape, sharded.shards, False)
+        for name, sharded in tensors.items()
     }
 
 

@@ -58,7 +58,7 @@ def around_disk_changes(pause: Callable[[], None]) -> None:
 
 
 def paused_chunks(chunks: Callable[..., Any], pause: Callable[[], None]) -> Callable[..., Any]:
-    """The pieces of a file, with a `pause` before every twentieth."""
+    """The blocks of a file, with a `pause` before every twentieth."""
 
     def paused(*arguments: Any) -> Iterator[Any]:
         for index, chunk in enumerate(chunks(*arguments)):

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from onward.checkpoint.reading import find_latest, list_checkpoints, read_new_tensors, read_record
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import OnwardError
-from onward.parallel.pieces import Piece
-from onward.plan.shards import WeightShard
-from tests.checkpoint.layouts import piece_of
+from onward.parallel.sharded_tensors import ShardedTensor
+from onward.plan.shards import Sharding
+from tests.checkpoint.layouts import sharded_like
 from tests.checkpoint.saving_server import KEPT, around_disk_changes, content
 from tests.ranks import run_on_ranks
 
@@ -25,16 +25,18 @@ LATEST_MOMENT = {0: 180, 1: 42, 2: 36}
 """Rank 0 changes the disk more often: it removes, renames and writes the manifest."""
 
 
-def pieces_of(number: int, rank: int) -> dict[str, Piece]:
+def tensors_of(number: int, rank: int) -> dict[str, ShardedTensor]:
     """A rank's rows of the saving server's tensors."""
-    pieces = {}
+    tensors = {}
     for name, whole in content(number, 0).items():
         if whole.dim() == 0:
-            pieces[name] = Piece.whole(whole)
+            tensors[name] = ShardedTensor.full(whole)
         else:
-            shard, shape = WeightShard(0, (whole.shape[0],)), tuple(whole.shape)
-            pieces[name] = piece_of(whole, shard.boxes(shape, rank, RANKS), shard.local_shape(shape, rank, RANKS))
-    return pieces
+            sharding, shape = Sharding(0, (whole.shape[0],)), tuple(whole.shape)
+            tensors[name] = sharded_like(
+                whole, sharding.shards(shape, rank, RANKS), sharding.local_shape(shape, rank, RANKS)
+            )
+    return tensors
 
 
 def save_until_killed(directory: Path, killed_rank: int, moment: int, complete: int) -> None:
@@ -52,7 +54,7 @@ def save_until_killed(directory: Path, killed_rank: int, moment: int, complete: 
         around_disk_changes(die)
         for number in range(complete + 1, complete + 7):
             try:
-                writer.save(number, pieces_of(number, rank), {"number": number})
+                writer.save(number, tensors_of(number, rank), {"number": number})
                 writer.wait()
             except OnwardError as error:
                 tell(directory / f"end of {rank}", str(error).replace("\n", " "))
@@ -61,7 +63,7 @@ def save_until_killed(directory: Path, killed_rank: int, moment: int, complete: 
 
 
 def tell(file: Path, words: str) -> None:
-    """Adds a line in one piece, whenever the process is killed."""
+    """Adds a line in one write, whenever the process is killed."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, f"{words}\n".encode())
     os.close(descriptor)

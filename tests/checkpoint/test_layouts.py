@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from onward.checkpoint.manifest import read_manifest
-from onward.checkpoint.reading import read_new_tensors, read_pieces, read_record, verify
-from onward.checkpoint.stored_pieces import StoredPiece
+from onward.checkpoint.reading import read_new_tensors, read_record, read_sharded_tensors, verify
+from onward.checkpoint.stored_tensors import StoredShard
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import CheckpointError
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 from tests.checkpoint.contents import same
-from tests.checkpoint.layouts import LAYOUTS, fused_on_2, rows_on_2, stages_on_3, whole_tensors
+from tests.checkpoint.layouts import LAYOUTS, full_tensors, fused_on_2, rows_on_2, stages_on_3
 from tests.ranks import run_on_ranks
 
 
@@ -37,11 +37,11 @@ def group_and_rank() -> tuple[dist.ProcessGroup | None, int]:
 
 def save_layout(layout: str, directory: Path, blocking: bool) -> None:
     group, rank = group_and_rank()
-    pieces = LAYOUTS[layout][1](rank)
+    tensors = LAYOUTS[layout][1](rank)
     with CheckpointWriter(directory, 2, blocking, group) as writer:
-        writer.save(1, pieces, {"update": 1}, None if group is None else {"cursor": rank * 10})
-        for piece in pieces.values():
-            piece.tensor.zero_()
+        writer.save(1, tensors, {"update": 1}, None if group is None else {"cursor": rank * 10})
+        for sharded in tensors.values():
+            sharded.tensor.zero_()
 
 
 def load_layouts(layout: str, directories: dict[str, Path]) -> list[str]:
@@ -51,9 +51,9 @@ def load_layouts(layout: str, directories: dict[str, Path]) -> list[str]:
     for source, directory in directories.items():
         expected = LAYOUTS[layout][1](rank)
         into = LAYOUTS[layout][1](rank)
-        for piece in into.values():
-            piece.tensor.zero_()
-        missing = read_pieces(directory / "checkpoint-00000001", into, group=group)
+        for sharded in into.values():
+            sharded.tensor.zero_()
+        missing = read_sharded_tensors(directory / "checkpoint-00000001", into, group=group)
         wrong += [
             f"{source} -> {layout}: {name}" for name in into if not same(into[name].tensor, expected[name].tensor)
         ]
@@ -81,7 +81,7 @@ def test_one_process_reads_the_whole_of_every_layout(saved: dict[str, Path], lay
     """Each rank wrote a file, or none where it had nothing to write; records of ranks stand beside the run's."""
     path = saved[layout] / "checkpoint-00000001"
     size = LAYOUTS[layout][0]
-    read, expected = read_new_tensors(path), whole_tensors()
+    read, expected = read_new_tensors(path), full_tensors()
     assert set(read) == set(expected)
     assert [name for name in expected if not same(read[name], expected[name])] == []
     ranks = {str(rank): {"cursor": rank * 10} for rank in range(size)}
@@ -96,13 +96,13 @@ def test_nothing_is_written_twice(saved: dict[str, Path], layout: str) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     files = (saved[layout] / "checkpoint-00000001").glob("*.safetensors")
     held = sum(tensor.numel() for file in files for tensor in safetensors.load_file(file).values())
-    assert held == sum(tensor.numel() for tensor in whole_tensors().values())
+    assert held == sum(tensor.numel() for tensor in full_tensors().values())
 
 
 @pytest.mark.parametrize("layout", ["one", "rows on 2", "zero on 3", "stages on 3"])
 def test_torch_reads_what_has_one_box_a_rank(saved: dict[str, Path], layout: str) -> None:
     """torch's own reader of safetensors checkpoints puts the whole tensors together."""
-    expected = whole_tensors()
+    expected = full_tensors()
     read = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     load(read, storage_reader=HuggingFaceStorageReader(str(saved[layout] / "checkpoint-00000001")), no_dist=True)
     assert [name for name in expected if not same(read[name], expected[name])] == []
@@ -120,24 +120,24 @@ def test_torch_misses_a_tensor_in_several_boxes_rather_than_reading_a_part(saved
 
 def test_a_rank_reads_no_more_than_its_boxes(saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     read_bytes = 0
-    original = StoredPiece.read
+    original = StoredShard.read
 
-    def counted(self: StoredPiece, slices: tuple[slice, ...]) -> torch.Tensor:
+    def counted(self: StoredShard, slices: tuple[slice, ...]) -> torch.Tensor:
         nonlocal read_bytes
         part = original(self, slices)
         read_bytes += part.nbytes
         return part
 
-    monkeypatch.setattr(StoredPiece, "read", counted)
-    pieces = fused_on_2(1)
-    read_pieces(saved["mixed on 4"] / "checkpoint-00000001", pieces)
-    assert read_bytes == sum(piece.tensor.nbytes for piece in pieces.values())
+    monkeypatch.setattr(StoredShard, "read", counted)
+    tensors = fused_on_2(1)
+    read_sharded_tensors(saved["mixed on 4"] / "checkpoint-00000001", tensors)
+    assert read_bytes == sum(sharded.tensor.nbytes for sharded in tensors.values())
 
 
 def test_format_version_1_is_still_read(tmp_path: Path) -> None:
     """A checkpoint of one process is the same in both versions, but for the number and the manifest's own checksum,
     which does not cover it."""
-    tensors = whole_tensors()
+    tensors = full_tensors()
     with CheckpointWriter(tmp_path, 1) as writer:
         path = writer.save(1, tensors, {})
     manifest = path / "manifest.json"
@@ -153,16 +153,16 @@ def test_format_version_1_is_still_read(tmp_path: Path) -> None:
 
 def load_another_model(directory: Path) -> tuple[str, bool]:
     """Stage 2 of the pipeline has one weight of another shape, and stage 0 has one too many."""
-    pieces = stages_on_3(dist.get_rank(), seed=1)
+    tensors = stages_on_3(dist.get_rank(), seed=1)
     if dist.get_rank() == 0:
-        pieces["weights/new"] = Piece.whole(torch.ones(3))
+        tensors["weights/new"] = ShardedTensor.full(torch.ones(3))
     if dist.get_rank() == 2:
-        pieces["weights/bias"] = Piece.whole(torch.ones(8, dtype=torch.float64))
-    before = {name: piece.tensor.clone() for name, piece in pieces.items()}
+        tensors["weights/bias"] = ShardedTensor.full(torch.ones(8, dtype=torch.float64))
+    before = {name: sharded.tensor.clone() for name, sharded in tensors.items()}
     try:
-        read_pieces(directory / "checkpoint-00000001", pieces, group=dist.group.WORLD)
+        read_sharded_tensors(directory / "checkpoint-00000001", tensors, group=dist.group.WORLD)
     except CheckpointError as error:
-        return str(error), all(same(before[name], pieces[name].tensor) for name in pieces)
+        return str(error), all(same(before[name], tensors[name].tensor) for name in tensors)
     return "", False
 
 
@@ -177,12 +177,12 @@ def test_names_are_compared_over_all_ranks_before_a_value_changes(saved: dict[st
 
 
 def load_damaged(directory: Path) -> tuple[str, bool]:
-    pieces = rows_on_2(dist.get_rank(), seed=1)
-    before = {name: piece.tensor.clone() for name, piece in pieces.items()}
+    tensors = rows_on_2(dist.get_rank(), seed=1)
+    before = {name: sharded.tensor.clone() for name, sharded in tensors.items()}
     try:
-        read_pieces(directory / "checkpoint-00000001", pieces, group=dist.group.WORLD)
+        read_sharded_tensors(directory / "checkpoint-00000001", tensors, group=dist.group.WORLD)
     except CheckpointError as error:
-        return str(error), all(same(before[name], pieces[name].tensor) for name in pieces)
+        return str(error), all(same(before[name], tensors[name].tensor) for name in tensors)
     return "", False
 
 
@@ -201,8 +201,8 @@ def test_a_damaged_file_is_told_on_every_rank(saved: dict[str, Path], tmp_path: 
 # ---------------------------------------------------------------------- what belongs to a layout
 
 
-def with_random_states(pieces: dict[str, Piece], rank: int, value: int) -> dict[str, Piece]:
-    return pieces | {f"random/{rank}/cpu": Piece.whole(torch.full((4,), value, dtype=torch.uint8))}
+def with_random_states(tensors: dict[str, ShardedTensor], rank: int, value: int) -> dict[str, ShardedTensor]:
+    return tensors | {f"random/{rank}/cpu": ShardedTensor.full(torch.full((4,), value, dtype=torch.uint8))}
 
 
 def save_with_random_states(directory: Path) -> None:
@@ -215,14 +215,14 @@ def test_random_states_of_other_ranks_may_be_lacking_on_either_side(tmp_path: Pa
     """Saved by ranks 0 and 1. Rank 0 alone finds its own; a rank 5 finds none, keeps what it has, and is told."""
     run_on_ranks(2, save_with_random_states, tmp_path)
     path = tmp_path / "checkpoint-00000001"
-    pieces = with_random_states(LAYOUTS["one"][1](0), 0, 0)
-    assert read_pieces(path, pieces, optional=("random/",)) == ()
-    assert pieces["random/0/cpu"].tensor.tolist() == [7] * 4
-    pieces = with_random_states(LAYOUTS["one"][1](0), 5, 3)
-    assert read_pieces(path, pieces, optional=("random/",)) == ("random/5/cpu",)
-    assert pieces["random/5/cpu"].tensor.tolist() == [3] * 4
+    tensors = with_random_states(LAYOUTS["one"][1](0), 0, 0)
+    assert read_sharded_tensors(path, tensors, optional=("random/",)) == ()
+    assert tensors["random/0/cpu"].tensor.tolist() == [7] * 4
+    tensors = with_random_states(LAYOUTS["one"][1](0), 5, 3)
+    assert read_sharded_tensors(path, tensors, optional=("random/",)) == ("random/5/cpu",)
+    assert tensors["random/5/cpu"].tensor.tolist() == [3] * 4
     with pytest.raises(
         CheckpointError, match=r"2 in the checkpoint only: random/0/cpu .*; 1 in this run only: random/5"
     ):
-        read_pieces(path, pieces)
-    assert set(read_manifest(path).tensors) - set(whole_tensors()) == {"random/0/cpu", "random/1/cpu"}
+        read_sharded_tensors(path, tensors)
+    assert set(read_manifest(path).tensors) - set(full_tensors()) == {"random/0/cpu", "random/1/cpu"}

@@ -17,9 +17,9 @@ from onward.checkpoint import storage, writing
 from onward.checkpoint.reading import find_latest, list_checkpoints, read_new_tensors, verify
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import OnwardError
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 from tests.checkpoint.contents import same
-from tests.checkpoint.layouts import mixed_on_4, rows_on_2, whole_tensors
+from tests.checkpoint.layouts import full_tensors, mixed_on_4, rows_on_2
 from tests.ranks import run_on_ranks
 
 
@@ -52,10 +52,10 @@ def train_beside(directory: Path) -> tuple[int, bool]:
     original = storage._write_bytes
     if rank == 1:
         storage._write_bytes = lambda *arguments: (time.sleep(0.05), original(*arguments))[1]
-    pieces = mixed_on_4(rank)
+    tensors = mixed_on_4(rank)
     passes, right = 0, True
     with writer_of(directory) as writer:
-        path = writer.save(1, pieces, {})
+        path = writer.save(1, tensors, {})
         while passes < 20 or not path.exists():
             value = torch.full((1000,), float(rank + passes))
             dist.all_reduce(value)
@@ -63,14 +63,14 @@ def train_beside(directory: Path) -> tuple[int, bool]:
             gathered: list[Any] = [None] * 4
             dist.all_gather_object(gathered, (rank, passes))
             right &= gathered == [(other, passes) for other in range(4)]
-            for piece in pieces.values():
-                piece.tensor.zero_()
+            for sharded in tensors.values():
+                sharded.tensor.zero_()
             passes += 1
             going_on = torch.tensor(float(not path.exists()))
             dist.all_reduce(going_on)
             if passes >= 20 and going_on == 0:
                 break
-        writer.save(2, pieces, {})
+        writer.save(2, tensors, {})
     return passes, right
 
 
@@ -79,7 +79,7 @@ def test_a_save_in_the_background_does_not_mix_with_training(tmp_path: Path) -> 
     assert all(right for _, right in results)
     assert min(passes for passes, _ in results) >= 20
     first, second = (read_new_tensors(path) for path in list_checkpoints(tmp_path))
-    assert [name for name, whole in whole_tensors().items() if not same(first[name], whole)] == []
+    assert [name for name, whole in full_tensors().items() if not same(first[name], whole)] == []
     assert not any(tensor.bool().any() for tensor in second.values())
 
 
@@ -88,21 +88,21 @@ def test_a_save_in_the_background_does_not_mix_with_training(tmp_path: Path) -> 
 
 def fill_the_disk_of(full_rank: int, directory: Path) -> list[str]:
     """Save 1 is fine; during save 2 one rank's disk is full; then it is not any more, and save 3 is fine."""
-    pieces = rows_on_2(dist.get_rank())
+    tensors = rows_on_2(dist.get_rank())
     original = storage._write_bytes
     with writer_of(directory) as writer:
-        writer.save(1, pieces, {})
+        writer.save(1, tensors, {})
         writer.wait()
         dist.barrier()
         if dist.get_rank() == full_rank:
             storage._write_bytes = failing(errno.ENOSPC)
-        writer.save(2, pieces, {})
+        writer.save(2, tensors, {})
         words = [told(writer.wait)]
         storage._write_bytes = original
         dist.barrier()
         words.append(" ".join(sorted(path.name for path in directory.iterdir())))
         dist.barrier()
-        writer.save(3, pieces, {})
+        writer.save(3, tensors, {})
         writer.wait()
     return words
 
@@ -112,7 +112,7 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank(tmp_path: Path, full_rank
     first, second = run_on_ranks(2, fill_the_disk_of, full_rank, tmp_path)
     assert first == second
     path = tmp_path / "checkpoint-00000002"
-    needed = sum(piece.tensor.nbytes for piece in rows_on_2(full_rank).values())
+    needed = sum(sharded.tensor.nbytes for sharded in rows_on_2(full_rank).values())
     start = f"StorageError: rank {full_rank}: {path} could not be written: No space left on device. "
     assert first[0].startswith(start)
     # What both ranks hold, one of them writes.
@@ -171,17 +171,17 @@ def test_a_directory_that_cannot_be_made_is_told_on_every_rank(tmp_path: Path) -
 
 def lose_the_shared_disk(directory: Path) -> list[str]:
     """The share goes away from rank 1's node after the start: with the path gone, then with a local folder there."""
-    pieces = rows_on_2(dist.get_rank())
+    tensors = rows_on_2(dist.get_rank())
     with writer_of(directory / "shared", blocking=True) as writer:
         words = []
         if dist.get_rank() == 1:
             writer.directory = directory / "local"
-        words.append(told(lambda: writer.save(1, pieces, {})))
+        words.append(told(lambda: writer.save(1, tensors, {})))
         dist.barrier()
         if dist.get_rank() == 1:
             (directory / "local" / ".tmp-onward-checkpoint-00000001").mkdir(parents=True)
         dist.barrier()
-        words.append(told(lambda: writer.save(1, pieces, {})))
+        words.append(told(lambda: writer.save(1, tensors, {})))
     return words
 
 
@@ -201,8 +201,8 @@ def test_a_disk_that_is_no_longer_shared_is_told(tmp_path: Path) -> None:
 def contradict(directory: Path) -> list[str]:
     rank = dist.get_rank()
     with writer_of(directory, blocking=True) as writer:
-        shapes = told(lambda: writer.save(1, {"w": Piece.whole(torch.zeros(3 + rank))}, {}))
-        hole = told(lambda: writer.save(1, {"w": Piece.whole(torch.zeros(3), is_written=False)}, {}))
+        shapes = told(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3 + rank))}, {}))
+        hole = told(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3), is_written=False)}, {}))
         rows = rows_on_2(rank)
         gap = told(lambda: writer.save(1, rows if rank == 0 else {}, {}))
         fine = told(lambda: writer.save(2, rows, {}))
@@ -236,7 +236,7 @@ def end_during_save(directory: Path) -> None:
 
 def test_a_rank_that_ends_during_a_save_is_told_to_the_others(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, 2) as writer:
-        kept = writer.save(0, whole_tensors(), {})
+        kept = writer.save(0, full_tensors(), {})
     with pytest.raises(AssertionError, match="rank 1 ended without a result"):
         run_on_ranks(2, end_during_save, tmp_path)
     words = (tmp_path / "words").read_text()

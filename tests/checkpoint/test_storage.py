@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.checkpoint.planning import PieceSavePlanner
+from onward.checkpoint.planning import ShardSavePlanner
 from onward.checkpoint.storage import Publication, SafetensorsStorageWriter
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 
 
 def test_a_tensor_of_another_size_than_planned_is_not_written(tmp_path: Path) -> None:
     """Its header would say where the tensors after it begin, and be wrong."""
     planned, changed = (
-        PieceSavePlanner({"w": Piece.whole(torch.zeros(3, dtype=dtype))}, ["w"])
+        ShardSavePlanner({"w": ShardedTensor.full(torch.zeros(3, dtype=dtype))}, ["w"])
         for dtype in (torch.float32, torch.float64)
     )
     publication = Publication(tmp_path / "new", tmp_path / "final", lambda: 1, lambda: None)

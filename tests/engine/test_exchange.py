@@ -15,7 +15,7 @@ from onward.parameters.distributed import Distributed
 
 class Weight:
     def __init__(self, gradient: torch.Tensor | None, shape: tuple[int, ...]) -> None:
-        self.gradient, self.whole_shape, self.copies = gradient, shape, 1
+        self.gradient, self.full_shape, self.copies = gradient, shape, 1
 
     def take_gradient(self) -> torch.Tensor | None:
         return self.gradient

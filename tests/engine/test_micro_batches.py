@@ -16,7 +16,7 @@ from onward.engine.inputs.features import FeatureReader
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import SHARES, PipelinedMicroBatches, SequentialMicroBatches, shared_loss
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import whole_network
+from onward.engine.network.network import unsplit_network
 from onward.engine.network.precision import Precision
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
@@ -39,7 +39,7 @@ def batches(count: int) -> list[Batch]:
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_one_by_one_adds_up_gradients_of_scaled_losses(scale: float) -> None:
     mesh = in_world_of_one()
-    network = whole_network(OnnxModule(GRAPH))
+    network = unsplit_network(OnnxModule(GRAPH))
     assert GRAPH.loss_names is not None
     loss = GRAPH.loss_names.loss
     shares = LossNormalization(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, True)

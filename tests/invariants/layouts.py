@@ -15,7 +15,7 @@ import torch
 
 from onward.data.in_memory import InMemoryDataLoader
 from onward.environment import Environment
-from onward.parallel.gathering import gather_whole
+from onward.parallel.gathering import gather_full
 from onward.parallel.pipeline.pipeline import knows_gradients
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner
@@ -193,13 +193,15 @@ def train_here(
     if runner.round == 0:
         runner.run(InMemoryDataLoader(parts[place.data], last_batch=last_batch), tests)
     runner.end_training(tests)
-    pieces = {name: piece for name, piece in runner.state.pieces().items() if not name.startswith("random/")}
+    tensors = {
+        name: sharded for name, sharded in runner.state.sharded_tensors().items() if not name.startswith("random/")
+    }
     scale = runner.state.loss_scale
     return Result(
         losses=[report.loss for report in recorder.steps],
         norms=[report.gradient_norm for report in recorder.steps],
-        tensors=gather_whole(runner.mesh, pieces),
-        own={name: piece.tensor.detach().clone() for name, piece in pieces.items()},
+        tensors=gather_full(runner.mesh, tensors),
+        own={name: sharded.tensor.detach().clone() for name, sharded in tensors.items()},
         skipped=runner.state.counters.skipped_updates,
         metrics=[dict(report.metrics) for report in recorder.evaluations],
         messages=recorder.messages,

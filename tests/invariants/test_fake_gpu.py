@@ -54,7 +54,7 @@ READS_BY_DESIGN = {
     "lowering/ops/indexing.py:compress": "as many results as the condition is true",
     "lowering/ops/indexing.py:non_zero": "as many results as there are numbers other than 0",
     "lowering/ops/sorting.py:unique": "as many results as there are different numbers",
-    "lowering/ops/vision.py:non_max_suppression": "as many results as boxes are kept",
+    "lowering/ops/vision.py:non_max_suppression": "as many results as shards are kept",
     "lowering/ops/text.py:tf_idf_vectorizer": "the n-grams to be counted are attributes",
     "lowering/ops/signal.py:mel_weight_matrix": "the matrix is computed on the host",
 }

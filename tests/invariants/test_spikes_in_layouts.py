@@ -61,7 +61,7 @@ def _train(folder: Path, layout: Layout, is_clean: bool) -> dict[str, Any]:
     runner, recorder = start(folder, **changes)
     replica = runner.mesh.place.data
     runner.run(InMemoryDataLoader(_features(replica, is_clean, layout.data - 1)))
-    tensors = {name: piece.tensor for name, piece in runner.state.pieces().items()}
+    tensors = {name: sharded.tensor for name, sharded in runner.state.sharded_tensors().items()}
     return {
         "tensors": {name: tensor.detach().contiguous().view(torch.uint8).numpy() for name, tensor in tensors.items()
                     if tensor.dim()} | {name: tensor.numpy().tobytes() for name, tensor in tensors.items()

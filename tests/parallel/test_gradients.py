@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from onward.parallel.gathering import gather_whole
+from onward.parallel.gathering import gather_full
 from onward.parallel.gradients import finish_gradients, sum_over_replicas, sum_over_shards, total_norm
 from onward.parallel.launch.process import Mesh, in_world_of_one, start
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters.distributed import Distributed
-from onward.plan.shards import Box, WeightShard
+from onward.plan.shards import Sharding, TensorShard
 from tests.ranks import run_on_ranks
 
 WHOLE = torch.arange(24, dtype=torch.float32).reshape(6, 4) + 1
@@ -64,16 +64,16 @@ def gather() -> dict[str, torch.Tensor]:
     mesh = mesh_of_four()
     place, shape = mesh.place, (6, 4)
     # Three blocks of two rows, each cut in halves, as in a fused QKV weight.
-    shard = WeightShard(0, (2, 2, 2))
-    boxes = shard.boxes(shape, place.horizontal, 2)
-    local = torch.cat([WHOLE[box.whole_slices] for box in boxes])
-    pieces = {"fused": Piece(local, shape, boxes, place.data == 0)}
+    sharding = Sharding(0, (2, 2, 2))
+    shards = sharding.shards(shape, place.horizontal, 2)
+    local = torch.cat([WHOLE[shard.slices] for shard in shards])
+    tensors = {"fused": ShardedTensor(local, shape, shards, place.data == 0)}
     if mesh.rank == 3:
-        pieces["of the last alone"] = Piece.whole(torch.tensor([True, False]))
-        pieces["nothing of"] = Piece(torch.empty(0), (2,), (), is_written=True)
+        tensors["of the last alone"] = ShardedTensor.full(torch.tensor([True, False]))
+        tensors["nothing of"] = ShardedTensor(torch.empty(0), (2,), (), is_written=True)
     if mesh.rank == 0:
-        pieces["nothing of"] = Piece(torch.tensor([5, 6]), (2,), (Box((0,), (2,), (0,)),))
-    return gather_whole(mesh, pieces)
+        tensors["nothing of"] = ShardedTensor(torch.tensor([5, 6]), (2,), (TensorShard((0,), (2,), (0,)),))
+    return gather_full(mesh, tensors)
 
 
 def test_rank_0_gets_every_tensor_whole_and_the_others_nothing() -> None:
@@ -86,7 +86,9 @@ def test_rank_0_gets_every_tensor_whole_and_the_others_nothing() -> None:
 
 
 def test_a_process_alone_gathers_what_it_holds() -> None:
-    boxes = (Box((0, 0), (3, 4), (0, 0)), Box((3, 0), (3, 4), (3, 0)))
-    found = gather_whole(in_world_of_one(), {"both": Piece(WHOLE, (6, 4), boxes), "other": Piece.whole(WHOLE, False)})
+    shards = (TensorShard((0, 0), (3, 4), (0, 0)), TensorShard((3, 0), (3, 4), (3, 0)))
+    found = gather_full(
+        in_world_of_one(), {"both": ShardedTensor(WHOLE, (6, 4), shards), "other": ShardedTensor.full(WHOLE, False)}
+    )
     assert found.keys() == {"both"}
     assert torch.equal(found["both"], WHOLE)

@@ -16,7 +16,7 @@ from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
-from onward.plan.shards import take_part
+from onward.plan.shards import take_shard
 from tests.parallel.horizontal_models import EXAMPLES, Example
 from tests.ranks import run_on_ranks
 
@@ -63,13 +63,13 @@ def differences(name: str, path: str, by_tokens: bool) -> dict[str, float]:
         assert expected is not None, weight
         if weight in plan.partial_gradients:
             dist.all_reduce(gradient)
-        part = take_part(expected.numpy(), plan.shards.get(weight), rank, size)
+        part = take_shard(expected.numpy(), plan.shardings.get(weight), rank, size)
         found[f"gradient of {weight}"] = _share(
             gradient, torch.from_numpy(part), max(least, expected.abs().max().item())
         )
     states, expected_states = dict(local.named_buffers()), dict(whole.named_buffers())
     for state in graph.states:
-        part = take_part(expected_states[state].numpy(), plan.shards.get(state), rank, size)
+        part = take_shard(expected_states[state].numpy(), plan.shardings.get(state), rank, size)
         found[f"statistic {state}"] = _share(states[state], torch.from_numpy(part))
     return found
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from onward.parallel.horizontal import collectives
 from onward.parallel.horizontal.loss import sharded_cross_entropy
 from onward.parallel.horizontal.operators import (
-    gather_whole,
+    gather_full,
     local_part,
     sharded_arg_max,
     sharded_gather,
@@ -17,7 +17,7 @@ from onward.parallel.horizontal.operators import (
     sharded_softmax,
 )
 from onward.parallel.horizontal.tokens import gather_tokens, own_tokens
-from onward.plan.shards import WeightShard, take_part
+from onward.plan.shards import Sharding, take_shard
 from tests.ranks import run_on_ranks
 
 CUT = {"cut_axis": 1, "blocks": (7,), "size": 2}
@@ -72,19 +72,21 @@ def compare(_: int) -> dict[str, float]:
     whole = torch.randn(5, 7, generator=generator, requires_grad=True)
     weights = torch.rand(5, 7, generator=generator)
     labels = torch.tensor([0, 6, 3, 2, 4])
-    shard = WeightShard(1, (7,))
-    part = torch.from_numpy(take_part(whole.detach().numpy(), shard, rank, 2).copy()).requires_grad_()
-    own = torch.from_numpy(take_part(weights.numpy(), shard, rank, 2).copy())
+    sharding = Sharding(1, (7,))
+    part = torch.from_numpy(take_shard(whole.detach().numpy(), sharding, rank, 2).copy()).requires_grad_()
+    own = torch.from_numpy(take_shard(weights.numpy(), sharding, rank, 2).copy())
     found: dict[str, float] = {}
 
     def note(name: str, mine: torch.Tensor, expected: torch.Tensor) -> None:
         (gradient,) = torch.autograd.grad(expected, whole)
         (local,) = torch.autograd.grad(mine, part)
-        found[name] = (local - torch.from_numpy(take_part(gradient.numpy(), shard, rank, 2).copy())).abs().max().item()
+        found[name] = (
+            (local - torch.from_numpy(take_shard(gradient.numpy(), sharding, rank, 2).copy())).abs().max().item()
+        )
 
     note("softmax", (sharded_softmax(part, **cut) * own).sum(), (whole.softmax(1) * weights).sum())
     note("log_softmax", (sharded_log_softmax(part, **cut) * own).sum(), (whole.log_softmax(1) * weights).sum())
-    gathered = gather_whole(part, **cut)
+    gathered = gather_full(part, **cut)
     found["gathered"] = (gathered - whole).abs().max().item()
     note("gather", (gathered * weights).sum(), (whole * weights).sum())
     class_weights = torch.arange(1.0, 8.0)
@@ -96,7 +98,7 @@ def compare(_: int) -> dict[str, float]:
         found[f"loss {reduction}"] = (mine - expected).abs().max().item()
         note(f"cross entropy {reduction}", mine.sum(), expected.sum())
     ties = torch.tensor([[1.0, 2, 2, 0, 2, 2, 1]])
-    mine = torch.from_numpy(take_part(ties.numpy(), shard, rank, 2).copy())
+    mine = torch.from_numpy(take_shard(ties.numpy(), sharding, rank, 2).copy())
     for last, place in ((0, 1), (1, 5)):
         index = sharded_arg_max(mine, axis=1, select_last_index=last, keepdims=0, **cut)
         found[f"arg max {last}"] = float(abs(int(index) - place))

@@ -19,7 +19,7 @@ from onward.models import create_model
 from onward.parameters import Parameters
 from onward.plan.annotations import METADATA_KEY, annotate, compare_splits, read_requested_sharding
 from onward.plan.horizontal.planning import HorizontalPlan
-from onward.plan.shards import WeightShard
+from onward.plan.shards import Sharding
 from onward.plan.topology import Topology
 
 
@@ -97,14 +97,14 @@ def test_stages_that_do_not_fit_are_balanced_instead_and_it_is_said(tmp_path: Pa
 
 
 def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
-    wish_of = HorizontalPlan(2, {"W": WeightShard(0, (2,))})
+    wish_of = HorizontalPlan(2, {"W": Sharding(0, (2,))})
     model = tiny()
     annotate(model, Topology(1, 2, 1), wish_of, {}, {0: 0}, {})
     wish = read_requested_sharding(model, Topology(1, 2, 1))
     assert wish is not None
     assert wish.splits == {"W": (0, 2)}
     assert compare_splits(wish, wish_of) == []
-    assert compare_splits(wish, HorizontalPlan(2, {"W": WeightShard(1, (2,))})) == [
+    assert compare_splits(wish, HorizontalPlan(2, {"W": Sharding(1, (2,))})) == [
         "the model's annotations ('onward_h2_p1') ask for other splits than the plan has, which is followed: 'W' "
         "(asked: axis 0 in 2; plan: axis 1 in 2)."
     ]
@@ -119,7 +119,7 @@ def test_annotating_again_replaces_its_own_and_keeps_others() -> None:
     model.add_device_configuration("theirs", num_devices=2)
     model.graph[0].set_pipeline_stage(model.device_configurations[0], 1)
     for _ in range(2):
-        annotate(model, Topology(1, 2, 1), HorizontalPlan(2, {"W": WeightShard(0, (2,))}), {}, {0: 0}, {})
+        annotate(model, Topology(1, 2, 1), HorizontalPlan(2, {"W": Sharding(0, (2,))}), {}, {0: 0}, {})
     assert [one.name for one in model.device_configurations] == ["theirs", "onward_h2_p1"]
     assert [own.configuration.name for own in model.graph[0].device_configurations if own.configuration] == [
         "theirs", "onward_h2_p1",

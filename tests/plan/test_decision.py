@@ -63,11 +63,11 @@ def test_every_weight_is_held_whole_by_the_ranks_together(sizes: tuple[int, int,
             assert shape is not None
             local_shape = local.model.graph.initializers[name].shape
             assert local_shape is not None
-            shard = plan.horizontal.shards.get(name)
-            if shard is not None:
-                expected = shard.local_shape(shape.numpy(), place.horizontal, topology.horizontal_size)
+            sharding = plan.horizontal.shardings.get(name)
+            if sharding is not None:
+                expected = sharding.local_shape(shape.numpy(), place.horizontal, topology.horizontal_size)
                 assert tuple(local_shape.numpy()) == tuple(expected)
-            share = 1 if shard is not None else topology.horizontal_size
+            share = 1 if sharding is not None else topology.horizontal_size
             copies = 1 if plan.stage_count == 1 else len(stages.shared_weights.get(name, (0,)))
             size = 1
             for one in local_shape.numpy():

@@ -14,11 +14,10 @@ from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.building.shapes import find_value_facts
 from onward.models import create_model
-from onward.plan.horizontal.cuts import Cut
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.horizontal.rules_movement import through_reshape
-from onward.plan.shards import WeightShard, take_part
+from onward.plan.shards import Sharding, take_shard
 
 CROSS_ENTROPY = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
 
@@ -50,20 +49,20 @@ def parsed(text: str, weights: dict[str, tuple[int, ...]], loss: str = "loss") -
 @pytest.mark.parametrize(
     ("cut", "before", "after", "expected"),
     [
-        (Cut(2, (12,)), (2, 5, 12), (2, 5, 3, 4), Cut(2, (3,))),
-        (Cut(2, (4, 4, 4)), (2, 5, 12), (2, 5, 3, 4), Cut(3, (4,))),
-        (Cut(2, (12,)), (2, 5, 12), (10, 12), Cut(1, (12,))),
-        (Cut(1, (8,)), (2, 8, 7, 4), (16, 7, 4), Cut(0, (8, 8))),
-        (Cut(0, (8, 8)), (16, 7, 4), (2, 8, 7, 4), Cut(1, (8,))),
-        (Cut(1, (6,)), (2, 6, 5, 5), (2, 150), Cut(1, (150,))),
-        (Cut(3, (6,)), (2, 5, 5, 6), (2, 150), Cut(1, (6,) * 25)),
-        (Cut(1, (8,)), (2, 8, 4, 4), (2, 4, 32), Cut(1, (4,))),
-        (Cut(1, (6, 2)), (3, 8), (3, 8, 1), Cut(1, (6, 2))),
-        (Cut(1, (6, 2)), (3, 8), (3, 2, 4), None),
+        (Sharding(2, (12,)), (2, 5, 12), (2, 5, 3, 4), Sharding(2, (3,))),
+        (Sharding(2, (4, 4, 4)), (2, 5, 12), (2, 5, 3, 4), Sharding(3, (4,))),
+        (Sharding(2, (12,)), (2, 5, 12), (10, 12), Sharding(1, (12,))),
+        (Sharding(1, (8,)), (2, 8, 7, 4), (16, 7, 4), Sharding(0, (8, 8))),
+        (Sharding(0, (8, 8)), (16, 7, 4), (2, 8, 7, 4), Sharding(1, (8,))),
+        (Sharding(1, (6,)), (2, 6, 5, 5), (2, 150), Sharding(1, (150,))),
+        (Sharding(3, (6,)), (2, 5, 5, 6), (2, 150), Sharding(1, (6,) * 25)),
+        (Sharding(1, (8,)), (2, 8, 4, 4), (2, 4, 32), Sharding(1, (4,))),
+        (Sharding(1, (6, 2)), (3, 8), (3, 8, 1), Sharding(1, (6, 2))),
+        (Sharding(1, (6, 2)), (3, 8), (3, 2, 4), None),
     ],
 )
 def test_a_cut_seen_through_a_reshape(
-    cut: Cut, before: tuple[int, ...], after: tuple[int, ...], expected: Cut | None
+    cut: Sharding, before: tuple[int, ...], after: tuple[int, ...], expected: Sharding | None
 ) -> None:
     assert through_reshape(cut, before, after) == expected
     if expected is None:
@@ -71,19 +70,19 @@ def test_a_cut_seen_through_a_reshape(
     whole = np.arange(np.prod(before)).reshape(before)
     for rank in range(2):
         if all(block % 2 == 0 for block in (*cut.blocks, *expected.blocks)):
-            part = take_part(whole, cut, rank, 2)
-            np.testing.assert_array_equal(take_part(whole.reshape(after), expected, rank, 2).ravel(), part.ravel())
+            part = take_shard(whole, cut, rank, 2)
+            np.testing.assert_array_equal(take_shard(whole.reshape(after), expected, rank, 2).ravel(), part.ravel())
 
 
 def test_a_layer_of_gpt2_is_cut_by_heads_and_by_hidden_features() -> None:
     plan = planned(gpt2(), 2)
-    assert plan.shards["h.0.attn.c_attn.weight"] == WeightShard(1, (32, 32, 32))
-    assert plan.shards["h.0.attn.c_attn.bias"] == WeightShard(0, (32, 32, 32))
-    assert plan.shards["h.0.attn.c_proj.weight"] == WeightShard(0, (32,))
-    assert plan.shards["h.0.mlp.c_fc.weight"] == WeightShard(1, (128,))
-    assert plan.shards["h.0.mlp.c_proj.weight"] == WeightShard(0, (128,))
-    assert plan.shards["wte.weight"] == WeightShard(0, (96,))
-    assert "h.0.attn.c_proj.bias" not in plan.shards
+    assert plan.shardings["h.0.attn.c_attn.weight"] == Sharding(1, (32, 32, 32))
+    assert plan.shardings["h.0.attn.c_attn.bias"] == Sharding(0, (32, 32, 32))
+    assert plan.shardings["h.0.attn.c_proj.weight"] == Sharding(0, (32,))
+    assert plan.shardings["h.0.mlp.c_fc.weight"] == Sharding(1, (128,))
+    assert plan.shardings["h.0.mlp.c_proj.weight"] == Sharding(0, (128,))
+    assert plan.shardings["wte.weight"] == Sharding(0, (96,))
+    assert "h.0.attn.c_proj.bias" not in plan.shardings
     assert plan.partial_gradients == ()
 
 
@@ -101,7 +100,7 @@ def test_fused_linear_layers_are_cut_as_products_and_sums_are(by_tokens: bool) -
         linear = [node for node in nodes if node.op_type == "Linear"]
         # Partial sums have their bias added after they are summed up.
         assert [len(node.inputs) > 2 and node.inputs[2] is not None for node in linear] == [True, False] * 2 * fuse
-    assert plans[0].shards == plans[1].shards
+    assert plans[0].shardings == plans[1].shardings
     assert plans[0].reasons == plans[1].reasons
     assert set(plans[0].partial_gradients) == set(plans[1].partial_gradients)
     assert exchanges[0] == exchanges[1]
@@ -109,8 +108,8 @@ def test_fused_linear_layers_are_cut_as_products_and_sums_are(by_tokens: bool) -
 
 def test_a_vocabulary_may_be_shared_unevenly() -> None:
     plan = planned(gpt2(vocab_size=97), 4)
-    assert plan.shards["wte.weight"] == WeightShard(0, (97,))
-    assert [plan.shards["wte.weight"].local_size(rank, 4) for rank in range(4)] == [24, 24, 24, 25]
+    assert plan.shardings["wte.weight"] == Sharding(0, (97,))
+    assert [plan.shardings["wte.weight"].local_size(rank, 4) for rank in range(4)] == [24, 24, 24, 25]
 
 
 def test_what_cannot_be_cut_is_named_with_the_operator_in_the_way() -> None:
@@ -132,7 +131,7 @@ def test_a_lone_column_cut_is_not_made() -> None:
         {"a": (4, 6), "b": (6, 3), "c": (6, 8)},
     )
     plan = planned(graph, 2, (5, 4))
-    assert set(plan.shards) >= {"a", "b"}
+    assert set(plan.shardings) >= {"a", "b"}
     lone = parsed(
         "agraph (float[B,4] x, float[4,6] a, float[6,3] b, float[4,8] c) => (float[B,3] loss)"
         "{h = MatMul(x, a) r = Relu(h) y = MatMul(r, b)"
@@ -140,7 +139,7 @@ def test_a_lone_column_cut_is_not_made() -> None:
         {"a": (4, 6), "b": (6, 3), "c": (4, 8)},
     )
     plan = planned(lone, 2, (5, 4))
-    assert set(plan.shards) == {"a", "b"}
+    assert set(plan.shardings) == {"a", "b"}
     assert "ReduceMax) needs all of its reduced axis at once" in plan.reasons["c"]
 
 
@@ -169,7 +168,7 @@ def test_a_rank_gets_an_ordinary_graph_with_its_parts_and_the_whole_one_is_left_
         assert local.loss == "loss"
         for name in graph.weights:
             stored = local.model.graph.initializers[name].const_value
-            expected = take_part(whole[name], plan.shards.get(name), rank, 2)
+            expected = take_shard(whole[name], plan.shardings.get(name), rank, 2)
             assert tuple(stored.shape.numpy()) == expected.shape
             np.testing.assert_array_equal(stored.numpy(), expected)
     types = [node.op_type for node in locals_[0].model.graph if node.domain == "onward.parallel"]
@@ -255,7 +254,7 @@ def test_a_projection_that_is_split_into_a_sequence_is_cut_in_its_parts() -> Non
     )
     facts = find_value_facts(graph, {"x": (2, 7, 6)})
     plan = plan_horizontal(graph, 4, facts.shapes, facts.numbers)
-    assert plan.shards == {"w": WeightShard(1, (8, 8)), "v": WeightShard(0, (8,))}
+    assert plan.shardings == {"w": Sharding(1, (8, 8)), "v": Sharding(0, (8,))}
 
 
 def test_what_is_computed_from_cut_elements_is_cut_though_it_has_no_gradient() -> None:
@@ -270,6 +269,6 @@ def test_what_is_computed_from_cut_elements_is_cut_though_it_has_no_gradient() -
     )
     facts = find_value_facts(graph, {"x": (3, 6)})
     plan = plan_horizontal(graph, 2, facts.shapes, facts.numbers)
-    assert plan.values["missing"] == Cut(1, (8,))
+    assert plan.values["missing"] == Sharding(1, (8,))
     assert not plan.slices
-    assert set(plan.shards) == {"w", "v"}
+    assert set(plan.shardings) == {"w", "v"}

@@ -47,7 +47,7 @@ def test_heads_and_features_are_named_with_the_weights_and_the_sizes_that_fit() 
 def test_the_sizes_that_are_listed_are_taken_without_a_word(size: int) -> None:
     plan = planned(gpt2(layers=2), size)
     assert plan.notes == ()
-    assert {"h.0.attn.c_attn.weight", "h.1.mlp.c_fc.weight"} <= set(plan.shards)
+    assert {"h.0.attn.c_attn.weight", "h.1.mlp.c_fc.weight"} <= set(plan.shardings)
 
 
 def test_heads_alone_are_enough_to_refuse() -> None:
@@ -62,8 +62,8 @@ def test_heads_alone_are_enough_to_refuse() -> None:
 
 def test_who_allows_it_gets_the_other_layers_cut_and_is_told() -> None:
     plan = allowed(gpt2(heads=12, width=48), 8)
-    assert "h.0.attn.c_attn.weight" not in plan.shards
-    assert "h.0.mlp.c_fc.weight" in plan.shards
+    assert "h.0.attn.c_attn.weight" not in plan.shardings
+    assert "h.0.mlp.c_fc.weight" in plan.shardings
     for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight"):
         expected = "8 ranks cannot share the 12 heads; sizes that can: 2, 3, 4, 6, 12"
         assert plan.reasons[f"h.0.attn.{name}"] == expected

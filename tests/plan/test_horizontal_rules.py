@@ -9,8 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from onward.plan.horizontal import planning
-from onward.plan.horizontal.cuts import CannotCutError, Cut, Facts, NodeContext
+from onward.plan.horizontal.cuts import CannotShardError, Facts, NodeContext
 from onward.plan.horizontal.rules import apply_rule
+from onward.plan.shards import Sharding
 
 assert planning  # importing it registers the rules
 SIZES = (4, 8)
@@ -34,37 +35,39 @@ def site(
     return NodeContext(node, version, Facts({**inputs, **outputs}, numbers or {}, frozenset(inputs)))
 
 
-def said(node: NodeContext, inputs: Mapping[int, Cut] | None = None, outputs: Mapping[int, Cut] | None = None) -> str:
-    with pytest.raises(CannotCutError) as caught:
+def said(
+    node: NodeContext, inputs: Mapping[int, Sharding] | None = None, outputs: Mapping[int, Sharding] | None = None
+) -> str:
+    with pytest.raises(CannotShardError) as caught:
         apply_rule(node, inputs or {}, outputs or {})
     return str(caught.value)
 
 
 X, Y = {"x": SIZES}, {"y": SIZES}
-COLUMNS = {0: Cut(1, (8,))}
+COLUMNS = {0: Sharding(1, (8,))}
 IMAGE = (2, 8, 6, 6)
-CASES: dict[str, tuple[NodeContext, Mapping[int, Cut], Mapping[int, Cut], str]] = {
+CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Sharding], str]] = {
     "no rule": (site("Det", X, Y), COLUMNS, {}, "nothing is known of how Det computes on parts"),
     "whole operand": (
         site("Attention", {"q": (2, 3, 8), "k": (2, 3, 4), "v": (2, 3, 4)}, {"y": (2, 3, 8)},
              q_num_heads=2, kv_num_heads=1),
-        {1: Cut(2, (4,))}, {}, "needs its operand 1 whole or cut otherwise",
+        {1: Sharding(2, (4,))}, {}, "needs its operand 1 whole or cut otherwise",
     ),
     "old softmax": (
         site("Softmax", {"x": IMAGE}, {"y": IMAGE}, version=11, axis=1),
-        {0: Cut(1, (8,))}, {}, "is over several axes at once",
+        {0: Sharding(1, (8,))}, {}, "is over several axes at once",
     ),
     "running sum": (site("CumSum", {**X, "axis": ()}, Y), COLUMNS, {}, "its axis depends on data"),
     "groups normalized": (
         site("GroupNormalization", {"x": IMAGE, "s": (8,), "b": (8,)}, {"y": IMAGE}, num_groups=2),
-        {0: Cut(1, (6, 2))}, {}, "a group of channels would be cut",
+        {0: Sharding(1, (6, 2))}, {}, "a group of channels would be cut",
     ),
     "positions": (
-        site("MaxPool", {"x": IMAGE}, {"y": IMAGE, "i": IMAGE}), {0: Cut(1, (8,))}, {},
+        site("MaxPool", {"x": IMAGE}, {"y": IMAGE, "i": IMAGE}), {0: Sharding(1, (8,))}, {},
         "gives positions in the whole tensor",
     ),
     "padded axes": (
-        site("Pad", {**X, "pads": (2,), "value": (), "axes": (1,)}, {"y": (4, 10)}), {0: Cut(0, (4,))}, {},
+        site("Pad", {**X, "pads": (2,), "value": (), "axes": (1,)}, {"y": (4, 10)}), {0: Sharding(0, (4,))}, {},
         "pads chosen axes",
     ),
     "padded by data": (
@@ -94,7 +97,7 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Cut], Mapping[int, Cut], str]] 
         "also gives the logarithms of all probabilities",
     ),
     "by samples": (
-        site("SoftmaxCrossEntropyLoss", {**X, "labels": (4,)}, {"loss": ()}), {0: Cut(0, (4,))}, {},
+        site("SoftmaxCrossEntropyLoss", {**X, "labels": (4,)}, {"loss": ()}), {0: Sharding(0, (4,))}, {},
         "can be cut by classes only",
     ),
     "equation": (
@@ -103,14 +106,14 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Cut], Mapping[int, Cut], str]] 
     ),
     "packed": (
         site("MultiHeadAttention", {"qkv": (2, 3, 2, 3, 4)}, {"y": (2, 3, 8)}, domain="com.microsoft", num_heads=2),
-        {0: Cut(2, (2,))}, {}, "has packed operands, masks or a past",
+        {0: Sharding(2, (2,))}, {}, "has packed operands, masks or a past",
     ),
     "groups convolved": (
-        site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Cut(1, (6, 2))}, {},
+        site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Sharding(1, (6, 2))}, {},
         "a group of channels would be cut",
     ),
     "groups by samples": (
-        site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Cut(0, (2,))}, {},
+        site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Sharding(0, (2,))}, {},
         "is cut by other axes than its groups",
     ),
     "picked": (
@@ -118,22 +121,23 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Cut], Mapping[int, Cut], str]] 
     ),
     "heads unsaid": (
         site("RotaryEmbedding", {"x": (2, 3, 8), "cos": (3, 2), "sin": (3, 2)}, {"y": (2, 3, 8)}),
-        {0: Cut(2, (8,))}, {}, "does not say how many heads there are",
+        {0: Sharding(2, (8,))}, {}, "does not say how many heads there are",
     ),
     "mixed": (
-        site("Reshape", {**X, "s": (2,)}, {"y": (8, 4)}, {"s": (8, 4)}), {0: Cut(1, (6, 2))}, {},
+        site("Reshape", {**X, "s": (2,)}, {"y": (8, 4)}, {"s": (8, 4)}), {0: Sharding(1, (6, 2))}, {},
         "mixes the cut axis 1 with others: [4, 8] to [8, 4]",
     ),
     "joined across": (
-        site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {0: Cut(1, (3,)), 1: Cut(0, (4,))}, {},
+        site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {0: Sharding(1, (3,)), 1: Sharding(0, (4,))}, {},
         "its operands are cut along different axes",
     ),
     "joined over a border": (
-        site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {}, {0: Cut(1, (8,))},
+        site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {}, {0: Sharding(1, (8,))},
         "the cut of its result crosses an operand's border",
     ),
     "split across": (
-        site("Split", X, {"a": (4, 4), "b": (4, 4)}, axis=1, num_outputs=2), {}, {0: Cut(1, (4,)), 1: Cut(0, (4,))},
+        site("Split", X, {"a": (4, 4), "b": (4, 4)}, axis=1, num_outputs=2), {},
+        {0: Sharding(1, (4,)), 1: Sharding(0, (4,))},
         "its parts are cut along different axes",
     ),
     "split over a border": (
@@ -141,7 +145,7 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Cut], Mapping[int, Cut], str]] 
         "the cut of its operand crosses a part's border",
     ),
     "split unequally": (
-        site("Split", X, {"a": (4, 5), "b": (4, 3)}, axis=1, num_outputs=2), {0: Cut(1, (5, 3))}, {},
+        site("Split", X, {"a": (4, 5), "b": (4, 3)}, axis=1, num_outputs=2), {0: Sharding(1, (5, 3))}, {},
         "has parts of different sizes that it does not name",
     ),
     "every second": (

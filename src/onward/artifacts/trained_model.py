@@ -29,8 +29,8 @@ from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.graph.writing.model_saving import save_model
 from onward.lowering.inspection import why_not_lowered
 from onward.parallel.agreement import gather_numbers
-from onward.parallel.gathering import describe_whole, gather_whole
-from onward.parallel.pieces import Piece
+from onward.parallel.gathering import describe_full, gather_full
+from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters import Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, UNLIMITED, Limits
 from onward.plan.pipeline.joined_models import join_stage_models
@@ -41,7 +41,7 @@ def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
     if state.mesh.world_size == 1:
         export(state.networks[0].net, path)
         return
-    whole = gather_whole(state.mesh, _exported_pieces(state))
+    whole = gather_full(state.mesh, _exported_tensors(state))
     if state.mesh.rank == 0:
         export_weights(graph, lambda name: whole[name], path)
 
@@ -78,14 +78,14 @@ def rehearse_export_of_state(state: TrainState, graph: TrainingGraph, path: Path
         StorageError: the model cannot be written there.
         ModelError: it cannot be assembled.
     """
-    outlines = describe_whole(state.mesh, _exported_pieces(state))
+    outlines = describe_full(state.mesh, _exported_tensors(state))
     if state.mesh.rank == 0:
         rehearse_export(graph, lambda name: outlines[name], path)
 
 
-def _exported_pieces(state: TrainState) -> dict[str, Piece]:
-    pieces = {key.partition("/"): piece for key, piece in state.pieces().items()}
-    return {name: piece for (kind, _, name), piece in pieces.items() if kind in ("weights", "states")}
+def _exported_tensors(state: TrainState) -> dict[str, ShardedTensor]:
+    tensors = {key.partition("/"): sharded for key, sharded in state.sharded_tensors().items()}
+    return {name: sharded for (kind, _, name), sharded in tensors.items() if kind in ("weights", "states")}
 
 
 def write_graphs_if_asked(

@@ -15,14 +15,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from onward.checkpoint.agreement import decide_together, rank_and_size
 from onward.checkpoint.manifest import FileEntry
-from onward.checkpoint.planning import PieceSavePlanner, write_item
+from onward.checkpoint.planning import ShardSavePlanner, write_item
 from onward.checkpoint.storage import FilePlan, SafetensorsStorageWriter
 from onward.parallel.messages import Json
-from onward.parallel.pieces import dtype_name, dtype_named
+from onward.parallel.sharded_tensors import dtype_name, dtype_named
 
 
 def save_together(
-    planner: PieceSavePlanner, storage: SafetensorsStorageWriter, group: dist.ProcessGroup | None
+    planner: ShardSavePlanner, storage: SafetensorsStorageWriter, group: dist.ProcessGroup | None
 ) -> None:
     """Every rank plans what it could write, the first decides who writes what, all write, the first completes it.
 
@@ -95,8 +95,8 @@ def _plan_to_json(plan: SavePlan) -> Json:
 def _plan_from_json(plan: Mapping[str, Any]) -> SavePlan:
     return SavePlan(
         [
-            write_item(name, offsets, sizes, dtype_named(dtype), whole_shape)
-            for name, offsets, sizes, dtype, whole_shape in plan["items"]
+            write_item(name, offsets, sizes, dtype_named(dtype), full_shape)
+            for name, offsets, sizes, dtype, full_shape in plan["items"]
         ],
         storage_data=plan["rank_record"],
         planner_data=tuple(plan["names"]),

@@ -18,13 +18,13 @@ from typing_extensions import TypedDict
 
 from onward.errors import CheckpointError
 from onward.parallel.messages import Json
-from onward.parallel.pieces import dtype_name
+from onward.parallel.sharded_tensors import dtype_name
 from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside, read_text
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "onward-checkpoint"
 FORMAT_VERSION = 2
-"""1: one worker's file held one piece of a tensor at most, and the record had no `ranks`. Both are read."""
+"""1: one worker's file held one shard of a tensor at most, and the record had no `ranks`. Both are read."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Pieces as `torch.distributed.checkpoint` plans their saving: one write item for every box, each box written by one
-rank, all boxes of a tensor together the whole tensor."""
+"""How `torch.distributed.checkpoint` plans the saving of sharded tensors: one write item for every shard, which one
+rank writes; the shards of a tensor make up the full tensor."""
 
 from __future__ import annotations
 
@@ -13,68 +13,68 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 
 
-class PieceSavePlanner(DefaultSavePlanner):
-    """Plans one save of a mapping from names to pieces.
+class ShardSavePlanner(DefaultSavePlanner):
+    """Plans one save of a mapping from names to sharded tensors.
 
-    torch's planner sees to it that boxes held by several ranks are written by one of them, the one with least to
-    write, and that boxes neither overlap nor leave a hole.
+    torch's planner sees to it that shards held by several ranks are written by one of them, the one with least to
+    write, and that shards neither overlap nor leave a hole.
     """
 
-    def __init__(self, pieces: Mapping[str, Piece], names: Iterable[str]) -> None:
-        """Plans `pieces`, which this rank may write; `names` are those of all it holds."""
+    def __init__(self, tensors: Mapping[str, ShardedTensor], names: Iterable[str]) -> None:
+        """Plans `tensors`, which this rank may write; `names` are those of all it holds."""
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = pieces
+        self.tensors = tensors
         self._names = tuple(names)
-        self._boxes = {(name, box.whole_offsets): box for name, piece in pieces.items() for box in piece.boxes}
+        self._shards = {(name, shard.offsets): shard for name, sharded in tensors.items() for shard in sharded.shards}
 
     def create_local_plan(self) -> SavePlan:
-        """One item for each box that this rank is to write."""
+        """One item for each shard that this rank is to write."""
         self.plan = SavePlan(
             [
-                write_item(name, box.whole_offsets, box.sizes, piece.tensor.dtype, piece.whole_shape)
-                for name, piece in self.pieces.items()
-                for box in piece.boxes
-                if piece.num_elements or 0 in piece.whole_shape
+                write_item(name, shard.offsets, shard.sizes, sharded.tensor.dtype, sharded.full_shape)
+                for name, sharded in self.tensors.items()
+                for shard in sharded.shards
+                if sharded.num_elements or 0 in sharded.full_shape
             ],
             planner_data=self._names,
         )
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Each box to one rank.
+        """Each shard to one rank.
 
         Raises:
-            ValueError: ranks differ about a tensor's shape or type, or the boxes do not make up a whole tensor.
+            ValueError: ranks differ about a tensor's shape or type, or the shards do not make up the full tensor.
         """
         _refuse_contradictions(all_plans)
         return super().create_global_plan(all_plans)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        """The elements of a box, a view of the rank's tensor."""
+        """The elements of a shard, a view of the rank's tensor."""
         index = write_item.index
         assert index.offset is not None
-        box = self._boxes[index.fqn, tuple(index.offset)]
-        return self.pieces[index.fqn].tensor.detach()[box.local_slices]
+        shard = self._shards[index.fqn, tuple(index.offset)]
+        return self.tensors[index.fqn].tensor.detach()[shard.local_slices]
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The piece of a name."""
-        return self.pieces[index.fqn]
+        """The sharded tensor of a name."""
+        return self.tensors[index.fqn]
 
 
 def write_item(
-    name: str, offsets: Sequence[int], sizes: Sequence[int], dtype: torch.dtype, whole_shape: Sequence[int]
+    name: str, offsets: Sequence[int], sizes: Sequence[int], dtype: torch.dtype, full_shape: Sequence[int]
 ) -> WriteItem:
-    """The item that writes one box of a tensor."""
+    """The item that writes one shard of a tensor."""
     return WriteItem(
         index=MetadataIndex(name, torch.Size(offsets)),
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
             chunk=ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes)),
             properties=TensorProperties(dtype=dtype),
-            size=torch.Size(whole_shape),
+            size=torch.Size(full_shape),
         ),
     )
 
@@ -90,11 +90,11 @@ def _refuse_contradictions(plans: list[SavePlan]) -> None:
             if kinds.setdefault(name, kind) != kind:
                 raise ValueError(f"{name!r} is {kinds[name]} on a rank before and {kind} on rank {rank}")
             if sizes.setdefault((name, chunk.offsets), chunk.sizes) != chunk.sizes:
-                raise ValueError(f"two boxes of {name!r} begin at {list(chunk.offsets)} and are of different sizes")
+                raise ValueError(f"two shards of {name!r} begin at {list(chunk.offsets)} and are of different sizes")
     # torch's planner does not look for holes where there is one rank.
     held: Counter[str] = Counter()
-    for (name, _), box in sizes.items():
-        held[name] += math.prod(box)
+    for (name, _), shard in sizes.items():
+        held[name] += math.prod(shard)
     for name, (_, size) in kinds.items():
         if held[name] != size.numel():
             raise ValueError(f"{name!r} has {size.numel()} elements, and the ranks together write {held[name]} of them")
@@ -105,7 +105,7 @@ def _refuse_contradictions(plans: list[SavePlan]) -> None:
 
 
 def numbered_keys(plans: list[SavePlan]) -> dict[str, str]:
-    """The tensors of which some rank writes several boxes, each with the beginning of its keys: its name and `#`, or
+    """The tensors of which some rank writes several shards, each with the beginning of its keys: its name and `#`, or
     more of them where another tensor's name begins so."""
     counts = [Counter(item.index.fqn for item in plan.items) for plan in plans]
     names = set().union(*counts)

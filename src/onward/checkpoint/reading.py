@@ -15,9 +15,9 @@ from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
 from onward.checkpoint.disk import REPLACED_PREFIX
 from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, read_manifest
 from onward.checkpoint.storage import sha256_of
-from onward.checkpoint.stored_pieces import StoredTensor, fill, find_pieces
+from onward.checkpoint.stored_tensors import StoredTensor, fill, find_stored_shards
 from onward.errors import CheckpointError
-from onward.parallel.pieces import Piece, dtype_name, dtype_named
+from onward.parallel.sharded_tensors import ShardedTensor, dtype_name, dtype_named
 from onward.retries import persistently
 from onward.untrusted_files import path_inside
 
@@ -192,23 +192,23 @@ def _damaged(path: Path, finding: str) -> CheckpointError:
     return CheckpointError(f"the checkpoint {path} is damaged: {finding}. {advice}")
 
 
-def read_pieces(
+def read_sharded_tensors(
     path: Path,
-    into: Mapping[str, Piece],
+    into: Mapping[str, ShardedTensor],
     prefix: str = "",
     *,
     optional: tuple[str, ...] = (),
     group: dist.ProcessGroup | None = None,
 ) -> tuple[str, ...]:
-    """Loads this rank's pieces of the checkpoint at `path` in place, whatever layout it was saved from, after `verify`.
+    """Loads this rank's shards of the checkpoint at `path` in place, from whatever layout it was saved, after `verify`.
 
-    Each rank reads only the bytes that its boxes need. The whole tensors' names, shapes and dtypes must be exactly
-    the checkpoint's, those of all ranks taken together, except that names beginning with one of `optional` may be
+    Each rank reads only the bytes that its shards need. The full tensors' names, shapes and dtypes must be exactly
+    the checkpoint's, those of all ranks combined, except that names beginning with one of `optional` may be
     lacking on either side.
 
     Args:
         path: a checkpoint's own directory.
-        into: name -> this rank's piece, on any device.
+        into: name -> this rank's sharded tensor, on any device.
         prefix: only tensors whose names begin with it are meant, in the checkpoint and in `into`.
         optional: beginnings of names that belong to a layout and not to the model: `random/`.
         group: the ranks that load together, each calling this; None: this process alone, with every name.
@@ -222,17 +222,17 @@ def read_pieces(
     """
     manifest = verify(path, group)
     stored = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
-    own = {name: TensorEntry(dtype_name(piece.tensor.dtype), piece.whole_shape) for name, piece in into.items()}
+    own = {name: TensorEntry(dtype_name(sharded.tensor.dtype), sharded.full_shape) for name, sharded in into.items()}
     told = tell_all(group, {name: [entry.dtype, entry.shape] for name, entry in own.items()})
     wanted = {name: TensorEntry(dtype, tuple(shape)) for one in told for name, (dtype, shape) in one.items()}
     _refuse_differences(path, _expected(stored, wanted, optional), _expected(wanted, stored, optional))
 
     def read() -> None:
-        places = persistently(lambda: find_pieces(path, manifest), f"reading {path}")
-        for name, piece in into.items():
+        places = persistently(lambda: find_stored_shards(path, manifest), f"reading {path}")
+        for name, sharded in into.items():
             if name in stored:
                 try:
-                    fill(name, piece, places[name])
+                    fill(name, sharded, places[name])
                 except OSError as error:
                     raise CheckpointError(f"the checkpoint {path} cannot be loaded: {error}.") from error
 
@@ -248,18 +248,18 @@ def _expected(
 
 
 def read_tensors(path: Path, into: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-    """`read_pieces` of whole tensors into one process. Raises as it does."""
-    read_pieces(path, {name: Piece.whole(tensor) for name, tensor in into.items()}, prefix)
+    """`read_sharded_tensors` of full tensors into one process. Raises as it does."""
+    read_sharded_tensors(path, {name: ShardedTensor.full(tensor) for name, tensor in into.items()}, prefix)
 
 
 def open_tensors(path: Path, prefix: str = "") -> dict[str, StoredTensor]:
-    """The whole tensors whose names begin with `prefix`, saved from whatever layout, each read when it is asked for.
+    """The full tensors whose names begin with `prefix`, saved from whatever layout, each read when it is asked for.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
     """
     manifest = verify(path)
-    places = find_pieces(path, manifest)
+    places = find_stored_shards(path, manifest)
     return {
         name: StoredTensor(name, dtype_named(entry.dtype), entry.shape, places[name])
         for name, entry in manifest.tensors.items()

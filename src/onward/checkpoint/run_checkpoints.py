@@ -12,7 +12,7 @@ from onward.checkpoint.reading import (
     checkpoint_number,
     find_checkpoint,
     list_checkpoints,
-    read_pieces,
+    read_sharded_tensors,
     sequence_of,
 )
 from onward.checkpoint.resuming import choose_checkpoint
@@ -113,9 +113,9 @@ class RunCheckpoints:
 
     def _load(self, path: Path, state: TrainState) -> list[str]:
         record = read_run_record(path)
-        pieces = state.pieces()
-        lacking = read_pieces(path, pieces, optional=("random/",), group=self.mesh.control)
-        random = {n: piece.tensor for n, piece in pieces.items() if n.startswith("random/") and n not in lacking}
+        tensors = state.sharded_tensors()
+        lacking = read_sharded_tensors(path, tensors, optional=("random/",), group=self.mesh.control)
+        random = {n: sharded.tensor for n, sharded in tensors.items() if n.startswith("random/") and n not in lacking}
         notes = state.restore(random, record)
         counters = state.counters
         where = f"round {counters.round}, step {counters.step}, {counters.update} updates done"
@@ -188,7 +188,7 @@ class RunCheckpoints:
             self._digests = self._digests or StateDigests(state, parameters.machine.deterministic)
             self._digests.check()
         writer = self.open(parameters.checkpoint)
-        path = writer.save(state.counters.update, state.pieces(), record, state.rank_record(), best_update)
+        path = writer.save(state.counters.update, state.sharded_tensors(), record, state.rank_record(), best_update)
         self.saved_update = state.counters.update
         return path
 

@@ -1,5 +1,5 @@
 """The storage plug-in that `torch.distributed.checkpoint` writes through: one safetensors file per worker, in the
-layout that torch's `HuggingFaceStorageReader` reads wherever no worker holds a tensor in several boxes.
+layout that torch's `HuggingFaceStorageReader` reads wherever no worker holds a tensor in several shards.
 
 torch's own `HuggingFaceStorageWriter` builds each file in memory first. That takes twice the checkpoint in extra memory
 and holds the interpreter lock for as long, so that a save in the background stops the training beside it; this one
@@ -30,7 +30,7 @@ from onward.checkpoint.manifest import FileEntry, Manifest, TensorEntry, write_m
 from onward.checkpoint.planning import numbered_keys
 from onward.operating_system import sync_directory
 from onward.parallel.messages import Json
-from onward.parallel.pieces import dtype_name
+from onward.parallel.sharded_tensors import dtype_name
 from onward.retries import persistently
 from onward.untrusted_files import open_regular
 
@@ -41,7 +41,7 @@ that the bytes are still in the processor's cache for the second of the two."""
 _HEADER_ALIGNMENT_BYTES = 8
 
 OFFSETS_KEY = "DCP_SHARDING_INFO"
-"""Of a file's metadata: JSON, for every key where in the whole tensor the piece begins."""
+"""Of a file's metadata: JSON, for every key where in the full tensor the shard begins."""
 
 NAMES_KEY = "ONWARD_TENSOR_NAMES"
 """Of a file's metadata: JSON, the tensor's name for every key that is not one itself; absent where there is none."""
@@ -257,7 +257,7 @@ def _write_file_once(
 def _header(parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[str, str]) -> bytes:
     keys = _keys([item.index.fqn for item, _ in parts], numbered)
     offsets = {key: {"saved_offsets": list(data.chunk.offsets)} for key, (_, data) in zip(keys, parts, strict=True)}
-    # The three keys under which DCP's HuggingFaceStorageReader finds where in the whole tensor a piece belongs.
+    # The three keys under which DCP's HuggingFaceStorageReader finds where in the full tensor a shard belongs.
     metadata = {OFFSETS_KEY: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
     named = {key: item.index.fqn for key, (item, _) in zip(keys, parts, strict=True) if key != item.index.fqn}
     if named:
@@ -277,7 +277,7 @@ def _header(parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[st
 
 
 def _keys(names: list[str], numbered: Mapping[str, str]) -> list[str]:
-    """A key for each piece: the tensor's name; `name#0`, `name#1` and so on where some worker holds several boxes."""
+    """A key for each shard: the tensor's name; `name#0`, `name#1` and so on where a worker holds several shards."""
     counts: Counter[str] = Counter()
     keys = []
     for name in names:

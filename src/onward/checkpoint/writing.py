@@ -21,13 +21,13 @@ from onward.checkpoint.agreement import rank_and_size
 from onward.checkpoint.collective_save import save_together
 from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, prepare_directory, publish, remove, storage_error
 from onward.checkpoint.manifest import snapshot_record
-from onward.checkpoint.planning import PieceSavePlanner
+from onward.checkpoint.planning import ShardSavePlanner
 from onward.checkpoint.reading import checkpoint_name, checkpoint_number, list_checkpoints, sequence_of
 from onward.checkpoint.staging import HostCopies
 from onward.checkpoint.storage import Publication, SafetensorsStorageWriter, refuse_unstorable
 from onward.errors import OnwardError, ParametersError, StorageError
 from onward.parallel.messages import Json
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 
 LONGEST_WAIT = timedelta(hours=1)
 """A rank waits that long for another to write its file; longer than any disk in order takes."""
@@ -89,7 +89,7 @@ class CheckpointWriter:
     def save(
         self,
         number: int,
-        tensors: Mapping[str, Piece | torch.Tensor],
+        tensors: Mapping[str, ShardedTensor | torch.Tensor],
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None = None,
         best: int | None = None,
@@ -100,7 +100,7 @@ class CheckpointWriter:
 
         Args:
             number: weight updates done; names the checkpoint.
-            tensors: name -> this rank's piece of any shape and device; a plain tensor is a whole one. A name may hold
+            tensors: name -> this rank's shards, of any shape and device; a plain tensor is a full one. A name may hold
                 any character. Ranks may hold different names.
             record: plain JSON values; rank 0's are stored.
             rank_record: plain JSON values of this rank, stored as `record["ranks"][str(rank)]`.
@@ -117,14 +117,15 @@ class CheckpointWriter:
         started = time.perf_counter()
         snapshot = snapshot_record(record)
         rank_snapshot = None if rank_record is None else snapshot_record(rank_record)
-        pieces = {name: held if isinstance(held, Piece) else Piece.whole(held) for name, held in tensors.items()}
-        refuse_unstorable({name: piece.tensor for name, piece in pieces.items()})
+        given = tensors.items()
+        held = {name: one if isinstance(one, ShardedTensor) else ShardedTensor.full(one) for name, one in given}
+        refuse_unstorable({name: sharded.tensor for name, sharded in held.items()})
         self.wait()
-        written = {name: piece for name, piece in pieces.items() if piece.is_written and piece.boxes}
-        own = {name: piece.tensor.detach() for name, piece in written.items()}
+        written = {name: sharded for name, sharded in held.items() if sharded.is_written and sharded.shards}
+        own = {name: sharded.tensor.detach() for name, sharded in written.items()}
         if not self.blocking:
             own = self._copies.take(own)
-        planner = PieceSavePlanner({name: replace(written[name], tensor=own[name]) for name in written}, pieces)
+        planner = ShardSavePlanner({name: replace(written[name], tensor=own[name]) for name in written}, held)
         if self.blocking:
             self._write(number, planner, snapshot, rank_snapshot, best)
         else:
@@ -164,7 +165,7 @@ class CheckpointWriter:
     def _write(
         self,
         number: int,
-        planner: PieceSavePlanner,
+        planner: ShardSavePlanner,
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None,
         best: int | None,

@@ -64,7 +64,7 @@ class GradientExchange:
         """ZeRO shares out along axis 0; a weight that is a single number has none."""
         if not self.replicas_are_wrapped:
             return list(state.weights)
-        return [name for name, weight in state.weights.items() if self.parameters.zero_stage and not weight.whole_shape]
+        return [name for name, weight in state.weights.items() if self.parameters.zero_stage and not weight.full_shape]
 
     def total_norm(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The L2 norm of the gradients of all weights, on every rank the same."""

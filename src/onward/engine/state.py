@@ -17,8 +17,8 @@ from onward.optim.building import slots_by_name
 from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.launch.process import Mesh, in_world_of_one
-from onward.parallel.pieces import Piece
-from onward.plan.shards import WeightShard
+from onward.parallel.sharded_tensors import ShardedTensor
+from onward.plan.shards import Sharding
 
 
 @dataclass
@@ -89,7 +89,7 @@ class TrainState:
         mesh: the ranks.
         course: of the losses.
         rate: how callbacks changed the learning rate of this round.
-        state_shards: running statistics that are cut horizontally -> how, and their whole shapes.
+        state_shardings: running statistics that are tensor parallel -> how they are sharded, and their full shapes.
     """
 
     networks: Sequence[Network]
@@ -97,7 +97,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale | None
     mesh: Mesh = field(default_factory=in_world_of_one)
-    state_shards: Mapping[str, tuple[WeightShard, tuple[int, ...]]] = field(default_factory=dict)
+    state_shardings: Mapping[str, tuple[Sharding, tuple[int, ...]]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     cursor: DataCursor = field(default_factory=DataCursor)
     rate: RateAdjustment = field(default_factory=RateAdjustment)
@@ -183,21 +183,21 @@ class TrainState:
                 found |= {name: own[name] for name in network.net.graph.states if name in own}
         return found
 
-    def pieces(self) -> dict[str, Piece]:
+    def sharded_tensors(self) -> dict[str, ShardedTensor]:
         """Every tensor by a flat name: `weights/...`, `states/...`, `slots/<slot>/...`, `random/<rank>/...`."""
-        found = {f"weights/{name}": weight.piece for name, weight in self.weights.items()}
+        found = {f"weights/{name}": weight.sharded for name, weight in self.weights.items()}
         place = self.mesh.place
         for name, tensor in self.statistics().items():
-            cut = self.state_shards.get(name)
+            cut = self.state_shardings.get(name)
             if cut is None:
-                found[f"states/{name}"] = Piece.whole(tensor, place.data == place.horizontal == 0)
+                found[f"states/{name}"] = ShardedTensor.full(tensor, place.data == place.horizontal == 0)
             else:
-                shard, shape = cut
-                boxes = shard.boxes(shape, place.horizontal, self.mesh.topology.horizontal_size)
-                found[f"states/{name}"] = Piece(tensor, shape, boxes, place.data == 0)
+                sharding, shape = cut
+                shards = sharding.shards(shape, place.horizontal, self.mesh.topology.horizontal_size)
+                found[f"states/{name}"] = ShardedTensor(tensor, shape, shards, place.data == 0)
         for name, slots in slots_by_name(self.optimizer, self.parameters).items():
-            found |= {f"slots/{slot}/{name}": self.weights[name].piece_of(tensor) for slot, tensor in slots.items()}
-        return found | {name: Piece.whole(tensor) for name, tensor in self.random_states().items()}
+            found |= {f"slots/{slot}/{name}": self.weights[name].sharded_like(tensor) for slot, tensor in slots.items()}
+        return found | {name: ShardedTensor.full(tensor) for name, tensor in self.random_states().items()}
 
     def random_states(self) -> dict[str, torch.Tensor]:
         """Of this rank's generators, as they are now."""

@@ -16,7 +16,7 @@ from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
 from onward.graph.weights.names import WeightNames
 from onward.optim.building import is_fused, set_learning_rate
-from onward.parallel.gathering import gather_whole
+from onward.parallel.gathering import gather_full
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class Steps:
             return {**values, **self.watched.select(self.state.parameters)}
         if not self.watched.patterns:
             return values
-        pieces = {
-            name: self.state.weights[name.removesuffix("_grad")].piece_of(tensor)
+        tensors = {
+            name: self.state.weights[name.removesuffix("_grad")].sharded_like(tensor)
             for name, tensor in self.watched.select(self.state.parameters).items()
         }
-        return {**values, **gather_whole(self.state.mesh, pieces)}
+        return {**values, **gather_full(self.state.mesh, tensors)}

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from onward.checkpoint.reading import checkpoint_name, read_pieces
+from onward.checkpoint.reading import checkpoint_name, read_sharded_tensors
 from onward.engine.callbacks import Callback
 from onward.engine.evaluating.early_stopping import BestEvaluation
 from onward.engine.reports import EvaluationReport
 from onward.engine.state import TrainState
 from onward.parallel.agreement import gather_numbers
-from onward.parallel.pieces import Piece
+from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters import Checkpoint
 
 _KINDS = ("weights/", "states/")
@@ -36,7 +36,9 @@ class BestWeights(Callback):
         """Copies, to main memory."""
         self._evaluated_update = report.update
         if self._best.best.value is not None and self._best.best.update == report.update:
-            self._kept = {name: piece.tensor.detach().to("cpu", copy=True) for name, piece in self._pieces().items()}
+            self._kept = {
+                name: sharded.tensor.detach().to("cpu", copy=True) for name, sharded in self._sharded_tensors().items()
+            }
             self._kept_update = report.update
 
     def settle(self, evaluate: Callable[[], EvaluationReport] | None) -> tuple[int | None, str | None]:
@@ -66,21 +68,21 @@ class BestWeights(Callback):
         return best.update, f"the result holds the weights of the best evaluation ({reached}), not the last ones."
 
     def _restore(self, update: int) -> bool:
-        pieces, folder = self._pieces(), self._settings.checkpoints_dir
+        tensors, folder = self._sharded_tensors(), self._settings.checkpoints_dir
         if self._kept_update == update:
             with torch.no_grad():
                 for name, tensor in self._kept.items():
-                    pieces[name].tensor.copy_(tensor)
+                    tensors[name].tensor.copy_(tensor)
         elif folder is not None and self._settings.keep_best:
             path = folder / checkpoint_name(update)
             for kind in _KINDS:
-                mine = {name: piece for name, piece in pieces.items() if name.startswith(kind)}
-                read_pieces(path, mine, kind, group=self._state.mesh.control)
+                mine = {name: sharded for name, sharded in tensors.items() if name.startswith(kind)}
+                read_sharded_tensors(path, mine, kind, group=self._state.mesh.control)
         else:
             return False
         for weight in self._state.weights.values():
             weight.update_followers()
         return True
 
-    def _pieces(self) -> dict[str, Piece]:
-        return {name: piece for name, piece in self._state.pieces().items() if name.startswith(_KINDS)}
+    def _sharded_tensors(self) -> dict[str, ShardedTensor]:
+        return {name: sharded for name, sharded in self._state.sharded_tensors().items() if name.startswith(_KINDS)}

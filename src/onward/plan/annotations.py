@@ -79,7 +79,7 @@ def annotate(
         node.device_configurations = tuple(kept)
     model.device_configurations = tuple(known)
     configuration = model.add_device_configuration(name, num_devices=size * topology.pipeline_size)
-    cuts = {**horizontal.values, **horizontal.shards} if size > 1 else {}
+    cuts = {**horizontal.values, **horizontal.shardings} if size > 1 else {}
     count = 0
     for node in model.graph:
         stage = stage_of.get(node_id(node)) if any(value.name for value in node.outputs) else None
@@ -207,14 +207,16 @@ def compare_splits(wish: RequestedSharding, horizontal: HorizontalPlan) -> list[
     """Where the splits that annotations ask for are not those of the plan, one sentence for all."""
     different = []
     for name, (axis, parts) in wish.splits.items():
-        shard = horizontal.shards.get(name)
-        if parts == 1 and shard is None:
+        sharding = horizontal.shardings.get(name)
+        if parts == 1 and sharding is None:
             continue
-        if shard is None:
+        if sharding is None:
             why = horizontal.reasons.get(name, "it is no weight that trains")
             different.append(f"{name!r} (asked: axis {axis} in {parts}; plan: whole, since {why})")
-        elif (shard.axis, horizontal.size) != (axis, parts):
-            different.append(f"{name!r} (asked: axis {axis} in {parts}; plan: axis {shard.axis} in {horizontal.size})")
+        elif (sharding.axis, horizontal.size) != (axis, parts):
+            different.append(
+                f"{name!r} (asked: axis {axis} in {parts}; plan: axis {sharding.axis} in {horizontal.size})"
+            )
     if not different:
         return []
     rest = f" and {len(different) - _MOST_NAMED} more" if len(different) > _MOST_NAMED else ""

@@ -54,7 +54,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """The main facts, for notebooks; `onward plan` writes all of it."""
-        sizes, cut = self.topology, len(self.horizontal.shards)
+        sizes, cut = self.topology, len(self.horizontal.shardings)
         ranks = sizes.data_size * sizes.horizontal_size * sizes.pipeline_size
         rows = [
             ("ranks", str(ranks)),

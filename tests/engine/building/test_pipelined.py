@@ -7,7 +7,7 @@ import torch
 from onward.engine.building.pipelined import StageCompute
 from onward.engine.micro_batches import SHARES
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import Network, whole_network
+from onward.engine.network.network import Network, unsplit_network
 from onward.engine.network.precision import Precision
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
@@ -17,7 +17,7 @@ PLAIN = Precision(None)
 
 
 def last_stage() -> tuple[Network, StageCompute, str]:
-    network = whole_network(OnnxModule(graph_of("mlp")))
+    network = unsplit_network(OnnxModule(graph_of("mlp")))
     names = network.net.graph.loss_names
     assert names is not None
     compute = StageCompute(network, PLAIN, names, ())

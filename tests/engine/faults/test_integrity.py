@@ -73,11 +73,11 @@ class Flip(Callback):
 
     def on_update(self, report: UpdateReport) -> None:
         if not self.in_update and report.update == DUE - 1:
-            flip(self.runner.state.pieces()[self.name].tensor, self.bit)
+            flip(self.runner.state.sharded_tensors()[self.name].tensor, self.bit)
 
     def on_batch(self, batch: Batch) -> None:
         if self.in_update and self.runner.state.counters.update == DUE - 1:
-            flip(self.runner.state.pieces()[self.name].tensor, self.bit)
+            flip(self.runner.state.sharded_tensors()[self.name].tensor, self.bit)
             self.in_update = False
 
 
@@ -88,7 +88,7 @@ def corrupted(
     runner = TrainingRunner(Parameters.from_mapping(sections), Environment(execution_provider="CPU", threads=1))
     runner.initialize(InMemoryDataLoader(rows).feature_specs())
     if runner.mesh.rank == rank:
-        assert f"weights/{name}" in runner.state.pieces()
+        assert f"weights/{name}" in runner.state.sharded_tensors()
         runner.watchers.add([Flip(runner, f"weights/{name}", bit, in_update)])
     elif in_update:
         runner.watchers.add([Inspecting()])
@@ -189,7 +189,11 @@ def recomputed(sections: dict[str, Any], layout: Layout, rows: dict[str, Any], f
             runner.run(InMemoryDataLoader(mine))
     except CorruptionError as error:
         return str(error), []
-    return "", [piece.tensor.tolist() for name, piece in runner.state.pieces().items() if name.startswith("weights/")]
+    return "", [
+        sharded.tensor.tolist()
+        for name, sharded in runner.state.sharded_tensors().items()
+        if name.startswith("weights/")
+    ]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onward.engine.network import forward as module
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import whole_network
+from onward.engine.network.network import unsplit_network
 from onward.engine.network.precision import Precision
 from onward.errors import DataError
 from onward.graph.losses.spec import LossSpec
@@ -57,7 +57,7 @@ def batch(size: int) -> dict[str, np.ndarray]:
 
 def test_outputs_by_name_and_gradients() -> None:
     net = network()
-    forward = Forward(whole_network(net), ("loss", "y"), Precision(None))
+    forward = Forward(unsplit_network(net), ("loss", "y"), Precision(None))
     assert forward.reader.inputs == ("x", "labels")
     features = forward.reader.to_tensors(batch(6))
     assert list(features) == ["x", "labels"]
@@ -85,7 +85,7 @@ def test_one_program_for_each_shape_and_then_the_general_one(monkeypatch: pytest
         run.append(program)
         return program
 
-    forward = Forward(whole_network(net), ("y",), Precision(None), instrument=instrument)
+    forward = Forward(unsplit_network(net), ("y",), Precision(None), instrument=instrument)
     for size in (2, 3, 2, 3, 2):
         forward({name: torch.from_numpy(value) for name, value in batch(size).items()})
     assert len(made) == 2
@@ -98,7 +98,7 @@ def test_one_program_for_each_shape_and_then_the_general_one(monkeypatch: pytest
 
 def test_weights_are_read_at_every_call() -> None:
     net = network()
-    forward = Forward(whole_network(net), ("y",), Precision(None))
+    forward = Forward(unsplit_network(net), ("y",), Precision(None))
     features = forward.reader.to_tensors(batch(5))
     before = forward(features)["y"].detach()
     with torch.no_grad():
@@ -110,13 +110,13 @@ def test_a_separate_graph_reads_the_weights_by_name_and_keeps_its_constants() ->
     net, other = network(), network(extra=10.0)
     with torch.no_grad():
         net.weights["w"].fill_(1)
-    forward = Forward(whole_network(net), ("y",), Precision(None), graph_net=other)
+    forward = Forward(unsplit_network(net), ("y",), Precision(None), graph_net=other)
     features = forward.reader.to_tensors(batch(5))
     torch.testing.assert_close(forward(features)["y"], features["x"].sum(1, keepdim=True).expand(5, 3) + 10)
 
 
 def test_features_take_the_type_of_the_model() -> None:
-    forward = Forward(whole_network(network()), ("loss",), Precision(None))
+    forward = Forward(unsplit_network(network()), ("loss",), Precision(None))
     given = batch(4)
     given["x"] = given["x"].astype(np.float64)
     given["labels"] = given["labels"].astype(np.int32)
@@ -125,7 +125,7 @@ def test_features_take_the_type_of_the_model() -> None:
 
 
 def test_features_that_do_not_fit() -> None:
-    forward = Forward(whole_network(network()), ("loss",), Precision(None))
+    forward = Forward(unsplit_network(network()), ("loss",), Precision(None))
     with pytest.raises(
         DataError,
         match=r"the data have no feature 'labels', which the model or its loss reads; they have 'x'\. Correct the name",
@@ -139,6 +139,6 @@ def test_features_that_do_not_fit() -> None:
         DataError, match=r"'labels' is float32 in the data; the model expects int64. Pack the data again"
     ):
         forward.reader.to_tensors({**batch(2), "labels": np.zeros(2, np.float32)})
-    mapped = Forward(whole_network(network()), ("loss",), Precision(None), dimensions={"batch": 8})
+    mapped = Forward(unsplit_network(network()), ("loss",), Precision(None), dimensions={"batch": 8})
     with pytest.raises(DataError, match=r"'x' has shape \[2, 4\] \(batch axis first\); the model expects \[8, 4\]"):
         mapped.reader.to_tensors(batch(2))

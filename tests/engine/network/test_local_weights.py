@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor, Shard
 from onward.engine.network.local_weights import LocalWeight, local_weights
 from onward.parallel.fake_replicas import fake_replicas
 from onward.parallel.launch.process import Mesh
-from onward.plan.shards import WeightShard
+from onward.plan.shards import Sharding
 from onward.plan.topology import Topology
 
 TOPOLOGY = Topology(data_size=3, horizontal_size=2, pipeline_size=2)
-SHARD = WeightShard(1, (4, 2))
+SHARD = Sharding(1, (4, 2))
 """Columns of the whole weight, in two blocks that are shared out one by one."""
 
 
@@ -66,14 +66,14 @@ def test_ranks_hold_the_whole_and_write_each_element_once(
         weight = held(rank, rows, is_cut, stages)
         if weight is None:
             continue
-        assert weight.whole_shape == shape
-        assert weight.piece.num_elements == weight.parameter.numel()
-        assert (weight.is_cut_horizontally, weight.is_cut_by_zero) == (is_cut, rows is not None)
+        assert weight.full_shape == shape
+        assert weight.sharded.num_elements == weight.parameter.numel()
+        assert (weight.is_sharded_horizontally, weight.is_sharded_by_zero) == (is_cut, rows is not None)
         copies.add(weight.copies)
         firsts += weight.is_first
-        for box in weight.boxes:
-            times[box.whole_slices] += 1
-            written[box.whole_slices] += weight.is_written
+        for shard in weight.shards:
+            times[shard.slices] += 1
+            written[shard.slices] += weight.is_written
     assert len(copies) == 1
     assert (times == copies.pop()).all()
     assert (written == 1).all()
@@ -82,10 +82,10 @@ def test_ranks_hold_the_whole_and_write_each_element_once(
 
 def test_a_number_that_belongs_to_a_weight_is_written_by_one_rank() -> None:
     step = torch.tensor(3.0)
-    pieces = [held(rank, 4, True, ()) for rank in range(TOPOLOGY.world_size)]
-    found = [weight.piece_of(step) for weight in pieces if weight is not None]
-    assert [piece.whole_shape for piece in found] == [()] * 6
-    assert [piece.is_written for piece in found].count(True) == 1
+    tensors = [held(rank, 4, True, ()) for rank in range(TOPOLOGY.world_size)]
+    found = [weight.sharded_like(step) for weight in tensors if weight is not None]
+    assert [sharded.full_shape for sharded in found] == [()] * 6
+    assert [sharded.is_written for sharded in found].count(True) == 1
 
 
 def test_gradients_go_from_the_networks_weight_to_the_optimizers() -> None:

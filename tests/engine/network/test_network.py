@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import Network, Segment, whole_network
+from onward.engine.network.network import Network, Segment, unsplit_network
 from onward.engine.network.precision import Precision
 from onward.lowering.module import OnnxModule
 from onward.parameters.distributed import Recompute
@@ -35,7 +35,7 @@ def gradients(network: Network, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_segments_compute_what_the_whole_does(name: str, recompute: bool) -> None:
-    expected = gradients(whole_network(OnnxModule(graph_of(name))), name)
+    expected = gradients(unsplit_network(OnnxModule(graph_of(name))), name)
     network = in_segments(name, recompute)
     actual = gradients(network, name)
     assert actual.keys() == expected.keys()

@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.engine.network.forward import Forward
-from onward.engine.network.network import whole_network
+from onward.engine.network.network import unsplit_network
 from onward.engine.network.precision import Precision
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
@@ -81,7 +81,7 @@ def test_a_row_hidden_by_the_mask_is_no_nan(dtype: torch.dtype) -> None:
     """In fp32 it is uniform; so it is in 16 bits, to 2 units of the 8 bits of bfloat16."""
     net = OnnxModule(make_training_graph(masked_softmax(), weights_not_to_train=["mask"]))
     x = torch.randn(2, 9, 9, generator=torch.Generator().manual_seed(0))
-    result = Forward(whole_network(net), ("y",), Precision(dtype))({"x": x})["y"]
+    result = Forward(unsplit_network(net), ("y",), Precision(dtype))({"x": x})["y"]
     assert result.dtype is dtype
     torch.testing.assert_close(result.float(), net(x), rtol=0.02, atol=0.02)
     result.float().sum().backward()
@@ -127,8 +127,8 @@ def test_the_loss_is_computed_in_fp32(name: str, opset: int, dtype: torch.dtype)
     else:
         labels = torch.rand(1000, 5, generator=generator)
     features = {"x": x, "labels": labels}
-    expected = Forward(whole_network(net), ("loss",), Precision(None))(features)["loss"]
-    low = Forward(whole_network(net), ("loss", "y"), Precision(dtype))(features)
+    expected = Forward(unsplit_network(net), ("loss",), Precision(None))(features)["loss"]
+    low = Forward(unsplit_network(net), ("loss", "y"), Precision(dtype))(features)
     assert low["y"].dtype is dtype
     assert low["loss"].dtype is torch.float32
     torch.testing.assert_close(low["loss"], expected, rtol=1e-6, atol=0)

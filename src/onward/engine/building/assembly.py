@@ -180,15 +180,13 @@ def assemble(
     if stages is not None:
         by_stage = dict(zip(own, modules, strict=True))
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
-    shapes = _shapes_of(graph)
-    weights = local_weights(networks, mesh, plan.horizontal.shards, shapes, _holders(plan, stages))
+    shapes, shardings = _shapes_of(graph), plan.horizontal.shardings
+    weights = local_weights(networks, mesh, shardings, shapes, _holders(plan, stages))
     updated = {name: weight.parameter for name, weight in weights.items()}
     rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
     optimizer = make_optimizer(rules, updated, _NormSums(mesh, weights))
-    cut_states = {
-        name: (plan.horizontal.shards[name], shapes[name]) for name in graph.states if name in plan.horizontal.shards
-    }
-    state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, cut_states)
+    state_shardings = {name: (shardings[name], shapes[name]) for name in graph.states if name in shardings}
+    state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, state_shardings)
     exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
     return Assembly(
         graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes), say
@@ -301,8 +299,8 @@ class _NormSums:
         self.mesh = mesh
         topology = mesh.topology
         self.copies = {
-            id(weight.parameter): (1 if weight.is_cut_horizontally else topology.horizontal_size)
-            * (1 if weight.is_cut_by_zero else topology.data_size)
+            id(weight.parameter): (1 if weight.is_sharded_horizontally else topology.horizontal_size)
+            * (1 if weight.is_sharded_by_zero else topology.data_size)
             for weight in weights.values()
         }
 

@@ -50,17 +50,19 @@ class StateDigests:
         Raises:
             CorruptionError: on every rank, naming ranks, their machines and the tensors that differ.
         """
-        pieces = {name: piece for name, piece in self._state.pieces().items() if not name.startswith("random/")}
-        if tuple(pieces) != self._names:
-            held = json.dumps([(name, self._elements_of(name, piece.boxes)) for name, piece in pieces.items()])
+        tensors = {
+            name: sharded for name, sharded in self._state.sharded_tensors().items() if not name.startswith("random/")
+        }
+        if tuple(tensors) != self._names:
+            held = json.dumps([(name, self._elements_of(name, sharded.shards)) for name, sharded in tensors.items()])
             texts = gather_texts(self._state.mesh, held)
             everybody = [[(str(name), str(elements)) for name, elements in json.loads(text)] for text in texts]
             self._replicas = find_replicas(everybody)
             self._width = max(map(len, everybody))
-            self._names = tuple(pieces)
-        mine = digests([piece.tensor for piece in pieces.values()], self._state.device).cpu()
+            self._names = tuple(tensors)
+        mine = digests([sharded.tensor for sharded in tensors.values()], self._state.device).cpu()
         row = torch.zeros(1 + self._width, dtype=torch.int64)
-        row[0] = _UNTOUCHED if changed is None else tuple(pieces).index(changed)
+        row[0] = _UNTOUCHED if changed is None else tuple(tensors).index(changed)
         row[1 : 1 + len(mine)] = mine
         rows = gather_codes(self._state.mesh, row)
         at_rest = {rank: place for rank, place in enumerate(rows[:, 0].tolist()) if place != _UNTOUCHED}
@@ -74,15 +76,17 @@ class StateDigests:
 
     def at_rest(self) -> tuple[list[str], torch.Tensor]:
         """What only an update may change on this rank, maybe nothing: names, and their digests on the device."""
-        pieces = {n: piece.tensor for n, piece in self._state.pieces().items() if n.startswith(_AT_REST)}
-        return list(pieces), digests(list(pieces.values()), self._state.device)
+        tensors = {n: sharded.tensor for n, sharded in self._state.sharded_tensors().items() if n.startswith(_AT_REST)}
+        return list(tensors), digests(list(tensors.values()), self._state.device)
 
-    def _elements_of(self, name: str, boxes: Iterable[object]) -> str:
+    def _elements_of(self, name: str, shards: Iterable[object]) -> str:
         """Which elements of a tensor these are, and whose copies are compared with them."""
         place = self._state.mesh.place
         apart = "" if self._is_exact else f"{place.pipeline}.{place.horizontal}"
         # A statistic is what each stage and horizontal rank found by itself.
-        return f"{apart}{tuple(boxes)!r}" if name.startswith(_AT_REST) else f"{place.pipeline}{place.horizontal}{boxes}"
+        return (
+            f"{apart}{tuple(shards)!r}" if name.startswith(_AT_REST) else f"{place.pipeline}{place.horizontal}{shards}"
+        )
 
 
 class IntegrityWatch:

@@ -1,7 +1,7 @@
-"""What a rank holds of every weight: the plain tensor that its optimizer updates, and where it lies in the whole.
+"""What a rank holds of every weight: the plain tensor that its optimizer updates, and where it is in the full tensor.
 
-Engines may keep a weight gathered, shared out or as a view into a buffer; the optimizer, the norms and the checkpoints
-see plain tensors and boxes only.
+Engines may keep a weight gathered, sharded or as a view into a buffer; the optimizer, the norms and the checkpoints
+see plain tensors and shards only.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from torch import nn
 from onward.engine.network.network import Network
 from onward.parallel.data_parallel import local_part, rows_of
 from onward.parallel.launch.process import Mesh
-from onward.parallel.pieces import Piece
-from onward.plan.shards import Box, WeightShard, cut
+from onward.parallel.sharded_tensors import ShardedTensor
+from onward.plan.shards import Sharding, TensorShard, cut
 
 
 @dataclass(frozen=True)
 class LocalWeight:
-    """A rank's part of a weight.
+    """A rank's shards of a weight.
 
     Attributes:
         name: of the initializer.
         parameter: what the optimizer updates, sharing memory with the network's own weight.
         source: the network's own: where gradients arrive.
-        whole_shape: of the whole weight.
-        boxes: which elements of it these are.
+        full_shape: of the full weight.
+        shards: which elements of it the rank holds.
         copies: how many ranks hold the same elements.
         is_written: whether this is the one of them that writes these elements into checkpoints.
         is_first: whether this rank is the first of all that hold any of the weight.
-        is_cut_horizontally: whether the ranks of the horizontal group hold different elements.
-        is_cut_by_zero: whether the replicas do.
+        is_sharded_horizontally: whether the ranks of the horizontal group hold different elements.
+        is_sharded_by_zero: whether the replicas do.
         followers: further copies on this rank, in other stages.
     """
 
     name: str
     parameter: nn.Parameter
     source: nn.Parameter
-    whole_shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
+    full_shape: tuple[int, ...]
+    shards: tuple[TensorShard, ...]
     copies: int
     is_written: bool
     is_first: bool
-    is_cut_horizontally: bool
-    is_cut_by_zero: bool
+    is_sharded_horizontally: bool
+    is_sharded_by_zero: bool
     followers: list[nn.Parameter] = field(default_factory=list)
 
     @property
-    def piece(self) -> Piece:
+    def sharded(self) -> ShardedTensor:
         """As checkpoints want it."""
-        return self.piece_of(self.parameter.detach())
+        return self.sharded_like(self.parameter.detach())
 
-    def piece_of(self, tensor: torch.Tensor) -> Piece:
-        """A tensor that is cut as the weight is: its gradient, a moment. A single number is the same everywhere."""
-        if tensor.dim() == 0 and self.whole_shape:
-            return Piece.whole(tensor, self.is_first)
-        return Piece(tensor, self.whole_shape, self.boxes, self.is_written)
+    def sharded_like(self, tensor: torch.Tensor) -> ShardedTensor:
+        """A tensor that is sharded like the weight: its gradient, a moment. A scalar is the same everywhere."""
+        if tensor.dim() == 0 and self.full_shape:
+            return ShardedTensor.full(tensor, self.is_first)
+        return ShardedTensor(tensor, self.full_shape, self.shards, self.is_written)
 
     def take_gradient(self) -> torch.Tensor | None:
         """Hands the gradient that arrived at the network's weight to the optimizer's, and returns it."""
@@ -81,17 +81,17 @@ class LocalWeight:
 def local_weights(
     networks: Sequence[Network],
     mesh: Mesh,
-    horizontal: Mapping[str, WeightShard],
-    whole_shapes: Mapping[str, Sequence[int]],
+    horizontal: Mapping[str, Sharding],
+    full_shapes: Mapping[str, Sequence[int]],
     stages: Mapping[str, Sequence[int]],
 ) -> dict[str, LocalWeight]:
     """The weights of this rank by name.
 
     Args:
-        networks: of the stages of this rank, after they were replicated or shared out.
+        networks: of the stages of this rank, after they were replicated or sharded.
         mesh: the ranks.
-        horizontal: how weights are cut horizontally; those not listed are whole.
-        whole_shapes: of the weights that are cut; others have the shape of the network's own.
+        horizontal: how weights are sharded by tensor parallelism; those not listed are not.
+        full_shapes: of the weights that are sharded; others have the shape of the network's own.
         stages: ranks of the pipeline that hold a weight, where it is more than one.
     """
     found: dict[str, LocalWeight] = {}
@@ -100,7 +100,7 @@ def local_weights(
             if name in found:
                 found[name].followers.append(source)
             else:
-                shape = tuple(whole_shapes.get(name, source.shape))
+                shape = tuple(full_shapes.get(name, source.shape))
                 found[name] = _local_weight(name, source, mesh, horizontal.get(name), shape, stages.get(name, ()))
     return found
 
@@ -109,29 +109,29 @@ def _local_weight(
     name: str,
     source: nn.Parameter,
     mesh: Mesh,
-    shard: WeightShard | None,
-    whole_shape: tuple[int, ...],
+    sharding: Sharding | None,
+    full_shape: tuple[int, ...],
     stages: Sequence[int],
 ) -> LocalWeight:
     place, topology = mesh.place, mesh.topology
-    if shard is None:
-        zeros = (0,) * len(whole_shape)
-        boxes: tuple[Box, ...] = (Box(zeros, whole_shape, zeros),)
+    if sharding is None:
+        zeros = (0,) * len(full_shape)
+        shards: tuple[TensorShard, ...] = (TensorShard(zeros, full_shape, zeros),)
     else:
-        boxes = shard.boxes(whole_shape, place.horizontal, topology.horizontal_size)
+        shards = sharding.shards(full_shape, place.horizontal, topology.horizontal_size)
     rows = rows_of(source, mesh)
     if rows is not None:
-        boxes = cut(boxes, *rows)
+        shards = cut(shards, *rows)
     local = local_part(source)
     parameter = source if local is source else nn.Parameter(local)
     copies = len(stages) or 1
     is_written = is_first = not stages or place.pipeline == min(stages)
     is_first = is_first and place.horizontal == place.data == 0
-    if shard is None:
+    if sharding is None:
         copies *= topology.horizontal_size
         is_written = is_written and place.horizontal == 0
     if rows is None:
         copies *= topology.data_size
         is_written = is_written and place.data == 0
-    cuts = (shard is not None, rows is not None)
-    return LocalWeight(name, parameter, source, whole_shape, boxes, copies, is_written, is_first, *cuts)
+    cuts = (sharding is not None, rows is not None)
+    return LocalWeight(name, parameter, source, full_shape, shards, copies, is_written, is_first, *cuts)

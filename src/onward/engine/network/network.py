@@ -171,6 +171,6 @@ class Network(nn.Module):
         raise KeyError(name)
 
 
-def whole_network(net: OnnxModule) -> Network:
+def unsplit_network(net: OnnxModule) -> Network:
     """A network that is not cut."""
     return Network(net, SegmentPlan(1, {}, dict.fromkeys(net.graph.weights, (0,)), frozenset()))

@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.lowering.registry import lowers
 from onward.parallel.horizontal.collectives import all_reduce
 from onward.plan.horizontal.cuts import DOMAIN
-from onward.plan.shards import part_of
+from onward.plan.shards import range_of_rank
 
 
 class _RowLosses(torch.autograd.Function):
@@ -82,7 +82,7 @@ def sharded_cross_entropy(
                 f"{int(outside.sum())} of {labels.numel()} labels are."
             )
     labels = torch.where(counted, labels, 0)
-    start = part_of(classes, rank, size)[0]
+    start = range_of_rank(classes, rank, size)[0]
     losses = _RowLosses.apply(scores, labels, start, horizontal_group)  # type: ignore[no-untyped-call]
     share = counted.to(losses.dtype)
     if weights is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from onward.lowering.registry import lowers
 from onward.parallel.horizontal.collectives import EnterRegion, LeaveRegion, all_gather, all_reduce
 from onward.plan.horizontal.cuts import DOMAIN
-from onward.plan.shards import WeightShard, part_of
+from onward.plan.shards import Sharding, range_of_rank
 
 
 @lowers("Enter", domain=DOMAIN)
@@ -36,7 +36,7 @@ def local_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, 
     blocks = _blocks_of(X.shape[cut_axis], blocks)
     parts, place = [], 0
     for block in blocks:
-        start, end = part_of(block, rank, size)
+        start, end = range_of_rank(block, rank, size)
         parts.append(X.narrow(cut_axis, place + start, end - start))
         place += block
     return parts[0] if len(parts) == 1 else torch.cat(parts, cut_axis)
@@ -61,7 +61,7 @@ class _Gathered(torch.autograd.Function):
     """Parts become a whole; the gradient of the whole, which every rank has, becomes that of the part."""
 
     @staticmethod
-    def forward(x: Tensor, cut: WeightShard, rank: int, size: int, group: str) -> Tensor:
+    def forward(x: Tensor, cut: Sharding, rank: int, size: int, group: str) -> Tensor:
         """The whole, block by block, each in the order of the ranks."""
         lengths = [cut.local_size(r, size) for r in range(size)]
         short = max(lengths) - lengths[rank]
@@ -71,7 +71,7 @@ class _Gathered(torch.autograd.Function):
         starts = [0] * size
         for block in cut.blocks:
             for r in range(size):
-                first, last = part_of(block, r, size)
+                first, last = range_of_rank(block, r, size)
                 pieces.append(stacked[r].narrow(cut.axis, starts[r], last - first))
                 starts[r] += last - first
         return torch.cat(pieces, cut.axis)
@@ -90,11 +90,11 @@ class _Gathered(torch.autograd.Function):
 
 
 @lowers("AllGather", domain=DOMAIN)
-def gather_whole(
+def gather_full(
     X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
 ) -> Tensor:
     """The whole value of which every rank has a part."""
-    cut = WeightShard(cut_axis, blocks)
+    cut = Sharding(cut_axis, blocks)
     return _Gathered.apply(X, cut, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -119,7 +119,7 @@ def sharded_gather(
         ValueError: an index is out of range (seen on the CPU only).
     """
     (rows,) = blocks
-    start, end = part_of(rows, rank, size)
+    start, end = range_of_rank(rows, rank, size)
     whole = torch.where(indices < 0, indices + rows, indices)
     if whole.device.type == "cpu" and type(whole) is Tensor and not torch.compiler.is_compiling() and whole.numel():
         low, high = int(whole.min()), int(whole.max())
@@ -167,7 +167,7 @@ def sharded_arg_max(
 def _places(blocks: tuple[int, ...], rank: int, size: int, device: torch.device) -> Tensor:
     """Where the rank's elements are on the whole axis."""
     firsts = itertools.accumulate(blocks, initial=0)
-    ranges = [(first, *part_of(block, rank, size)) for first, block in zip(firsts, blocks, strict=False)]
+    ranges = [(first, *range_of_rank(block, rank, size)) for first, block in zip(firsts, blocks, strict=False)]
     return torch.cat([torch.arange(first + start, first + end, device=device) for first, start, end in ranges])
 
 

@@ -1,6 +1,6 @@
 """The words of the proof that a cut is sound: where a value is cut, what a node makes of it, and how it is edited.
 
-A cut is a `WeightShard`, of values as well as of weights: an axis, and the blocks that all ranks share.
+A cut is a `Sharding`, of values as well as of weights: an axis, and the blocks that all ranks share.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.graph.nodes.structure import label
-from onward.plan.shards import WeightShard
+from onward.plan.shards import Sharding
 
-Cut = WeightShard
 Sizes = tuple[int, ...]
 
 DOMAIN = "onward.parallel"
 """Of the collective operators that a rank's graph has beside the user's own."""
 
 
-class CannotCutError(Exception):
+class CannotShardError(Exception):
     """A node cannot compute on what is cut; `hint` says which blocks of the same axis it could take."""
 
     def __init__(self, reason: str, hint: Sizes | None = None) -> None:
@@ -42,7 +41,7 @@ class SetEntry:
 
     target: int | str
     position: int
-    cut: Cut | None
+    cut: Sharding | None
     length: int
 
 
@@ -51,7 +50,7 @@ class SetAttribute:
     """An attribute that counts heads or groups becomes the rank's number: `cut.local_size`."""
 
     name: str
-    cut: Cut
+    cut: Sharding
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Replace:
     """The node becomes an operator of `DOMAIN` that knows how its operand is cut."""
 
     op_type: str
-    cut: Cut
+    cut: Sharding
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,8 @@ class Assignment:
         finer: blocks of an input's axis that the node could take as well, to be tried if these fail.
     """
 
-    inputs: Mapping[int, Cut] = field(default_factory=dict)
-    outputs: Mapping[int, Cut] = field(default_factory=dict)
+    inputs: Mapping[int, Sharding] = field(default_factory=dict)
+    outputs: Mapping[int, Sharding] = field(default_factory=dict)
     partial: bool = False
     counts: tuple[tuple[int, str], ...] = ()
     gathers: bool = False
@@ -146,7 +145,7 @@ class NodeContext:
     def _shape(self, value: ir.Value | None, what: str) -> Sizes:
         found = None if value is None else self.facts.shapes.get(str(value.name))
         if found is None:
-            raise CannotCutError(f"{self.name}: the shape of its {what} depends on data")
+            raise CannotShardError(f"{self.name}: the shape of its {what} depends on data")
         return found
 
     def outputs(self) -> list[int]:
@@ -186,7 +185,7 @@ class Facts:
     from_inputs: frozenset[str]
 
 
-Known = Mapping[int, Cut]
+Known = Mapping[int, Sharding]
 
 
 def follow(
@@ -195,21 +194,21 @@ def follow(
     """What the one link says that has all the known cuts.
 
     Raises:
-        CannotCutError: no link has them, or their blocks differ.
+        CannotShardError: no link has them, or their blocks differ.
     """
     blocks = {cut.blocks for cut in (*inputs.values(), *outputs.values())}
     for link in links:
         fits = all(link.inputs.get(i) == cut.axis for i, cut in inputs.items())
         if fits and all(link.outputs.get(o) == cut.axis for o, cut in outputs.items()):
             if len(blocks) > 1:
-                raise CannotCutError(f"{context.name}: its operands are cut into different blocks")
+                raise CannotShardError(f"{context.name}: its operands are cut into different blocks")
             (own,) = blocks
             edits = (
                 (AddBiasAfterReduce(*link.bias),) if link.bias is not None and context.has_input(link.bias[0]) else ()
             )
             return Assignment(
-                {i: Cut(axis, own) for i, axis in link.inputs.items()},
-                {o: Cut(axis, own) for o, axis in link.outputs.items()},
+                {i: Sharding(axis, own) for i, axis in link.inputs.items()},
+                {o: Sharding(axis, own) for o, axis in link.outputs.items()},
                 partial=link.partial,
                 edits=edits,
             )
@@ -217,7 +216,7 @@ def follow(
         [f"axis {cut.axis} of input {i}" for i, cut in inputs.items()]
         + [f"axis {cut.axis} of output {o}" for o, cut in outputs.items()]
     )
-    raise CannotCutError(f"{context.name} needs all of its {what} at once ({axes})")
+    raise CannotShardError(f"{context.name} needs all of its {what} at once ({axes})")
 
 
 def broadcast_links(context: NodeContext, operands: Sequence[int], first_axis: int = 0) -> list[Link]:

@@ -17,7 +17,6 @@ from onward.graph.training_graph import TrainingGraph
 from onward.plan.horizontal.cuts import (
     DOMAIN,
     AddBiasAfterReduce,
-    Cut,
     Edit,
     Replace,
     SetAttribute,
@@ -26,7 +25,7 @@ from onward.plan.horizontal.cuts import (
 )
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.horizontal.tokens import ANY_LENGTH
-from onward.plan.shards import take_part
+from onward.plan.shards import Sharding, take_shard
 
 VERSION = 1
 """Of the operators of `DOMAIN`."""
@@ -71,15 +70,15 @@ class _Localizer:
         self.inserted: dict[tuple[Any, ...], ir.Value] = {}
 
     def run(self, whole: Sequence[str]) -> None:
-        unknown = [name for name in (*self.plan.shards, *self.plan.values) if name not in self.values]
+        unknown = [name for name in (*self.plan.shardings, *self.plan.values) if name not in self.values]
         if unknown:
             raise ValueError(f"the plan cuts {unknown[0]!r}, which the graph has not; was it made for another graph?")
-        for name, cut in self.plan.shards.items():
+        for name, cut in self.plan.shardings.items():
             self._cut_initializer(self.values[name], cut)
         for name, cut in self.plan.values.items():
             self._note_shape(self.values[name], cut)
         for name, axis in self.plan.token_axes.items():
-            self._note_shape(self.values[name], Cut(axis, ANY_LENGTH))
+            self._note_shape(self.values[name], Sharding(axis, ANY_LENGTH))
         self._open_regions()
         self._move_tokens()
         self._slice_operands()
@@ -92,16 +91,16 @@ class _Localizer:
             if name in self.plan.values:
                 self._gather(self.values[name], "AllGather", self.plan.values[name])
             elif name in self.plan.token_axes:
-                self._gather(self.values[name], "GatherTokens", Cut(self.plan.token_axes[name], ANY_LENGTH))
+                self._gather(self.values[name], "GatherTokens", Sharding(self.plan.token_axes[name], ANY_LENGTH))
 
-    def _cut_initializer(self, value: ir.Value, cut: Cut) -> None:
+    def _cut_initializer(self, value: ir.Value, cut: Sharding) -> None:
         stored = value.const_value
         assert stored is not None
         rank, size = self.rank, self.plan.size
         shape = cut.local_shape([int(n) for n in stored.shape.numpy()], rank, size)
 
         def read() -> ir.TensorProtocol:
-            part = np.array(take_part(stored.numpy(), cut, rank, size))
+            part = np.array(take_shard(stored.numpy(), cut, rank, size))
             if isinstance(stored, ir.ExternalTensor):
                 stored.release()
             return ir.Tensor(part, dtype=stored.dtype)
@@ -109,7 +108,7 @@ class _Localizer:
         value.const_value = ir.LazyTensor(read, dtype=stored.dtype, shape=ir.Shape(shape), name=value.name)
         value.shape = ir.Shape(shape)
 
-    def _note_shape(self, value: ir.Value, cut: Cut) -> None:
+    def _note_shape(self, value: ir.Value, cut: Sharding) -> None:
         if value.shape is not None:
             sizes = list(value.shape)
             sizes[cut.axis] = self._local(cut) if cut.blocks else ir.SymbolicDim(None)
@@ -122,15 +121,15 @@ class _Localizer:
             if axis is None:
                 self._replace_operand(key, index, "Enter", "entered")
             else:
-                self._replace_operand(key, index, "GatherTokens", "entered", Cut(axis, ANY_LENGTH), partial=1)
+                self._replace_operand(key, index, "GatherTokens", "entered", Sharding(axis, ANY_LENGTH), partial=1)
 
     def _move_tokens(self) -> None:
         """Where shared and whole values meet: all tokens are gathered, or a rank's own are taken."""
         for key, index in self.plan.token_gathers:
             axis = self.plan.token_axes[self._operand(key, index)]
-            self._replace_operand(key, index, "GatherTokens", "gathered", Cut(axis, ANY_LENGTH))
+            self._replace_operand(key, index, "GatherTokens", "gathered", Sharding(axis, ANY_LENGTH))
         for (key, index), axis in self.plan.token_scatters.items():
-            self._replace_operand(key, index, "ScatterTokens", "own", Cut(axis, ANY_LENGTH))
+            self._replace_operand(key, index, "ScatterTokens", "own", Sharding(axis, ANY_LENGTH))
 
     def _operand(self, key: str, index: int) -> str:
         value = self.nodes[key].inputs[index]
@@ -138,7 +137,7 @@ class _Localizer:
         return str(value.name)
 
     def _replace_operand(
-        self, key: str, index: int, op_type: str, suffix: str, cut: Cut | None = None, **numbers: int
+        self, key: str, index: int, op_type: str, suffix: str, cut: Sharding | None = None, **numbers: int
     ) -> None:
         """Puts a node before an operand; one for all that read the same value in the same way."""
         node = self.nodes[key]
@@ -182,7 +181,7 @@ class _Localizer:
         for target, group in entries.items():
             self._set_entries(node, target, group)
 
-    def _local(self, cut: Cut | None) -> int:
+    def _local(self, cut: Sharding | None) -> int:
         return -1 if cut is None else cut.local_size(self.rank, self.plan.size)
 
     def _set_entries(self, node: ir.Node, target: int | str, edits: Sequence[SetEntry]) -> None:
@@ -194,7 +193,7 @@ class _Localizer:
         elif target < 0:
             result = node.outputs[0]
             readers = list(result.uses())
-            whole = self._whole_shape(result, edits[0])
+            whole = self._full_shape(result, edits[0])
             for user, index in readers:
                 user.replace_input_with(index, whole)
         else:
@@ -203,7 +202,7 @@ class _Localizer:
             found = {edit.position: self._local(edit.cut) for edit in edits}
             node.replace_input_with(target, self._with_entries(value, found, edits[0].length))
 
-    def _whole_shape(self, shape: ir.Value, edit: SetEntry) -> ir.Value:
+    def _full_shape(self, shape: ir.Value, edit: SetEntry) -> ir.Value:
         """The shape of a whole value from that of a part, whose token axis is a fixed share of any length."""
         assert edit.cut is not None
         if edit.cut.blocks:
@@ -246,7 +245,7 @@ class _Localizer:
         axis = self.plan.token_axes.get(name)
         op_type, attributes = "AllReduce", None
         if axis is not None:
-            op_type, attributes = "ReduceScatter", self._of_cut(Cut(axis, ANY_LENGTH))
+            op_type, attributes = "ReduceScatter", self._of_cut(Sharding(axis, ANY_LENGTH))
         stem = f"{name}/reduced" if biases else name
         result = self._node(op_type, [value], stem, after=value, like=value, attributes=attributes)
         for edit in biases:
@@ -275,7 +274,7 @@ class _Localizer:
             bias.type = result.type
         return self._node("Add", [result, bias], name, after=last, like=result, domain="")
 
-    def _gather(self, value: ir.Value, op_type: str, cut: Cut) -> None:
+    def _gather(self, value: ir.Value, op_type: str, cut: Sharding) -> None:
         """The whole value under the value's name; the part gets another one."""
         name = str(value.name)
         self._rename(value, f"{name}/part")
@@ -291,7 +290,7 @@ class _Localizer:
             if output is value:
                 self.graph.outputs[place] = other
 
-    def _of_cut(self, cut: Cut) -> dict[str, ir.Attr]:
+    def _of_cut(self, cut: Sharding) -> dict[str, ir.Attr]:
         return {
             "cut_axis": ir.AttrInt64("cut_axis", cut.axis),
             "blocks": ir.AttrInt64s("blocks", list(cut.blocks)),

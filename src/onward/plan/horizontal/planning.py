@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import AddBiasAfterReduce, Assignment, CannotCutError, Cut, Edit, Replace, Sizes
+from onward.plan.horizontal.cuts import AddBiasAfterReduce, Assignment, CannotShardError, Edit, Replace, Sizes
 from onward.plan.horizontal.indivisible_regions import IndivisibleRegion, check_divisibility, find_indivisible_region
 from onward.plan.horizontal.regions import MATMUL_OPERATORS, PartitioningContext, Region, find_seeds, grow
 from onward.plan.horizontal.tokens import TokenRegion, share_tokens
-from onward.plan.shards import WeightShard
+from onward.plan.shards import Sharding
 
 SMALLEST_CLASSES_PER_RANK = 8
 """Fewer classes or table rows a rank are not worth the exchange."""
@@ -29,7 +29,7 @@ class HorizontalPlan:
 
     Attributes:
         size: horizontal ranks.
-        shards: initializer -> how it is cut: weights, running statistics, frozen weights.
+        shardings: initializer -> how it is cut: weights, running statistics, frozen weights.
         values: activation -> how it is cut.
         slices: (node, input) -> the part that it reads of a value which others read whole.
         edits: node -> how it is written for one rank.
@@ -46,9 +46,9 @@ class HorizontalPlan:
     """
 
     size: int
-    shards: Mapping[str, WeightShard] = field(default_factory=dict)
-    values: Mapping[str, Cut] = field(default_factory=dict)
-    slices: Mapping[tuple[str, int], Cut] = field(default_factory=dict)
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
+    values: Mapping[str, Sharding] = field(default_factory=dict)
+    slices: Mapping[tuple[str, int], Sharding] = field(default_factory=dict)
     edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
     reduced: tuple[str, ...] = ()
     entries: tuple[tuple[str, int], ...] = ()
@@ -173,7 +173,7 @@ def _find_regions(
         try:
             region = grow(partitioning, seed, axis)
             reason = _why_not(partitioning, region, size)
-        except CannotCutError as error:
+        except CannotShardError as error:
             reason = error.reason
         if reason:
             for name in names:
@@ -309,15 +309,15 @@ def _write_plan(
     partitioning: PartitioningContext, size: int, chosen: Sequence[Region], reasons: dict[str, str], tokens: TokenRegion
 ) -> HorizontalPlan:
     graph = partitioning.graph
-    shards: dict[str, WeightShard] = {}
-    values: dict[str, Cut] = {}
-    slices: dict[tuple[str, int], Cut] = {}
+    shardings: dict[str, Sharding] = {}
+    values: dict[str, Sharding] = {}
+    slices: dict[tuple[str, int], Sharding] = {}
     edits: dict[str, tuple[Edit, ...]] = {}
     reduced: list[str] = []
     edges: list[tuple[ir.Node, int]] = []
     for region in chosen:
         for value, cut in region.cuts.items():
-            (shards if value.is_initializer() else values)[str(value.name)] = cut
+            (shardings if value.is_initializer() else values)[str(value.name)] = cut
         slices.update({(_key(node), index): cut for (node, index), cut in region.slices.items()})
         for node in sorted(region.assignments, key=partitioning.order.__getitem__):
             assignment = region.assignments[node]
@@ -335,12 +335,12 @@ def _write_plan(
         edges.extend(_entries(partitioning, node, assignment))
     slices.update({(_key(node), index): cut for (node, index), cut in tokens.slices.items()})
     whole = _weights_only_in_regions(partitioning, edges)
-    taken = {name for name in shards if name in graph.weights}
+    taken = {name for name in shardings if name in graph.weights}
     partial = tuple(name for name in graph.weights if name in whole)
     left = [name for name in graph.weights if name not in taken]
     return HorizontalPlan(
         size,
-        shards,
+        shardings,
         values,
         slices,
         edits,

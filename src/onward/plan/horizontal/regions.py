@@ -21,8 +21,9 @@ from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.graph.nodes.structure import label
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
-from onward.plan.horizontal.cuts import Assignment, CannotCutError, Cut, Facts, NodeContext, Replace, Sizes
+from onward.plan.horizontal.cuts import Assignment, CannotShardError, Facts, NodeContext, Replace, Sizes
 from onward.plan.horizontal.rules import apply_rule
+from onward.plan.shards import Sharding
 
 MATMUL_OPERATORS = {"MatMul": (0, 1), "Gemm": (0, 1), "Linear": (1,), "Conv": (1,), "ConvTranspose": (1,),
                     "Einsum": (0, 1, 2)}  # fmt: skip
@@ -111,8 +112,8 @@ class Region:
     """
 
     seed: ir.Value
-    cuts: dict[ir.Value, Cut] = field(default_factory=dict)
-    slices: dict[tuple[ir.Node, int], Cut] = field(default_factory=dict)
+    cuts: dict[ir.Value, Sharding] = field(default_factory=dict)
+    slices: dict[tuple[ir.Node, int], Sharding] = field(default_factory=dict)
     assignments: dict[ir.Node, Assignment] = field(default_factory=dict)
     finer: list[Sizes] = field(default_factory=list)
 
@@ -147,12 +148,12 @@ def grow(partitioning: PartitioningContext, seed: ir.Value, axis: int) -> Region
     """The region that a cut of one axis brings with it, with the coarsest blocks that every node can take.
 
     Raises:
-        CannotCutError: for every choice of blocks some node cannot compute on its part; the first reason is given.
+        CannotShardError: for every choice of blocks some node cannot compute on its part; the first reason is given.
     """
     size = partitioning.facts.shapes[str(seed.name)][axis]
     waiting: deque[Sizes] = deque([(size,)])
     tried: set[Sizes] = set()
-    first: CannotCutError | None = None
+    first: CannotShardError | None = None
     while waiting and len(tried) < _MOST_TRIES:
         blocks = waiting.popleft()
         if blocks in tried or sum(blocks) != size:
@@ -160,8 +161,8 @@ def grow(partitioning: PartitioningContext, seed: ir.Value, axis: int) -> Region
         tried.add(blocks)
         region = Region(seed)
         try:
-            _spread(partitioning, region, seed, Cut(axis, blocks))
-        except CannotCutError as error:
+            _spread(partitioning, region, seed, Sharding(axis, blocks))
+        except CannotShardError as error:
             first = first or error
             if error.hint is not None:
                 waiting.appendleft(error.hint)
@@ -172,14 +173,14 @@ def grow(partitioning: PartitioningContext, seed: ir.Value, axis: int) -> Region
     raise first
 
 
-def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, cut: Cut) -> None:
+def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, cut: Sharding) -> None:
     waiting: deque[ir.Node] = deque()
 
-    def cut_value(value: ir.Value, wanted: Cut) -> None:
+    def cut_value(value: ir.Value, wanted: Sharding) -> None:
         known = region.cuts.get(value)
         if known is not None:
             if known != wanted:
-                raise CannotCutError(f"{value.name!r} would have to be cut in two ways")
+                raise CannotShardError(f"{value.name!r} would have to be cut in two ways")
             return
         region.cuts[value] = wanted
         producer = value.producer()
@@ -187,7 +188,7 @@ def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, c
             waiting.append(producer)
         for user, _ in value.uses():
             if user not in partitioning.order:
-                raise CannotCutError(f"{value.name!r} is read inside of a nested graph, by {label(user)}")
+                raise CannotShardError(f"{value.name!r} is read inside of a nested graph, by {label(user)}")
             waiting.append(user)
 
     cut_value(seed, cut)
@@ -217,7 +218,7 @@ def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, c
     for node, index in region.slices:
         value = node.inputs[index]
         if value is not None and _follows_cut(region, value):
-            raise CannotCutError(f"{value.name!r}, which {label(node)} reads, is computed from what would be cut")
+            raise CannotShardError(f"{value.name!r}, which {label(node)} reads, is computed from what would be cut")
 
 
 def _follows_cut(region: Region, value: ir.Value) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from onward.plan.horizontal.cuts import Assignment, CannotCutError, Known, NodeContext
+from onward.plan.horizontal.cuts import Assignment, CannotShardError, Known, NodeContext
 
 
 class Rule(Protocol):
     """From the cuts that are known of a node's inputs and outputs to those of all its operands.
 
     Raises:
-        CannotCutError: the node cannot compute on them.
+        CannotShardError: the node cannot compute on them.
     """
 
     def __call__(self, context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
@@ -40,15 +40,15 @@ def apply_rule(context: NodeContext, inputs: Known, outputs: Known) -> Assignmen
     """Completes the cuts of a node by its operator's rule, and checks that it kept to what was known.
 
     Raises:
-        CannotCutError: the operator has no rule, or cannot compute on what is cut.
+        CannotShardError: the operator has no rule, or cannot compute on what is cut.
     """
     node = context.node
     found = _rules.get((node.domain, node.op_type))
     if found is None:
-        raise CannotCutError(f"{context.name}: nothing is known of how {node.op_type} computes on parts")
+        raise CannotShardError(f"{context.name}: nothing is known of how {node.op_type} computes on parts")
     assignment = found(context, inputs, outputs)
     for given, made in ((inputs, assignment.inputs), (outputs, assignment.outputs)):
         for index, cut in given.items():
             if made.get(index) != cut:
-                raise CannotCutError(f"{context.name} needs its operand {index} whole or cut otherwise")
+                raise CannotShardError(f"{context.name} needs its operand {index} whole or cut otherwise")
     return assignment

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from onward.graph.operators import Fact, operators_with
 from onward.plan.horizontal.cuts import (
     Assignment,
-    CannotCutError,
-    Cut,
+    CannotShardError,
     Known,
     Link,
     NodeContext,
@@ -20,6 +19,7 @@ from onward.plan.horizontal.cuts import (
     units,
 )
 from onward.plan.horizontal.rules import rule
+from onward.plan.shards import Sharding
 
 
 @rule(*operators_with(Fact.UNARY | Fact.BROADCASTING))
@@ -67,7 +67,7 @@ def softmax(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     if cut.axis not in own:
         return found
     if old and axis != rank - 1:
-        raise CannotCutError(f"{context.name} is over several axes at once")
+        raise CannotShardError(f"{context.name} is over several axes at once")
     return Assignment(found.inputs, found.outputs, edits=(Replace(f"Sharded{context.node.op_type}", cut),))
 
 
@@ -88,7 +88,7 @@ def along_one_axis(context: NodeContext, inputs: Known, outputs: Known) -> Assig
     if context.node.op_type.startswith("Cum"):
         given = context.numbers(1)
         if given is None:
-            raise CannotCutError(f"{context.name}: its axis depends on data")
+            raise CannotShardError(f"{context.name}: its axis depends on data")
         own = int(given[0]) % rank
     else:
         own = context.axis("axis", -1, rank)
@@ -127,8 +127,8 @@ def group_normalization(context: NodeContext, inputs: Known, outputs: Known) -> 
     )
     count = units(cut.blocks, channels // groups)
     if count is None:
-        raise CannotCutError(f"{context.name}: a group of channels would be cut")
-    of_groups = Cut(0, tuple(block * groups // channels for block in cut.blocks))
+        raise CannotShardError(f"{context.name}: a group of channels would be cut")
+    of_groups = Sharding(0, tuple(block * groups // channels for block in cut.blocks))
     weights = {1: of_groups, 2: of_groups} if context.version < 21 else {}
     return Assignment(
         {**found.inputs, **weights},
@@ -149,7 +149,7 @@ def _data(inputs: Known) -> Known:
 def pooling(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The channels; an index of the maximum would be one of the whole tensor."""
     if len(context.outputs()) > 1:
-        raise CannotCutError(f"{context.name} gives positions in the whole tensor")
+        raise CannotShardError(f"{context.name} gives positions in the whole tensor")
     links = [Link({0: 0}, {0: 0})]
     if context.node.op_type != "LRN":
         links.append(Link({0: 1}, {0: 1}))
@@ -160,11 +160,11 @@ def pooling(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
 def pad(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The axes without padding; one that is padded before and cropped behind keeps its size, and yet is moved."""
     if context.has_input(3):
-        raise CannotCutError(f"{context.name} pads chosen axes")
+        raise CannotShardError(f"{context.name} pads chosen axes")
     rank = len(context.shape(0))
     pads = context.numbers(1) if context.version >= 11 else context.attribute("pads", context.attribute("paddings"))
     if pads is None:
-        raise CannotCutError(f"{context.name}: how much it pads depends on data")
+        raise CannotShardError(f"{context.name}: how much it pads depends on data")
     axes = [a for a in range(rank) if pads[a] == pads[a + rank] == 0]
     return follow([Link({0: a}, {0: a}) for a in axes], context, inputs, outputs, "padded axis")
 
@@ -201,7 +201,7 @@ def _moved_axes(context: NodeContext, places: Sequence[int]) -> set[int]:
     place = 2 if context.node.op_type == "Resize" and context.version >= 11 else 1
     scales = context.numbers(place) if context.has_input(place) else context.attribute("scales")
     if scales is None:
-        raise CannotCutError(f"{context.name}: how much it resizes depends on data")
+        raise CannotShardError(f"{context.name}: how much it resizes depends on data")
     return {axis for axis, scale in zip(places, scales, strict=True) if scale != 1}
 
 
@@ -219,7 +219,7 @@ def reduction(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
     if given is None and context.has_input(1):
         given = context.numbers(1)
         if given is None:
-            raise CannotCutError(f"{context.name}: its axes depend on data")
+            raise CannotShardError(f"{context.name}: its axes depend on data")
     everything = not given and not context.attribute("noop_with_empty_axes", 0)
     reduced = set(range(len(shape))) if everything else {int(a) % len(shape) for a in given or ()}
     keep = bool(context.attribute("keepdims", 1))
@@ -248,9 +248,9 @@ def cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assign
     """The classes: every rank knows the logits of its own, and the ranks exchange each row's maximum and sums."""
     cut = inputs.get(0)
     if cut is None or cut.axis != 1 or set(inputs) != {0} or len(cut.blocks) > 1:
-        raise CannotCutError(f"{context.name} can be cut by classes only")
+        raise CannotShardError(f"{context.name} can be cut by classes only")
     if len(context.outputs()) > 1 or outputs:
-        raise CannotCutError(f"{context.name} also gives the logarithms of all probabilities")
+        raise CannotShardError(f"{context.name} also gives the logarithms of all probabilities")
     return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedCrossEntropy", cut),))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.plan.horizontal.cuts import (
     Assignment,
-    CannotCutError,
-    Cut,
+    CannotShardError,
     Known,
     Link,
     NodeContext,
@@ -18,6 +17,7 @@ from onward.plan.horizontal.cuts import (
 from onward.plan.horizontal.rules import rule
 from onward.plan.horizontal.rules_elementwise import elementwise, normalization_of_last_axes
 from onward.plan.horizontal.rules_linear import attention
+from onward.plan.shards import Sharding
 
 rule("Gelu", "Swish", "SwiGLU", domains=(DOMAIN,))(elementwise)
 rule("LayerNormalization", "RMSNormalization", domains=(DOMAIN,))(normalization_of_last_axes)
@@ -50,7 +50,7 @@ def fused_attention(context: NodeContext, inputs: Known, outputs: Known) -> Assi
     if context.has_input(4):
         seen = context.shape(4)
         if len(seen) >= 3 and seen[-3] == heads:
-            cuts[4] = Cut(len(seen) - 3, (heads,))
+            cuts[4] = Sharding(len(seen) - 3, (heads,))
     edits = (Replace("Attention", cuts[0]),) if context.attribute("dropout_ratio", 0.0) > 0 else ()
     return Assignment(cuts, found.outputs, counts=found.counts, edits=edits)
 
@@ -71,8 +71,8 @@ def linear_cross_entropy(context: NodeContext, inputs: Known, outputs: Known) ->
     blocks = {cut.blocks for cut in inputs.values()}
     fits = all(axes.get(index) == cut.axis for index, cut in inputs.items())
     if outputs or not fits or len(blocks) != 1 or len(next(iter(blocks))) != 1:
-        raise CannotCutError(f"{context.name} can be cut by classes only")
+        raise CannotShardError(f"{context.name} can be cut by classes only")
     (own,) = blocks
-    cuts = {index: Cut(axis, own) for index, axis in axes.items() if context.has_input(index)}
+    cuts = {index: Sharding(axis, own) for index, axis in axes.items() if context.has_input(index)}
     edits = (TakeInputs((3, 2, 5), ("rows_are_classes",)), Replace("ShardedCrossEntropy", cuts[3]))
     return Assignment(cuts, gathers=True, edits=edits)

@@ -6,8 +6,7 @@ import math
 
 from onward.plan.horizontal.cuts import (
     Assignment,
-    CannotCutError,
-    Cut,
+    CannotShardError,
     Edit,
     Known,
     Link,
@@ -18,6 +17,7 @@ from onward.plan.horizontal.cuts import (
     units,
 )
 from onward.plan.horizontal.rules import rule
+from onward.plan.shards import Sharding
 
 
 @rule("MatMul")
@@ -67,7 +67,7 @@ def einsum(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """A letter of the result is kept; one that only operands have is summed over."""
     equation = str(context.attribute("equation")).replace(" ", "")
     if "..." in equation or "->" not in equation:
-        raise CannotCutError(f"{context.name}: the equation {equation!r} leaves axes out")
+        raise CannotShardError(f"{context.name}: the equation {equation!r} leaves axes out")
     left, right = equation.split("->")
     terms = left.split(",")
     links = []
@@ -119,20 +119,20 @@ def _grouped(context: NodeContext, inputs: Known, outputs: Known, groups: int, w
     of_groups = set()
     for cut, total, axis in known:
         if cut.axis != axis:
-            raise CannotCutError(f"{context.name} is cut by other axes than its groups")
+            raise CannotShardError(f"{context.name} is cut by other axes than its groups")
         if units(cut.blocks, total // groups) is None:
-            raise CannotCutError(f"{context.name}: a group of channels would be cut")
+            raise CannotShardError(f"{context.name}: a group of channels would be cut")
         of_groups.add(tuple(block * groups // total for block in cut.blocks))
     if len(of_groups) > 1:
-        raise CannotCutError(f"{context.name}: its operands are cut into different groups")
+        raise CannotShardError(f"{context.name}: its operands are cut into different groups")
     (blocks,) = of_groups
     cuts = {key: tuple(block * total // groups for block in blocks) for key, total in totals.items()}
-    given = {i: Cut(axis, cuts[key]) for key, (i, axis) in operands.items() if context.has_input(i)}
+    given = {i: Sharding(axis, cuts[key]) for key, (i, axis) in operands.items() if context.has_input(i)}
     return Assignment(
         given,
-        {0: Cut(1, cuts["y"])},
+        {0: Sharding(1, cuts["y"])},
         counts=((math.gcd(*blocks), f"groups of {context.name}"),),
-        edits=(SetAttribute("group", Cut(0, blocks)),),
+        edits=(SetAttribute("group", Sharding(0, blocks)),),
     )
 
 
@@ -146,7 +146,7 @@ def gather(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     if cut is not None and cut.axis == own:
         assert table is not None
         if str(table.name) in context.facts.from_inputs or own != 0 or len(data) < 2 or len(cut.blocks) > 1:
-            raise CannotCutError(f"{context.name} picks elements of the cut axis")
+            raise CannotShardError(f"{context.name} picks elements of the cut axis")
         return Assignment({0: cut}, partial=True, edits=(Replace("ShardedGather", cut),))
     links = [
         Link({0: axis}, {0: axis if axis < own else axis - 1 + len(indices)})
@@ -185,25 +185,27 @@ def attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
         axis, heads, key_heads = 1, context.shape(0)[1], context.shape(1)[1]
     else:
         axis, heads, key_heads = 2, int(context.attribute("q_num_heads")), int(context.attribute("kv_num_heads"))
-        edits = (SetAttribute("q_num_heads", Cut(0, (heads,))),)
-        edits += () if key_heads == 1 else (SetAttribute("kv_num_heads", Cut(0, (key_heads,))),)
-    found: dict[int, Cut] = {0: Cut(axis, (context.shape(0)[axis],))}
+        edits = (SetAttribute("q_num_heads", Sharding(0, (heads,))),)
+        edits += () if key_heads == 1 else (SetAttribute("kv_num_heads", Sharding(0, (key_heads,))),)
+    found: dict[int, Sharding] = {0: Sharding(axis, (context.shape(0)[axis],))}
     if key_heads > 1:
-        found |= {i: Cut(axis, (context.shape(i)[axis],)) for i in (1, 2)}
+        found |= {i: Sharding(axis, (context.shape(i)[axis],)) for i in (1, 2)}
     if context.has_input(3):
         mask = context.shape(3)
         place = len(mask) - 3
         if place >= 0 and mask[place] == heads and heads > 1:
-            found[3] = Cut(place, (heads,))
+            found[3] = Sharding(place, (heads,))
     results = {}
     for index in context.outputs():
         whole = context.result(index)
         if index in (1, 2) and key_heads > 1:
-            results[index] = Cut(1, (key_heads,))
+            results[index] = Sharding(1, (key_heads,))
         elif index == 0 or index == 3:
-            results[index] = Cut(axis if index == 0 else 1, (whole[axis] if index == 0 else heads,))
+            results[index] = Sharding(axis if index == 0 else 1, (whole[axis] if index == 0 else heads,))
     past = {
-        i: Cut(1, (key_heads,)) for i in (4, 5) if context.has_input(i) and key_heads > 1 and len(context.shape(i)) == 4
+        i: Sharding(1, (key_heads,))
+        for i in (4, 5)
+        if context.has_input(i) and key_heads > 1 and len(context.shape(i)) == 4
     }
     count = math.gcd(heads, key_heads) if key_heads > 1 else heads
     return Assignment({**found, **past}, results, counts=((count, f"heads of {context.name}"),), edits=edits)
@@ -215,12 +217,12 @@ def rotary_embedding(context: NodeContext, inputs: Known, outputs: Known) -> Ass
     shape = context.shape(0)
     edits: tuple[Edit, ...] = ()
     if len(shape) == 4:
-        heads, cut = shape[1], Cut(1, (shape[1],))
+        heads, cut = shape[1], Sharding(1, (shape[1],))
     else:
         heads = int(context.attribute("num_heads", 0))
         if heads < 1:
-            raise CannotCutError(f"{context.name} does not say how many heads there are")
-        cut, edits = Cut(2, (shape[2],)), (SetAttribute("num_heads", Cut(0, (heads,))),)
+            raise CannotShardError(f"{context.name} does not say how many heads there are")
+        cut, edits = Sharding(2, (shape[2],)), (SetAttribute("num_heads", Sharding(0, (heads,))),)
     return Assignment({0: cut}, {0: cut}, counts=((heads, f"heads of {context.name}"),), edits=edits)
 
 
@@ -235,10 +237,10 @@ def contrib_attention(context: NodeContext, inputs: Known, outputs: Known) -> As
         i for i in range(3, len(context.node.inputs)) if context.has_input(i) and i not in ((5, 6) if grouped else ())
     ]
     if not plain or extra or len(context.outputs()) > 1:
-        raise CannotCutError(f"{context.name} has packed operands, masks or a past")
-    found = {i: Cut(2, (context.shape(i)[2],)) for i in (0, 1, 2)}
-    edits = [SetAttribute("num_heads", Cut(0, (heads,)))]
+        raise CannotShardError(f"{context.name} has packed operands, masks or a past")
+    found = {i: Sharding(2, (context.shape(i)[2],)) for i in (0, 1, 2)}
+    edits = [SetAttribute("num_heads", Sharding(0, (heads,)))]
     if grouped:
-        edits.append(SetAttribute("kv_num_heads", Cut(0, (key_heads,))))
+        edits.append(SetAttribute("kv_num_heads", Sharding(0, (key_heads,))))
     counts = ((math.gcd(heads, key_heads), f"heads of {context.name}"),)
-    return Assignment(found, {0: Cut(2, (context.result()[2],))}, counts=counts, edits=tuple(edits))
+    return Assignment(found, {0: Sharding(2, (context.result()[2],))}, counts=counts, edits=tuple(edits))

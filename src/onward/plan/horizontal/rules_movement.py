@@ -7,8 +7,7 @@ import math
 
 from onward.plan.horizontal.cuts import (
     Assignment,
-    CannotCutError,
-    Cut,
+    CannotShardError,
     Edit,
     Known,
     Link,
@@ -21,6 +20,7 @@ from onward.plan.horizontal.cuts import (
     within,
 )
 from onward.plan.horizontal.rules import rule
+from onward.plan.shards import Sharding
 
 
 @rule("Transpose")
@@ -38,7 +38,7 @@ def reshape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     given = inputs[0] if 0 in inputs else outputs[0]
     made = through_reshape(given, before, after) if 0 in inputs else through_reshape(given, after, before)
     if made is None:
-        raise CannotCutError(
+        raise CannotShardError(
             f"{context.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
         )
     own, result = (given, made) if 0 in inputs else (made, given)
@@ -49,7 +49,7 @@ def reshape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     return Assignment({0: own}, {0: result}, counts=counts, edits=edits, finer=finer)
 
 
-def _sizes_of_reshape(context: NodeContext, own: Cut, result: Cut) -> tuple[Edit, ...]:
+def _sizes_of_reshape(context: NodeContext, own: Sharding, result: Sharding) -> tuple[Edit, ...]:
     """The size of the cut axis is left to the operator (-1) where it can be: then it fits batches of any size."""
     length = len(context.result())
     target: int | str = 1 if context.version >= 5 else "shape"
@@ -63,11 +63,11 @@ def _sizes_of_reshape(context: NodeContext, own: Cut, result: Cut) -> tuple[Edit
         return (SetEntry(target, result.axis, None, length),)
     sizes = context.node.inputs[1]
     if len(result.blocks) > len(own.blocks) and sizes is not None and not sizes.is_initializer():
-        raise CannotCutError(f"{context.name}: the size of its cut axis may differ from batch to batch")
+        raise CannotShardError(f"{context.name}: the size of its cut axis may differ from batch to batch")
     return (SetEntry(target, result.axis, result, length),)
 
 
-def through_reshape(cut: Cut, before: Sizes, after: Sizes) -> Cut | None:
+def through_reshape(cut: Sharding, before: Sizes, after: Sizes) -> Sharding | None:
     """The same cut seen through a reshape, or None where a rank's part is no cut of the new shape.
 
     Axes are grouped by equal products; within a group, the parts of a rank are looked at as ranges of the flattened
@@ -79,7 +79,7 @@ def through_reshape(cut: Cut, before: Sizes, after: Sizes) -> Cut | None:
             ranges = _flatten(cut, [before[a] for a in old_axes], old_axes.index(cut.axis))
             sizes = [after[a] for a in new_axes]
             found = [(_unflatten(ranges, sizes, place), axis) for place, axis in enumerate(new_axes)]
-            cuts = [Cut(axis, blocks) for blocks, axis in found if blocks is not None]
+            cuts = [Sharding(axis, blocks) for blocks, axis in found if blocks is not None]
             return max(cuts, key=lambda made: math.gcd(*made.blocks), default=None)
     return None
 
@@ -108,7 +108,7 @@ def _groups(before: Sizes, after: Sizes) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-def _flatten(cut: Cut, sizes: list[int], place: int) -> Sizes:
+def _flatten(cut: Sharding, sizes: list[int], place: int) -> Sizes:
     inner = math.prod(sizes[place + 1 :])
     return tuple(block * inner for block in cut.blocks) * math.prod(sizes[:place])
 
@@ -125,7 +125,7 @@ def _unflatten(ranges: Sizes, sizes: list[int], place: int) -> Sizes | None:
     return blocks if sum(blocks) == own else None
 
 
-def _finer(cut: Cut, before: Sizes, after: Sizes) -> list[Sizes]:
+def _finer(cut: Sharding, before: Sizes, after: Sizes) -> list[Sizes]:
     """Other blocks of an axis that is split up: those that cut one of the inner parts."""
     found = []
     for old_axes, new_axes in _groups(before, after):
@@ -164,9 +164,9 @@ def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         links = [Link(dict.fromkeys(operands, a), {0: a}) for a in range(rank) if a != own]
         return follow(links, context, inputs, outputs)
     if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        raise CannotCutError(f"{context.name}: its operands are cut along different axes")
+        raise CannotShardError(f"{context.name}: its operands are cut along different axes")
     ends = list(itertools.accumulate(context.shape(i)[own] for i in operands))
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, Sharding] = {}
     for index, end in zip(operands, ends, strict=True):
         start = end - context.shape(index)[own]
         if index in inputs:
@@ -175,11 +175,11 @@ def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
             blocks = within(outputs[0].blocks, start, end)
             if blocks is None:
                 hint = split_at(outputs[0].blocks, ends)
-                raise CannotCutError(f"{context.name}: the cut of its result crosses an operand's border", hint)
-            cuts[index] = Cut(own, blocks)
+                raise CannotShardError(f"{context.name}: the cut of its result crosses an operand's border", hint)
+            cuts[index] = Sharding(own, blocks)
         elif end > start:
-            cuts[index] = Cut(own, natural_blocks(context, index, own))
-    joined = Cut(own, tuple(block for index in operands if index in cuts for block in cuts[index].blocks))
+            cuts[index] = Sharding(own, natural_blocks(context, index, own))
+    joined = Sharding(own, tuple(block for index in operands if index in cuts for block in cuts[index].blocks))
     return Assignment(cuts, {0: joined})
 
 
@@ -220,7 +220,7 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         links = [Link({0: a}, dict.fromkeys(context.outputs(), a)) for a in range(rank) if a != own]
         return follow(links, context, inputs, outputs)
     if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        raise CannotCutError(f"{context.name}: its parts are cut along different axes")
+        raise CannotShardError(f"{context.name}: its parts are cut along different axes")
     sizes = [context.result(o)[own] for o in parts]
     ends = list(itertools.accumulate(sizes))
     cuts = {}
@@ -230,12 +230,12 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
             blocks = within(inputs[0].blocks, end - sizes[index], end)
         if blocks is None:
             hint = split_at(inputs[0].blocks, ends)
-            raise CannotCutError(f"{context.name}: the cut of its operand crosses a part's border", hint)
-        cuts[index] = Cut(own, blocks)
-    whole = Cut(own, tuple(block for index in parts for block in cuts[index].blocks))
+            raise CannotShardError(f"{context.name}: the cut of its operand crosses a part's border", hint)
+        cuts[index] = Sharding(own, blocks)
+    whole = Sharding(own, tuple(block for index in parts for block in cuts[index].blocks))
     target: int | str | None = 1 if context.has_input(1) else "split" if "split" in context.node.attributes else None
     if target is None and len(set(sizes)) > 1:
-        raise CannotCutError(f"{context.name} has parts of different sizes that it does not name")
+        raise CannotShardError(f"{context.name} has parts of different sizes that it does not name")
     edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
     counts = tuple((block, f"parts of {context.name}") for cut in cuts.values() for block in cut.blocks)
     return Assignment({0: whole}, cuts, counts=counts, edits=edits)
@@ -248,16 +248,16 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     cut = inputs.get(0) or outputs[0]
     axis = cut.axis
     if before[axis] == after[axis]:
-        return _whole_slice(context, follow([Link({0: axis}, {0: axis})], context, inputs, outputs))
+        return _full_slice(context, follow([Link({0: axis}, {0: axis})], context, inputs, outputs))
     bounds = _bounds(context, axis)
     start, end, step = slice(*bounds[:3]).indices(before[axis])
     if step != 1:
-        raise CannotCutError(f"{context.name} takes every {step}th element of the cut axis")
+        raise CannotShardError(f"{context.name} takes every {step}th element of the cut axis")
     if 0 in inputs:
         blocks = within(inputs[0].blocks, start, end)
         if blocks is None:
             hint = split_at(inputs[0].blocks, [start, end])
-            raise CannotCutError(f"{context.name}: the cut of its operand crosses the slice's border", hint)
+            raise CannotShardError(f"{context.name}: the cut of its operand crosses the slice's border", hint)
         whole = inputs[0].blocks
     else:
         blocks = outputs[0].blocks
@@ -267,10 +267,10 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     place, length = bounds[3], bounds[4]
     targets: tuple[int | str, int | str] = (1, 2) if context.version >= 10 else ("starts", "ends")
     edits = (
-        SetEntry(targets[0], place, Cut(axis, first), length),
-        SetEntry(targets[1], place, Cut(axis, (*first, *blocks)), length),
+        SetEntry(targets[0], place, Sharding(axis, first), length),
+        SetEntry(targets[1], place, Sharding(axis, (*first, *blocks)), length),
     )
-    return Assignment({0: Cut(axis, whole)}, {0: Cut(axis, blocks)}, edits=edits)
+    return Assignment({0: Sharding(axis, whole)}, {0: Sharding(axis, blocks)}, edits=edits)
 
 
 def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:
@@ -287,19 +287,19 @@ def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:
             None,
         )
     if starts is None or ends is None or (context.version >= 10 and context.has_input(3) and axes is None):
-        raise CannotCutError(f"{context.name}: where it slices depends on data")
+        raise CannotShardError(f"{context.name}: where it slices depends on data")
     rank = len(context.shape(0))
     places = [int(a) % rank for a in axes] if axes is not None else list(range(len(starts)))
     place = places.index(axis)
     return int(starts[place]), int(ends[place]), 1 if steps is None else int(steps[place]), place, len(places)
 
 
-def _whole_slice(context: NodeContext, found: Assignment) -> Assignment:
+def _full_slice(context: NodeContext, found: Assignment) -> Assignment:
     """A slice of the whole axis; bounds beyond a rank's part are cut back to it, as the standard says."""
     try:
         step = _bounds(context, found.inputs[0].axis)[2]
-    except (CannotCutError, ValueError):
+    except (CannotShardError, ValueError):
         return found
     if step != 1:
-        raise CannotCutError(f"{context.name} reverses the cut axis")
+        raise CannotShardError(f"{context.name} reverses the cut axis")
     return found

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from onward.plan.horizontal.cuts import Assignment, CannotCutError, Cut, Edit, Replace, SetEntry
+from onward.plan.horizontal.cuts import Assignment, CannotShardError, Edit, Replace, SetEntry
 from onward.plan.horizontal.regions import PartitioningContext, Region
 from onward.plan.horizontal.rules import apply_rule
+from onward.plan.shards import Sharding
 
 ANY_LENGTH: tuple[int, ...] = ()
 """The blocks of a token axis in a plan: one, as long as the batch at hand has it."""
@@ -33,7 +34,7 @@ class TokenRegion:
 
     axes: dict[ir.Value, int] = field(default_factory=dict)
     assignments: dict[ir.Node, Assignment] = field(default_factory=dict)
-    slices: dict[tuple[ir.Node, int], Cut] = field(default_factory=dict)
+    slices: dict[tuple[ir.Node, int], Sharding] = field(default_factory=dict)
     gathers: list[tuple[ir.Node, int]] = field(default_factory=list)
     scatters: dict[tuple[ir.Node, int], int] = field(default_factory=dict)
 
@@ -76,7 +77,7 @@ class _Follower:
             return
         try:
             assignment = self._assign(node, {i: self._cut(value) for i, value in known.items()})
-        except CannotCutError:
+        except CannotShardError:
             self.found.gathers.extend((node, index) for index in known)
             return
         self.found.assignments[node] = assignment
@@ -85,37 +86,37 @@ class _Follower:
             if value is None or value in axes:
                 continue
             if self.partitioning.is_free(value):
-                self.found.slices[node, index] = Cut(cut.axis, ANY_LENGTH)
+                self.found.slices[node, index] = Sharding(cut.axis, ANY_LENGTH)
             else:
                 self.found.scatters[node, index] = cut.axis
         for index, cut in assignment.outputs.items():
             if node.outputs[index].name:
                 axes[node.outputs[index]] = cut.axis
 
-    def _cut(self, value: ir.Value) -> Cut:
+    def _cut(self, value: ir.Value) -> Sharding:
         axis = self.found.axes[value]
-        return Cut(axis, (self.partitioning.facts.shapes[str(value.name)][axis],))
+        return Sharding(axis, (self.partitioning.facts.shapes[str(value.name)][axis],))
 
-    def _assign(self, node: ir.Node, inputs: dict[int, Cut]) -> Assignment:
+    def _assign(self, node: ir.Node, inputs: dict[int, Sharding]) -> Assignment:
         """The rule's word, as far as it holds for sequences of any length.
 
         Raises:
-            CannotCutError: the node mixes tokens, or is written for one number of them.
+            CannotShardError: the node mixes tokens, or is written for one number of them.
         """
         assignment = apply_rule(self.partitioning.context(node), inputs, {})
         if assignment.partial:
-            raise CannotCutError("tokens are summed over")
+            raise CannotShardError("tokens are summed over")
         cuts = (*assignment.inputs.values(), *assignment.outputs.values())
         if any(len(cut.blocks) != 1 for cut in cuts):
-            raise CannotCutError("tokens are merged with other axes")
+            raise CannotShardError("tokens are merged with other axes")
         edits: list[Edit] = []
         for edit in assignment.edits:
             if isinstance(edit, SetEntry) and edit.target == -1 and edit.cut is not None:
-                edits.append(replace(edit, cut=Cut(edit.cut.axis, ANY_LENGTH)))
+                edits.append(replace(edit, cut=Sharding(edit.cut.axis, ANY_LENGTH)))
             elif isinstance(edit, SetEntry) and edit.cut is None:
                 edits.append(edit)
             elif isinstance(edit, Replace) and edit.op_type == "Dropout":
-                edits.append(replace(edit, cut=Cut(edit.cut.axis, ANY_LENGTH)))
+                edits.append(replace(edit, cut=Sharding(edit.cut.axis, ANY_LENGTH)))
             else:
-                raise CannotCutError("the node is written for one number of tokens")
+                raise CannotShardError("the node is written for one number of tokens")
         return replace(assignment, edits=tuple(edits))

@@ -118,7 +118,7 @@ def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
     local = _shapes(forecast.local)
     groups: dict[tuple[str, tuple[int, ...], str, str], list[str]] = {}
     for name, shape in _shapes(graph).items():
-        cut = plan.horizontal.shards.get(name)
+        cut = plan.horizontal.shardings.get(name)
         where = "unsharded" if cut is None else f"axis {cut.axis} in {plan.horizontal.size}"
         if cut is not None and len(cut.blocks) > 1 and len(cut.blocks) <= 4:
             where += f" ({len(cut.blocks)} blocks)"

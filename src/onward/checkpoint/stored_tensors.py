@@ -1,5 +1,5 @@
-"""Where the pieces of every tensor lie in the files of a checkpoint, and reading any part of them: only the bytes that
-are asked for, from whatever files hold them."""
+"""Where the shards of every tensor are stored in the files of a checkpoint, and reading any slice of them: only the
+bytes that are needed, from whichever files hold them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from onward.checkpoint.manifest import Manifest, Size
 from onward.checkpoint.storage import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
-from onward.parallel.pieces import Piece, dtype_name
+from onward.parallel.sharded_tensors import ShardedTensor, dtype_name
 from onward.untrusted_files import first_problem, open_regular, parse_json, path_inside
 
 _DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
@@ -50,15 +50,15 @@ _CARRIERS: dict[int, np.dtype[Any]] = {1: np.dtype("i1"), 2: np.dtype("<i2"), 4:
 
 
 @dataclass(frozen=True)
-class StoredPiece:
-    """A box of a tensor in a file.
+class StoredShard:
+    """A tensor shard in a file.
 
     Attributes:
         file: the safetensors file.
         begin_bytes: where in the file its first element is.
         dtype: of its elements.
-        offsets: where in the whole tensor the box begins.
-        sizes: of the box.
+        offsets: where in the full tensor the shard begins.
+        sizes: of the shard.
     """
 
     file: Path
@@ -68,7 +68,7 @@ class StoredPiece:
     sizes: tuple[int, ...]
 
     def read(self, slices: tuple[slice, ...]) -> torch.Tensor:
-        """A part of the box as a new tensor in main memory. OSError goes through."""
+        """A slice of the shard as a new tensor in main memory. OSError is not caught."""
         carrier = _CARRIERS[self.dtype.itemsize]
         if math.prod(self.sizes) == 0:
             return torch.empty(self.sizes, dtype=self.dtype)[slices]
@@ -80,18 +80,18 @@ class StoredPiece:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A whole tensor of a checkpoint that stays in its files until it is read.
+    """A full tensor of a checkpoint that stays in its files until it is read.
 
     Attributes:
         name: in the checkpoint.
-        dtype, shape: of the whole tensor.
-        pieces: its boxes in the files.
+        dtype, shape: of the full tensor.
+        shards: of it in the files.
     """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    pieces: tuple[StoredPiece, ...]
+    shards: tuple[StoredShard, ...]
 
     def read(self) -> torch.Tensor:
         """The tensor, new in main memory at every call.
@@ -100,40 +100,40 @@ class StoredTensor:
             CheckpointError: a file cannot be read, or elements are missing.
         """
         try:
-            if [piece.sizes for piece in self.pieces] == [self.shape]:
-                return self.pieces[0].read(tuple(slice(None) for _ in self.shape))
-            whole = torch.empty(self.shape, dtype=self.dtype)
-            fill(self.name, Piece.whole(whole), self.pieces)
-            return whole
+            if [shard.sizes for shard in self.shards] == [self.shape]:
+                return self.shards[0].read(tuple(slice(None) for _ in self.shape))
+            full = torch.empty(self.shape, dtype=self.dtype)
+            fill(self.name, ShardedTensor.full(full), self.shards)
+            return full
         except OSError as error:
             raise CheckpointError(f"{self.name!r} cannot be read from its checkpoint: {error}.") from error
 
 
-def find_pieces(path: Path, manifest: Manifest) -> dict[str, tuple[StoredPiece, ...]]:
-    """For every tensor of the checkpoint at `path` the boxes that its files hold, by the files' own headers.
+def find_stored_shards(path: Path, manifest: Manifest) -> dict[str, tuple[StoredShard, ...]]:
+    """For every tensor of the checkpoint at `path` the shards that its files hold, by the files' own headers.
 
     Raises:
         CheckpointError: a file cannot be read, or is not what the manifest says.
     """
-    found: dict[str, dict[object, StoredPiece]] = {name: {} for name in manifest.tensors}
+    found: dict[str, dict[object, StoredShard]] = {name: {} for name in manifest.tensors}
     for entry in manifest.files:
         file = path / entry.name
         try:
             file = path_inside(path, entry.name)
-            for name, piece in _pieces_of_file(file):
-                if dtype_name(piece.dtype) != manifest.tensors[name].dtype:
-                    raise ValueError(f"{name!r} is of {piece.dtype} in it")
-                found[name][piece.offsets, piece.sizes] = piece
+            for name, shard in _shards_of_file(file):
+                if dtype_name(shard.dtype) != manifest.tensors[name].dtype:
+                    raise ValueError(f"{name!r} is of {shard.dtype} in it")
+                found[name][shard.offsets, shard.sizes] = shard
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             reason = first_problem(error) if isinstance(error, pydantic.ValidationError) else repr(error)
             raise CheckpointError(
-                f"{file} is not a file of the checkpoint whose manifest lies beside it: {reason}. "
+                f"{file} is not a file of the checkpoint whose manifest is next to it: {reason}. "
                 "Name another checkpoint."
             ) from error
-    return {name: tuple(pieces.values()) for name, pieces in found.items()}
+    return {name: tuple(shards.values()) for name, shards in found.items()}
 
 
-def _pieces_of_file(file: Path) -> Iterator[tuple[str, StoredPiece]]:
+def _shards_of_file(file: Path) -> Iterator[tuple[str, StoredShard]]:
     with open_regular(file) as stream:
         file_bytes = os.fstat(stream.fileno()).st_size
         (header_bytes,) = struct.unpack("<Q", stream.read(8))
@@ -154,34 +154,34 @@ def _pieces_of_file(file: Path) -> Iterator[tuple[str, StoredPiece]]:
                 f"{key!r} {dtype} {entry['shape']} needs {needed:,} bytes; the header says bytes {begin:,} to {end:,} "
                 f"of {file_bytes:,}"
             )
-        yield names.get(key, key), StoredPiece(file, begin, dtype, starts, tuple(entry["shape"]))
+        yield names.get(key, key), StoredShard(file, begin, dtype, starts, tuple(entry["shape"]))
 
 
-def fill(name: str, piece: Piece, stored: Sequence[StoredPiece]) -> None:
-    """Copies into a rank's piece, in place, what its boxes need of a stored tensor.
+def fill(name: str, sharded: ShardedTensor, stored: Sequence[StoredShard]) -> None:
+    """Copies into a rank's sharded tensor, in place, what its shards need of a stored tensor.
 
     Raises:
         CheckpointError: some of its elements are in no file.
         OSError: a file cannot be read.
     """
-    chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes)) for part in stored]
+    chunks = [ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.sizes)) for shard in stored]
     layout = TensorStorageMetadata(
-        properties=TensorProperties(dtype=piece.tensor.dtype), size=torch.Size(piece.whole_shape), chunks=chunks
+        properties=TensorProperties(dtype=sharded.tensor.dtype), size=torch.Size(sharded.full_shape), chunks=chunks
     )
-    boxes = [ChunkStorageMetadata(torch.Size(box.whole_offsets), torch.Size(box.sizes)) for box in piece.boxes]
-    items = create_read_items_for_chunk_list(name, layout, boxes)
+    shards = [ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.sizes)) for shard in sharded.shards]
+    items = create_read_items_for_chunk_list(name, layout, shards)
     read = sum(math.prod(item.lengths) for item in items)
-    if read != piece.num_elements:
+    if read != sharded.num_elements:
         raise CheckpointError(
-            f"of {name!r} {list(piece.whole_shape)} this rank needs {piece.num_elements} elements; the files of the "
+            f"of {name!r} {list(sharded.full_shape)} this rank needs {sharded.num_elements} elements; the files of the "
             f"checkpoint hold {read} of them. Name another checkpoint."
         )
-    target = piece.tensor.detach()
+    target = sharded.tensor.detach()
     for item in items:
         assert item.dest_index.index is not None
         assert item.storage_index.index is not None
-        box = piece.boxes[item.dest_index.index]
-        into = target[box.local_slices][_slices(item.dest_offsets, item.lengths)]
+        shard = sharded.shards[item.dest_index.index]
+        into = target[shard.local_slices][_slices(item.dest_offsets, item.lengths)]
         into.copy_(stored[item.storage_index.index].read(_slices(item.storage_offsets, item.lengths)))
 
 
