@@ -163,6 +163,131 @@ def test_facts_of_operators_stand_in_their_table() -> None:
                 assert not is_copy, f"{path}:{node.lineno} lists {fact}: ask graph/operators.py"
 
 
+MODULE_STATE = {
+    "lowering/registry.py": {
+        "_on_device": "lowerings, registered by decorators at import",
+        "_on_host": "lowerings, registered by decorators at import",
+        "_load_operators": "imports those modules, once",
+    },
+    "lowering/simplification.py": {"_simplifiers": "registered by decorators at import"},
+    "plan/horizontal/rules.py": {"_rules": "registered by decorators at import"},
+    "lowering/passes.py": {"_recomputing": "set around a call and reset after it, for its thread alone"},
+    "lowering/kernels/rematerialize.py": {"_on": "set around a call and reset after it, for its thread alone"},
+    "parameters/run.py": {"_adapter": "a function of nothing, built when it is first needed"},
+    "lowering/kernels/matmuls.py": {"prefers_onednn": "a fact about the processor and the installed torch"},
+    "data/shard_format.py": {"_feature_header": "bytes, a function of names and numbers"},
+    "graph/nodes/provenance.py": {"_kinds": "a function of a text"},
+    "engine/forecast/allocations.py": {"torch": "the resizing of storages is observed while a forecast is made"},
+    "parallel/watch/waiting.py": {"dist": "waiting for collectives is timed while a stretch is measured"},
+    "environment.py": {"os": "environment variables, which torch and CUDA read once for a process"},
+    "parallel/rendezvous/rendezvous.py": {"os": "environment variables, which Gloo and NCCL read once for a process"},
+    "report/profiler.py": {"os": "an environment variable that Kineto reads, removed afterwards"},
+}
+"""Module-level names that change while a program runs, or remember results -> why two runs do not meet in them."""
+_CHANGES = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "set", "setdefault", "update",
+}  # fmt: skip
+_CONTAINERS = {
+    "ContextVar", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "count",
+    "defaultdict", "deque", "dict", "list", "local", "set",
+}  # fmt: skip
+
+
+def _root(node: ast.expr) -> ast.expr:
+    """`table` of `table[key].field`."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node
+
+
+def _remembers(node: ast.expr) -> bool:
+    """An empty container, which is there to be filled, or a call that makes one."""
+    if isinstance(node, ast.Call):
+        is_empty = not node.args or ast.unparse(node.func).rpartition(".")[2] in ("ContextVar", "count")
+        return is_empty and ast.unparse(node.func).partition("[")[0].rpartition(".")[2] in _CONTAINERS
+    return isinstance(node, ast.List | ast.Dict | ast.Set) and not ast.unparse(node).strip("[]{}")
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
+
+
+def _local_names(function: ast.AST) -> set[str]:
+    """Arguments of a function and names that it assigns, which hide those of the module."""
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
+
+
+def _changed_in(function: ast.AST, names: set[str]) -> set[str]:
+    """Those of a module's names whose value a function changes, and all that it declares `global`."""
+    changed = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    seen = names - _local_names(function)
+    for node in ast.walk(function):
+        roots = [_root(target) for target in _targets(node) if not isinstance(target, ast.Name)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            roots.append(node.func.value)
+        changed |= {root.id for root in roots if isinstance(root, ast.Name) and root.id in seen}
+    return changed
+
+
+def module_state(tree: ast.Module) -> set[str]:
+    """Names of a module, its own and imported ones, that hold state: what the law forbids."""
+    names: set[str] = set()
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            own = {target.id for target in _targets(node) if isinstance(target, ast.Name)}
+            names |= own
+            found |= own if node.value is not None and _remembers(node.value) else set()
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            found |= _changed_in(node, names)
+        if isinstance(node, ast.FunctionDef):
+            caches = [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in node.decorator_list]
+            found |= {node.name} if {"cache", "lru_cache"} & set(caches) else set()
+        if isinstance(node, ast.ClassDef):
+            shared = [one for one in node.body if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None]
+            found |= {f"{node.name}.{ast.unparse(_targets(one)[0])}" for one in shared if _remembers(one.value)}
+    return found
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_module_holds_state(path: Path) -> None:
+    """Two runs in one process share nothing: what changes is a value that somebody holds."""
+    allowed = MODULE_STATE.get(str(path.relative_to(SOURCE)), {})
+    assert module_state(tree_of(path)) == set(allowed), f"{path}: hand the value to those who need it"
+
+
+def test_what_the_law_on_state_sees() -> None:
+    seen = {
+        "x": "x = None\ndef f():\n  global x\n  x = 1",
+        "table": "table = {'a': 1}\ndef f():\n  table['b'] = 2",
+        "names": "names = ['a']\ndef f():\n  names.append('b')",
+        "total": "total = [0]\ndef f():\n  total[0] += 1",
+        "config": "from torch import config\ndef f():\n  config.debug = True",
+        "live": "live: WeakSet[int] = weakref.WeakSet()",
+        "next_number": "next_number = itertools.count()",
+        "Run.counts": "class Run:\n  counts: dict[str, int] = {}",
+        "f": "@functools.lru_cache(maxsize=2)\ndef f(device):\n  return torch.zeros(1, device=device)",
+        "g": "def g():\n  g.calls += 1",
+    }
+    unseen = [
+        "NAMES = frozenset(['a'])", "def f(table):\n  table['a'] = 1", "ROWS = [1, 2]",
+        "x = 1\ndef f():\n  x = []\n  x.append(1)", "class A:\n  def f(self):\n    self.a = 1",
+    ]  # fmt: skip
+    for name, text in seen.items():
+        assert module_state(ast.parse(text)) == {name}, text
+    for text in unseen:
+        assert not module_state(ast.parse(text)), text
+
+
 def test_nothing_loads_pickle() -> None:
     for path in source_files():
         for module, line, _ in imports(path):

@@ -92,7 +92,7 @@ def test_a_forgotten_prefetch_ends_its_thread_and_frees_its_results():
         return result
 
     results = Prefetch(iter(range(9)), load, 3)
-    thread = results._thread
+    thread = results._shared.thread
     assert wait_until(lambda: len(alive) == 3)
     del results
     gc.collect()

@@ -21,7 +21,7 @@ RANKS, START_SECONDS, LONGEST_SECONDS = 2, 5.0, 90.0
 PLACES = (
     "onward.parallel.rendezvous.rendezvous:open_store",
     "onward.parallel.rendezvous.rendezvous:_sign_in",
-    "onward.parallel.launch.process:begin_watch",
+    "onward.parallel.watch.failure:HeartbeatMonitor",
     "onward.parallel.launch.process:wait_for_all",
     "torch.distributed:init_process_group",
     "onward.parallel.launch.process:_make_mesh",

@@ -42,7 +42,7 @@ def norms() -> tuple[float, list[float], list[float]]:
     mesh = mesh_of_four()
     part = WHOLE.chunk(2, 1)[mesh.place.horizontal]
     same = torch.full((3,), 2.0)
-    norm = total_norm(mesh, [part, same], [2, 4])
+    norm = total_norm(mesh, [part, same], torch.tensor([2, 4]))
     squares = torch.stack([part.square().sum(), same.square().sum()])
     sums = sum_over_shards(mesh, squares, torch.tensor([2, 4]))
     return float(norm), sums.tolist(), sum_over_replicas(mesh, torch.tensor([float(mesh.place.data + 1)])).tolist()
@@ -57,7 +57,7 @@ def test_norms_are_those_of_the_whole_weights() -> None:
 
 
 def test_the_norm_of_no_gradients_is_zero() -> None:
-    assert float(total_norm(in_world_of_one(), [], [])) == 0.0
+    assert float(total_norm(in_world_of_one(), [], torch.zeros(0))) == 0.0
 
 
 def gather() -> dict[str, torch.Tensor]:

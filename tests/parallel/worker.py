@@ -17,17 +17,17 @@ from onward.errors import DataError, Interrupted
 from onward.parallel.agreement import UpdateAgreement, check_same
 from onward.parallel.launch.process import Mesh, start, stop
 from onward.parallel.rendezvous.launcher import detect
-from onward.parallel.watch.failure import ending_together
+from onward.parallel.watch.failure import Membership, ending_together
 from onward.parameters.distributed import Distributed
 
 
-def run(what: str, parameters: Distributed) -> None:
+def run(what: str, parameters: Distributed, membership: Membership) -> None:
     """Starts, does what the test asks for on the rank it asks for, and ends."""
     if what == "fail-before" and detect().rank == 1:
         raise DataError("the shard lies.")
     if what == "stay-away" and detect().rank == 1:
         time.sleep(600)
-    mesh = start(parameters, "cpu", Path())
+    mesh = start(parameters, "cpu", Path(), membership)
     if what == "kill-in-start-up":
         if mesh.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -79,7 +79,9 @@ def misbehave(what: str) -> None:
 
 if __name__ == "__main__":
     options = dict(one.split("=") for one in sys.argv[2:])
-    with ending_together():
+    with ending_together() as membership:
         run(
-            sys.argv[1], Distributed(**{name: float(v) if "timeout" in name else int(v) for name, v in options.items()})
+            sys.argv[1],
+            Distributed(**{name: float(v) if "timeout" in name else int(v) for name, v in options.items()}),
+            membership,
         )

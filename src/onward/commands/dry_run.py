@@ -11,18 +11,24 @@ from onward.engine.inputs.epochs import count_in_steps
 from onward.engine.reports import RunSummary, Watcher
 from onward.environment import Environment
 from onward.parallel.launch.process import start, stop
+from onward.parallel.watch.failure import Membership
 from onward.parameters import Aim, Checkpoint, EarlyStopping, Mlflow, Parameters, Profiler, TensorBoard, Wandb
 from onward.report.formatting import format_duration, format_value
 from onward.runner import TrainingRunner
 
 
-def dry_run(parameters: Parameters, environment: Environment, watchers: Callable[[], Sequence[Watcher]]) -> None:
+def dry_run(
+    parameters: Parameters,
+    environment: Environment,
+    watchers: Callable[[], Sequence[Watcher]],
+    membership: Membership,
+) -> None:
     """Reads model and data, builds the run, computes one update and reports what a real run would take and write.
 
     Raises:
         UserError: whatever the run would have failed for.
     """
-    mesh = start(parameters.distributed, environment.device_kind)
+    mesh = start(parameters.distributed, environment.device_kind, membership=membership)
     notes: list[str] = []
     parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
     runner = TrainingRunner(

@@ -30,7 +30,7 @@ from onward.parallel.launch.process import Mesh, start, stop
 from onward.parallel.launch.restarting import RESTARTED_AFTER, Restarts, launch_until_done
 from onward.parallel.rendezvous.launcher import detect
 from onward.parallel.rendezvous.listening import listening_note
-from onward.parallel.watch.failure import ending_together
+from onward.parallel.watch.failure import Membership, ending_together
 from onward.parameters import Checkpoint, Parameters
 from onward.report.console import ConsoleWatcher
 from onward.report.metrics_file import JsonConsole
@@ -90,14 +90,15 @@ def train(
             if worker_count(parameters.distributed) > 1 or (is_supervised(parameters) and not options.dry_run):
                 phases.end()
                 raise SystemExit(_launch(parameters, file, overrides, options))
-        with ending_together("onward train"):
+        with ending_together("onward train") as membership:
             _log_to_stderr(options)
             parameters = Parameters.load(file, overrides)
             with naming_path_fields(parameters):
                 if options.dry_run:
-                    dry_run(parameters, environment_of(parameters, options), lambda: _watchers(options, phases))
+                    environment = environment_of(parameters, options)
+                    dry_run(parameters, environment, lambda: _watchers(options, phases), membership)
                 else:
-                    _train_here(parameters, Path(file), options, phases)
+                    _train_here(parameters, Path(file), options, phases, membership)
     finally:
         phases.end()
 
@@ -169,10 +170,12 @@ def _watchers(options: TrainOptions, phases: Phases) -> list[Watcher]:
     return [console, PhaseWatcher(phases)]
 
 
-def _train_here(parameters: Parameters, file: Path, options: TrainOptions, phases: Phases) -> None:
+def _train_here(
+    parameters: Parameters, file: Path, options: TrainOptions, phases: Phases, membership: Membership
+) -> None:
     environment = environment_of(parameters, options)
     folder = localize(parameters)[0].paths.output_dir
-    mesh = start(parameters.distributed, environment.device_kind, folder)
+    mesh = start(parameters.distributed, environment.device_kind, folder, membership)
     shown = _watchers(options, phases) if mesh.rank == 0 else []
     if parameters.training.is_perf_test:
         _measure(parameters, environment, mesh, shown)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from onward.errors import OnwardError
 
@@ -21,7 +20,7 @@ _JOIN_SECONDS = 10.0
 class _Shared(Generic[Task, Result]):
     """What consumer and thread share. The thread knows nothing else, so that an abandoned `Prefetch` can be freed."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, tasks: Iterator[Task], load: Callable[[Task], Result | None], capacity: int) -> None:
         self.changed = threading.Condition()
         self.ready: deque[Result] = deque()
         self.capacity = capacity
@@ -29,12 +28,19 @@ class _Shared(Generic[Task, Result]):
         self.error: BaseException | None = None
         self.finished = False
         self.stopped = False
+        self.thread = threading.Thread(target=_work, args=(self, tasks, load), name="onward-prefetch", daemon=True)
 
     def stop(self) -> None:
         with self.changed:
             self.stopped = True
             self.ready.clear()
             self.changed.notify_all()
+
+    def close(self) -> None:
+        """Stops the thread and waits until it has ended, `_JOIN_SECONDS` at most."""
+        self.stop()
+        if self.thread is not threading.current_thread():
+            self.thread.join(_JOIN_SECONDS)
 
 
 class Prefetch(Generic[Task, Result]):
@@ -45,13 +51,11 @@ class Prefetch(Generic[Task, Result]):
     """
 
     def __init__(self, tasks: Iterator[Task], load: Callable[[Task], Result | None], capacity: int) -> None:
-        self._shared: _Shared[Task, Result] = _Shared(capacity)
-        self._thread = threading.Thread(
-            target=_work, args=(self._shared, tasks, load), name="onward-prefetch", daemon=True
-        )
+        self._shared: _Shared[Task, Result] = _Shared(tasks, load, capacity)
         weakref.finalize(self, self._shared.stop).atexit = False
-        _live.add(self)
-        self._thread.start()
+        # A thread that copies arrays while the interpreter is torn down would crash it.
+        atexit.register(self._shared.close)
+        self._shared.thread.start()
 
     def __iter__(self) -> Iterator[Result]:
         return self
@@ -83,10 +87,8 @@ class Prefetch(Generic[Task, Result]):
         self._shared.stop()
 
     def close(self) -> None:
-        """Stops the thread and waits until it ended, `_JOIN_SECONDS` at most."""
-        self.stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_SECONDS)
+        """Stops the thread and waits until it has ended, `_JOIN_SECONDS` at most."""
+        self._shared.close()
 
 
 def _work(shared: _Shared[Task, Result], tasks: Iterator[Task], load: Callable[[Task], Result | None]) -> None:
@@ -112,6 +114,7 @@ def _work(shared: _Shared[Task, Result], tasks: Iterator[Task], load: Callable[[
         with shared.changed:
             shared.finished = True
             shared.changed.notify_all()
+        atexit.unregister(shared.close)
 
 
 def _wait_for_room(shared: _Shared[Task, Result]) -> bool:
@@ -119,14 +122,3 @@ def _wait_for_room(shared: _Shared[Task, Result]) -> bool:
         while not shared.stopped and shared.held + len(shared.ready) >= shared.capacity:
             shared.changed.wait()
         return not shared.stopped
-
-
-_live: weakref.WeakSet[Prefetch[Any, Any]] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A thread that copies arrays while the interpreter is torn down would crash it."""
-    for prefetch in list(_live):
-        with contextlib.suppress(Exception):
-            prefetch.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class GradientExchange:
         partial: weights whose gradients are sums over the horizontal ranks.
         pipeline: where there is one.
         replicas_are_wrapped: whether an engine averages over the replicas during the backward pass.
+        counts: how many ranks hold each weight, kept on the device.
     """
 
     mesh: Mesh
@@ -38,6 +39,7 @@ class GradientExchange:
     partial: Sequence[str] = ()
     pipeline: Pipeline | None = None
     replicas_are_wrapped: bool = True
+    counts: gradients.CountsOnDevice = field(default_factory=gradients.CountsOnDevice)
 
     def micro_batch(self, module: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Around the forward and backward pass of a micro-batch, the last of its update or not."""
@@ -70,7 +72,10 @@ class GradientExchange:
         """The L2 norm of the gradients of all weights, on every rank the same."""
         if self.mesh.world_size == 1:
             return get_total_norm(list(found.values()))
-        return gradients.total_norm(self.mesh, list(found.values()), [state.weights[name].copies for name in found])
+        return gradients.total_norm(self.mesh, list(found.values()), self._copies(state, found))
+
+    def _copies(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.counts(self.mesh.device, tuple(state.weights[name].copies for name in found))
 
     def checked_norm(
         self, state: TrainState, found: Mapping[str, torch.Tensor], loss: torch.Tensor
@@ -91,8 +96,7 @@ class GradientExchange:
             norm = get_total_norm(list(found.values()))
             overflowed = gradients.count_not_finite(norm.device, checked) > 0
             return norm, torch.where(overflowed, torch.inf, norm)
-        copies = [state.weights[name].copies for name in found]
-        return gradients.checked_norm(self.mesh, list(found.values()), copies, checked)
+        return gradients.checked_norm(self.mesh, list(found.values()), self._copies(state, found), checked)
 
     def watched_values(self, outputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the last micro-batch of an update, on every rank of a pipeline those of all its stages."""

@@ -8,6 +8,7 @@ the standard's defaults, under the standard's names.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -179,15 +180,9 @@ def all_lowerings() -> list[Lowering]:
     return sorted(found, key=lambda lowering: (lowering.domain, lowering.op_type, lowering.since))
 
 
-_loaded = False
-
-
+@functools.cache
 def _load_operators() -> None:
     """Imports every module of `onward.lowering.ops`, once: importing is registering."""
-    global _loaded
-    if _loaded:
-        return
-    _loaded = True
     package = importlib.import_module("onward.lowering.ops")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"onward.lowering.ops.{module.name}")

@@ -15,7 +15,6 @@ from onward.errors import ParametersError
 from onward.parallel.launch.process import Mesh
 from onward.parallel.messages import all_gather_json
 from onward.parallel.rendezvous.rendezvous import name_ranks
-from onward.parallel.watch.failure import note_progress
 
 
 def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:
@@ -84,7 +83,7 @@ class UpdateAgreement:
         given = {**self._nothing.numbers, **(numbers or {})}
         if self.mesh.control is None:
             return Heard(wants_to_stop, given)
-        note_progress()
+        self.mesh.membership.note_progress()
         heard = self.settle()
         if not heard.stops:
             values = [float(wants_to_stop), *(_NOTHING if number is None else number for number in given.values())]
@@ -120,7 +119,7 @@ def agree_on_least(mesh: Mesh, number: float) -> float:
     """The least of the numbers that the ranks have; all must ask, and all get the same answer."""
     if mesh.control is None:
         return number
-    note_progress()
+    mesh.membership.note_progress()
     least = torch.tensor([number], dtype=torch.float64)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=mesh.control)
     return float(least.item())
@@ -130,7 +129,7 @@ def gather_numbers(mesh: Mesh, number: float) -> list[float]:
     """The number that every rank has, in the order of the ranks; all must call this."""
     if mesh.control is None:
         return [number]
-    note_progress()
+    mesh.membership.note_progress()
     return [row[0] for row in gather_rows(mesh, [number])]
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from onward.errors import OnwardError
 from onward.parallel.launch.process import DeviceKind, start, stop
 from onward.parallel.rendezvous.launcher import detect
-from onward.parallel.watch.failure import ending_together
+from onward.parallel.watch.failure import Membership, ending_together
 from onward.parameters import Distributed
 
 LARGE_BYTES = 32 * 2**20
@@ -41,13 +41,13 @@ class ExchangeSpeed:
     latency_seconds: float
 
 
-def measure(device_kind: DeviceKind, seconds: float) -> ExchangeSpeed:
+def measure(device_kind: DeviceKind, seconds: float, membership: Membership | None = None) -> ExchangeSpeed:
     """All-reduces a large and a small tensor over all processes; called by each of them.
 
     Raises:
         OnwardError: a sum is wrong.
     """
-    mesh = start(Distributed(data_parallel_size=detect().world_size), device_kind)
+    mesh = start(Distributed(data_parallel_size=detect().world_size), device_kind, membership=membership)
     large = _median_seconds(mesh.rank, mesh.device, LARGE_BYTES, seconds / 2)
     small = _median_seconds(mesh.rank, mesh.device, SMALL_BYTES, seconds / 2)
     speed = ExchangeSpeed(mesh.world_size, dist.get_backend(mesh.data), LARGE_BYTES / large, small)
@@ -83,8 +83,8 @@ def main(arguments: list[str]) -> None:
     """One process of the trial; rank 0 writes what was measured."""
     device_kind: DeviceKind = "cuda" if arguments[0] == "cuda" else "cpu"
     rank = detect().rank
-    with ending_together("onward doctor"):
-        speed = measure(device_kind, float(arguments[1]))
+    with ending_together("onward doctor") as membership:
+        speed = measure(device_kind, float(arguments[1]), membership)
     if rank == 0:
         Path(arguments[2]).write_text(json.dumps(asdict(speed)))
 

@@ -5,7 +5,6 @@ Averaging over replicas happens during the backward pass (`data_parallel`); here
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -43,19 +42,19 @@ def finish_gradients(
         average([gradients[name] for name in not_reduced if name in gradients], mesh.data)
 
 
-def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: Sequence[int]) -> torch.Tensor:
+def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: torch.Tensor) -> torch.Tensor:
     """The L2 norm of all gradients of all ranks together, a scalar, the same on every rank.
 
     Args:
         mesh: the ranks.
         gradients: of this rank; may be empty.
-        copies: for each of them, how many ranks hold the same elements.
+        copies: for each of them, how many ranks hold the same elements; on the mesh's device.
     """
     return checked_norm(mesh, gradients, copies, ())[0]
 
 
 def checked_norm(
-    mesh: Mesh, gradients: Sequence[torch.Tensor], copies: Sequence[int], checked: Sequence[torch.Tensor]
+    mesh: Mesh, gradients: Sequence[torch.Tensor], copies: torch.Tensor, checked: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`total_norm`, and the same again, but infinite where any of `checked` is not finite on any rank.
 
@@ -66,7 +65,7 @@ def checked_norm(
     numbers = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     if gradients:
         norms = torch.stack([norm.to(mesh.device) for norm in torch._foreach_norm(list(gradients))]).double()
-        numbers[0] = (norms.square() / counts_on(mesh.device, tuple(copies))).sum()
+        numbers[0] = (norms.square() / copies).sum()
     numbers[1] = count_not_finite(mesh.device, checked)
     if mesh.world_size > 1:
         dist.all_reduce(numbers)
@@ -82,10 +81,18 @@ def count_not_finite(device: torch.device, tensors: Sequence[torch.Tensor]) -> t
     return torch.stack([one.to(device).double() for one in largest]).isfinite().logical_not().sum().double()
 
 
-@functools.lru_cache(maxsize=64)
-def counts_on(device: torch.device, counts: tuple[int, ...]) -> torch.Tensor:
-    """Numbers on a device, float64; brought there once, since bringing them waits for the device."""
-    return torch.tensor(counts, dtype=torch.float64, device=device)
+class CountsOnDevice:
+    """Counts as float64 tensors on a device; each is copied there once, since copying waits for the device."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[torch.device, tuple[int, ...]], torch.Tensor] = {}
+
+    def __call__(self, device: torch.device, counts: tuple[int, ...]) -> torch.Tensor:
+        """The counts as a tensor."""
+        key = device, counts
+        if key not in self._found:
+            self._found[key] = torch.tensor(counts, dtype=torch.float64, device=device)
+        return self._found[key]
 
 
 def sum_over_shards(mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ Types are checked by pydantic, the sense of fields beside each other by `check`;
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -132,12 +133,14 @@ def check(parameters: Parameters) -> Parameters:
     return parameters
 
 
-_ADAPTERS: dict[type, pydantic.TypeAdapter[Any]] = {}
+@functools.cache
+def _adapter() -> pydantic.TypeAdapter[Parameters]:
+    """Built at the first use: it takes a while, and a command's `--help` needs none."""
+    return pydantic.TypeAdapter(Parameters)
 
 
 def _validate(raw: Any, where: str = "") -> Parameters:
-    adapter = _ADAPTERS.setdefault(Parameters, pydantic.TypeAdapter(Parameters))
     try:
-        return typing.cast(Parameters, adapter.validate_python(raw))
+        return _adapter().validate_python(raw)
     except pydantic.ValidationError as error:
         raise ParametersError("\n".join(where + line for line in sentences(error, Parameters))) from error

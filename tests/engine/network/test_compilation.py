@@ -144,7 +144,7 @@ def test_all_segments_that_compute_are_recorded() -> None:
 def options_told(capability: str, decided: bool | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     with inductor.config.patch({"cpp.vec_isa_ok": decided}):
-        return module.options_for_cpus.__wrapped__()
+        return module.options_for_cpus()
 
 
 def test_trials_of_wide_vectors_are_spared_where_torch_itself_computes_with_them(

@@ -36,7 +36,7 @@ from onward.lowering.program import Program
 from onward.optim.building import make_optimizer, with_exact_names
 from onward.parallel import horizontal  # noqa: F401  its operators register themselves
 from onward.parallel.data_parallel import offloads, replicate
-from onward.parallel.gradients import counts_on, sum_over_shards
+from onward.parallel.gradients import CountsOnDevice, sum_over_shards
 from onward.parallel.launch.process import Mesh
 from onward.parallel.pipeline.pipeline import Pipeline
 from onward.parallel.pipeline.stage import StageModule
@@ -297,6 +297,7 @@ class _NormSums:
 
     def __init__(self, mesh: Mesh, weights: Mapping[str, LocalWeight]) -> None:
         self.mesh = mesh
+        self.counts = CountsOnDevice()
         topology = mesh.topology
         self.copies = {
             id(weight.parameter): (1 if weight.is_sharded_horizontally else topology.horizontal_size)
@@ -308,4 +309,4 @@ class _NormSums:
         if self.mesh.data is None and self.mesh.horizontal is None:
             return squares
         copies = tuple(self.copies[id(parameter)] for parameter in parameters)
-        return sum_over_shards(self.mesh, squares, counts_on(squares.device, copies))
+        return sum_over_shards(self.mesh, squares, self.counts(squares.device, copies))

@@ -6,7 +6,6 @@ Whether to compile follows from a rule, never from a measurement: the same run o
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import shutil
 from collections.abc import Callable, Hashable
@@ -166,7 +165,6 @@ class Compilation:
         self.say(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
 
 
-@functools.cache
 def options_for_cpus() -> dict[str, Any]:
     """What torch's compiler is told on a CPU, so that it asks the C++ compiler as seldom as it can.
 

@@ -6,7 +6,7 @@ NCCL joins GPUs, Gloo joins CPUs; a world of one process has no group at all.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from onward.errors import OnwardError, ParametersError
 from onward.operating_system import is_running
 from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch, detect
 from onward.parallel.rendezvous.rendezvous import choose_interface, rendezvous, wait_for_all
-from onward.parallel.watch.failure import begin_watch, end_watch
+from onward.parallel.watch.failure import Membership
 from onward.parallel.watch.flight_recorder import record_collectives
 from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
@@ -44,6 +44,7 @@ class Mesh:
         device_mesh: torch's view of the same, with dimensions `DIMENSIONS`; None in a world of one.
         control: all ranks over Gloo, for decisions of the host: apart from the groups that carry tensors, so that
             exchanges of other threads (a checkpoint being written) never mix with it; None in a world of one.
+        membership: of this process in the run; counts its updates and ends its part.
     """
 
     topology: Topology
@@ -54,6 +55,7 @@ class Mesh:
     pipeline: dist.ProcessGroup | None = None
     device_mesh: DeviceMesh | None = None
     control: dist.ProcessGroup | None = None
+    membership: Membership = field(default_factory=Membership, compare=False)
 
     @property
     def place(self) -> Place:
@@ -71,23 +73,30 @@ def in_world_of_one(device_kind: DeviceKind = "cpu") -> Mesh:
     return Mesh(Topology(), 0, torch.device(device_kind))
 
 
-def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | None = None) -> Mesh:
+def start(
+    parameters: Distributed,
+    device_kind: DeviceKind,
+    run_folder: Path | None = None,
+    membership: Membership | None = None,
+) -> Mesh:
     """Meets the other processes and builds the mesh; uses the default group of a program that has one already.
 
     Args:
         parameters: sizes and timeouts.
         device_kind: what the run computes on.
         run_folder: where a file is written that tells what every rank was doing, if they hang.
+        membership: from `ending_together`, which reports failures through it; one is made where none is given.
 
     Raises:
         ParametersError: sizes, devices, `use_nccl` or the launcher's variables are impossible, or the others did not
             come within `start_timeout_seconds`.
     """
     timeout = timedelta(seconds=parameters.timeout_seconds)
+    membership = membership or Membership()
     if dist.is_initialized():
         topology = Topology.of(parameters, dist.get_world_size())
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        return _make_mesh(topology, _device(device_kind, local_rank), timeout)
+        return _make_mesh(topology, _device(device_kind, local_rank), timeout, membership)
     launch = detect()
     topology = Topology.of(parameters, launch.world_size)
     backend = choose_backend(parameters.use_nccl, device_kind)
@@ -99,7 +108,7 @@ def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | N
         torch.cuda.set_device(device)
     _check_launcher()
     store = rendezvous(launch, parameters.start_timeout_seconds)
-    begin_watch(store, launch, parameters.timeout_seconds, run_folder)
+    membership.begin(store, launch, parameters.timeout_seconds, run_folder)
     record_collectives(run_folder)
     wait_for_all(store, launch, parameters.start_timeout_seconds)
     choose_interface(launch)
@@ -111,7 +120,7 @@ def start(parameters: Distributed, device_kind: DeviceKind, run_folder: Path | N
         timeout=timeout,
         device_id=device if backend.endswith("nccl") else None,
     )
-    return _make_mesh(topology, device, timeout)
+    return _make_mesh(topology, device, timeout, membership)
 
 
 def _check_launcher() -> None:
@@ -129,7 +138,7 @@ def stop(mesh: Mesh) -> None:
     """Leaves the group after the others have come here, too; nothing to do in a world of one."""
     if mesh.control is not None:
         dist.barrier(group=mesh.control)
-    end_watch()
+    mesh.membership.end()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -179,11 +188,11 @@ def _device(device_kind: DeviceKind, local_rank: int) -> torch.device:
     return torch.device("cpu") if device_kind == "cpu" else torch.device("cuda", local_rank)
 
 
-def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta) -> Mesh:
+def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta, membership: Membership) -> Mesh:
     """Groups along every dimension, all with the run's own timeout."""
     rank = dist.get_rank()
     if topology.world_size == 1:
-        return Mesh(topology, rank, device)
+        return Mesh(topology, rank, device, membership=membership)
     sizes = (topology.pipeline_size, topology.data_size, topology.horizontal_size)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
     groups = dict(zip(DIMENSIONS, device_mesh.get_all_groups(), strict=True))
@@ -192,4 +201,4 @@ def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta) -> 
         _set_pg_timeout(timeout, group)
     used = {name: group if size > 1 else None for (name, group), size in zip(groups.items(), sizes, strict=True)}
     control = dist.new_group(backend="gloo", timeout=timeout)
-    return Mesh(topology, rank, device, **used, device_mesh=device_mesh, control=control)
+    return Mesh(topology, rank, device, **used, device_mesh=device_mesh, control=control, membership=membership)

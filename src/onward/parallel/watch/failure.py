@@ -30,54 +30,56 @@ class ExchangeError(OnwardError):
     """Ranks that lost each other, or waited for each other too long."""
 
 
-_watch: HeartbeatMonitor | None = None
-"""Of this process, which has one default group, too."""
-_is_over = False
-"""All ranks have come to the end of their work together."""
+class Membership:
+    """This process as one of a run's: the monitor of heartbeats while it takes part, and whether the run is over.
 
-
-def begin_watch(store: RunStore, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
-    """From now on the failure of any rank ends this process, and its failure ends the others.
-
-    Args:
-        store: of this start.
-        launch: this process among the others.
-        timeout_seconds: of collectives, for messages.
-        folder: of the file that tells where every rank is when they hang.
+    Attributes:
+        monitor: None before `begin` and after `end`, and in a world of one.
+        is_over: all ranks have finished their work.
     """
-    global _watch, _is_over
-    _is_over = False
-    _watch = HeartbeatMonitor(store, launch, timeout_seconds, folder)
-    atexit.register(_at_exit)
 
+    def __init__(self) -> None:
+        self.monitor: HeartbeatMonitor | None = None
+        self.is_over = False
 
-def end_watch() -> None:
-    """This rank is done; its end is no failure."""
-    global _watch, _is_over
-    watch, _watch, _is_over = _watch, None, True
-    if watch is not None:
-        watch.stop()
+    def begin(self, store: RunStore, launch: Launch, timeout_seconds: float, folder: Path | None = None) -> None:
+        """From now on the failure of any rank ends this process, and its failure ends the others.
 
+        Args:
+            store: of this start.
+            launch: this process among the others.
+            timeout_seconds: of collectives, for messages.
+            folder: of the file that tells where every rank is when they hang.
+        """
+        self.is_over = False
+        self.monitor = HeartbeatMonitor(store, launch, timeout_seconds, folder)
+        atexit.register(self._at_exit)
 
-def note_progress() -> None:
-    """Counts an update, so that a message about a hang can say who fell behind."""
-    if _watch is not None:
-        _watch.progress += 1
+    def end(self) -> None:
+        """This rank is done; its end is no failure."""
+        monitor, self.monitor, self.is_over = self.monitor, None, True
+        if monitor is not None:
+            atexit.unregister(self._at_exit)
+            monitor.stop()
 
+    def note_progress(self) -> None:
+        """Counts an update, so that a message about a hang can say who fell behind."""
+        if self.monitor is not None:
+            self.monitor.progress += 1
 
-def _at_exit() -> None:
-    """A program that ends without `stop` is done, or failed with an exception that nobody caught."""
-    error = getattr(sys, "last_value", None)
-    if _watch is not None and error is not None:
-        first, is_mine = _watch.report(error)
-        if is_mine:
-            _watch.let_end(1)
-        _watch.end_after_showing(first.exit_code)
-    end_watch()
+    def _at_exit(self) -> None:
+        """A program that ends without `stop` is done, or failed with an exception that nobody caught."""
+        error = getattr(sys, "last_value", None)
+        if self.monitor is not None and error is not None:
+            first, is_mine = self.monitor.report(error)
+            if is_mine:
+                self.monitor.let_end(1)
+            self.monitor.end_after_showing(first.exit_code)
+        self.end()
 
 
 @contextlib.contextmanager
-def ending_together(title: str = "onward") -> Iterator[None]:
+def ending_together(title: str = "onward") -> Iterator[Membership]:
     """Whatever ends this rank inside ends all ranks; in a world of one, exceptions just pass.
 
     The rank that failed first shows its exception (a traceback only where it is none of onward's); the others end
@@ -86,9 +88,13 @@ def ending_together(title: str = "onward") -> Iterator[None]:
 
     Args:
         title: what the message begins with.
+
+    Yields:
+        What `start` joins the run with, so that a failure inside finds the monitor.
     """
+    membership = Membership()
     try:
-        yield
+        yield membership
     except (GeneratorExit, SystemExit):
         raise
     except BaseException as error:
@@ -99,16 +105,16 @@ def ending_together(title: str = "onward") -> Iterator[None]:
         if launch.world_size == 1:
             leave_cause(cause_of(error, words(error), 0))
             raise
-        _end_together(error, launch, title)
+        _end_together(membership, error, launch, title)
 
 
-def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
-    exit_code = exit_code_of(error)
-    if _is_over or isinstance(error, (StrayError, UnreachableStoreError)):
+def _end_together(membership: Membership, error: BaseException, launch: Launch, title: str) -> NoReturn:
+    exit_code, monitor = exit_code_of(error), membership.monitor
+    if membership.is_over or isinstance(error, (StrayError, UnreachableStoreError)):
         _show(error, title)
         end_process(exit_code)
     try:
-        watch = _watch or HeartbeatMonitor(open_store(launch, 2 * SHUTDOWN_GRACE_SECONDS), launch, 0.0)
+        watch = monitor or HeartbeatMonitor(open_store(launch, 2 * SHUTDOWN_GRACE_SECONDS), launch, 0.0)
         if isinstance(error, Interrupted):
             watch.meet_at_end("interrupted", watch.timeout_seconds)
             if launch.rank != 0:
@@ -122,13 +128,13 @@ def _end_together(error: BaseException, launch: Launch, title: str) -> NoReturn:
             _show(ExchangeError(first.text) if is_echo(error) else error, title)
         watch.let_end(exit_code)
     except ForeignEntryError as foreign:
-        if _watch is not None:
-            _watch.end_on_foreign_entry(foreign)
+        if monitor is not None:
+            monitor.end_on_foreign_entry(foreign)
         _show(foreign, title)
     except (UserError, dist.DistError):
         # Nobody to tell: the others have not come, or are gone.
-        if _watch is not None and is_echo(error):
-            _watch.end_without_store()
+        if monitor is not None and is_echo(error):
+            monitor.end_without_store()
         _show(error, title)
     end_process(exit_code)
 
