@@ -49,7 +49,7 @@ def size_of(layers: int, width: int) -> Size:
 
 
 def make_by_hand(size: Size, device: torch.device) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
-    """The loss of the module, compiled whole, and how many pieces of code that makes."""
+    """The loss of the module, compiled as one graph, and how many compiled graphs that makes."""
     network = make_network("gpt2", size).to(device)
     return torch.compile(lambda tokens, labels: loss_of(network(tokens), labels)), 1
 
@@ -82,7 +82,7 @@ def measure(way: str, path: Path, layers: int, width: int) -> dict[str, float]:
     last = clock()
     network = None
     if way == "by hand":
-        compute, pieces = make_by_hand(size_of(layers, width), device)
+        compute, graphs = make_by_hand(size_of(layers, width), device)
     else:
         compute, network = make_onward(path, way == "segments", device)
     made, times, value = clock() - last, [], 0.0
@@ -93,8 +93,8 @@ def measure(way: str, path: Path, layers: int, width: int) -> dict[str, float]:
         times.append(clock() - last)
         last = clock()
     if network is not None:
-        pieces = 0 if network.compilation is None else network.compilation.pieces
-    return {"first": times[0], "made": made, "later": min(times[2:]), "loss": value, "pieces": pieces}
+        graphs = 0 if network.compilation is None else network.compilation.graph_count
+    return {"first": times[0], "made": made, "later": min(times[2:]), "loss": value, "graphs": graphs}
 
 
 def measure_apart(way: str, path: Path, layers: int, width: int, profile: Path | None) -> dict[str, float]:
@@ -143,7 +143,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     print("| layers | way | first step | of that until the model is read | of one made by hand | of the fewest layers' "
-          "| pieces | later step |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+          "| graphs | later step |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
     fewest: dict[str, float] = {}
     for layers in options.layers:
         with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +158,7 @@ def main() -> None:
             by_hand = f"{one['first'] / found['by hand']['first']:.2f}" if "by hand" in found else ""
             depth = one["first"] / fewest.setdefault(way, one["first"])
             print(f"| {layers} | {way} | {one['first']:.1f} s | {one['made']:.1f} s | {by_hand} | {depth:.2f} "
-                  f"| {one['pieces']:.0f} | {one['later'] * 1e3:.1f} ms |", flush=True)  # fmt: skip
+                  f"| {one['graphs']:.0f} | {one['later'] * 1e3:.1f} ms |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

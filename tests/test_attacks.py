@@ -27,7 +27,7 @@ def test_every_row_is_held(row: Row):
     assert result.lost == ()
 
 
-def test_an_exception_that_is_no_error_of_the_user_is_reported():
+def test_an_exception_that_is_no_error_of_the_user_is_notified():
     """A reader with a bug, which mutations find."""
     from onward.untrusted_files import parse_json
 

@@ -90,7 +90,7 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
             if not is_passing(error) or left <= 0:
                 if attempts == 1:
                     raise
-                raise _told(error, attempts, now - started) from error
+                raise _explained(error, attempts, now - started) from error
             pause_seconds = min(pause, left)
             _LOGGER.warning(
                 "%s failed (%s); attempt %d follows in %.1f s, for %.0f s more before it is given up.",
@@ -135,7 +135,7 @@ def reporting_stall(what: str, seconds: float) -> Iterator[None]:
             _LOGGER.warning("%s ended after %.0f s.", what, waited)
 
 
-def _told(error: OSError | OnwardError, attempts: int, seconds: float) -> OSError | OnwardError:
+def _explained(error: OSError | OnwardError, attempts: int, seconds: float) -> OSError | OnwardError:
     tried = f"tried {attempts} times in {seconds:.0f} s"
     if isinstance(error, OSError):
         return OSError(error.errno, f"{error.strerror} ({tried})", error.filename)

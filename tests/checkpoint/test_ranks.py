@@ -27,7 +27,7 @@ def writer_of(directory: Path, **options: Any) -> CheckpointWriter:
     return CheckpointWriter(directory, 2, group=dist.group.WORLD, **options)
 
 
-def told(action: Callable[[], object]) -> str:
+def message_of(action: Callable[[], object]) -> str:
     """Class and words of the error that onward raises."""
     try:
         action()
@@ -97,7 +97,7 @@ def fill_the_disk_of(full_rank: int, directory: Path) -> list[str]:
         if dist.get_rank() == full_rank:
             storage._write_bytes = failing(errno.ENOSPC)
         writer.save(2, tensors, {})
-        words = [told(writer.wait)]
+        words = [message_of(writer.wait)]
         storage._write_bytes = original
         dist.barrier()
         words.append(" ".join(sorted(path.name for path in directory.iterdir())))
@@ -129,7 +129,7 @@ def refuse_removal(directory: Path) -> str:
     with writer_of(directory, blocking=True) as writer:
         for number in (1, 2):
             writer.save(number, rows_on_2(dist.get_rank()), {})
-        return told(lambda: writer.save(3, rows_on_2(dist.get_rank()), {}))
+        return message_of(lambda: writer.save(3, rows_on_2(dist.get_rank()), {}))
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_told_on_every_rank(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_told_on_every_rank(tmp_path
 
 
 def start_on_own_disks(directory: Path) -> str:
-    return told(lambda: writer_of(directory / f"node {dist.get_rank()}"))
+    return message_of(lambda: writer_of(directory / f"node {dist.get_rank()}"))
 
 
 def test_a_directory_that_is_not_shared_is_told_at_the_start(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_directory_that_is_not_shared_is_told_at_the_start(tmp_path: Path) -> 
 
 
 def start_where_nothing_can_be(directory: Path) -> str:
-    return told(lambda: writer_of(directory / "file" / "checkpoints"))
+    return message_of(lambda: writer_of(directory / "file" / "checkpoints"))
 
 
 def test_a_directory_that_cannot_be_made_is_told_on_every_rank(tmp_path: Path) -> None:
@@ -176,16 +176,16 @@ def lose_the_shared_disk(directory: Path) -> list[str]:
         words = []
         if dist.get_rank() == 1:
             writer.directory = directory / "local"
-        words.append(told(lambda: writer.save(1, tensors, {})))
+        words.append(message_of(lambda: writer.save(1, tensors, {})))
         dist.barrier()
         if dist.get_rank() == 1:
             (directory / "local" / ".tmp-onward-checkpoint-00000001").mkdir(parents=True)
         dist.barrier()
-        words.append(told(lambda: writer.save(1, tensors, {})))
+        words.append(message_of(lambda: writer.save(1, tensors, {})))
     return words
 
 
-def test_a_disk_that_is_no_longer_shared_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_is_no_longer_shared_is_reported(tmp_path: Path) -> None:
     first, second = run_on_ranks(2, lose_the_shared_disk, tmp_path)
     assert first == second
     assert "rank 1: " in first[0]
@@ -201,11 +201,11 @@ def test_a_disk_that_is_no_longer_shared_is_told(tmp_path: Path) -> None:
 def contradict(directory: Path) -> list[str]:
     rank = dist.get_rank()
     with writer_of(directory, blocking=True) as writer:
-        shapes = told(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3 + rank))}, {}))
-        hole = told(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3), is_written=False)}, {}))
+        shapes = message_of(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3 + rank))}, {}))
+        hole = message_of(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3), is_written=False)}, {}))
         rows = rows_on_2(rank)
-        gap = told(lambda: writer.save(1, rows if rank == 0 else {}, {}))
-        fine = told(lambda: writer.save(2, rows, {}))
+        gap = message_of(lambda: writer.save(1, rows if rank == 0 else {}, {}))
+        fine = message_of(lambda: writer.save(2, rows, {}))
     return [shapes, hole, gap, fine]
 
 
@@ -231,7 +231,7 @@ def end_during_save(directory: Path) -> None:
         storage._write_file = lambda *_: os._exit(1)
     writer = writer_of(directory)
     writer.save(1, rows_on_2(dist.get_rank()), {})
-    (directory / "words").write_text(told(writer.wait))
+    (directory / "words").write_text(message_of(writer.wait))
 
 
 def test_a_rank_that_ends_during_a_save_is_told_to_the_others(tmp_path: Path) -> None:

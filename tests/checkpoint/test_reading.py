@@ -66,7 +66,7 @@ def test_a_path_to_load_is_a_checkpoint_or_a_directory_of_them(directory: Path) 
     assert find_checkpoint(directory / "the good one") == directory / "the good one"
 
 
-def test_a_path_without_a_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_path_without_a_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"the checkpoint .*absent does not exist. Expected a directory with a man"
     ):
@@ -126,7 +126,7 @@ def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
     assert told > 0.8 * len(good)
 
 
-def test_a_truncated_a_missing_and_a_strange_file_are_told(directory: Path) -> None:
+def test_a_truncated_a_missing_and_a_strange_file_are_reported(directory: Path) -> None:
     path = directory / "checkpoint-00000020"
     data = path / "rank-00000.safetensors"
     good = data.read_bytes()
@@ -201,7 +201,7 @@ def test_values_go_into_the_very_tensors_given(directory: Path) -> None:
         assert same(target, every_kind(10)["weights/h.0.attn.weight"])
 
 
-def test_a_newer_format_and_a_foreign_file_are_told(directory: Path) -> None:
+def test_a_newer_format_and_a_foreign_file_are_reported(directory: Path) -> None:
     path = directory / "checkpoint-00000010"
     manifest = path / "manifest.json"
     document = json.loads(manifest.read_text())
@@ -213,7 +213,7 @@ def test_a_newer_format_and_a_foreign_file_are_told(directory: Path) -> None:
     assert "expected format 'onward-checkpoint', found 'list'" in error_of(path)
 
 
-def test_a_disk_that_does_not_answer_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_answer_is_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 

@@ -213,7 +213,7 @@ def test_leftovers_of_a_killed_save_are_cleared(tmp_path: Path) -> None:
     assert names(tmp_path) == [".tmp-file", "checkpoint-00000005", "notes.txt"]
 
 
-def test_only_one_save_is_in_flight_and_the_stall_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_save_is_in_flight_and_the_stall_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second save waits for the first, which is held for 0.3 s; the first returned at once."""
     original = storage._write_file
     running = threading.Semaphore(1)
@@ -263,7 +263,7 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay(tmp_path: Path, monkey
     assert text.endswith("Checkpoints completed earlier are whole.")
 
 
-def test_a_limit_on_file_sizes_is_told(tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_reported(tmp_path: Path) -> None:
     """A real refusal by the kernel in the middle of a file (RLIMIT_FSIZE), at close."""
     kept = save(tmp_path, 1, {"w": torch.zeros(10)})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -301,7 +301,7 @@ def test_a_really_full_file_system_is_told_and_recovered_from(small_disk: Path) 
     assert names(small_disk / "checkpoints") == [kept.name, "checkpoint-00000003"]
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match=r"file/checkpoints could not be prepared for checkpoints: Not a directory"):
         CheckpointWriter(tmp_path / "file" / "checkpoints", 1)
@@ -318,7 +318,7 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: py
         CheckpointWriter(tmp_path / "new", 1)
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_checkpoint_that_cannot_be_removed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, {"w": torch.zeros(3)})
 
     def refuse(path: Path) -> None:

@@ -106,14 +106,14 @@ def test_the_verdict(run: Path, capsys: pytest.CaptureFixture[str], limit: str, 
         assert "times as much, mostly" in " ".join(text.split())
 
 
-def test_recompute_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recompute_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         r"recompute: [1-9]\d* of \d+ segments of the network", printed(capsys, run, "--recompute.segments=true")
     )
     assert "recompute.attention: nothing to do. All 2 attentions" in printed(capsys, run, "--recompute.attention=true")
 
 
-def test_units_of_zero_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_units_of_zero_are_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A layer of width 16 has 12 w^2 + 13 w numbers in fp32."""
     asked = ("--distributed.data_parallel_size", "2", "--distributed.zero_stage", "3")
     text = " ".join(printed(capsys, run, *asked).split())

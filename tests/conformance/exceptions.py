@@ -18,8 +18,8 @@ EXCEPTIONS: dict[str, str] = {
     "test_training_dropout_mask": "the expected mask comes from numpy's random generator; ours is torch's",
     "test_training_dropout_default": "the expected mask comes from numpy's random generator; ours is torch's",
     "test_training_dropout_default_mask": "the expected mask comes from numpy's random generator; ours is torch's",
-    "test_attention_4d_fp16": "one or two of 192 fp16 results round to the neighbouring number",
-    "test_attention_4d_causal_fp16*": "one or two of 192 fp16 results round to the neighbouring number",
+    "test_attention_4d_fp16": "one or two of 192 fp16 results round to the neighboring number",
+    "test_attention_4d_causal_fp16*": "one or two of 192 fp16 results round to the neighboring number",
     "test_dft_inverse*": "imaginary parts that are 0 are expected as numpy's rounding error of 1e-6",
 }
 

@@ -130,7 +130,7 @@ def test_layouts_follow_one_process(model: Path, split: dict[str, Any]) -> None:
     assert first == pytest.approx(alone, rel=0.02)
 
 
-def test_a_device_without_8_bit_floats_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_8_bit_floats_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "why_not", lambda _: "this GPU has none.")
     with pytest.raises(ParametersError) as caught:
         losses(model, 1, {"float8": True})
@@ -139,7 +139,7 @@ def test_a_device_without_8_bit_floats_is_told(model: Path, monkeypatch: pytest.
     )
 
 
-def test_a_network_without_such_products_is_told(tmp_path: Path) -> None:
+def test_a_network_without_such_products_is_reported(tmp_path: Path) -> None:
     save_mlp(tmp_path)
     runner = TrainingRunner(parameters(tmp_path, mixed_precision={"float8": True}), ON_ONE_THREAD)
     with pytest.raises(ParametersError) as caught:

@@ -25,8 +25,8 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 namespace at {  // where the registry of hooks lives
 
-struct ImaginedHooks final : CUDAHooksInterface {
-  explicit ImaginedHooks(CUDAHooksArgs) {}
+struct FakeHooks final : CUDAHooksInterface {
+  explicit FakeHooks(CUDAHooksArgs) {}
   void init() const override {}
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
@@ -39,6 +39,6 @@ struct ImaginedHooks final : CUDAHooksInterface {
   void setCurrentDevice(DeviceIndex) const override {}
 };
 
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, ImaginedHooks)
+C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, FakeHooks)
 
 }  // namespace at

@@ -1,4 +1,4 @@
-"""Whole runs on a CPU and on the imagined GPU: their losses and metrics, and for what the host waited in between."""
+"""Whole runs on a CPU and on the fake GPU: their losses and metrics, and for what the host waited in between."""
 
 from __future__ import annotations
 

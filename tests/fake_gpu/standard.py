@@ -1,4 +1,4 @@
-"""The ONNX standard's node cases on the imagined GPU: what fails there, and for which operators the host waits."""
+"""The ONNX standard's node cases on the fake GPU: what fails there, and for which operators the host waits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tensors that say they are on a GPU and compute on the CPU: who mixes devices fails, who waits for the GPU is seen.
 
-They hold real numbers, so that a run on the imagined GPU can be compared with the same run on a CPU. Kernels, streams
-and memory of a GPU are not imagined.
+They hold real numbers, so that a run on the fake GPU can be compared with the same run on a CPU. Kernels, streams
+and memory of a GPU are not simulated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor on the imagined GPU; `numbers` are in host memory."""
+    """A tensor on the fake GPU; `numbers` are in host memory."""
 
     numbers: torch.Tensor
 
@@ -224,7 +224,7 @@ def fake_gpu() -> Iterator[Waits]:
         "max_memory_allocated": lambda *_: 2**20,
         "reset_peak_memory_stats": lambda *_: None,
         "get_device_capability": lambda *_: (9, 0),
-        "get_device_name": lambda *_: "an imagined GPU",
+        "get_device_name": lambda *_: "a fake GPU",
     }.items():
         replace(torch.cuda, name, value)
     is_plain = fused.is_plain

@@ -187,7 +187,7 @@ def test_from_an_integer_file_to_a_trained_one(tmp_path: Path, capsys: pytest.Ca
     assert "give it MODEL and -o FILE alone" in capsys.readouterr().err
 
 
-def test_integers_beside_weights_are_told() -> None:
+def test_integers_beside_weights_are_reported() -> None:
     saved = saved_by_onnxruntime("transformer", "dynamic", "none")
     (note,) = [note for note in onward.to_torch(saved.model).graph.notes if "stored as 8-bit integers" in note]
     assert "dequantize the model (onward export MODEL --dequantize qdq -o FILE) and train the result" in note

@@ -79,7 +79,7 @@ def test_every_case_is_right_or_reported(case: Case, tmp_path: Path) -> None:
         assert outcome.is_right() or (case.kind, case.values, case.exporter) in UNDECIDED, (str(case), outcome)
 
 
-def test_tied_weights_keeps_what_a_file_does_not_tell(tmp_path: Path) -> None:
+def test_tied_weights_keeps_what_a_file_does_not_show(tmp_path: Path) -> None:
     case = Case("tied_head", "zero", 8, "old")
     assert train_case(case, tmp_path, tied_weights=["onnx::MatMul_*"]).is_right()
 
@@ -104,7 +104,7 @@ def test_that_equal_layers_share_no_matrix_is_told_as_a_conclusion(exporter: str
     assert train_case(case, tmp_path).is_reported
 
 
-def test_untied_weights_splits_what_a_file_does_not_tell(tmp_path: Path) -> None:
+def test_untied_weights_splits_what_a_file_does_not_show(tmp_path: Path) -> None:
     case = Case("flat_linears", "equal", 8, "new", "stripped")
     outcome = train_case(case, tmp_path)
     (note, *_) = [note for note in outcome.notes if "'first.weight'" in note]

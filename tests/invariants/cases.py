@@ -121,7 +121,7 @@ def pictures(samples: int) -> dict[str, np.ndarray]:
 
 
 def tied_words() -> ir.Model:
-    """Words by their neighbours, without attention; one table for input and output.
+    """Words by their neighbors, without attention; one table for input and output.
 
     Among its weights are a single number (`sharpness`) and one of fewer rows than there may be replicas (`offset`).
     """

@@ -13,7 +13,7 @@ import torch
 
 import onward.lowering.kernels.matmuls as products
 import onward.lowering.kernels.max_pooling as max_pooling
-import onward.lowering.kernels.rematerialize as remade
+import onward.lowering.kernels.rematerialize as rematerialize
 import onward.lowering.rewriting.linear_layers as linear_layers
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import LinearOptions, Network
@@ -52,7 +52,7 @@ class Trained:
 def of_any_size() -> Iterator[None]:
     """In here nothing is too small to be worth it."""
     places: list[tuple[Any, str]] = [
-        (remade, "LEAST_BYTES"), (linear_layers, "LEAST_BYTES"), (max_pooling, "LEAST_BYTES"),
+        (rematerialize, "LEAST_BYTES"), (linear_layers, "LEAST_BYTES"), (max_pooling, "LEAST_BYTES"),
         (products, "WORTHWHILE_FLOPS"),
     ]  # fmt: skip
     before = [getattr(*place) for place in places]

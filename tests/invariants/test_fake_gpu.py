@@ -1,6 +1,6 @@
 """What a GPU would see of runs and operators, on a machine without one: no mixed devices, no waiting, the same numbers.
 
-The GPU is imagined (`tests/fake_gpu`): torch's autograd engine, autocast and optimizers take its tensors for ones
+The GPU is fake (`tests/fake_gpu`): torch's autograd engine, autocast and optimizers take its tensors for ones
 on a GPU, and their numbers are computed on the CPU. It says nothing of kernels, streams, memory or speed.
 """
 

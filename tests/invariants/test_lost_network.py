@@ -15,7 +15,7 @@ from tests.parallel.starting import Nodes, free_port, two_nodes
 
 RANKS, STEPS = 2, 3000
 LONGEST_SECONDS = 100.0
-"""From the cut to the end of both: a store that does not answer is given 20 s, a silent neighbour 60 s."""
+"""From the cut to the end of both: a store that does not answer is given 20 s, a silent neighbor 60 s."""
 
 
 def slurm(nodes: Nodes, rank: int, port: int) -> dict[str, str]:

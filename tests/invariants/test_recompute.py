@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-import onward.lowering.kernels.rematerialize as remade
+import onward.lowering.kernels.rematerialize as rematerialize
 from onward.models import create_model
 from tests.invariants.layouts import Case, Layout, differences, train
 
@@ -97,9 +97,9 @@ def test_cheap_inputs_kept_or_made_again_give_the_same_bits(case: Case) -> None:
 
 def test_what_follows_a_batch_normalization_made_again_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[None] = []
-    take = remade.Remade.take
-    monkeypatch.setattr(remade, "LEAST_BYTES", 0)
-    monkeypatch.setattr(remade.Remade, "take", lambda self: made.append(None) or take(self))
+    take = rematerialize.Rematerialization.take
+    monkeypatch.setattr(rematerialize, "LEAST_BYTES", 0)
+    monkeypatch.setattr(rematerialize.Rematerialization, "take", lambda self: made.append(None) or take(self))
     assert both(NORMALIZED, Layout(), {"cheap_inputs": False}) == (0.0, 0.0)
     assert made
 

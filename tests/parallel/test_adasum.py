@@ -36,7 +36,7 @@ def pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def tree(level: list[np.ndarray]) -> np.ndarray:
-    """Neighbours in pairs, then pairs of pairs; who has no neighbour waits."""
+    """Neighbors in pairs, then pairs of pairs; who has no neighbor waits."""
     while len(level) > 1:
         level = [pair(*level[i : i + 2]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]
     return level[0]

@@ -70,7 +70,7 @@ def test_an_annotated_model_says_the_plan_and_still_runs(tmp_path: Path) -> None
     np.testing.assert_array_equal(*results)
 
 
-def test_the_stages_of_an_annotated_model_are_the_users_wish(tmp_path: Path) -> None:
+def test_the_stages_of_an_annotated_model_are_the_requested_ones(tmp_path: Path) -> None:
     run = write_run(tmp_path, pipeline_parallel_size=2)
     annotated = tmp_path / "annotated.onnx"
     plan(run, write=annotated)
@@ -97,20 +97,20 @@ def test_stages_that_do_not_fit_are_balanced_instead_and_it_is_said(tmp_path: Pa
 
 
 def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
-    wish_of = HorizontalPlan(2, {"W": Sharding(0, (2,))})
+    plan = HorizontalPlan(2, {"W": Sharding(0, (2,))})
     model = tiny()
-    annotate(model, Topology(1, 2, 1), wish_of, {}, {0: 0}, {})
-    wish = read_requested_sharding(model, Topology(1, 2, 1))
-    assert wish is not None
-    assert wish.splits == {"W": (0, 2)}
-    assert compare_splits(wish, wish_of) == []
-    assert compare_splits(wish, HorizontalPlan(2, {"W": Sharding(1, (2,))})) == [
-        "the model's annotations ('onward_h2_p1') ask for other splits than the plan has, which is followed: 'W' "
+    annotate(model, Topology(1, 2, 1), plan, {}, {0: 0}, {})
+    requested = read_requested_sharding(model, Topology(1, 2, 1))
+    assert requested is not None
+    assert requested.splits == {"W": (0, 2)}
+    assert compare_splits(requested, plan) == []
+    assert compare_splits(requested, HorizontalPlan(2, {"W": Sharding(1, (2,))})) == [
+        "the model's annotations ('onward_h2_p1') ask for other splits than the plan, which is followed: 'W' "
         "(asked: axis 0 in 2; plan: axis 1 in 2)."
     ]
     assert (
         "plan: whole, since there is one horizontal rank)"
-        in compare_splits(wish, HorizontalPlan(1, reasons={"W": "there is one horizontal rank"}))[0]
+        in compare_splits(requested, HorizontalPlan(1, reasons={"W": "there is one horizontal rank"}))[0]
     )
 
 
@@ -127,7 +127,7 @@ def test_annotating_again_replaces_its_own_and_keeps_others() -> None:
     assert len(model.graph[0].sharding_of(model.graph.initializers["W"])) == 1
 
 
-def test_a_model_without_annotations_wishes_nothing() -> None:
+def test_a_model_without_annotations_requests_nothing() -> None:
     assert read_requested_sharding(tiny(), Topology(1, 2, 2)) is None
 
 

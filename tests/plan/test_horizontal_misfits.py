@@ -60,7 +60,7 @@ def test_heads_alone_are_enough_to_refuse() -> None:
     assert "Sizes that divide every layer: 2, 3, 4, 6, 12." in message
 
 
-def test_who_allows_it_gets_the_other_layers_cut_and_is_told() -> None:
+def test_who_allows_it_gets_the_other_layers_sharded_and_is_notified() -> None:
     plan = allowed(gpt2(heads=12, width=48), 8)
     assert "h.0.attn.c_attn.weight" not in plan.shardings
     assert "h.0.mlp.c_fc.weight" in plan.shardings
@@ -72,7 +72,7 @@ def test_who_allows_it_gets_the_other_layers_cut_and_is_told() -> None:
     assert note.startswith("every horizontal rank holds 33.4% of the layers whole: 8 does not divide the 12 heads of")
 
 
-def test_a_stray_layer_stays_whole_and_the_user_is_told() -> None:
+def test_a_stray_layer_stays_whole_and_the_user_is_notified() -> None:
     graph = two_layers(hidden=256, other=6)
     plan = planned(graph, 4, (5, 16))
     assert plan.regions == (("a", "b"),)

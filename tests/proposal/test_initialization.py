@@ -85,7 +85,7 @@ def test_weights_after_some_training_look_trained(name: str, tmp_path: Path) -> 
     assert origin.is_trained, origin.evidence
 
 
-def test_running_statistics_tell(tmp_path: Path) -> None:
+def test_running_statistics_decide(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5))
     new = origin_of(net, (16, 12), tmp_path)

@@ -347,7 +347,7 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(net: OnnxModule, tmp_pa
     assert not profiler.active
 
 
-def test_a_trace_that_torch_does_not_write_is_told(net: OnnxModule, tmp_path: Path) -> None:
+def test_a_trace_that_torch_does_not_write_is_reported(net: OnnxModule, tmp_path: Path) -> None:
     """torch says nothing where it cannot write the file."""
     (tmp_path / "steps-1-1.pt.trace.json" / "kept").mkdir(parents=True)
     profiler = NodeProfiler(1, 1, tmp_path)

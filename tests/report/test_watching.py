@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_finite_is_told_once(loss: float) -> None:
     assert "lower learning_rate.initial_lr or set optimizer.max_norm_clip" in recorder.events[2]
 
 
-def test_a_watcher_that_fails_is_closed_and_the_others_are_told() -> None:
+def test_a_watcher_that_fails_is_closed_and_the_others_are_notified() -> None:
     good, bad, last = Recorder(), Recorder("evaluation", "close"), Recorder()
     watchers = Watchers([good, bad, last])
     _send_all(watchers)

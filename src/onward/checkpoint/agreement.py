@@ -20,7 +20,7 @@ def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
     return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
 
-def tell_all(group: dist.ProcessGroup | None, value: Json) -> list[Any]:
+def gather_from_all(group: dist.ProcessGroup | None, value: Json) -> list[Any]:
     """Every rank's value, in the order of ranks; what travels is JSON, in which tuples become lists."""
     return [value] if group is None else all_gather_json(group, value)
 
@@ -39,7 +39,7 @@ def do_together(group: dist.ProcessGroup | None, action: Callable[[], T]) -> T:
         result = action()
     except Exception as error:
         failure = error
-    told = tell_all(group, None if failure is None else _words(failure))
+    told = gather_from_all(group, None if failure is None else _words(failure))
     if failure is not None and not isinstance(failure, OnwardError):
         raise failure
     _raise_first(told, failure)

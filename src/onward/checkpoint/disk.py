@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
+from onward.checkpoint.agreement import do_together, gather_from_all, rank_and_size
 from onward.errors import StorageError
 from onward.operating_system import sync_directory
 from onward.retries import persistently
@@ -56,7 +56,7 @@ def prepare_directory(directory: Path, group: dist.ProcessGroup | None) -> None:
                 raise storage_error(error, directory, 0, "prepared for checkpoints") from error
 
     do_together(group, lambda: persistently(prepare, f"preparing {directory}"))
-    marked = Path(tell_all(group, mark.name)[0])
+    marked = Path(gather_from_all(group, mark.name)[0])
 
     def look() -> None:
         if not (directory / marked.name).exists():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from onward.checkpoint.agreement import do_together, rank_and_size, tell_all
+from onward.checkpoint.agreement import do_together, gather_from_all, rank_and_size
 from onward.checkpoint.disk import REPLACED_PREFIX
 from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, read_manifest
 from onward.checkpoint.storage import sha256_of
@@ -223,7 +223,7 @@ def read_sharded_tensors(
     manifest = verify(path, group)
     stored = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
     own = {name: TensorEntry(dtype_name(sharded.tensor.dtype), sharded.full_shape) for name, sharded in into.items()}
-    told = tell_all(group, {name: [entry.dtype, entry.shape] for name, entry in own.items()})
+    told = gather_from_all(group, {name: [entry.dtype, entry.shape] for name, entry in own.items()})
     wanted = {name: TensorEntry(dtype, tuple(shape)) for one in told for name, (dtype, shape) in one.items()}
     _refuse_differences(path, _expected(stored, wanted, optional), _expected(wanted, stored, optional))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from onward.checkpoint.agreement import do_together, tell_all
+from onward.checkpoint.agreement import do_together, gather_from_all
 from onward.checkpoint.reading import (
     checkpoint_number,
     find_checkpoint,
@@ -102,7 +102,7 @@ class RunCheckpoints:
             earlier = (p for p in list_checkpoints(folder) if checkpoint_number(p) < spike.update)
             return str(max(earlier, key=sequence_of))
 
-        path = Path(tell_all(self.mesh.control, do_together(self.mesh.control, choose))[0])
+        path = Path(gather_from_all(self.mesh.control, do_together(self.mesh.control, choose))[0])
         course = state.course
         state.drop_gradients()
         self._load(path, state)
@@ -130,7 +130,7 @@ class RunCheckpoints:
                 return choose_checkpoint(folder, settings.if_damaged) if self.mesh.rank == 0 else (None, [])
 
             chosen, notes = do_together(self.mesh.control, choose)
-            place = tell_all(self.mesh.control, None if chosen is None else str(chosen))[0]
+            place = gather_from_all(self.mesh.control, None if chosen is None else str(chosen))[0]
             self._chosen = (folder, None if place is None else Path(place))
             for note in notes if self.mesh.rank == 0 else ():
                 self._say(note)

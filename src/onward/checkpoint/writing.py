@@ -194,7 +194,7 @@ class CheckpointWriter:
             save_together(planner, SafetensorsStorageWriter(publication, record, rank_record), self._group)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise _told(error, final, self._group) from None
+            raise _explained(error, final, self._group) from None
         self.write_seconds = time.perf_counter() - started
 
     def _remove_oldest(self, best: int | None) -> None:
@@ -221,7 +221,7 @@ def _own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return own
 
 
-def _told(error: BaseException, final: Path, group: dist.ProcessGroup | None) -> BaseException:
+def _explained(error: BaseException, final: Path, group: dist.ProcessGroup | None) -> BaseException:
     """What really went wrong, with the rank where it did; the same on every rank."""
     if type(error) is OnwardError and group is not None:
         return OnwardError(f"{final} could not be written: {error}")

@@ -104,7 +104,7 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Segment:
+class SampleBlock:
     """Samples of one file, in the order in which they are to be read.
 
     Attributes:
@@ -130,7 +130,7 @@ class Segment:
     fingerprint: str
 
     def cursor_after(self, position: int) -> DataCursor:
-        """The cursor after `position` samples of this segment's file."""
+        """The cursor after `position` samples of this block's file."""
         if position < self.count:
             return DataCursor(self.epoch, self.sample + position, self.file, position, self.fingerprint)
         if self.file + 1 < self.file_count:
@@ -151,24 +151,24 @@ def check_last_batch(last_batch: str) -> None:
 
 
 def cut_batches(
-    segments: Generator[Segment, None, None],
+    blocks: Generator[SampleBlock, None, None],
     batch_size: int,
     last_batch: LastBatch,
     count_dropped: Callable[[int], None],
 ) -> Iterator[Batch]:
     """Cuts a stream of files into batches, over file ends; see `LastBatch` for epoch ends.
 
-    Holds no reference to a segment while it asks for the next, so that its memory can be given back.
+    Holds no reference to a block while it asks for the next, so that its memory can be given back.
 
     Raises:
         DataError: files differ in features, shapes or dtypes, or an epoch is smaller than a batch that may not wrap.
     """
-    with closing(segments):
-        yield from _cut(segments, batch_size, last_batch, count_dropped)
+    with closing(blocks):
+        yield from _cut(blocks, batch_size, last_batch, count_dropped)
 
 
 def _cut(
-    segments: Iterator[Segment], batch_size: int, last_batch: LastBatch, count_dropped: Callable[[int], None]
+    blocks: Iterator[SampleBlock], batch_size: int, last_batch: LastBatch, count_dropped: Callable[[int], None]
 ) -> Iterator[Batch]:
     out: dict[str, np.ndarray] = {}
     filled, batch_epoch, epoch, epoch_samples = 0, 0, 0, 0
@@ -176,8 +176,8 @@ def _cut(
     cursor = DataCursor()
     specs: dict[str, FeatureSpec] = {}
     specs_path: Path | str = ""
-    while (segment := next(segments, None)) is not None:
-        if filled and segment.epoch != epoch and last_batch != "wrap":
+    while (block := next(blocks, None)) is not None:
+        if filled and block.epoch != epoch and last_batch != "wrap":
             if last_batch == "short":
                 yield _make_batch(out, filled, cursor, batch_epoch, origin)
             elif epoch_samples < batch_size:
@@ -185,29 +185,29 @@ def _cut(
             else:
                 count_dropped(filled)
             filled = 0
-        epoch = segment.epoch
-        epoch_samples = segment.sample + segment.count
+        epoch = block.epoch
+        epoch_samples = block.sample + block.count
         if not specs:
-            specs, specs_path = describe_features(segment.features), segment.path
-        _check_like(segment, specs, specs_path)
-        position = segment.first
-        while position < segment.count:
+            specs, specs_path = describe_features(block.features), block.path
+        _check_like(block, specs, specs_path)
+        position = block.first
+        while position < block.count:
             if filled == 0:
                 origin = []
                 out = {name: np.empty((batch_size, *spec.shape), spec.dtype) for name, spec in specs.items()}
                 batch_epoch = epoch
-            take = min(batch_size - filled, segment.count - position)
-            _copy(segment, position, take, out, filled)
+            take = min(batch_size - filled, block.count - position)
+            _copy(block, position, take, out, filled)
             rows = range(position, position + take)
-            origin.append((segment.path, rows if segment.order is None else segment.order[position : position + take]))
+            origin.append((block.path, rows if block.order is None else block.order[position : position + take]))
             filled += take
             position += take
-            cursor = segment.cursor_after(position)
+            cursor = block.cursor_after(position)
             if filled == batch_size:
                 filled = 0
                 yield _make_batch(out, batch_size, cursor, batch_epoch, origin)
                 out = {}
-        segment = None
+        block = None
     if filled:
         yield _make_batch(out, filled, cursor, batch_epoch, origin)
 
@@ -227,15 +227,15 @@ def _make_batch(
     return Batch({name: array[:count] for name, array in out.items()}, cursor, count, epoch, tuple(origin))
 
 
-def _copy(segment: Segment, position: int, count: int, out: Mapping[str, np.ndarray], filled: int) -> None:
+def _copy(block: SampleBlock, position: int, count: int, out: Mapping[str, np.ndarray], filled: int) -> None:
     rows = slice(position, position + count)
-    for name, array in segment.features.items():
+    for name, array in block.features.items():
         target = out[name][filled : filled + count]
-        if segment.order is None:
+        if block.order is None:
             target[...] = array[rows]
         else:
             # mode="clip" writes straight into the target; the default buffers it. Orders are permutations, in range.
-            np.take(array, segment.order[rows], axis=0, out=target, mode="clip")
+            np.take(array, block.order[rows], axis=0, out=target, mode="clip")
 
 
 def _too_small(samples: int, batch_size: int) -> DataError:
@@ -245,15 +245,15 @@ def _too_small(samples: int, batch_size: int) -> DataError:
     )
 
 
-def _check_like(segment: Segment, specs: Mapping[str, FeatureSpec], specs_path: Path | str) -> None:
-    found = describe_features(segment.features)
+def _check_like(block: SampleBlock, specs: Mapping[str, FeatureSpec], specs_path: Path | str) -> None:
+    found = describe_features(block.features)
     if found == specs:
         return
     for name in sorted({*found, *specs}):
         here, there = found.get(name), specs.get(name)
         if here != there:
             raise DataError(
-                f"shard {str(segment.path)!r}: feature {name!r} is {here or 'missing'}, but {there or 'missing'} in "
+                f"shard {str(block.path)!r}: feature {name!r} is {here or 'missing'}, but {there or 'missing'} in "
                 f"{str(specs_path)!r}. All shards of a data set must hold the same features with the same shapes and "
                 "dtypes: pack them again with one set of options."
             )

@@ -13,7 +13,7 @@ from onward.data.batches import (
     Batch,
     DataCursor,
     LastBatch,
-    Segment,
+    SampleBlock,
     check_batch_size,
     check_last_batch,
     cut_batches,
@@ -96,27 +96,27 @@ class InMemoryDataLoader:
                 f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
                 f"{self.sample_count} samples: the data changed."
             )
-        return cut_batches(self._segments(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
+        return cut_batches(self._blocks(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
         """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
         check_batch_size(batch_size)
-        segments = self._segments(EpochOrder(False, 0), START, epochs=1)
-        return cut_batches(segments, batch_size, "short", self._count_dropped)
+        blocks = self._blocks(EpochOrder(False, 0), START, epochs=1)
+        return cut_batches(blocks, batch_size, "short", self._count_dropped)
 
     def close(self) -> None:
         """Does nothing: there is no background work."""
 
-    def _segments(
+    def _blocks(
         self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None
-    ) -> Generator[Segment, None, None]:
+    ) -> Generator[SampleBlock, None, None]:
         epoch, first = cursor.epoch, cursor.sample
         if first == self.sample_count:
             epoch, first = epoch + 1, 0
         end = None if epochs is None else epoch + epochs
         while epoch != end:
             permutation = order.samples(epoch, 0, self.sample_count)
-            yield Segment(self._features, self.sample_count, permutation, first, epoch, 0, 0, 1, "memory", "")
+            yield SampleBlock(self._features, self.sample_count, permutation, first, epoch, 0, 0, 1, "memory", "")
             epoch, first = epoch + 1, 0
 
     def _count_dropped(self, samples: int) -> None:

@@ -15,7 +15,7 @@ from onward.data.batches import (
     Batch,
     DataCursor,
     LastBatch,
-    Segment,
+    SampleBlock,
     check_batch_size,
     check_last_batch,
     cut_batches,
@@ -173,8 +173,8 @@ class DataLoader:
         check_batch_size(batch_size)
         cursor = self._locate(cursor)
         visits = self._endless_visits(cursor)
-        segments = self._read(visits, self._order, cursor)
-        return self._run_ahead(cut_batches(segments, batch_size, self._last_batch, self._count_dropped))
+        blocks = self._read(visits, self._order, cursor)
+        return self._run_ahead(cut_batches(blocks, batch_size, self._last_batch, self._count_dropped))
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
         """Batches for evaluation: every sample of this rank once, unshuffled, the last batch as short as it comes.
@@ -185,8 +185,8 @@ class DataLoader:
         """
         check_batch_size(batch_size)
         visits = (_Visit(0, file, file) for file in range(len(self.files)))
-        segments = self._read(visits, EpochOrder(False, 0), DataCursor(0, 0, 0))
-        return self._run_ahead(cut_batches(segments, batch_size, "short", self._count_dropped))
+        blocks = self._read(visits, EpochOrder(False, 0), DataCursor(0, 0, 0))
+        return self._run_ahead(cut_batches(blocks, batch_size, "short", self._count_dropped))
 
     def cursor_at(self, epoch: int, sample: int) -> DataCursor:
         """The cursor after `sample` samples of an epoch, found through the files' indexes without reading data.
@@ -247,8 +247,10 @@ class DataLoader:
                 yield _Visit(epoch, position, order[position])
             epoch, first = epoch + 1, 0
 
-    def _read(self, visits: Iterator[_Visit], order: EpochOrder, cursor: DataCursor) -> Generator[Segment, None, None]:
-        """Files read ahead -> segments; only the file that `cursor` points into starts in its middle."""
+    def _read(
+        self, visits: Iterator[_Visit], order: EpochOrder, cursor: DataCursor
+    ) -> Generator[SampleBlock, None, None]:
+        """Files read ahead -> blocks; only the file that `cursor` points into starts in its middle."""
         fingerprint = self.fingerprint
         prefetch = Prefetch(visits, self._load_visit, self._capacity)
         self._open.add(prefetch)
@@ -265,7 +267,7 @@ class DataLoader:
                         f"the data position is sample {first} of {str(shard.path)!r}, which has {count} samples: the "
                         "data changed. Start a new round, or restore the data."
                     )
-                yield Segment(
+                yield SampleBlock(
                     features=shard.features,
                     count=count,
                     order=order.samples(visit.epoch, self._files.numbers[visit.file], count),

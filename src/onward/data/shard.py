@@ -76,7 +76,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _FeatureBytes:
     """Where a feature's raw data stand in every sample of a file of uniform layout."""
 
     name: str
@@ -221,11 +221,11 @@ def _between(raw: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
 
-def _find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, str]) -> list[_Column] | None:
+def _find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, str]) -> list[_FeatureBytes] | None:
     """The raw data of the first sample's features; features not asked for have no name. None: not all are raw."""
     arrays = _parse_sample(sample[LENGTH.size :], path, 0, 0, input_name_map)
-    columns: dict[str, _Column] = {}
-    ignored: list[_Column] = []
+    columns: dict[str, _FeatureBytes] = {}
+    ignored: list[_FeatureBytes] = []
     for offset, data in split_sample(sample[LENGTH.size :], path, 0, 0):
         proto = parse_feature(data, path, 0, offset)
         found = _find_raw_data(data)
@@ -235,11 +235,11 @@ def _find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, s
         start, end = (offset + LENGTH.size + edge for edge in found)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(proto.data_type)
         if name is None:
-            ignored.append(_Column("", start, end, FeatureSpec((), dtype)))
+            ignored.append(_FeatureBytes("", start, end, FeatureSpec((), dtype)))
             continue
         if np.dtype(dtype).newbyteorder("<") != dtype or arrays[name].nbytes != end - start:
             return None
-        columns[name] = _Column(name, start, end, FeatureSpec(arrays[name].shape, dtype))
+        columns[name] = _FeatureBytes(name, start, end, FeatureSpec(arrays[name].shape, dtype))
     return [*columns.values(), *ignored]
 
 

@@ -26,7 +26,7 @@ from onward.graph.repair.dropout import add_dropout
 from onward.graph.repair.export_notes import notes_on_export
 from onward.graph.repair.fixed_inputs import FIXED_INPUT, fix_inputs
 from onward.graph.repair.frozen_statistics import FROZEN_STATISTIC, freeze_running_statistics
-from onward.graph.repair.merged_weights import untie_merged_weights
+from onward.graph.repair.merged_weights import split_merged_weights
 from onward.graph.repair.split_weights import Tie, notes_on_ties, tie_copies
 from onward.graph.weights.branches import notes_on_branches
 from onward.graph.weights.choice import ImmutableWeights, choose_weights, find_running_statistics
@@ -132,7 +132,7 @@ def make_training_graph(
         NotRebatched: asked for, and the model cannot compute another number of samples.
     """
     deadline, original = Deadline(limits), read_model(source, limits)
-    untied = untie_merged_weights(original, keep=tied_weights, split=untied_weights)
+    untied = split_merged_weights(original, keep=tied_weights, split=untied_weights)
     model = prepare_for_lowering(original, limits)
     fills, fixed = fix_inputs(model, fixed_inputs or {})
     left_out = leave_out_side_outputs(model, why_not_lowered)

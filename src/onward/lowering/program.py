@@ -69,7 +69,7 @@ class Program:
         return self.attribute_tensors[name] if found is None else found
 
 
-def settle_placeholders(graph: fx.Graph) -> None:
+def name_placeholders(graph: fx.Graph) -> None:
     """Gives every argument of the code the name of its node, which no other node has.
 
     fx would copy an argument that is called otherwise into its node's name first, over an argument of that name.

@@ -184,17 +184,17 @@ def _problems_of_spec(where: str, spec: Any, devices: int) -> Iterator[str]:
                 yield f"{where} shards {value.name!r} into {simple.num_shards} parts"
 
 
-def wished_stages(wish: RequestedSharding, roles: ValueRoles) -> dict[ir.Node, int]:
+def requested_stages(requested: RequestedSharding, roles: ValueRoles) -> dict[ir.Node, int]:
     """The stage of every bound node; one that has none in the annotations goes where what it reads comes from.
 
     Fusion may have put one node in the place of several: its result has the name and so the stage of their last.
     """
-    numbers = {stage: index for index, stage in enumerate(sorted(set(wish.stage_of.values())))}
+    numbers = {stage: index for index, stage in enumerate(sorted(set(requested.stage_of.values())))}
     found: dict[ir.Node, int] = {}
     for node in roles.nodes:
         if node not in roles.bound:
             continue
-        named = [wish.stage_of[str(v.name)] for v in node.outputs if v.name in wish.stage_of]
+        named = [requested.stage_of[str(v.name)] for v in node.outputs if v.name in requested.stage_of]
         if named:
             found[node] = numbers[named[0]]
         else:
@@ -203,10 +203,10 @@ def wished_stages(wish: RequestedSharding, roles: ValueRoles) -> dict[ir.Node, i
     return found
 
 
-def compare_splits(wish: RequestedSharding, horizontal: HorizontalPlan) -> list[str]:
+def compare_splits(requested: RequestedSharding, horizontal: HorizontalPlan) -> list[str]:
     """Where the splits that annotations ask for are not those of the plan, one sentence for all."""
     different = []
-    for name, (axis, parts) in wish.splits.items():
+    for name, (axis, parts) in requested.splits.items():
         sharding = horizontal.shardings.get(name)
         if parts == 1 and sharding is None:
             continue
@@ -221,6 +221,6 @@ def compare_splits(wish: RequestedSharding, horizontal: HorizontalPlan) -> list[
         return []
     rest = f" and {len(different) - _MOST_NAMED} more" if len(different) > _MOST_NAMED else ""
     return [
-        f"the model's annotations ({wish.configuration!r}) ask for other splits than the plan has, which is followed: "
+        f"the model's annotations ({requested.configuration!r}) ask for other splits than the plan, which is followed: "
         f"{', '.join(different[:_MOST_NAMED])}{rest}."
     ]

@@ -105,12 +105,12 @@ def make_plan(
     )
     count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
     stage_of: dict[str, int] = {}
-    wish = read_requested_sharding(graph.source, topology)
-    notes = [*horizontal.notes, *([] if wish is None else compare_splits(wish, horizontal))]
+    requested = read_requested_sharding(graph.source, topology)
+    notes = [*horizontal.notes, *([] if requested is None else compare_splits(requested, horizontal))]
     if count > 1:
         roles = find_roles(graph)
         micro_batches = parameters.training.gradient_accumulation_steps
-        chosen, note = choose_stages(graph, distributed, roles, micro_batches, sizes, wish)
+        chosen, note = choose_stages(graph, distributed, roles, micro_batches, sizes, requested)
         notes += [] if note is None else [note]
         stages = plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
         _check_split_backward(stages, distributed.pipeline_schedule)

@@ -1,6 +1,6 @@
 """The mesh of ranks: three dimensions, and which place in it a rank has.
 
-Ranks are laid out as the original runner did: horizontal neighbours first, then replicas, then pipeline stages.
+Ranks are laid out as the original runner did: horizontal neighbors first, then replicas, then pipeline stages.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Feature:
         values: of some samples, along axis 0; None for words.
         words: the different words, sorted, as far as they were seen.
         missing: rows without a value, as far as they were seen.
-        misfits: of a column of words nearly all of which are numbers, the others: where, and what they are.
+        not_numbers: of a column of words nearly all of which are numbers, the others: where, and what they are.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Feature:
     values: np.ndarray | None = None
     words: tuple[str, ...] = ()
     missing: int = 0
-    misfits: tuple[tuple[str, str], ...] = ()
+    not_numbers: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_integer(self) -> bool:

@@ -28,7 +28,7 @@ _MOST_ROWS = 20_000
 _MOST_SAMPLES = 512
 _MOST_SAMPLED_BYTES = 64 << 20
 _MOST_WORDS = 100_000
-_MOST_MISFITS = 0.1
+_LARGEST_SHARE_OF_WORDS = 0.1
 """In a column of numbers so many cells, at most, are taken for mistakes; else it is one of words."""
 
 
@@ -249,9 +249,9 @@ def _feature_of_column(name: str, values: list[Any], places: list[str]) -> Featu
     present = [value for value in values if value is not None]
     words = {value if isinstance(value, str) else repr(value) for value in islice(present, _MOST_WORDS)}
     others = [k for k, value in enumerate(values) if not is_missing(value) and not _is_number(value)]
-    few = len(others) <= _MOST_MISFITS * len(present) and len(others) < len(present)
-    misfits = tuple((places[k], str(values[k])) for k in others) if few else ()
-    return Feature(name, WORDS, (), None, tuple(sorted(words)), len(values) - len(present), misfits)
+    few = len(others) <= _LARGEST_SHARE_OF_WORDS * len(present) and len(others) < len(present)
+    not_numbers = tuple((places[k], str(values[k])) for k in others) if few else ()
+    return Feature(name, WORDS, (), None, tuple(sorted(words)), len(values) - len(present), not_numbers)
 
 
 def _is_number(value: Any) -> bool:

@@ -57,7 +57,7 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
             f"{str(data.path)!r} is a table, and {str(model.path)!r} reads {listed}: a table gives one "
             "vector per sample. Pass the data as an .npz file with an array for each input."
         )
-    _refuse_misfits(data, answers)
+    _refuse_mixed_columns(data, answers)
     columns = _divide(model, ports, data, answers)
     words = [name for names in columns.inputs.values() for name in names if _column(data, name).dtype == WORDS]
     label, classes = _label(columns.label, data, model)
@@ -108,13 +108,13 @@ def _imputes(model: ModelFacts) -> bool:
     return "Imputer" in model.operators
 
 
-def _refuse_misfits(data: DataFacts, answers: Answers) -> None:
+def _refuse_mixed_columns(data: DataFacts, answers: Answers) -> None:
     """A few words in a column of numbers are mistakes: as categories, all its numbers would become class numbers."""
     named = None if answers.inputs is None else {*answers.inputs, *(answers.label or "").split(",")}
     for one in data.features:
-        if one.misfits and (named is None or one.name in named):
-            listed = ", ".join(f"{value!r} ({where})" for where, value in one.misfits[:3])
-            more = f" and {len(one.misfits) - 3} more" if len(one.misfits) > 3 else ""
+        if one.not_numbers and (named is None or one.name in named):
+            listed = ", ".join(f"{value!r} ({where})" for where, value in one.not_numbers[:3])
+            more = f" and {len(one.not_numbers) - 3} more" if len(one.not_numbers) > 3 else ""
             raise DataError(
                 f"column {one.name!r} of {str(data.path)!r} holds numbers, but also {listed}{more}. Fix these cells, "
                 "or empty them to leave their rows out. If the column is not needed, name those that are with --inputs."

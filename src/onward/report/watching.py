@@ -188,7 +188,7 @@ class Watchers:
         _LOGGER.debug("step %d of %d: loss %.6g", report.step, report.num_train_steps, report.loss)
         if not math.isfinite(report.loss) and not self._said_not_finite:
             self._said_not_finite = True
-            self._tell(_not_finite(report), logging.WARNING)
+            self._report(_not_finite(report), logging.WARNING)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Forwards."""
@@ -208,9 +208,9 @@ class Watchers:
 
     def on_message(self, text: str) -> None:
         """Forwards."""
-        self._tell(text, logging.INFO)
+        self._report(text, logging.INFO)
 
-    def _tell(self, text: str, level: int) -> None:
+    def _report(self, text: str, level: int) -> None:
         self._forward(lambda watcher: watcher.on_message(text))
         _LOGGER.log(level, "%s", text)
 
@@ -264,7 +264,7 @@ class Watchers:
         # Told after the removal of all that failed; a message may make a further one fail, which is then told too.
         for watcher, failure in failed.items():
             text = f"{type(watcher).__name__} stops, training goes on: {_describe(failure)}"
-            self._tell(text, logging.WARNING)
+            self._report(text, logging.WARNING)
 
 
 def _raise_of_callbacks(failed: Mapping[Watcher, Exception]) -> None:

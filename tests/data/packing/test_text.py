@@ -65,7 +65,7 @@ def test_pieces_do_not_change_the_tokens(tmp_path, monkeypatch):
         pack_text(
             tmp_path / "a.txt", tmp_path / f"{tokenizer}1", tokenizer=tokenizer, sequence_length=16, vocabulary_size=300
         )
-    monkeypatch.setattr(documents_module, "PIECE_BYTES", 101)
+    monkeypatch.setattr(documents_module, "CHUNK_BYTES", 101)
     for tokenizer in ("bytes", "bpe"):
         pack_text(
             tmp_path / "a.txt", tmp_path / f"{tokenizer}2", tokenizer=tokenizer, sequence_length=16, vocabulary_size=300

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.faults.slow_ranks import Lag, LagJudge
+from onward.engine.faults.slow_ranks import Lag, SlowRankDetector
 from onward.environment import Environment
 from onward.parameters import Parameters
 from onward.plan.topology import Topology
@@ -30,33 +30,33 @@ def ranks() -> Iterator[None]:
     end_ranks()
 
 
-def judged(judge: LagJudge, *own: float) -> tuple[list[int], list[int]]:
-    slow, recovered = judge.compare([(one, 0.0) for one in own])
+def compared(detector: SlowRankDetector, *own: float) -> tuple[list[int], list[int]]:
+    slow, recovered = detector.compare([(one, 0.0) for one in own])
     return [lag.rank for lag in slow], recovered
 
 
 def test_a_rank_is_named_when_two_comparisons_in_a_row_find_it_slow() -> None:
-    judge = LagJudge(Topology(data_size=4), 1.5)
-    assert judged(judge, 1.0, 1.1, 1.6, 0.9) == ([], [])
-    assert judged(judge, 1.0, 1.1, 1.2, 0.9) == ([], [])
-    assert judged(judge, 1.0, 1.1, 1.6, 0.9) == ([], [])
-    assert judged(judge, 1.0, 1.1, 1.8, 0.9) == ([2], [])
-    assert judged(judge, 1.0, 1.1, 1.8, 0.9) == ([], [])  # once
-    assert judged(judge, 1.0, 1.1, 1.2, 0.9) == ([], [2])
-    assert judged(judge, 2.0, 2.1, 2.2, 1.9) == ([], [])  # all of them
+    detector = SlowRankDetector(Topology(data_size=4), 1.5)
+    assert compared(detector, 1.0, 1.1, 1.6, 0.9) == ([], [])
+    assert compared(detector, 1.0, 1.1, 1.2, 0.9) == ([], [])
+    assert compared(detector, 1.0, 1.1, 1.6, 0.9) == ([], [])
+    assert compared(detector, 1.0, 1.1, 1.8, 0.9) == ([2], [])
+    assert compared(detector, 1.0, 1.1, 1.8, 0.9) == ([], [])  # once
+    assert compared(detector, 1.0, 1.1, 1.2, 0.9) == ([], [2])
+    assert compared(detector, 2.0, 2.1, 2.2, 1.9) == ([], [])  # all of them
 
 
 def test_lags_of_milliseconds_are_not_worth_a_message() -> None:
-    judge = LagJudge(Topology(data_size=2), 1.5)
-    assert [judged(judge, 0.001, 0.009) for _ in range(3)] == [([], [])] * 3
+    detector = SlowRankDetector(Topology(data_size=2), 1.5)
+    assert [compared(detector, 0.001, 0.009) for _ in range(3)] == [([], [])] * 3
 
 
 def test_stages_of_a_pipeline_differ_and_only_their_own_past_says_that_they_are_slow() -> None:
-    judge = LagJudge(Topology(pipeline_size=2), 1.5)
-    assert [judged(judge, 1.0, 3.0) for _ in range(3)] == [([], [])] * 3
-    assert judged(judge, 2.0, 6.0) == ([], [])  # longer samples: all of them
-    assert judged(judge, 1.0, 5.0) == ([], [])
-    assert judged(judge, 1.0, 5.0) == ([1], [])
+    detector = SlowRankDetector(Topology(pipeline_size=2), 1.5)
+    assert [compared(detector, 1.0, 3.0) for _ in range(3)] == [([], [])] * 3
+    assert compared(detector, 2.0, 6.0) == ([], [])  # longer samples: all of them
+    assert compared(detector, 1.0, 5.0) == ([], [])
+    assert compared(detector, 1.0, 5.0) == ([1], [])
 
 
 def test_words_name_rank_process_update_and_lag() -> None:

@@ -98,7 +98,7 @@ def test_gpt2_has_the_same_loss_and_gradients(recompute: bool) -> None:
     compilation = Compilation(True, refuse)
     forward = make_forward(gpt2(4), compilation, recompute)
     assert_same_step(expected, step(forward, tokens()), 1e-5)
-    assert 0 < compilation.pieces < forward.network.plan.count
+    assert 0 < compilation.graph_count < forward.network.plan.count
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_all_segments_that_compute_are_recorded() -> None:
     assert not operators
 
 
-def options_told(capability: str, decided: bool | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def options_chosen(capability: str, decided: bool | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     with inductor.config.patch({"cpp.vec_isa_ok": decided}):
         return module.options_for_cpus()
@@ -150,10 +150,10 @@ def options_told(capability: str, decided: bool | None, monkeypatch: pytest.Monk
 def test_trials_of_wide_vectors_are_spared_where_torch_itself_computes_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert options_told("DEFAULT", None, monkeypatch) == {"cpp_wrapper": True}
-    assert options_told("AVX512", False, monkeypatch) == {"cpp_wrapper": True}, "somebody has decided"
+    assert options_chosen("DEFAULT", None, monkeypatch) == {"cpp_wrapper": True}
+    assert options_chosen("AVX512", False, monkeypatch) == {"cpp_wrapper": True}, "somebody has decided"
     exported = hasattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), "Sleef_expf16_u10")
-    assert ("cpp.vec_isa_ok" in options_told("AVX512", None, monkeypatch)) == exported
+    assert ("cpp.vec_isa_ok" in options_chosen("AVX512", None, monkeypatch)) == exported
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def break_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda code, **options: compiled)
 
 
-def test_what_torch_cannot_compile_runs_as_it_is_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_cannot_compile_runs_as_it_is_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = step(make_forward(gpt2(1), None), tokens())
     break_compiler(monkeypatch)
     said: list[str] = []

@@ -211,7 +211,7 @@ PLACES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [HALVES, PAIRS, SPLIT], ids=["halves", "neighbours", "split"])
+@pytest.mark.parametrize("body", [HALVES, PAIRS, SPLIT], ids=["halves", "neighbors", "split"])
 def test_rotary_embedding(body: str) -> None:
     """With tables that are not the same in both halves, and a gradient of the tables too."""
     model = parse(

@@ -195,7 +195,7 @@ def test_an_output_of_the_model_is_the_loss(opset: int, shape: Shape, tmp_path: 
         (["batch", 10], "sum", "'cost' has shape [batch, 10]: the sum of its numbers is minimized."),
     ],
 )
-def test_an_output_of_several_numbers_is_told(shape: Shape, reduction: str, words: str | None):
+def test_an_output_of_several_numbers_is_reported(shape: Shape, reduction: str, words: str | None):
     """Predictions that are taken for a loss train, too: to minus infinity."""
     notes = make_training_graph(
         pass_through(18, {"cost": shape}), loss=LossSpec("output", "cost", reduction=reduction)

@@ -60,7 +60,7 @@ def test_a_damaged_file_is_told_as_by_the_ordinary_reader(path: Path, length: in
     assert str(found.value) == str(expected.value)
 
 
-def test_a_weight_of_the_wrong_length_is_told(tmp_path: Path) -> None:
+def test_a_weight_of_the_wrong_length_is_reported(tmp_path: Path) -> None:
     proto = model_with_everything()
     proto.graph.initializer[0].raw_data += b"1234"
     onnx.save(proto, tmp_path / "model.onnx")
@@ -68,7 +68,7 @@ def test_a_weight_of_the_wrong_length_is_told(tmp_path: Path) -> None:
         read_model_lazily(tmp_path / "model.onnx")
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         read_model_lazily(tmp_path / "nothing.onnx")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import onward.lowering.kernels.rematerialize as remade
+import onward.lowering.kernels.rematerialize as rematerialize
 from onward.engine.forecast.allocations import Allocations
 from onward.graph.training_graph import make_training_graph
-from onward.lowering.kernels.rematerialize import Remade, with_rematerialization
+from onward.lowering.kernels.rematerialize import Rematerialization, with_rematerialization
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from tests.graph.fusion.pairs import parse
@@ -54,7 +54,7 @@ BODIES: Mapping[str, tuple[str, int]] = {
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remade, "LEAST_BYTES", 0)
+    monkeypatch.setattr(rematerialize, "LEAST_BYTES", 0)
 
 
 def network(body: str, dtype: Any = np.float32) -> OnnxModule:
@@ -187,7 +187,7 @@ def test_one_for_all_to_whom_it_was_promised_and_the_first_while_it_lives() -> N
         return torch.ones(2)
 
     tensor = torch.zeros(2)
-    how = Remade(make)
+    how = Rematerialization(make)
     how.stand_for(tensor)
     how.promise()
     how.promise()
@@ -205,5 +205,5 @@ def test_one_for_all_to_whom_it_was_promised_and_the_first_while_it_lives() -> N
 def test_a_long_chain_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(BODIES["chain"][0])
     kept = compute(net, net.program)[1]
-    monkeypatch.setattr(remade, "LONGEST_CHAIN", 1)
+    monkeypatch.setattr(rematerialize, "LONGEST_CHAIN", 1)
     assert (kept - compute(net, with_rematerialization(net.program))[1]) / WHOLE == pytest.approx(2, abs=0.1)

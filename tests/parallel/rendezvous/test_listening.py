@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from onward.errors import ParametersError
 from onward.parallel.rendezvous.launcher import Launch
 from onward.parallel.rendezvous.listening import address_to_bind, listen, listening_note
-from onward.parallel.rendezvous.rendezvous import attendant, open_store
+from onward.parallel.rendezvous.rendezvous import open_store, peer_info
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore, secret_of
 from onward.parallel.watch.heartbeats import Failure
 from tests.invariants.elastic import make_workplace
@@ -224,7 +224,7 @@ def test_what_no_rank_wrote_is_refused(content: bytes) -> None:
     store = open_store(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", free_port()), 5.0)
     store.set("here/1", content.decode("latin1") or "{")
     with pytest.raises(ForeignEntryError, match=r"as 'here/1', which no rank wrote\. Close its port"):
-        attendant(store, 1)
+        peer_info(store, 1)
     with pytest.raises(ForeignEntryError, match="as 'failure'"):
         Failure.read(content)
 
@@ -269,7 +269,7 @@ def test_a_run_of_several_machines_tells_what_it_opens(launch: Launch, words: st
     assert note.endswith("Let only the machines of this run reach them; see docs/howto/distributed.md, Ports.")
 
 
-def test_a_run_of_one_machine_has_nothing_to_tell() -> None:
+def test_a_run_of_one_machine_has_nothing_to_report() -> None:
     assert listening_note(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", 29511)) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import onward.lowering.kernels.rematerialize as remade
+import onward.lowering.kernels.rematerialize as rematerialize
 from onward.errors import ModelError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
@@ -44,12 +44,12 @@ def test_operations_of_products_are_those_that_torch_counts(name: str) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_kept_bytes_are_near_what_autograd_saves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations that torch saves, each memory once, weights and inputs left out: within a tenth."""
-    monkeypatch.setattr(remade, "LEAST_BYTES", 0)
+    monkeypatch.setattr(rematerialize, "LEAST_BYTES", 0)
     graph = graph_of(name)
     features = batch_of(name, 1)
     costs = measure_costs(graph, SIZES[name])
     network = OnnxModule(graph, (str(graph.loss),)).train()
-    network.program = remade.with_rematerialization(network.program)
+    network.program = rematerialize.with_rematerialization(network.program)
     own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers(), *features.values())}
     saved: dict[int, int] = {}
     held = []

@@ -1,4 +1,4 @@
-"""Text files, JSONL and Parquet -> documents, in pieces small enough that none needs to fit in memory."""
+"""Text files, JSONL and Parquet -> documents, in chunks small enough that none needs to fit in memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onward.data.packing.options import TextOptions
 from onward.data.packing.source import require
 from onward.errors import DataError
 
-PIECE_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 18
 
 
-class Piece(NamedTuple):
+class DocumentChunk(NamedTuple):
     """Part of a document: its number, UTF-8 bytes (empty at its end), whether it ends here, and source bytes read."""
 
     document: int
@@ -23,8 +23,8 @@ class Piece(NamedTuple):
     read_bytes: int
 
 
-def read_documents(paths: list[Path], options: TextOptions) -> Iterator[Piece]:
-    """Walks over all documents; pieces end at line ends where lines are shorter than a piece.
+def read_documents(paths: list[Path], options: TextOptions) -> Iterator[DocumentChunk]:
+    """Walks over all documents; chunks end at line ends where lines are shorter than a chunk.
 
     Raises:
         DataError: a file cannot be read, or lacks the text field.
@@ -32,9 +32,9 @@ def read_documents(paths: list[Path], options: TextOptions) -> Iterator[Piece]:
     document = 0
     for path in paths:
         try:
-            for piece in _read_file(path, options, document):
-                yield piece
-                document = piece.document + piece.last
+            for chunk in _read_file(path, options, document):
+                yield chunk
+                document = chunk.document + chunk.last
         except OSError as error:
             raise DataError(f"text {str(path)!r} cannot be read: {error.strerror or error}.") from error
 
@@ -53,7 +53,7 @@ def is_split_by_document(paths: list[Path], options: TextOptions) -> bool:
     return many or options.documents == "blank-line" or len(paths) >= 20
 
 
-def _read_file(path: Path, options: TextOptions, document: int) -> Iterator[Piece]:
+def _read_file(path: Path, options: TextOptions, document: int) -> Iterator[DocumentChunk]:
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         return _read_jsonl(path, options.text_field, document)
@@ -64,17 +64,17 @@ def _read_file(path: Path, options: TextOptions, document: int) -> Iterator[Piec
     return _read_plain(path, document)
 
 
-def _read_plain(path: Path, document: int) -> Iterator[Piece]:
+def _read_plain(path: Path, document: int) -> Iterator[DocumentChunk]:
     with open(path, "rb") as file:
         rest = b""
-        while block := file.read(PIECE_BYTES):
+        while block := file.read(CHUNK_BYTES):
             text = rest + block
             end = text.rfind(b"\n") + 1
-            if end == 0 and len(text) >= 4 * PIECE_BYTES:
+            if end == 0 and len(text) >= 4 * CHUNK_BYTES:
                 end = _whole_characters(text)
-            yield Piece(document, text[:end], False, len(block))
+            yield DocumentChunk(document, text[:end], False, len(block))
             rest = text[end:]
-        yield Piece(document, rest, True, 0)
+        yield DocumentChunk(document, rest, True, 0)
 
 
 def _whole_characters(text: bytes) -> int:
@@ -85,7 +85,7 @@ def _whole_characters(text: bytes) -> int:
     return end - 1 if text[end - 1] >= 0xC0 else len(text)
 
 
-def _read_paragraphs(path: Path, document: int) -> Iterator[Piece]:
+def _read_paragraphs(path: Path, document: int) -> Iterator[DocumentChunk]:
     """Documents stand between blank lines."""
     lines: list[bytes] = []
     size = 0
@@ -95,14 +95,14 @@ def _read_paragraphs(path: Path, document: int) -> Iterator[Piece]:
             if line.strip():
                 lines.append(line)
             elif lines:
-                yield Piece(document, b"".join(lines), True, size)
+                yield DocumentChunk(document, b"".join(lines), True, size)
                 document, size = document + 1, 0
                 lines.clear()
     if lines:
-        yield Piece(document, b"".join(lines), True, size)
+        yield DocumentChunk(document, b"".join(lines), True, size)
 
 
-def _read_jsonl(path: Path, text_field: str, document: int) -> Iterator[Piece]:
+def _read_jsonl(path: Path, text_field: str, document: int) -> Iterator[DocumentChunk]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -118,11 +118,11 @@ def _read_jsonl(path: Path, text_field: str, document: int) -> Iterator[Piece]:
                     f"{str(path)!r}, line {number}: no text under {text_field!r} (there are {keys}); name it with "
                     "--text-field."
                 )
-            yield Piece(document, text.encode("utf-8", "surrogatepass"), True, len(line))
+            yield DocumentChunk(document, text.encode("utf-8", "surrogatepass"), True, len(line))
             document += 1
 
 
-def _read_parquet(path: Path, text_field: str, document: int) -> Iterator[Piece]:
+def _read_parquet(path: Path, text_field: str, document: int) -> Iterator[DocumentChunk]:
     parquet = require("pyarrow.parquet", "packing Parquet")
     arrow = require("pyarrow", "packing Parquet")
     try:
@@ -142,7 +142,7 @@ def _read_parquet(path: Path, text_field: str, document: int) -> Iterator[Piece]
                     raise DataError(f"{str(path)!r}, row {row}: column {text_field!r} holds {text!r}, not text.")
                 row += 1
                 share = file_bytes * row // rows - done
-                yield Piece(document, text.encode(), True, share)
+                yield DocumentChunk(document, text.encode(), True, share)
                 done += share
                 document += 1
     except arrow.ArrowException as error:

@@ -26,7 +26,7 @@ _RECORDS = {".jsonl", ".ndjson", ".parquet"}
 
 
 @dataclass(frozen=True)
-class _Column:
+class _TableColumn:
     """How a column is read: by the numbers of its words, as whole numbers, or as numbers."""
 
     name: str
@@ -152,9 +152,9 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _describe(name: str, words: dict[str, int] | None, block: Block, options: TableOptions) -> _Column:
+def _describe(name: str, words: dict[str, int] | None, block: Block, options: TableOptions) -> _TableColumn:
     if words is not None:
-        return _Column(name, words, True)
+        return _TableColumn(name, words, True)
     values = [value for value in block.columns[name] if not is_missing(value)]
     try:
         whole = all(_is_whole(value) for value in values) and options.missing != "keep"
@@ -163,7 +163,7 @@ def _describe(name: str, words: dict[str, int] | None, block: Block, options: Ta
             f"table {str(block.path)!r}: column {name!r} holds {error}, which is not a number. Make it a class with "
             f"--categories {name}, or leave it out by naming the features' columns with --columns NAME=COLUMN,..."
         ) from error
-    return _Column(name, None, whole)
+    return _TableColumn(name, None, whole)
 
 
 def _is_whole(value: Any) -> bool:
@@ -196,7 +196,7 @@ def _read(
     paths: list[Path],
     options: TableOptions,
     features: dict[str, list[str]],
-    columns: dict[str, _Column],
+    columns: dict[str, _TableColumn],
     text: TextColumns | None,
     details: dict[str, Any],
     choose_split: ChooseSplit,
@@ -209,7 +209,7 @@ def _read(
             advance(block.read_bytes)
             texts = () if text is None else text.columns
             kept = _complete_rows(
-                block, {**columns, **{name: _Column(name, {}, False) for name in texts}}, options, empty
+                block, {**columns, **{name: _TableColumn(name, {}, False) for name in texts}}, options, empty
             )
             skipped += block.count - len(kept)
             values = {name: _convert(block, column, kept) for name, column in columns.items()} if kept else {}
@@ -233,7 +233,9 @@ def _join(values: list[np.ndarray]) -> np.ndarray:
     return joined if joined.dtype == np.int64 else joined.astype(np.float32)
 
 
-def _complete_rows(block: Block, columns: dict[str, _Column], options: TableOptions, empty: Counter[str]) -> list[int]:
+def _complete_rows(
+    block: Block, columns: dict[str, _TableColumn], options: TableOptions, empty: Counter[str]
+) -> list[int]:
     """The rows that are packed; `empty` counts the cells without a value of those that are not."""
     kept = []
     absent = [name for name in columns if name not in block.columns]
@@ -254,7 +256,7 @@ def _complete_rows(block: Block, columns: dict[str, _Column], options: TableOpti
     return kept
 
 
-def _convert(block: Block, column: _Column, rows: list[int]) -> list[np.ndarray]:
+def _convert(block: Block, column: _TableColumn, rows: list[int]) -> list[np.ndarray]:
     """A column's values of some rows, as arrays of one dtype."""
     values = [block.columns[column.name][row] for row in rows]
     if column.words is not None:
@@ -271,7 +273,7 @@ def _convert(block: Block, column: _Column, rows: list[int]) -> list[np.ndarray]
         raise _find_bad_value(block, column, rows, dtype) from None
 
 
-def _find_bad_value(block: Block, column: _Column, rows: list[int], dtype: np.dtype) -> DataError:
+def _find_bad_value(block: Block, column: _TableColumn, rows: list[int], dtype: np.dtype) -> DataError:
     for row in rows:
         value = block.columns[column.name][row]
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onward.data.packing.bert import BertSampler
-from onward.data.packing.documents import Piece, count_bytes, is_split_by_document, read_documents
+from onward.data.packing.documents import DocumentChunk, count_bytes, is_split_by_document, read_documents
 from onward.data.packing.options import TextOptions
 from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source
 from onward.data.packing.splits import one_after_the_other
@@ -64,14 +64,14 @@ def _read_sequences(
     separator = "[SEP]" if options.objective == "masked" else next(iter(tokenizer.specials))
     end = np.array([tokenizer.specials[separator]], np.int64)
     length, number, total = options.sequence_length, 0, 0
-    for piece in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
-        advance(piece.read_bytes)
-        parts = tokenizer.encode([piece.text]) if piece.text else []
-        if piece.last:
+    for chunk in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
+        advance(chunk.read_bytes)
+        parts = tokenizer.encode([chunk.text]) if chunk.text else []
+        if chunk.last:
             parts.append(end)
         if not parts:
             continue
-        document_split = choose_split(piece.document) if by_document else ""
+        document_split = choose_split(chunk.document) if by_document else ""
         tokens = np.concatenate([streams.get(document_split, end[:0]), *parts])
         total += sum(map(len, parts))
         start = 0
@@ -133,18 +133,18 @@ def _read_bert(
     """Non-empty lines are sentences; a split has a sampler of its own, so that no test sentence is seen in training."""
     samplers: dict[str, BertSampler] = {}
     number, rest = 0, b""
-    for piece in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
-        advance(piece.read_bytes)
-        text = rest + piece.text
-        end = len(text) if piece.last else text.rfind(b"\n") + 1
+    for chunk in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
+        advance(chunk.read_bytes)
+        text = rest + chunk.text
+        end = len(text) if chunk.last else text.rfind(b"\n") + 1
         rest = text[end:]
         lines = [line for line in text[:end].splitlines() if line.strip()]
-        document_split = choose_split(piece.document) if by_document else ""
+        document_split = choose_split(chunk.document) if by_document else ""
         if document_split not in samplers:
             key = [seed, 2, len(samplers)]
             samplers[document_split] = BertSampler(options, tokenizer.specials, tokenizer.vocabulary_size, key)
         sampler = samplers[document_split]
-        for sample in sampler.add(tokenizer.encode(lines), piece.last):
+        for sample in sampler.add(tokenizer.encode(lines), chunk.last):
             yield (document_split if by_document else choose_split(number)), sample
             number += 1
     if number == 0:
@@ -152,37 +152,37 @@ def _read_bert(
 
 
 def _decodable(
-    pieces: Iterator[Piece],
+    chunks: Iterator[DocumentChunk],
     paths: list[Path],
     options: TextOptions,
     tokenizer: TextTokenizer,
     details: dict[str, Any],
-) -> Iterator[Piece]:
+) -> Iterator[DocumentChunk]:
     """Handles documents that are not UTF-8 as the options ask; a byte tokenizer takes any bytes."""
     if not tokenizer.needs_utf8:
-        yield from pieces
+        yield from chunks
         return
     skipping, skipped = -1, 0
     document, offset = -1, 0
-    for piece in pieces:
-        start, document = (offset if piece.document == document else 0), piece.document
-        offset = start + len(piece.text)
+    for chunk in chunks:
+        start, document = (offset if chunk.document == document else 0), chunk.document
+        offset = start + len(chunk.text)
         try:
-            piece.text.decode()
+            chunk.text.decode()
         except UnicodeDecodeError as error:
             if options.undecodable == "error":
-                name = f"text {str(paths[piece.document])!r}" if _one_document_per_file(paths, options) else "a text"
+                name = f"text {str(paths[chunk.document])!r}" if _one_document_per_file(paths, options) else "a text"
                 raise DataError(
-                    f"{name} (document {piece.document}) is not UTF-8: {error.reason} at byte {start + error.start}. "
+                    f"{name} (document {chunk.document}) is not UTF-8: {error.reason} at byte {start + error.start}. "
                     "Convert it, leave it out with --undecodable skip, or put marks there with --undecodable replace."
                 ) from error
             if options.undecodable == "replace":
-                piece = piece._replace(text=piece.text.decode("utf-8", "replace").encode())
-            elif skipping != piece.document:
-                skipping, skipped = piece.document, skipped + 1
-        if skipping == piece.document:
-            piece = piece._replace(text=b"")
-        yield piece
+                chunk = chunk._replace(text=chunk.text.decode("utf-8", "replace").encode())
+            elif skipping != chunk.document:
+                skipping, skipped = chunk.document, skipped + 1
+        if skipping == chunk.document:
+            chunk = chunk._replace(text=b"")
+        yield chunk
     if skipped:
         details["documents_not_utf8"] = details.get("documents_not_utf8", 0) + skipped
 

@@ -128,8 +128,8 @@ def _training_texts(paths: list[Path], options: TextOptions) -> Iterator[str]:
     left = options.tokenizer_training_bytes
     for number, path in enumerate(paths):
         share = left // (len(paths) - number)
-        for piece in read_documents([path], options):
-            text = piece.text[:share]
+        for chunk in read_documents([path], options):
+            text = chunk.text[:share]
             share -= len(text)
             left -= len(text)
             if text:

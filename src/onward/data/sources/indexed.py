@@ -14,7 +14,7 @@ from onward.data.batches import (
     Batch,
     DataCursor,
     LastBatch,
-    Segment,
+    SampleBlock,
     check_batch_size,
     check_last_batch,
     cut_batches,
@@ -105,22 +105,22 @@ class IndexedDataLoader:
                 f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
                 f"{self.sample_count} samples: the data changed. Restore the data, or start a new run."
             )
-        batches = cut_batches(self._segments(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
+        batches = cut_batches(self._blocks(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
         # Where chunks begin depends on the position itself, and is no part of it.
         return (replace(one, cursor=DataCursor(one.cursor.epoch, one.cursor.sample)) for one in batches)
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
         """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
         check_batch_size(batch_size)
-        segments = self._segments(EpochOrder(False, 0), START, epochs=1)
-        return cut_batches(segments, batch_size, "short", self._count_dropped)
+        blocks = self._blocks(EpochOrder(False, 0), START, epochs=1)
+        return cut_batches(blocks, batch_size, "short", self._count_dropped)
 
     def close(self) -> None:
         """Does nothing: there is no background work."""
 
-    def _segments(
+    def _blocks(
         self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None
-    ) -> Generator[Segment, None, None]:
+    ) -> Generator[SampleBlock, None, None]:
         epoch, first = cursor.epoch, cursor.sample
         end = None if epochs is None else epoch + epochs
         while epoch != end:
@@ -130,7 +130,7 @@ class IndexedDataLoader:
                 chosen = numbers[begin : begin + CHUNK_SAMPLES]
                 is_last = begin + len(chosen) == self.sample_count
                 features = self._fetch(chosen)
-                yield Segment(features, len(chosen), None, 0, epoch, begin, 0, 1 if is_last else 2, "data set", "")
+                yield SampleBlock(features, len(chosen), None, 0, epoch, begin, 0, 1 if is_last else 2, "data set", "")
             epoch, first = epoch + 1, 0
 
     def _fetch(self, numbers: np.ndarray, left_out: set[str] | None = None) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ class Lag:
 
 
 @dataclass
-class LagJudge:
+class SlowRankDetector:
     """Finds slow ranks in tables of all ranks' own work; the same on every rank.
 
     Attributes:
@@ -115,7 +115,7 @@ class SlowRanks:
         wait_clock: measures.
         clock: of the round, which knows how long data were waited for.
         period: weight updates between two comparisons; 0: none.
-        ratio: see `LagJudge`.
+        ratio: see `SlowRankDetector`.
         say: takes sentences for the user.
     """
 
@@ -130,7 +130,7 @@ class SlowRanks:
     ) -> None:
         self._state, self._wait_clock, self._clock = state, wait_clock, clock
         self._period, self._say = period, say
-        self._lags = LagJudge(state.mesh.topology, ratio)
+        self._lags = SlowRankDetector(state.mesh.topology, ratio)
         self._data_seconds = 0.0
 
     def watched(self, steps: Iterator[StepDone]) -> Iterator[StepDone]:

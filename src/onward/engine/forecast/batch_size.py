@@ -45,7 +45,7 @@ class BatchSizes:
     found: dict[str, list[int]] = field(default_factory=dict)
     begun_round: int | None = None
     largest: int | None = None
-    _told: set[int] = field(default_factory=set)
+    _reported: set[int] = field(default_factory=set)
     _told_smaller: set[int] = field(default_factory=set)
 
     def settle(
@@ -63,21 +63,21 @@ class BatchSizes:
             ParametersError: not even the smallest micro-batch fits, or the model fixes its batch.
         """
         if not parameters.training.find_batch_size:
-            return self._made_smaller(parameters, number, say)
+            return self._with_smaller_batch_size(parameters, number, say)
         samples = samples_of_update(parameters)
         if self.found.get(str(number), [0])[0] == samples:
             chosen = self.known(parameters, number)
-            if number not in self._told:
+            if number not in self._reported:
                 say(f"training.find_batch_size: {outcome(parameters, chosen)}, as this run was begun with.")
         else:
             self._refuse_another(parameters, number)
             chosen, note = find_batch_size(parameters, mesh, graph, specs)
             self.found[str(number)] = [samples, chosen.training.batch_size]
             say(note)
-        self._told.add(number)
-        return self._made_smaller(chosen, number, say)
+        self._reported.add(number)
+        return self._with_smaller_batch_size(chosen, number, say)
 
-    def _made_smaller(self, parameters: Parameters, number: int, say: Callable[[str], None]) -> Parameters:
+    def _with_smaller_batch_size(self, parameters: Parameters, number: int, say: Callable[[str], None]) -> Parameters:
         """As memory that ran out demands."""
         chosen = with_smaller_batch(parameters, self.largest)
         if chosen is not parameters and number not in self._told_smaller:

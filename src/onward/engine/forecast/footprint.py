@@ -1,6 +1,6 @@
 """How much memory a stage needs on a rank, and what it exchanges: its real program, run on tensors without memory.
 
-Engines that share out weights run, too, among replicas that are only imagined; nothing is estimated where torch knows.
+Engines that shard weights run, too, among fake replicas; nothing is estimated where torch knows.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def measure_stage(
     """
     zero = parameters.distributed.zero_stage if topology.data_size > 1 else 0
     mode, log = FakeTensorMode(allow_non_fake_inputs=True), Allocations()
-    imagined = fake_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
-    with imagined as mesh, warnings.catch_warnings():
+    fake = fake_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
+    with fake as mesh, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # engines warn of what a run would do, which a forecast does not
         network = network_of(graph, parameters, mesh, costs, read=functools.partial(_empty_weight, mode))
         network.train()

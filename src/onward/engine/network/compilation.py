@@ -1,4 +1,4 @@
-"""Compiling the code of segments by `torch.compile`: one piece of code for equal segments, so that depth costs nothing.
+"""Compiles the code of segments by `torch.compile`, once for equal segments, so that depth costs nothing.
 
 Whether to compile follows from a rule, never from a measurement: the same run on the same machine has the same bits.
 """
@@ -104,20 +104,20 @@ class Compilation:
         cuda_graphs: training passes are recorded as CUDA graphs and replayed.
 
     Attributes:
-        pieces: how many different pieces of code there are.
+        graph_count: how many different graphs are compiled.
     """
 
     def __init__(self, is_required: bool, say: Callable[[str], None], cuda_graphs: bool = False) -> None:
-        torch.compiler.assume_constant_result(is_recomputing)  # type: ignore[no-untyped-call]  # a piece has one mode
+        torch.compiler.assume_constant_result(is_recomputing)  # type: ignore[no-untyped-call]  # a graph has one mode
         self.is_required = is_required
         self.say = say
         self.cuda_graphs = cuda_graphs
-        self._pieces: dict[Hashable, _Piece] = {}
+        self._graphs: dict[Hashable, _CompiledGraph] = {}
 
     @property
-    def pieces(self) -> int:
-        """How many different pieces of code there are so far."""
-        return len(self._pieces)
+    def graph_count(self) -> int:
+        """How many different graphs are compiled so far."""
+        return len(self._graphs)
 
     def begin_pass(self) -> None:
         """Says that nothing of earlier passes is needed any more, so that graphs may be replayed in its memory."""
@@ -139,19 +139,21 @@ class Compilation:
             return program
         if not self.cuda_graphs and not joins(program, device):
             return program
-        return replace(program, run=_Shared(self, program.code, any(_keeps_statistics(node.target) for node in nodes)))
+        return replace(
+            program, run=_SharedCode(self, program.code, any(_keeps_statistics(node.target) for node in nodes))
+        )
 
-    def piece(
+    def compiled(
         self, code: fx.GraphModule, arguments: tuple[Any, ...], mode: Hashable, is_trained: bool = False
-    ) -> _Piece:
-        """The piece for code that is called with arguments of these shapes in a pass of this mode."""
+    ) -> _CompiledGraph:
+        """The graph for code that is called with arguments of these shapes in a pass of this mode."""
         key = structure_of(code), signature_of(arguments), mode
-        if key not in self._pieces:
-            self._pieces[key] = _Piece(code, arguments[1], self.cuda_graphs and is_trained)
-        return self._pieces[key]
+        if key not in self._graphs:
+            self._graphs[key] = _CompiledGraph(code, arguments[1], self.cuda_graphs and is_trained)
+        return self._graphs[key]
 
     def failed(self, error: Exception) -> None:
-        """A piece could not be compiled, although its code runs.
+        """A graph could not be compiled, although its code runs.
 
         Raises:
             ParametersError: it had to be.
@@ -210,11 +212,11 @@ def _autocast_type(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
-class _Piece:
+class _CompiledGraph:
     """Code that is compiled once, at its first call; recorded as a CUDA graph where that is wanted."""
 
     def __init__(self, code: fx.GraphModule, device: torch.device, is_recorded: bool) -> None:
-        # A module of its own: torch keeps what it compiled with the code of `forward`, and a piece is one mode of it.
+        # A module of its own: torch keeps what it compiled with the code of `forward`, and a graph is one mode of it.
         self.code = fx.GraphModule(code, code.graph)
         self.source = code  # a structure may hold its identity
         self.is_compiled = False
@@ -234,36 +236,36 @@ class _Piece:
         return results
 
 
-class _Shared:
-    """Called in the place of a program's code: finds the piece for its arguments and runs that."""
+class _SharedCode:
+    """Called instead of a program's code: finds the graph for its arguments and runs that."""
 
     def __init__(self, compilation: Compilation, code: fx.GraphModule, keeps_statistics: bool) -> None:
         self.compilation = compilation
         self.code = code
         self.keeps_statistics = keeps_statistics
-        self._by_mode: dict[Hashable, _Piece] = {}
+        self._by_mode: dict[Hashable, _CompiledGraph] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         # The program is one for inputs of fixed shapes: only the mode of the pass can differ between its calls.
         training, device = arguments[:2]
         is_repeated = self.keeps_statistics and is_recomputing()
         mode = training, torch.is_grad_enabled(), is_repeated, _autocast_type(device)
-        piece = self._by_mode.get(mode)
-        if piece is None:
+        graph = self._by_mode.get(mode)
+        if graph is None:
             is_trained = training and torch.is_grad_enabled()
-            piece = self._by_mode[mode] = self.compilation.piece(self.code, arguments, mode, is_trained)
-        if piece.is_plain:
+            graph = self._by_mode[mode] = self.compilation.compiled(self.code, arguments, mode, is_trained)
+        if graph.is_plain:
             return self.code(*arguments)  # type: ignore[no-any-return]
         try:
-            return piece(*arguments)
+            return graph(*arguments)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if piece.is_compiled or not _is_of_compiler(error):
+            if graph.is_compiled or not _is_of_compiler(error):
                 raise
             results = self.code(*arguments)  # a mistake in the model shows here again, and is told as its own
             self.compilation.failed(error)
-            piece.is_plain = True
+            graph.is_plain = True
             return results  # type: ignore[no-any-return]
 
 

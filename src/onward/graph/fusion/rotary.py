@@ -1,4 +1,4 @@
-"""Rotary embedding written out: `x cos + turned(x) sin`, where `turned` swaps halves, or neighbours, with a sign."""
+"""Rotary embedding written out: `x cos + turned(x) sin`, where `turned` swaps halves, or neighbors, with a sign."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _fuse(editor: Editor, x: ir.Value, turned: ir.Value, nodes: list[ir.Node], i
     output = editor.write(
         "RotaryEmbedding", [x, cosine, sine], sums[0], fused=True, name="rotary", interleaved=int(interleaved)
     )
-    about = "neighbours turned" if interleaved else "halves turned"
+    about = "neighbors turned" if interleaved else "halves turned"
     editor.replace(result, output, KIND, len(nodes), about)
 
 
 Turned = tuple[ir.Value, ir.Value, list[ir.Node], bool]
-"""x, the turned x, the nodes between them, and whether neighbours were turned."""
+"""x, the turned x, the nodes between them, and whether neighbors were turned."""
 
 
 def _halves_turned(facts: Facts, concat: ir.Node) -> Turned | None:

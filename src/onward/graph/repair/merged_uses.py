@@ -223,7 +223,7 @@ def _share(value: ir.Value, left: Sequence[Unit], right: Sequence[Unit]) -> bool
 
 def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool, is_asked: bool) -> Grouping:
     """Without modules: nodes that compute with the same other tensors are calls of one layer."""
-    beside = [frozenset(id(one) for one in companions(value, unit) if _is_telling(one, is_asked)) for unit in units]
+    beside = [frozenset(id(one) for one in companions(value, unit) if _is_distinctive(one, is_asked)) for unit in units]
     if is_filled:
         groups: dict[object, list[Unit]] = {}
         for place, (unit, others) in enumerate(zip(units, beside, strict=True)):
@@ -247,7 +247,7 @@ def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool, is_asked:
     return Grouping(joined, is_certain and len(joined) > 1)
 
 
-def _is_telling(value: ir.Value, is_asked: bool) -> bool:
+def _is_distinctive(value: ir.Value, is_asked: bool) -> bool:
     """A tensor that several nodes read may be merged itself, above all one of one number."""
     return len(value.uses()) == 1 or (_varies(value) and not is_asked)
 

@@ -33,7 +33,7 @@ _SHOWN = 8
 
 
 @dataclass
-class Untying:
+class SplitWeights:
     """What was done.
 
     Attributes:
@@ -45,7 +45,7 @@ class Untying:
     families: dict[str, str] = field(default_factory=dict)
 
 
-def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Sequence[str] = ()) -> Untying:
+def split_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Sequence[str] = ()) -> SplitWeights:
     """Gives every layer its own copy of a float initializer that an exporter merged, in place.
 
     Layers are told apart by what the exporter wrote down (traced calls, an `Identity` with the parameter's name, module
@@ -69,7 +69,7 @@ def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
         if _may_be_merged(value, known_as.matches(name, split)) and not known_as.matches(name, keep)
     ]
     if not merged:
-        return Untying()
+        return SplitWeights()
     uses = UseEvidence.of(model)
     # First what names and calls decide: it tells, in turn, which layers other tensors belong to.
     for one in merged:
@@ -79,7 +79,7 @@ def untie_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
         for one in merged:
             if (len(one.value.shape or ()) > 1) is is_matrix:
                 one.split_by_layers(uses)
-    done = Untying(notes=_notes_on_joined(model.graph))
+    done = SplitWeights(notes=_notes_on_joined(model.graph))
     for one in merged:
         one.release()
         done.notes += one.notes()

@@ -26,7 +26,7 @@ from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.kernels.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
 from onward.lowering.ledger import why_refused
-from onward.lowering.program import Nested, Program, pick, prune_unused_optional_inputs, settle_placeholders
+from onward.lowering.program import Nested, Program, name_placeholders, pick, prune_unused_optional_inputs
 from onward.lowering.registry import Lowering, find_host_lowering, find_lowering
 
 _RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "torch", "device", "inf", "nan"})
@@ -108,7 +108,7 @@ class _Builder:
         unused = [name for name, node in self.tensors.items() if not node.users]
         for name in unused:
             self.fx_graph.erase_node(self.tensors.pop(name))
-        settle_placeholders(self.fx_graph)
+        name_placeholders(self.fx_graph)
         code = fx.GraphModule(self.root, self.fx_graph)
         names = tuple(str(value.name) for value in values)
         return Program(code, self._input_names(), tuple(self.tensors), names, self.attribute_tensors)
@@ -370,7 +370,7 @@ class _Builder:
             if first is not None:
                 first.prepend(node)
         inner.fx_graph.eliminate_dead_code()
-        settle_placeholders(inner.fx_graph)
+        name_placeholders(inner.fx_graph)
         attribute = self._identifier(f"graph_{graph.name or 'nested'}")
         self.root.add_module(attribute, fx.GraphModule(inner.root, inner.fx_graph))
         captured = tuple(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from onward.lowering.program import Nested, Program, settle_placeholders
+from onward.lowering.program import Nested, Program, name_placeholders
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,16 @@ def split_program(program: Program, segment_of: Mapping[str, int], count: int) -
     places = _places(program.code.graph, segment_of, count)
     output = next(node for node in program.code.graph.nodes if node.op == "output")
     results = tuple(names.get(node, f"%{node.name}") for node in output.args[0])
-    parts = [
-        _Part(program, placeholders, names, [node for node, place in places.items() if place == index], output)
+    builders = [
+        _SegmentBuilder(
+            program, placeholders, names, [node for node, place in places.items() if place == index], output
+        )
         for index in range(count)
     ]
     folded = {name: tensor for name, tensor in program.attribute_tensors.items() if name in results}
-    return SegmentedProgram(tuple(part.cut() for part in parts), program.inputs, program.outputs, results, folded)
+    return SegmentedProgram(
+        tuple(builder.cut() for builder in builders), program.inputs, program.outputs, results, folded
+    )
 
 
 def _places(graph: fx.Graph, segment_of: Mapping[str, int], count: int) -> dict[fx.Node, int]:
@@ -91,7 +95,7 @@ def _places(graph: fx.Graph, segment_of: Mapping[str, int], count: int) -> dict[
     return places
 
 
-class _Part:
+class _SegmentBuilder:
     """Builds the program of one segment."""
 
     def __init__(
@@ -121,7 +125,7 @@ class _Part:
         for node in self.nodes:
             copies[node] = graph.node_copy(node, lambda source: copies[source])
         graph.output(tuple(copies[node] for node in self.results))
-        settle_placeholders(graph)
+        name_placeholders(graph)
         tensors = tuple(self.names[node] for node in self.tensors)
         attributes = {name: t for name, t in self.program.attribute_tensors.items() if name in tensors}
         return Program(

@@ -14,7 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onward.graph.reading.garbage_collection import without_collection
-from onward.lowering.program import Nested, Program, settle_placeholders
+from onward.lowering.program import Nested, Program, name_placeholders
 from onward.lowering.simplification import simpler_arguments
 
 LARGEST_FOLDED_BYTES = 64 * 2**20
@@ -141,7 +141,7 @@ class _Rewriter:
             if not self.map[node].users:
                 self.new.erase_node(self.map[node])
                 tensors.remove(name)
-        settle_placeholders(self.new)
+        name_placeholders(self.new)
         code = fx.GraphModule(self.program.code, self.new)
         return Program(
             code,

@@ -1,4 +1,4 @@
-"""Tensors that autograd asks for in the backward pass and that are made again then, from what is kept anyway.
+"""Tensors that autograd asks for in the backward pass and that are recomputed then, from what is kept anyway.
 
 A batch normalization keeps its input: what it gives, a sum with it, and the activation after it are a pass each away.
 """
@@ -24,25 +24,25 @@ LEAST_BYTES = 2**17
 LONGEST_CHAIN = 16
 """Tensors that are made one out of the other, as through the sums of residual blocks, before one is kept."""
 
-_on: ContextVar[bool] = ContextVar("remade", default=False)
+_on: ContextVar[bool] = ContextVar("rematerialization", default=False)
 
 
 def with_rematerialization(program: Program) -> Program:
     """A program that keeps less for its backward pass, where its operators know how; its code is called as it is."""
     run = program.run or program.code
 
-    def run_remaking(*arguments: Any) -> tuple[Any, ...]:
+    def run_rematerializing(*arguments: Any) -> tuple[Any, ...]:
         token = _on.set(True)
         try:
             return run(*arguments)
         finally:
             _on.reset(token)
 
-    return replace(program, run=run_remaking)
+    return replace(program, run=run_rematerializing)
 
 
 def is_worth_rematerializing(tensor: Tensor) -> bool:
-    """Whether a tensor that an operator makes, and that autograd may keep, is worth being made again."""
+    """Whether a tensor that an operator makes, and that autograd may keep, is worth recomputing."""
     return tensor.requires_grad and _is_large(tensor)
 
 
@@ -52,8 +52,8 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LEAST_BYTES
 
 
-class Remade:
-    """How a tensor is made again; whoever is promised it takes it once.
+class Rematerialization:
+    """How a tensor is recomputed; whoever is promised it takes it once.
 
     Args:
         make: makes a new one, with the same bits and layout.
@@ -61,7 +61,7 @@ class Remade:
         depth: how many are made one out of the other.
     """
 
-    def __init__(self, make: Callable[[], Tensor], sources: Sequence[Remade] = (), depth: int = 0) -> None:
+    def __init__(self, make: Callable[[], Tensor], sources: Sequence[Rematerialization] = (), depth: int = 0) -> None:
         self.make = make
         self.sources = sources
         self.depth = depth
@@ -72,7 +72,7 @@ class Remade:
     def stand_for(self, tensor: Tensor) -> Tensor:
         """From now on operators that read this very tensor know how it is made."""
         self._first = weakref.ref(tensor)
-        tensor._remade = self  # type: ignore[attr-defined]
+        tensor._rematerialization = self  # type: ignore[attr-defined]
         return tensor
 
     def promise(self) -> None:
@@ -90,7 +90,7 @@ class Remade:
         """
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "what follows a batch normalization is made again for the backward pass, which has no gradient itself: "
+                "what follows a batch normalization is recomputed for the backward pass, which has no gradient itself: "
                 "turn `recompute.cheap_inputs` off to take gradients of gradients."
             )
         self._waiting = max(self._waiting - 1, 0)
@@ -105,7 +105,7 @@ def _nothing() -> None:
     return None
 
 
-class Kept(Remade):
+class Kept(Rematerialization):
     """A tensor that stays until the backward pass anyway."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -113,25 +113,25 @@ class Kept(Remade):
         super().__init__(lambda: same)
 
 
-def of(tensor: Any) -> Remade | None:
-    """How a tensor is made again, or that it is kept, if that is known."""
+def of(tensor: Any) -> Rematerialization | None:
+    """How a tensor is recomputed, or that it is kept, if that is known."""
     if torch.compiler.is_compiling() or not _on.get():
         return None
-    return getattr(tensor, "_remade", None)
+    return getattr(tensor, "_rematerialization", None)
 
 
 @dataclass(frozen=True)
 class _View:
-    """In the place of a saved tensor that lies in the memory of one that is made again."""
+    """Instead of a saved tensor stored in the memory of one that is recomputed."""
 
-    whole: Remade
+    whole: Rematerialization
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
-def _instead(X: Tensor, how: Remade, otherwise: Remade | None = None) -> saved_tensors_hooks:
-    """A context in which what is saved of X's memory is made again, and other tensors, too, where it is said how."""
+def _instead(X: Tensor, how: Rematerialization, otherwise: Rematerialization | None = None) -> saved_tensors_hooks:
+    """A context in which what is saved of X's memory is recomputed, and other tensors, too, where it is said how."""
     storage = weakref.ref(X.untyped_storage())  # autograd holds the hook as long as what it saves
 
     def put(saved: Tensor) -> Tensor | _View:
@@ -151,7 +151,7 @@ def _take(packed: Tensor | _View) -> Tensor:
 
 
 def saved_tensor_hook(X: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """What operators keep of X in here is made again, if it can be; other tensors they keep."""
+    """What operators keep of X in here is recomputed, if it can be; other tensors they keep."""
     how = of(X)
     if how is None or isinstance(how, Kept):
         return contextlib.nullcontext()
@@ -167,13 +167,13 @@ def normalized(X: Tensor, Y: Tensor, scale: Tensor, B: Tensor, mean: Tensor, inv
     if Y.stride() != X.stride() or not is_worth_rematerializing(Y):
         return Y
     x, scale, B, mean, inverse = (tensor.detach() for tensor in (X, scale, B, mean, inverse))
-    return Remade(
+    return Rematerialization(
         lambda: torch.native_batch_norm(x, inverse * scale, B, mean, torch.ones_like(mean), False, 0.0, 0.0)[0]
     ).stand_for(Y)
 
 
 def summed(A: Tensor, B: Tensor) -> Tensor:
-    """`A + B`, made again where one is a normalization's result and the other kept, or made again as well."""
+    """`A + B`, recomputed where one is a normalization's result and the other kept, or recomputed as well."""
     total = A + B
     first, second = of(A), of(B)
     if first is None or second is None or not is_worth_rematerializing(total):
@@ -184,7 +184,7 @@ def summed(A: Tensor, B: Tensor) -> Tensor:
     if isinstance(first, Kept) or first.depth or second.depth == LONGEST_CHAIN or not alike:
         return total
     fresh, other = first, second
-    return Remade(lambda: fresh.make().add_(other.take()), (other,), other.depth + 1).stand_for(total)
+    return Rematerialization(lambda: fresh.make().add_(other.take()), (other,), other.depth + 1).stand_for(total)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -192,18 +192,18 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def activated(X: Tensor, function: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor]) -> Tensor:
-    """`function(X)`, element by element, made again by `again`, which may write over what it is given."""
+    """`function(X)`, element by element, recomputed by `again`, which may write over what it is given."""
     how = of(X)
     if how is None or isinstance(how, Kept) or not is_worth_rematerializing(X):
         return function(X)
-    own = Remade(lambda: again(how.make()), how.sources, how.depth)
+    own = Rematerialization(lambda: again(how.make()), how.sources, how.depth)
     with _instead(X, how, own):
         result = function(X)
     return own.stand_for(result)
 
 
 def rectified(X: Tensor) -> Tensor:
-    """`relu(X)`; torch keeps the result, which is not kept if it can be made again."""
+    """`relu(X)`; torch keeps the result, which is not kept if it can be recomputed."""
     result = activated(X, torch.relu, torch.relu_)
     return Kept(result).stand_for(result) if of(result) is None and is_worth_rematerializing(result) else result
 
@@ -213,4 +213,4 @@ def to_memory_format(X: Tensor, layout: torch.memory_format) -> Tensor:
     result = X.contiguous(memory_format=layout)
     if result is X or X.requires_grad or not _is_large(result):
         return result
-    return Remade(lambda: X.contiguous(memory_format=layout)).stand_for(result)
+    return Rematerialization(lambda: X.contiguous(memory_format=layout)).stand_for(result)

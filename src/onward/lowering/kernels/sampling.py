@@ -48,7 +48,7 @@ def sample(X: Tensor, taps: list[Taps], pad: Callable[[Tensor, int], tuple[Tenso
 
 
 def linear_taps(place: Tensor) -> Taps:
-    """The two neighbours of a place along one axis."""
+    """The two neighbors of a place along one axis."""
     below = place.floor()
     share = place - below
     index = below.to(torch.int64)
@@ -56,7 +56,7 @@ def linear_taps(place: Tensor) -> Taps:
 
 
 def cubic_taps(place: Tensor, a: float = -0.75) -> Taps:
-    """The four neighbours of a place along one axis, by Keys' kernel, https://doi.org/10.1109/TASSP.1981.1163711."""
+    """The four neighbors of a place along one axis, by Keys' kernel, https://doi.org/10.1109/TASSP.1981.1163711."""
     below = place.floor()
     t = place - below
     index = below.to(torch.int64)

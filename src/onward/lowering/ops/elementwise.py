@@ -242,7 +242,7 @@ def ceil(X: Tensor) -> Tensor:
 
 @lowers("Round", since=11)
 def round_(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Round.html; halves to the even neighbour."""
+    """https://onnx.ai/onnx/operators/onnx__Round.html; halves to the even neighbor."""
     return torch.round(X)
 
 

@@ -158,7 +158,7 @@ def _fits(table: Tensor, X: Tensor) -> bool:
 
 
 def _pairs(tensor: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """What is turned together: views of halves, or of neighbours."""
+    """What is turned together: views of halves, or of neighbors."""
     if interleaved:
         return tensor[..., 0::2], tensor[..., 1::2]
     first, second = tensor.chunk(2, -1)

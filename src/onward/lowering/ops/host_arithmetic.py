@@ -153,7 +153,7 @@ def ceil(X: HostValue) -> HostValue:
 
 @lowers_on_host("Round", since=11)
 def round_(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Round.html; halves to the even neighbour."""
+    """https://onnx.ai/onnx/operators/onnx__Round.html; halves to the even neighbor."""
     return map_broadcast(lambda x: _to_float(round(x)), X)
 
 

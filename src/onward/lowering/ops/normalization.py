@@ -330,7 +330,7 @@ def instance_normalization(
 
 @lowers("LRN", since=1)
 def lrn(X: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__LRN.html; over `size` neighbouring channels, the longer side upwards."""
+    """https://onnx.ai/onnx/operators/onnx__LRN.html; over `size` neighboring channels, the longer side upwards."""
     if size < 1:
         raise ValueError(f"size is {size}; at least one channel is normalized over.")
     squares = X.square().flatten(2).unsqueeze(1) if X.dim() > 2 else X.square()[:, None, :, None]

@@ -277,14 +277,14 @@ def _resize_axis(X: Tensor, axis: Axis, rules: Rules) -> Tensor:
     radius, kernel = _kernel(rules)
     first = math.floor(-radius / stretch) + 1
     offsets = torch.arange(first, 2 - first, dtype=torch.float64, device=X.device)
-    neighbours = places.floor()[:, None] + offsets
-    weights = kernel((neighbours - places[:, None]) * stretch)
+    neighbors = places.floor()[:, None] + offsets
+    weights = kernel((neighbors - places[:, None]) * stretch)
     if rules.exclude_outside:
-        weights = torch.where((neighbours >= 0) & (neighbours < axis.size), weights, 0)
+        weights = torch.where((neighbors >= 0) & (neighbors < axis.size), weights, 0)
     if rules.exclude_outside or rules.antialias:
         total = weights.sum(1, keepdim=True)
         weights = weights / torch.where(total == 0, 1, total)
-    columns = neighbours.to(torch.int64).clamp(0, axis.size - 1)
+    columns = neighbors.to(torch.int64).clamp(0, axis.size - 1)
     matrix = torch.zeros((axis.target, axis.size), dtype=torch.float64, device=X.device)
     matrix = matrix.scatter_add(1, columns, weights)
     wide = torch.float32 if X.dtype in (torch.float16, torch.bfloat16) else X.dtype

@@ -56,8 +56,8 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
     tensors = set([node for node in graph.nodes if node.op == "placeholder"][2 + len(program.inputs) :])
     products = [node for node in graph.nodes if node.target in PRODUCTS and _is_plain_product(node, tensors)]
     known = set(products)
-    steps = {call: _made_again(call, known) if recomputes_inputs else () for call in products}
-    groups = _neighbours(graph, products) if joins else [[call] for call in products]
+    steps = {call: _recomputed_calls(call, known) if recomputes_inputs else () for call in products}
+    groups = _neighbors(graph, products) if joins else [[call] for call in products]
     groups = [group for group in groups if len(group) > 1 or steps[group[0]]]
     if not groups:
         return program
@@ -103,7 +103,7 @@ def _layer(call: fx.Node) -> tuple[tuple[str, bool], Any, Any]:
     return (PRODUCTS[call.target], is_transposed), right, call.args[2] if len(call.args) > 2 else None
 
 
-def _neighbours(graph: fx.Graph, products: Sequence[fx.Node]) -> list[list[fx.Node]]:
+def _neighbors(graph: fx.Graph, products: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """Products that read the same, in groups, in order, with nothing between them that keeps them apart."""
     groups: list[list[fx.Node]] = []
     known, is_open = set(products), False
@@ -119,7 +119,7 @@ def _neighbours(graph: fx.Graph, products: Sequence[fx.Node]) -> list[list[fx.No
     return groups
 
 
-def _made_again(call: fx.Node, products: set[fx.Node]) -> tuple[fx.Node, ...]:
+def _recomputed_calls(call: fx.Node, products: set[fx.Node]) -> tuple[fx.Node, ...]:
     """The nodes that make the left operand of a product, views of it last, if it is cheap and not kept otherwise."""
     steps = _steps(call.args[0])
     return () if any(_is_kept(step, products) for step in steps) else steps

@@ -80,7 +80,7 @@ def detect(environment: Mapping[str, str] | None = None) -> Launch:
     if around is not None:
         # Scripts often hand a part of the launcher's numbers on to torch; what they hand on must be true.
         _check_agree(variables, around)
-    return _with_meeting_point(variables, around or Launch())
+    return _with_rendezvous_address(variables, around or Launch())
 
 
 def _read(variables: Mapping[str, str], launcher: LauncherName, names: tuple[str, ...]) -> Launch | None:
@@ -176,7 +176,7 @@ def _read_slurm(variables: Mapping[str, str]) -> Launch | None:
     return launch
 
 
-def _with_meeting_point(variables: Mapping[str, str], launch: Launch) -> Launch:
+def _with_rendezvous_address(variables: Mapping[str, str], launch: Launch) -> Launch:
     """Where rank 0 listens: on the loopback interface of the only machine, as said, or on the first of Slurm's list."""
     if launch.world_size == 1:
         return launch

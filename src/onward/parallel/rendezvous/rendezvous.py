@@ -54,16 +54,16 @@ class PeerInfo:
         return self.host == socket.gethostname() and self.namespace == process_namespace()
 
 
-def attendant(store: RunStore, rank: int) -> PeerInfo:
+def peer_info(store: RunStore, rank: int) -> PeerInfo:
     """Who came as a rank that has signed in.
 
     Raises:
         ForeignEntryError: somebody else wrote there.
     """
-    return _read_attendant(rank, store.get(f"here/{rank}"))
+    return _parse_peer_info(rank, store.get(f"here/{rank}"))
 
 
-def _read_attendant(rank: int, content: bytes) -> PeerInfo:
+def _parse_peer_info(rank: int, content: bytes) -> PeerInfo:
     try:
         host, pid, namespace = json.loads(content)
         return PeerInfo(str(host), int(pid), int(namespace))
@@ -180,7 +180,7 @@ def _sign_in(store: RunStore, launch: Launch) -> None:
     written = json.dumps(dataclasses.astuple(me))
     seen = store.compare_set(f"here/{launch.rank}", "", written)
     if seen != written.encode():
-        other = _read_attendant(launch.rank, seen)
+        other = _parse_peer_info(launch.rank, seen)
         raise ParametersError(
             f"rank {launch.rank} is there twice: {other}; and {me}. Give every process its own rank, and every start "
             "its own MASTER_PORT."
@@ -190,7 +190,7 @@ def _sign_in(store: RunStore, launch: Launch) -> None:
 def _roll(store: RunStore, launch: Launch, present: list[int], waited: float) -> str:
     hosts: dict[str, list[int]] = {}
     for rank in present:
-        hosts.setdefault(attendant(store, rank).host, []).append(rank)
+        hosts.setdefault(peer_info(store, rank).host, []).append(rank)
     missing = [rank for rank in range(launch.world_size) if rank not in present]
     came = "; ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in hosts.items())
     return (

@@ -25,7 +25,7 @@ from typing import Any
 import torch._C._distributed_c10d as c10d
 
 from onward.operating_system import open_file_of, process_state, stack_signal
-from onward.parallel.rendezvous.rendezvous import PeerInfo, attendant
+from onward.parallel.rendezvous.rendezvous import PeerInfo, peer_info
 from onward.parallel.rendezvous.run_store import RunStore
 
 KEPT_COLLECTIVES = 256
@@ -118,7 +118,7 @@ class FlightRecorder:
                         answers[rank] = json.loads(store.get(f"flight/answer/{rank}"))
         with talk():
             silent = {rank: _stacks_of_silent(store, rank) for rank in range(self.world_size) if rank not in answers}
-            people = {rank: attendant(store, rank) for rank in range(self.world_size)}
+            people = {rank: peer_info(store, rank) for rank in range(self.world_size)}
         return _write(self.folder, _compose(cause, people, answers, silent))
 
     def _describe_stacks(self) -> str:
@@ -164,7 +164,7 @@ def _describe_collective(entry: Mapping[str, Any]) -> str:
 
 def _stacks_of_silent(store: RunStore, rank: int) -> str:
     """What can be found out about a rank that does not answer: it is stopped, gone, or holds Python's lock."""
-    who = attendant(store, rank)
+    who = peer_info(store, rank)
     if not who.is_near():
         return f"no answer, and it runs on another machine than the rank that asked; look at {who}"
     state = process_state(who.pid)

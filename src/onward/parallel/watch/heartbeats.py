@@ -23,12 +23,12 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
-from onward.parallel.rendezvous.rendezvous import attendant, name_ranks
+from onward.parallel.rendezvous.rendezvous import name_ranks, peer_info
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import Cause, cause_of, leave_cause
 from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, say, words
 from onward.parallel.watch.flight_recorder import STORE_GUARD, FlightRecorder
-from onward.parallel.watch.neighbour import Neighbour, describe_silent, read_beat
+from onward.parallel.watch.peer import WatchedPeer, describe_silent, read_beat
 
 BEAT_SECONDS = 0.5
 DIAGNOSIS_SECONDS = 3.0
@@ -162,7 +162,7 @@ class HeartbeatMonitor:
         """A process of this machine that somebody stopped goes on and sees that all end; a signal would only wait."""
         for rank in self._silent:
             with self._talk():
-                who = attendant(self._store, rank)
+                who = peer_info(self._store, rank)
             if who.is_near():
                 with contextlib.suppress(OSError):
                     os.kill(who.pid, signal.SIGCONT)
@@ -227,7 +227,7 @@ class HeartbeatMonitor:
         elif silent:
             self._silent = silent
             with self._talk():
-                who = "; ".join(describe_silent(rank, attendant(self._store, rank)) for rank in silent[:8])
+                who = "; ".join(describe_silent(rank, peer_info(self._store, rank)) for rank in silent[:8])
             why = f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
         elif busy:
             who = ", ".join(f"rank {rank} after {beats[rank][1]} updates" for rank in busy[:8])
@@ -277,7 +277,7 @@ class HeartbeatMonitor:
     # ------------------------------------------------------------------ the watching thread
 
     def _run(self) -> None:
-        neighbour = Neighbour((self.launch.rank + 1) % self.launch.world_size)
+        neighbor = WatchedPeer((self.launch.rank + 1) % self.launch.world_size)
         count = 0
         while not self._stopping.wait(BEAT_SECONDS):
             if self.leaving is not None:
@@ -289,7 +289,7 @@ class HeartbeatMonitor:
             try:
                 with self._talk():
                     self._store.set(f"beat/{self.launch.rank}", f"{count} {self.progress}")
-                    death = neighbour.death(self._store)
+                    death = neighbor.death(self._store)
                     self._recorder.answer(self._store, self.progress)
                 self._end_if_failed(death)
             except dist.DistError:

@@ -253,7 +253,7 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
             kept.update(_owner(v, roles) for v in operands if not (knows and _is_rematerialized(v, roles)))
         elif Fact.KEEPS_FACTORS in facts:
             for index, value in enumerate(operands[:2]):
-                if _is_made_again(node, index, roles):
+                if _is_recomputed_input(node, index, roles):
                     continue
                 if any(other in roles.with_gradient for place, other in enumerate(operands[:2]) if place != index):
                     kept.add(_owner(value, roles))
@@ -266,7 +266,7 @@ def _kept_values(roles: ValueRoles) -> frozenset[ir.Value]:
     return frozenset(value for value in kept if value in roles.producers)
 
 
-def _is_made_again(node: ir.Node, index: int, roles: ValueRoles) -> bool:
+def _is_recomputed_input(node: ir.Node, index: int, roles: ValueRoles) -> bool:
     """Whether an operand of a product with a weight is cheap to compute."""
     left, right = node.inputs[:2]
     if index or left is None or right is None or node.op_type not in ("MatMul", "Gemm", "Linear"):

@@ -84,13 +84,13 @@ def _core_around(softmax: ir.Node, order: Mapping[ir.Node, int]) -> frozenset[ir
     return frozenset(below & above)
 
 
-def _nearest_product(start: ir.Node, neighbours: Callable[[ir.Node], Iterator[ir.Node | None]]) -> ir.Node | None:
+def _nearest_product(start: ir.Node, neighbors: Callable[[ir.Node], Iterator[ir.Node | None]]) -> ir.Node | None:
     """The first product of two activations in a direction, over operators that leave scores what they are."""
     waiting = [start]
     for _ in range(_MOST_STEPS):
         following: list[ir.Node] = []
         for node in waiting:
-            for other in neighbours(node):
+            for other in neighbors(node):
                 if other is None:
                     continue
                 if other.op_type in ("MatMul", "Einsum") and not any(
@@ -105,7 +105,7 @@ def _nearest_product(start: ir.Node, neighbours: Callable[[ir.Node], Iterator[ir
 
 def _reach(
     start: ir.Node,
-    neighbours: Callable[[ir.Node], Iterator[ir.Node | None]],
+    neighbors: Callable[[ir.Node], Iterator[ir.Node | None]],
     order: Mapping[ir.Node, int],
     bound: int,
 ) -> set[ir.Node]:
@@ -113,7 +113,7 @@ def _reach(
     low, high = sorted((order[start], bound))
     found, stack = {start}, [start]
     while stack:
-        for other in neighbours(stack.pop()):
+        for other in neighbors(stack.pop()):
             if other is not None and other not in found and low <= order.get(other, -1) <= high:
                 found.add(other)
                 stack.append(other)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed, stages_of_a_rank
-from onward.plan.annotations import RequestedSharding, wished_stages
+from onward.plan.annotations import RequestedSharding, requested_stages
 from onward.plan.costs.costs import GraphCosts, measure_costs
 from onward.plan.costs.stage_cost import StageCost
 from onward.plan.pipeline.balance import balanced_stages
@@ -24,7 +24,7 @@ def choose_stages(
     roles: ValueRoles,
     micro_batches: int,
     sizes: Mapping[str, int],
-    wish: RequestedSharding | None = None,
+    requested: RequestedSharding | None = None,
 ) -> tuple[dict[ir.Node, int], str | None]:
     """Cuts a network into `pipeline_parallel_size` times stages-per-rank stages.
 
@@ -35,7 +35,7 @@ def choose_stages(
         micro_batches: of one update.
         sizes: symbolic dimensions of the network's inputs -> sizes in a micro-batch, as far as known; stages are
             balanced for these.
-        wish: what the model's own annotations ask for; the parameters come first.
+        requested: what the model's own annotations ask for; the parameters come first.
 
     Returns:
         The stage of every node that is computed on one stage only, and what to tell the user of the choice.
@@ -54,12 +54,12 @@ def choose_stages(
     if distributed.pipeline_stage_paths:
         return stages_by_note(graph, roles, count), None
     note = None
-    if wish is not None and wish.stage_count == count:
-        note = f"the {count} pipeline stages are those of the model's own annotations ({wish.configuration!r})."
-        return wished_stages(wish, roles), note
-    if wish is not None and wish.stage_count:
+    if requested is not None and requested.stage_count == count:
+        note = f"the {count} pipeline stages are those of the model's own annotations ({requested.configuration!r})."
+        return requested_stages(requested, roles), note
+    if requested is not None and requested.stage_count:
         note = (
-            f"the model's annotations ({wish.configuration!r}) name {wish.stage_count} pipeline stages, but "
+            f"the model's annotations ({requested.configuration!r}) name {requested.stage_count} pipeline stages, but "
             f"pipeline_parallel_size and stages_per_rank ask for {count}; stages are balanced by cost instead."
         )
     limit = distributed.stage_memory_gb

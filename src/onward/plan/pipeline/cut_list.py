@@ -148,8 +148,8 @@ def stages_by_cut_list(
             for node in _consumers_of(number, edge, value, by_name):
                 lowest, _ = cut_edges.get((value, node), (number, number))
                 cut_edges[(value, node)] = (lowest, number)
-    pieces = _pieces(roles, cut_edges)
-    return _place(roles, pieces, cut_edges, stage_count)
+    components = _components(roles, cut_edges)
+    return _place(roles, components, cut_edges, stage_count)
 
 
 def _consumers_of(number: int, edge: CutEdge, value: ir.Value, by_name: Mapping[str, ir.Node]) -> Iterable[ir.Node]:
@@ -186,8 +186,8 @@ def _edges(roles: ValueRoles) -> Iterable[tuple[ir.Node, ir.Value, ir.Node]]:
                     yield producer, value, node
 
 
-def _pieces(roles: ValueRoles, cut_edges: CutNumbers) -> dict[ir.Node, ir.Node]:
-    """Bound nodes -> one node of the piece they belong to, in which they hang together without the cut edges."""
+def _components(roles: ValueRoles, cut_edges: CutNumbers) -> dict[ir.Node, ir.Node]:
+    """Assigned nodes -> one node of their connected component of the graph without the cut edges."""
     parent = {node: node for node in roles.bound}
 
     def find(node: ir.Node) -> ir.Node:
@@ -204,11 +204,11 @@ def _pieces(roles: ValueRoles, cut_edges: CutNumbers) -> dict[ir.Node, ir.Node]:
 
 def _place(
     roles: ValueRoles,
-    pieces: Mapping[ir.Node, ir.Node],
+    components: Mapping[ir.Node, ir.Node],
     cut_edges: CutNumbers,
     stage_count: int,
 ) -> dict[ir.Node, int]:
-    """A stage for every piece: as early as its inputs allow; a piece without any, as late as its readers allow."""
+    """A stage for every component: as early as its inputs allow; one without any, as late as its readers allow."""
     earliest: dict[ir.Node, tuple[int, ir.Value]] = {}
     latest: dict[ir.Node, tuple[int, ir.Value]] = {}
     for producer, value, reader in _edges(roles):
@@ -216,7 +216,7 @@ def _place(
         if numbers is None:
             continue
         lowest, highest = numbers
-        before, after = pieces[producer], pieces[reader]
+        before, after = components[producer], components[reader]
         if before is after:
             _refuse_connected(roles, cut_edges, lowest, value)
         if after not in earliest or earliest[after][0] < highest + 1:
@@ -224,8 +224,8 @@ def _place(
         if before not in latest or latest[before][0] > lowest:
             latest[before] = (lowest, value)
     stages: dict[ir.Node, int] = {}
-    for piece in set(pieces.values()):
-        first, last = earliest.get(piece), latest.get(piece)
+    for component in set(components.values()):
+        first, last = earliest.get(component), latest.get(component)
         if first is not None and last is not None and first[0] > last[0]:
             raise ParametersError(
                 f"{_CUTS} goes backward: cut {first[0] - 1} puts the readers of {first[1].name!r} on stage {first[0]} "
@@ -233,20 +233,20 @@ def _place(
                 f"belongs to stage {last[0]} or before. Put the cuts in the order of the network."
             )
         if first is None and last is None and stage_count > 1:
-            _refuse_left_out(roles, pieces, piece)
-        stages[piece] = first[0] if first is not None else last[0] if last is not None else 0
+            _refuse_left_out(roles, components, component)
+        stages[component] = first[0] if first is not None else last[0] if last is not None else 0
     unused = sorted(set(range(stage_count)) - set(stages.values()))
     if unused:
         raise ParametersError(
             f"{_CUTS} leaves stage {unused[0]} of {stage_count} without nodes: no tensor leads from cut "
             f"{unused[0] - 1} to cut {unused[0]}. Each cut must separate its own piece of the network."
         )
-    return {node: stages[piece] for node, piece in pieces.items()}
+    return {node: stages[component] for node, component in components.items()}
 
 
-def _refuse_left_out(roles: ValueRoles, pieces: Mapping[ir.Node, ir.Node], piece: ir.Node) -> None:
-    members = [node for node in roles.nodes if pieces.get(node) is piece]
-    if len(members) == len(pieces):
+def _refuse_left_out(roles: ValueRoles, components: Mapping[ir.Node, ir.Node], component: ir.Node) -> None:
+    members = [node for node in roles.nodes if components.get(node) is component]
+    if len(members) == len(components):
         raise ParametersError(
             f"{_CUTS} cuts nothing: every tensor it names depends on the network's inputs alone or on weights alone, "
             "which each stage has for itself. Name a tensor between two layers."

@@ -1,6 +1,6 @@
 """Pipeline stages: which nodes, weights and inputs each has, and which values travel from one to the next.
 
-Only neighbours talk: what a later stage needs is relayed through those between. Weights that several stages read (tied
+Only neighbors talk: what a later stage needs is relayed through those between. Weights that several stages read (tied
 embeddings) lie on each of them; `shared_weights` says whose gradients have to be summed.
 """
 
@@ -19,7 +19,7 @@ from onward.plan.roles import ValueRoles, find_roles, node_id
 
 @dataclass(frozen=True)
 class Transfer:
-    """A value that travels between neighbouring stages.
+    """A value that travels between neighboring stages.
 
     Attributes:
         name: of the value.

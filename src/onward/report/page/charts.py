@@ -149,7 +149,7 @@ def _grid(across: _Axis, up: _Axis) -> list[str]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """`0.05`, `12,000`, `2.5M`, `1e-07`; with as many digits as it takes to tell neighbours apart."""
+    """`0.05`, `12,000`, `2.5M`, `1e-07`; with as many digits as it takes to tell neighbors apart."""
     labels: list[str] = []
     for digits in range(3, 12):
         labels = [_short(value, digits) for value in ticks]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from onward.operating_system import is_running, process_state
-from onward.parallel.rendezvous.rendezvous import PeerInfo, attendant
+from onward.parallel.rendezvous.rendezvous import PeerInfo, peer_info
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 
 SILENT_SECONDS = 25.0
@@ -19,7 +19,7 @@ def describe_silent(rank: int, who: PeerInfo) -> str:
     return f"rank {rank} on {who}" + ("" if state is None else f", which {state}")
 
 
-class Neighbour:
+class WatchedPeer:
     """The one rank that a rank looks after; around the ring everybody is looked after."""
 
     def __init__(self, rank: int) -> None:
@@ -28,11 +28,11 @@ class Neighbour:
         self._last: tuple[bytes, float] = (b"", time.monotonic())
 
     def death(self, store: RunStore) -> str | None:
-        """What to say if the neighbour is dead; None: it lives, has not come yet, or is done."""
+        """What to say if the neighbor is dead; None: it lives, has not come yet, or is done."""
         if not store.check([f"here/{self.rank}"]) or store.check([f"done/{self.rank}"]):
             return None
         if self._who is None:
-            self._who = attendant(store, self.rank)
+            self._who = peer_info(store, self.rank)
         if self._who.is_near():
             if is_running(self._who.pid) or store.check([f"done/{self.rank}"]):
                 return None
