@@ -1,8 +1,8 @@
 """Attacks on a run by its storage and its clocks: operations that fail, files that cannot grow, folders that vanish,
 time that stands still or jumps, and checkpoints whose state was forged. Each case trains a small network here.
 
-A case is held when the run ends with exit code 0 and its model, or with 2 or 3 and a message, within `LONGEST_SECONDS`,
-and when the same command succeeds afterwards, once the fault is gone.
+A case is held when the run ends with exit code 0 and its model, or with 2 or 3 and a message, within `LONGEST_SECONDS`
+and without a traceback, and when the same command succeeds afterwards, once the fault is gone.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ def _wrong(folder: Path, attack: Attack, again: bool) -> str:
     model = folder / "out" / "mlp_trained.onnx"
     if code not in (0, 2, 3):
         return f"ended with {code} {said[-300:]!r}"
+    if "Traceback" in said:
+        return f"prints a traceback: {said[-300:]!r}"
     if code and not said.strip():
         return f"ended with {code} and no message"
     if code == 0 and not model.is_file():

@@ -320,6 +320,7 @@ def test_one_file_asks_the_operating_system(path: Path) -> None:
 
 READS_THE_WALL_CLOCK = {
     "report/metrics_file.py": "stamps records",
+    "report/event_file.py": "stamps events, and names their file by the time for TensorBoard to order",
     "report/run_record.py": "stamps a run's record",
     "report/trackers/mlflow_run.py": "stamps what MLflow shows",
     "report/page/run_record.py": "of several profiles of a run, shows the one written last",
@@ -357,6 +358,7 @@ MAY_OPEN = {
     "data/packing/rows.py": "a source that the user names",
     "data/packing/tokenizer_files.py": "a tokenizer that the user names, read by its own library",
     "proposal/data_reading.py": "a source that the user names",
+    "report/event_file.py": "a file that it made, to write over what an attempt that failed has left",
     "artifacts/quantization.py": "files that it wrote into a temporary folder",
     "parallel/watch/flight_recorder.py": "stacks that this process had written into a file of its own",
     "diagnosis/exchange.py": "files that it wrote into a temporary folder",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,16 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write metrics to .*file/metrics\.jsonl: .*correct the path"):
         MetricsFile(tmp_path / "file" / "metrics.jsonl")
+
+
+def test_a_file_that_is_removed_while_the_run_goes_on_is_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    file = MetricsFile(folder / "metrics.jsonl")
+    file.on_step(step_report(1))
+    shutil.rmtree(folder)
+    with pytest.raises(StorageError, match=rf"cannot write metrics to {folder}/metrics\.jsonl: No such file"):
+        file.on_step(step_report(2))
+    file.close()
 
 
 def test_a_closed_file_takes_nothing(tmp_path: Path) -> None:

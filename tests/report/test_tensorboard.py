@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from onward.errors import ParametersError, StorageError
 from onward.report.tensorboard import TensorBoardWatcher
+from tests.faulty_storage import faulty_storage
 from tests.report.events import checkpoint_report, evaluation_report, run_summary, step_report
 
 
@@ -155,20 +157,46 @@ def test_a_scalar_has_one_element(tmp_path: Path) -> None:
     watcher.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = TensorBoardWatcher(tmp_path)
-
-    def refuse(self: RecordWriter, data: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(RecordWriter, "write", refuse)
     message = r"TensorBoard events to .*: No space left on device.*log_dir"
-    with pytest.raises(StorageError, match=message):
-        _write_many(watcher)
+    with faulty_storage(monkeypatch) as storage:
+        storage.fail("write", errno.ENOSPC, times=1, match="tfevents")
+        with pytest.raises(StorageError, match=message):
+            _write_many(watcher)
     with pytest.raises(StorageError, match=message):
         watcher.close()
     watcher.close()
+
+
+def test_events_of_a_failing_file_system_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = TensorBoardWatcher(tmp_path)
+    with faulty_storage(monkeypatch) as storage:
+        storage.fail("write", errno.EIO, times=2, match="tfevents")
+        storage.fail("open", errno.ESTALE, times=1, match="tfevents")
+        for update in range(1, 6):
+            watcher.on_step(step_report(update, loss=float(update)))
+            watcher.on_checkpoint(checkpoint_report(update))
+    watcher.close()
+    assert _points(tmp_path, "train/loss") == [(update, float(update)) for update in range(1, 6)]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_folder_that_is_removed_while_the_run_goes_on_is_named_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs"
+    watcher = TensorBoardWatcher(folder)
+    watcher.on_step(step_report(1))
+    watcher.on_checkpoint(checkpoint_report(1))
+    shutil.rmtree(folder)
+    with pytest.raises(StorageError, match=rf"TensorBoard events to {folder}: No such file or directory"):
+        _write_many(watcher)
+    folder.mkdir()
+    with pytest.raises(StorageError, match="No such file"):
+        watcher.close()
+    assert list(folder.iterdir()) == [], "events without their beginning are no file that TensorBoard reads"
+    assert capfd.readouterr().err == ""
 
 
 def _write_many(watcher: TensorBoardWatcher) -> None:

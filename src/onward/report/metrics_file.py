@@ -170,6 +170,8 @@ class MetricsFile(JsonEvents):
 
     def _append_to_file(self, lines: bytes) -> None:
         assert self._file is not None
+        if not self.path.exists():  # removed: what is written now is lost
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         before = os.fstat(self._file.fileno()).st_size
         written = 0
         try:

@@ -10,21 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from torch.utils.tensorboard import summary as summaries
 
 from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary, StepReport
 from onward.errors import ParametersError, StorageError
 from onward.graph.weights.names import WeightNames
+from onward.report.event_file import EventFile
 
 HISTOGRAM_BUCKETS = 64
 """Buckets of equal width between a tensor's smallest and largest finite value; TensorBoard shows 30 of them."""
-
-FLUSH_PERIOD_SECONDS = 10
-"""How long an event may wait before it is on disk, where TensorBoard finds it."""
-
-QUEUED_EVENTS = 1_000
-"""How many events may wait for the writing thread before training waits for it; ten, the usual, is one report."""
 
 
 class TensorBoardWatcher:
@@ -60,12 +55,11 @@ class TensorBoardWatcher:
         self.histogram_names = tuple(histogram_names)
         self.norm_names = tuple(norm_names)
         purge_step = 0 if resumed_update is None else resumed_update + 1
-        self._writer: SummaryWriter | None = None
+        self._file: EventFile | None = None
         self._hyperparameters: dict[str, int | float | str | bool] = {}
         with _storing(self.log_dir):
-            self._writer = SummaryWriter(
-                str(self.log_dir), purge_step=purge_step, max_queue=QUEUED_EVENTS, flush_secs=FLUSH_PERIOD_SECONDS
-            )
+            self._file = EventFile(self.log_dir)
+            self._file.add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
 
     def describe(self, texts: Mapping[str, str], hyperparameters: Mapping[str, int | float | str | bool]) -> None:
         """Writes what the run is: texts by name, and hyperparameters, which get the last metrics at its end."""
@@ -73,17 +67,17 @@ class TensorBoardWatcher:
         with _storing(self.log_dir):
             for name, text in texts.items():
                 lines = "\n".join(f"    {line}" for line in text.splitlines())  # a code block, in Markdown
-                self._open_writer.add_text(f"run/{name}", lines)
-            self._open_writer.flush()
+                self._open_file.add_summary(summaries.text(f"run/{name}", lines))  # type: ignore[no-untyped-call]
+            self._open_file.flush()
 
     def _write_hyperparameters(self, metrics: Mapping[str, float]) -> None:
         """In the same event file as the scalars: `add_hparams` would make a run of its own for them."""
         if self._hyperparameters:
             found = {f"hparam/{name}": value for name, value in metrics.items()}
-            for summary in hparams(self._hyperparameters, found):  # type: ignore[no-untyped-call]
-                self._open_writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
+            for summary in summaries.hparams(self._hyperparameters, found):  # type: ignore[no-untyped-call]
+                self._open_file.add_summary(summary)
             for name, value in found.items():
-                self._open_writer.add_scalar(name, value)
+                self._add_scalar(name, value)
 
     def on_step(self, report: StepReport) -> None:
         """Writes the scalars of an update, and the named tensors."""
@@ -98,31 +92,29 @@ class TensorBoardWatcher:
             "mfu": report.mfu,
             "peak_memory_bytes": report.peak_memory_bytes,
         }
-        writer = self._open_writer
         with _storing(self.log_dir), torch.no_grad():
             for name, value in values.items():
                 if value is not None:
-                    writer.add_scalar(f"train/{name}", value, report.update)
+                    self._add_scalar(f"train/{name}", value, report.update)
             for name, tensor in _chosen("scalar_names", self.scalar_names, report):
-                writer.add_scalar(f"train/scalar/{name}", _single(name, tensor), report.update)
+                self._add_scalar(f"train/scalar/{name}", _single(name, tensor), report.update)
             for name, tensor in _chosen("norm_names", self.norm_names, report):
                 norm = torch.linalg.vector_norm(tensor, dtype=torch.float64 if _is_double(tensor) else torch.float32)
-                writer.add_scalar(f"train/norm/{name}", norm.item(), report.update)
+                self._add_scalar(f"train/norm/{name}", norm.item(), report.update)
             for name, tensor in _chosen("histogram_names", self.histogram_names, report):
-                _write_histogram(writer, name, tensor, report.update)
+                self._add_histogram(name, tensor, report.update)
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Writes the metrics."""
-        writer = self._open_writer
         with _storing(self.log_dir):
             for name, value in report.metrics.items():
-                writer.add_scalar(f"test/{name}", value, report.update)
-            writer.flush()
+                self._add_scalar(f"test/{name}", value, report.update)
+            self._open_file.flush()
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """Brings what was written to disk: a run resumed from this checkpoint goes on after it."""
         with _storing(self.log_dir):
-            self._open_writer.flush()
+            self._open_file.flush()
 
     def on_message(self, text: str) -> None:
         """Messages are for people at the console and for `metrics.jsonl`."""
@@ -132,20 +124,51 @@ class TensorBoardWatcher:
         last = {} if summary.last_loss is None else {"train_loss": summary.last_loss}
         with _storing(self.log_dir):
             self._write_hyperparameters({**last, **summary.metrics})
-            self._open_writer.flush()
+            self._open_file.flush()
 
     def close(self) -> None:
         """Writes what is left and closes the file."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
+        file, self._file = self._file, None
+        if file is not None:
             with _storing(self.log_dir):
-                writer.close()
+                file.close()
 
     @property
-    def _open_writer(self) -> SummaryWriter:
-        if self._writer is None:
+    def _open_file(self) -> EventFile:
+        if self._file is None:
             raise StorageError(f"the event file in {self.log_dir} is closed; no event can be written to it.")
-        return self._writer
+        return self._file
+
+    def _add_scalar(self, name: str, value: float, update: int | None = None) -> None:
+        self._open_file.add_summary(summaries.scalar(name, value), update)  # type: ignore[no-untyped-call]
+
+    def _add_histogram(self, name: str, tensor: torch.Tensor, update: int) -> None:
+        """Counts where the tensor is, so that only the counts travel from a GPU."""
+        values = tensor.detach().flatten().to(torch.float64 if _is_double(tensor) else torch.float32)
+        finite = torch.isfinite(values)
+        left_out = values.numel() - int(finite.sum())
+        if left_out:
+            values = values[finite]
+            self._add_scalar(f"train/non_finite/{name}", left_out, update)
+        if not values.numel():
+            return
+        low, high = (float(bound) for bound in torch.aminmax(values))
+        if low == high:
+            limits, counts = [high], [float(values.numel())]
+        else:
+            counts = torch.histc(values, bins=HISTOGRAM_BUCKETS, min=low, max=high).tolist()
+            limits = torch.linspace(low, high, HISTOGRAM_BUCKETS + 1, dtype=torch.float64)[1:].tolist()
+        histogram = summaries.histogram_raw(  # type: ignore[no-untyped-call]
+            f"train/histogram/{name}",
+            min=low,
+            max=high,
+            num=values.numel(),
+            sum=float(values.sum(dtype=torch.float64)),
+            sum_squares=float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2,
+            bucket_limits=limits,
+            bucket_counts=counts,
+        )
+        self._open_file.add_summary(histogram, update)
 
 
 @contextmanager
@@ -188,32 +211,3 @@ def _single(name: str, tensor: torch.Tensor) -> float:
 
 def _is_double(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.float64
-
-
-def _write_histogram(writer: SummaryWriter, name: str, tensor: torch.Tensor, update: int) -> None:
-    """Counts where the tensor is, so that only the counts travel from a GPU."""
-    values = tensor.detach().flatten().to(torch.float64 if _is_double(tensor) else torch.float32)
-    finite = torch.isfinite(values)
-    left_out = values.numel() - int(finite.sum())
-    if left_out:
-        values = values[finite]
-        writer.add_scalar(f"train/non_finite/{name}", left_out, update)
-    if not values.numel():
-        return
-    low, high = (float(bound) for bound in torch.aminmax(values))
-    if low == high:
-        limits, counts = [high], [float(values.numel())]
-    else:
-        counts = torch.histc(values, bins=HISTOGRAM_BUCKETS, min=low, max=high).tolist()
-        limits = torch.linspace(low, high, HISTOGRAM_BUCKETS + 1, dtype=torch.float64)[1:].tolist()
-    writer.add_histogram_raw(
-        f"train/histogram/{name}",
-        min=low,
-        max=high,
-        num=values.numel(),
-        sum=float(values.sum(dtype=torch.float64)),
-        sum_squares=float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2,
-        bucket_limits=limits,
-        bucket_counts=counts,
-        global_step=update,
-    )

@@ -260,7 +260,8 @@ class Watchers:
             try:
                 watcher.close()
             except Exception as error:
-                failure.add_note(f"closing it failed too: {_describe(error)}")
+                if _describe(error) != _describe(failure):
+                    failure.add_note(f"closing it failed too: {_describe(error)}")
         # Told after the removal of all that failed; a message may make a further one fail, which is then told too.
         for watcher, failure in failed.items():
             text = f"{type(watcher).__name__} stops, training goes on: {_describe(failure)}"
