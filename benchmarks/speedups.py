@@ -70,7 +70,7 @@ SPEED_UPS: Mapping[str, SpeedUp] = {
     "all fusions": SpeedUp({"speed": {"fuse": False}}),
     **{f"fusion {name}": SpeedUp({"speed": {"fusions_off": [name]}}) for name in FUSIONS},
     "layers that read the same are joined": SpeedUp({"speed": {"join_layers": False}}, networks=LANGUAGE),
-    "cheap inputs are made again": SpeedUp({"recompute": {"cheap_inputs": False}}),
+    "cheap activations are recomputed": SpeedUp({"recompute": {"cheap_activations": False}}),
     "places of maxima in a byte": SpeedUp(
         without=lambda: patch.object(max_pooling, "LEAST_BYTES", 2**60), networks=IMAGES
     ),

@@ -34,7 +34,7 @@ def test_what_a_network_has_none_of_is_not_measured(tmp_path: Path) -> None:
     task = Task("gpt2", "tiny", "cpu", False, True, 1)
     measured = [name for name, speed_up in SPEED_UPS.items() if applies(speed_up, task, tmp_path)]
     assert measured[:4] == ["all fusions", "fusion attention", "fusion gelu", "fusion cross_entropy"]
-    assert measured[4:] == ["fusion linear", "cheap inputs are made again", "products by oneDNN", ALLOCATOR]
+    assert measured[4:] == ["fusion linear", "cheap activations are recomputed", "products by oneDNN", ALLOCATOR]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_a_forecast_knows_that_8_bits_are_kept(model: Path) -> None:
             model,
             mixed_precision=mixed,
             training={"mapped_dimensions": {"sequence": TOKENS}},
-            recompute={"cheap_inputs": False},
+            recompute={"cheap_activations": False},
         )
         graph = read_training_graph(asked, model)
         (kept[name],) = forecast(asked, graph, plan_run(asked, Topology(), graph, {})).ranks[0].memory.kept

@@ -91,8 +91,8 @@ def test_one_process_trains_as_without(case: Case, way: str) -> None:
 
 
 @pytest.mark.parametrize("case", [LANGUAGE, DROPOUT], ids=["plain", "dropout"])
-def test_cheap_inputs_kept_or_made_again_give_the_same_bits(case: Case) -> None:
-    assert both(case, Layout(), {"cheap_inputs": False}) == (0.0, 0.0)
+def test_cheap_activations_kept_or_recomputed_give_the_same_bits(case: Case) -> None:
+    assert both(case, Layout(), {"cheap_activations": False}) == (0.0, 0.0)
 
 
 def test_what_follows_a_batch_normalization_made_again_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_what_follows_a_batch_normalization_made_again_gives_the_same_bits(monke
     take = rematerialize.Rematerialization.take
     monkeypatch.setattr(rematerialize, "LEAST_BYTES", 0)
     monkeypatch.setattr(rematerialize.Rematerialization, "take", lambda self: made.append(None) or take(self))
-    assert both(NORMALIZED, Layout(), {"cheap_inputs": False}) == (0.0, 0.0)
+    assert both(NORMALIZED, Layout(), {"cheap_activations": False}) == (0.0, 0.0)
     assert made
 
 

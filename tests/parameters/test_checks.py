@@ -85,7 +85,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         (
             {"recompute": {"layers": 2}},
             "recompute.layers is unknown. Known here: segments, attention, number_recompute_layers, memory_budget, "
-            "cheap_inputs.",
+            "cheap_activations.",
         ),
         (
             {"optimizer": {"optimizer_attributes": [{"weights": "*"}, {"weights": "*", "lamda": 1}]}},

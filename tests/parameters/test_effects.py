@@ -36,7 +36,7 @@ ALWAYS = {
     "mixed_precision": {"use_mixed_precision", "float8"},
     "speed": {"fuse", "join_layers", "compile", "channels_last"},
     "distributed": {"data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size", "max_restarts"},
-    "recompute": {"memory_budget", "cheap_inputs"},
+    "recompute": {"memory_budget", "cheap_activations"},
     "checkpoint": {"checkpoints_dir", "checkpoint_to_load_path"},
     "early_stopping": {"patience"},
     "on_bad_loss": {"skip"},

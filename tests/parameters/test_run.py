@@ -221,7 +221,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "attention": False,
         "number_recompute_layers": 0,
         "memory_budget": None,
-        "cheap_inputs": True,
+        "cheap_activations": True,
     },
     Checkpoint: {
         "checkpoints_dir": None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, Positive, Share, ZeroStage
+from onward.parameters.renamed import accepts_old_names
 
 PipelineSchedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 
@@ -78,9 +79,10 @@ class Distributed:
     max_restarts: CountFromZero | None = None
 
 
+@accepts_old_names("recompute")
 @dataclass(frozen=True, kw_only=True)
 class Recompute:
-    """Trading time for memory: activations are not kept for the backward pass but computed again in it.
+    """Trading time for memory: activations are recomputed in the backward pass instead of being kept for it.
 
     Attributes:
         segments: recompute entire segments (the layers between two cut points of the graph).
@@ -88,9 +90,9 @@ class Recompute:
         number_recompute_layers: of these, only the first so many of every process; 0: all.
         memory_budget: share of the activations' memory that may be kept, from 0 (recompute all) to 1 (nothing);
             chooses by itself which segments to recompute. Absent: the two flags decide.
-        cheap_inputs: where nothing is compiled, compute what linear layers read again if that is cheap (norms, GELU,
-            Swish, SwiGLU), instead of keeping it for the gradients of their weights; on a CPU also what follows a
-            batch normalization.
+        cheap_activations: where nothing is compiled, recompute inputs of linear layers that are cheap to compute
+            (norms, GELU, Swish, SwiGLU) instead of keeping them for the gradients of the layers' weights; on a CPU
+            also what follows a batch normalization. Formerly `cheap_inputs`, which is deprecated.
     """
 
     __pydantic_config__ = STRICT
@@ -98,7 +100,7 @@ class Recompute:
     attention: Flag = False
     number_recompute_layers: CountFromZero = 0
     memory_budget: Share | None = None
-    cheap_inputs: Flag = True
+    cheap_activations: Flag = True
 
 
 def stages_of_a_rank(distributed: Distributed) -> int:

@@ -1,4 +1,4 @@
-"""What the user asked: a whole run, loaded from RUN.yaml or built in Python, and checked in full before any work.
+"""What the user asked: an entire run, loaded from RUN.yaml or built in Python, and checked in full before any work.
 
 Types are checked by pydantic, the sense of fields beside each other by `check`; nothing here knows torch.
 """
@@ -24,6 +24,7 @@ from onward.parameters.limits import Limits
 from onward.parameters.loss import Loss
 from onward.parameters.optimizer import Optimizer
 from onward.parameters.paths import Data, Paths
+from onward.parameters.renamed import with_new_names
 from onward.parameters.reporting import Checkpoint, Profiler, TensorBoard
 from onward.parameters.speed import Machine, MixedPrecision, Speed
 from onward.parameters.trackers import Aim, Mlflow, Wandb
@@ -90,7 +91,7 @@ class Parameters:
         cls, raw: Mapping[str, Any], base: Path | None = None, overridden: frozenset[str] = frozenset()
     ) -> Parameters:
         """Builds parameters from nested mappings, sections to fields; relative paths are taken from `base`."""
-        sections = {name: {} if value is None else value for name, value in raw.items()}
+        sections = with_new_names({name: {} if value is None else value for name, value in raw.items()})
         later = sections.pop("next_rounds", None) or ()
         if not isinstance(later, list | tuple):
             raise ParametersError(f"next_rounds is {later!r}; expected a list, one entry for each later round.")
@@ -102,7 +103,8 @@ class Parameters:
         first = read(sections, "")
         places = [f"next_rounds[{number}]" for number in range(len(later))]
         rounds = tuple(
-            read(overlay(sections, changes, where), f"{where}.") for where, changes in zip(places, later, strict=True)
+            read(overlay(sections, with_new_names(changes, f"{where}."), where), f"{where}.")
+            for where, changes in zip(places, later, strict=True)
         )
         return check(dataclasses.replace(first, next_rounds=rounds))
 

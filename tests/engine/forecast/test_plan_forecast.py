@@ -101,14 +101,16 @@ def test_zero_shares_out_what_it_says(model: Path, stage: int, weights: int, mom
         assert kinds["gathered weights"] == around + layer, "of all layers one is whole, and what lies around them"
 
 
-@pytest.mark.parametrize("recompute", [{"segments": True}, {"cheap_inputs": True}, {"cheap_inputs": False}], ids=str)
+@pytest.mark.parametrize(
+    "recompute", [{"segments": True}, {"cheap_activations": True}, {"cheap_activations": False}], ids=str
+)
 def test_the_forecast_is_the_allocators_own_peak(model: Path, recompute: dict[str, Any]) -> None:
     """Forward and backward pass of the real network, heard by torch's profiler."""
     sections = {"recompute": recompute, "training": {"batch_size": 8 * BATCH}}
     parameters = parameters_of(model, **sections)
     graph = read_training_graph(parameters, model)
     cut = plan_segments(graph.model.graph, graph.weights, False, parameters.recompute)
-    network = Network(OnnxModule(graph), cut, linear_layers=LinearOptions(parameters.recompute.cheap_inputs, True))
+    network = Network(OnnxModule(graph), cut, linear_layers=LinearOptions(parameters.recompute.cheap_activations, True))
     network.train()
     network.net.train()
     forward = Forward(network, [str(graph.loss)], Precision(None))

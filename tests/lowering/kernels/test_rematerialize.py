@@ -137,7 +137,7 @@ def test_a_pass_that_keeps_its_graph_can_run_again_but_has_no_gradient_itself() 
     first = torch.autograd.grad(z.square().sum(), weights, retain_graph=True)
     for one, weight in zip(first, weights, strict=True):  # as schedules do that split the pass
         assert torch.equal(one, torch.autograd.grad(z.square().sum(), weight, retain_graph=True)[0])
-    with pytest.raises(RuntimeError, match=r"turn `recompute\.cheap_inputs` off to take gradients of gradients"):
+    with pytest.raises(RuntimeError, match=r"set `recompute\.cheap_activations: false` to take gradients of gradients"):
         torch.autograd.grad(z.square().sum(), weights, create_graph=True)
 
 

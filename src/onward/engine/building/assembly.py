@@ -252,7 +252,7 @@ def network_of(
     distributed = parameters.distributed
     # Schedules that compute gradients of weights later find them by a function's first result.
     is_split = distributed.pipeline_parallel_size > 1 and distributed.pipeline_schedule in SPLITS_BACKWARD
-    layers = LinearOptions(parameters.recompute.cheap_inputs, parameters.speed.join_layers and not is_split)
+    layers = LinearOptions(parameters.recompute.cheap_activations, parameters.speed.join_layers and not is_split)
     # Stages may take a weight's gradients one by one, and compilers know nothing of sparse ones.
     is_whole = compilation is None and distributed.pipeline_parallel_size == 1
     return Network(net, segments, compilation, layers, is_whole)

@@ -90,8 +90,8 @@ class Rematerialization:
         """
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "what follows a batch normalization is recomputed for the backward pass, which has no gradient itself: "
-                "turn `recompute.cheap_inputs` off to take gradients of gradients."
+                "what follows a batch normalization is recomputed in the backward pass, which has no gradient itself: "
+                "set `recompute.cheap_activations: false` to take gradients of gradients."
             )
         self._waiting = max(self._waiting - 1, 0)
         found = self._first()
