@@ -31,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.loop import Clock, StepDone
+from onward.engine.building.rounds import round_steps
+from onward.engine.loop import Clock
 from onward.environment import Environment
 from onward.models import create_model
 from onward.parameters import Parameters
@@ -94,10 +95,9 @@ def by_onward(path: str, ids: np.ndarray, updates: int, zero_stage: int) -> Iter
     runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder], progress=False)
     loader = InMemoryDataLoader({"input_ids": ids, "labels": ids})
     runner.initialize(loader.feature_specs())
-    runner._dimensions = {}
     runner.state.mark()
-    steps: Iterator[StepDone] = runner._steps(loader.batches(BATCH), Clock())
-    for done in steps:
+    run = runner._initialized()
+    for done in round_steps(run.parameters, run.assembly, {}, run.label_ranges, loader.batches(BATCH), Clock()):
         assert done.report is not None
         yield done.report.loss
 

@@ -63,7 +63,7 @@ def test_what_may_pass_is_repeated(number: int, made: type[Exception] | None, ca
 @pytest.mark.parametrize("number", LASTING)
 def test_what_does_not_pass_is_reported_at_once(number: int, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(OSError, match="it went wrong") as caught:
-        persistently(fails(number, 1), "reading x", QUICK)
+        persistently(fails(number, 1), "reading x", Patience(5.0, 0.001, 0.01))
     assert caught.value.errno == number
     assert "tried" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -165,7 +165,7 @@ def test_loading_survives_what_passes(
     checkpoint = {"checkpoints_dir": tmp_path / "c"}
     trained, _ = start(tmp_path, checkpoint=checkpoint)
     trained.save_checkpoint()
-    trained._checkpoints.close()
+    trained._initialized().checkpoints.close()
     with faulty_storage(monkeypatch) as storage:
         fault = storage.fail(operation, number, match="safetensors" if operation == "read" else "checkpoint-")
         resumed, _ = start(tmp_path, checkpoint=checkpoint)

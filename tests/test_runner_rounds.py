@@ -140,8 +140,7 @@ def hard_run(
             Crash(runner, stop_at)
             with pytest.raises(StopAt):
                 runner.run(source)
-            if runner._checkpoints._writer is not None:
-                runner._checkpoints._writer.close()
+            runner._initialized().checkpoints.close()
     return runner, recorder.losses
 
 
@@ -209,8 +208,7 @@ def test_a_second_round_resumes(tmp_path: Path) -> None:
             Crash(runner, stop_in_second)
             with pytest.raises(StopAt):
                 runner.run(loader(OTHER))
-            assert runner._checkpoints._writer is not None
-            runner._checkpoints._writer.close()
+            runner._initialized().checkpoints.close()
         else:
             runner.run(loader(OTHER))
         return runner
@@ -307,8 +305,7 @@ def test_accumulation_cannot_change_between_two_of_its_updates(tmp_path: Path) -
     Crash(runner, 8)
     with pytest.raises(StopAt):
         runner.run(loader())
-    assert runner._checkpoints._writer is not None
-    runner._checkpoints._writer.close()
+    runner._initialized().checkpoints.close()
     steps = {"num_train_steps": 12}
     resumed, _ = start(tmp_path, checkpoint=checkpoint, training={**steps, "gradient_accumulation_steps": 4})
     with pytest.raises(ParametersError) as caught:

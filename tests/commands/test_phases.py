@@ -32,7 +32,7 @@ SLOW = [
     ("init mlp.onnx data.npz -o new/run.yaml", "onward.commands.initialization.read_data_facts", "reading data.npz"),
     ("init mlp.onnx data.npz -o new/run.yaml", "onward.data.packing.packer._write_all", "packing 24 samples"),
     ("init mlp.onnx data.npz -o new/run.yaml", "onward.commands.initialization.peak_bytes", "forecasting how much"),
-    ("init mlp.onnx data.npz -o new/run.yaml", "onward.runner.assemble", "building the network"),
+    ("init mlp.onnx data.npz -o new/run.yaml", "onward.run.assemble", "building the network"),
     ("plan run.yaml", "onward.commands.planning.read_training_graph", "reading {folder}/mlp.onnx"),
     ("plan run.yaml", "onward.commands.planning.plan_run", "planning the run for 1 ranks"),
     ("plan run.yaml", "onward.commands.planning.forecast", "forecasting memory and communication"),
@@ -128,7 +128,7 @@ def test_nothing_is_announced_after_an_error(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("function", ["onward.fitting.fit.open_data", "onward.runner.assemble"])
+@pytest.mark.parametrize("function", ["onward.fitting.fit.open_data", "onward.run.assemble"])
 def test_the_phases_of_a_fit(
     tmp_path: Path, function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

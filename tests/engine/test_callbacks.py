@@ -20,6 +20,7 @@ from onward.errors import DataError, ParametersError
 from onward.parallel.launch.process import start as start_mesh
 from onward.parameters.distributed import Distributed
 from onward.runner import TrainingRunner
+from onward.training_round import TrainingRound
 from tests.mlp import (
     ON_ONE_THREAD,
     assert_same_bits,
@@ -346,7 +347,7 @@ def test_a_resumed_run_steers_as_one_that_was_never_killed(tmp_path: Path, kille
     killed, _ = run("killed", Cut())
     with pytest.raises(Power):
         killed.run(loader())
-    killed._checkpoints.wait()
+    killed.wait_for_checkpoint()
     resumed, diary = run("killed")
     resumed.run(loader())
     assert [report.learning_rate for report in diary.updates] == [
@@ -431,10 +432,10 @@ def killed_on_ranks(folder: Path, name: str, stop_at: int | None) -> tuple[list[
     if stop_at is None:
         runner.run(loader(features))
     else:
-        steps = runner._steps
-        runner._steps = lambda *given: itertools.islice(steps(*given), stop_at)  # type: ignore[method-assign]
+        steps = TrainingRound._steps
+        TrainingRound._steps = lambda *given: itertools.islice(steps(*given), stop_at)  # type: ignore[method-assign]
         runner.run(loader(features))
-    runner._checkpoints.wait()
+    runner.wait_for_checkpoint()
     return [report.learning_rate for report in diary.updates], float(runner.net.weights["w1"].double().sum())
 
 

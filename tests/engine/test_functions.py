@@ -138,7 +138,7 @@ def test_a_killed_run_resumes_exactly(tmp_path: Path) -> None:
         if name == "cut":
             with pytest.raises(Power):
                 runner.run(loader())
-            runner._checkpoints.wait()
+            runner.wait_for_checkpoint()
             runner, _ = start(tmp_path, checkpoint=checkpoint, **changes)
             assert runner.resumed_update == 5  # what was trained before the failure is saved
         runner.run(loader())

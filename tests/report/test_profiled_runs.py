@@ -122,7 +122,7 @@ def profile_here(folder: str, first: int, last: int, distributed: Mapping[str, A
     runner = TrainingRunner(Parameters.from_mapping(sections), ON_ONE_THREAD, [recorder], progress=False)
     runner.initialize(loader.feature_specs())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onward.runner.Clock", Counting)
+        patch.setattr("onward.training_round.Clock", Counting)
         patch.setattr(NodeProfiler, "_make_twin", clocked_twin)
         runner.run(loader, InMemoryDataLoader({name: array[:BATCH] for name, array in features.items()}))
     rank = f"-rank{runner.mesh.rank}" if runner.mesh.rank else ""

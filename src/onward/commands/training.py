@@ -186,8 +186,7 @@ def _train_here(
     parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
     rounds = (parameters, *parameters.next_rounds)
     data = [(training_loader(one, mesh), test_loader(one, mesh)) for one in rounds]
-    runner = TrainingRunner(parameters, environment, shown, mesh, progress=False)
-    runner.run_file = file
+    runner = TrainingRunner(parameters, environment, shown, mesh, progress=False, run_file=file)
     runner.watchers.on_messages(notes)
     try:
         runner.initialize(data[0][0].feature_specs())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +149,18 @@ class RunWatchers:
                     f"{type(tracker).__name__} could not complete its run: {type(error).__name__}: {error}"
                 )
 
-    def leave_screen(self) -> None:
-        """Leaves a terminal as it was; progress comes back with the next event."""
-        if self._progress is not None:
-            self._progress.close()
+    @contextlib.contextmanager
+    def reporting_failure(self) -> Iterator[None]:
+        """Ends the run for phases, the terminal, callbacks, the record and trackers if something is raised inside."""
+        try:
+            yield
+        except BaseException as error:
+            self._watchers.on_phase(None)
+            if self._progress is not None:
+                self._progress.close()  # leaves a terminal as it was; progress comes back with the next event
+            self._watchers.on_exception(error)
+            self.finish(error)
+            raise
 
     def close(self) -> None:
         """The run is over: closes what was added here."""

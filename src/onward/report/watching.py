@@ -8,6 +8,7 @@ The first loss that is not finite is reported in a message next to it, with what
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -170,6 +171,15 @@ class Watchers:
             begin = getattr(watcher, "on_phase", None)
             if begin is not None:
                 begin(name)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase that is over when the block is left, however that comes about."""
+        self.on_phase(name)
+        try:
+            yield
+        finally:
+            self.on_phase(None)
 
     def announced(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of a round; waiting for the first and computing its step are phases."""

@@ -21,7 +21,7 @@ def last_stage() -> tuple[Network, StageCompute, str]:
     names = network.net.graph.loss_names
     assert names is not None
     compute = StageCompute(network, PLAIN, names, ())
-    compute.shares = (names.loss,)
+    compute.begin_round((names.loss,), None)
     return network, compute, names.loss
 
 
@@ -59,7 +59,7 @@ def test_programs_are_instrumented_when_a_pass_asks_for_it() -> None:
     batch = batch_of("mlp", 0)
     compute(batch, (loss,))
     assert not seen
-    compute.instrument = instrument
+    compute.begin_round((loss,), instrument)
     compute(batch, (loss,))
     assert len(seen) == 1
     with torch.no_grad():  # evaluation, and finding out the shapes of what travels, are no step's

@@ -106,7 +106,7 @@ def stopped(folder: Path, at: SignalAt, accumulation: int = 1, **checkpoint: obj
     )
     with pytest.raises(Interrupted) as caught:
         runner.run(signalled_data(at))
-    runner._checkpoints.close()
+    runner._initialized().checkpoints.close()
     return str(caught.value), recorder
 
 

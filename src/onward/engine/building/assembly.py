@@ -115,7 +115,7 @@ class Assembly:
                 Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.exchange
             )
         for compute in self.computes:
-            compute.shares, compute.instrument = shares.names, instrument
+            compute.begin_round(shares.names, instrument)
         return PipelinedMicroBatches(self.pipeline, self.reader(dimensions, label_ranges), shares)
 
     def evaluation(

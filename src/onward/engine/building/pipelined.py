@@ -25,10 +25,6 @@ class StageCompute:
         precision: of the pass.
         loss: of the graph, on the last stage; None elsewhere.
         received: names of what arrives from the stage before, in the type that it was computed in.
-
-    Attributes:
-        shares: values whose weighed sum is the loss, where replicas' losses are weighed.
-        instrument: gives the program to call in the place of one.
     """
 
     def __init__(self, network: Network, precision: Precision, loss: LossNames | None, received: Sequence[str]) -> None:
@@ -36,9 +32,18 @@ class StageCompute:
         self.network = network
         self.precision = precision
         self.loss = loss
-        self.shares: tuple[str, ...] = ()
-        self.instrument: Callable[[Program], Program] | None = None
+        self._shares: tuple[str, ...] = ()
+        self._instrument: Callable[[Program], Program] | None = None
         self._forwards: dict[tuple[str, ...], Forward] = {}
+
+    def begin_round(self, shares: tuple[str, ...], instrument: Callable[[Program], Program] | None) -> None:
+        """Takes what may differ from round to round.
+
+        Args:
+            shares: values whose weighted sum is the loss, where replicas' losses are weighted.
+            instrument: gives the program to call instead of one; None: none.
+        """
+        self._shares, self._instrument = shares, instrument
 
     def __call__(self, values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:
         """The values; the loss among them is weighed where its factors came with the features."""
@@ -47,8 +52,8 @@ class StageCompute:
             return self._compute(values, names)
         loss = self.loss.loss
         others = tuple(name for name in names if name != loss)
-        found = self._compute(values, tuple(dict.fromkeys((*others, *self.shares))))
-        return {**{name: found[name] for name in others}, loss: shared_loss(found, self.shares, factors)}
+        found = self._compute(values, tuple(dict.fromkeys((*others, *self._shares))))
+        return {**{name: found[name] for name in others}, loss: shared_loss(found, self._shares, factors)}
 
     def _compute(self, values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:
         if not names:
@@ -61,9 +66,9 @@ class StageCompute:
 
     def _instrumented(self, program: Program) -> Program:
         # Evaluation, and the pass that finds out the shapes of what travels, are no micro-batch of an update.
-        if self.instrument is None or not torch.is_grad_enabled():
+        if self._instrument is None or not torch.is_grad_enabled():
             return program
-        return self.instrument(program)
+        return self._instrument(program)
 
 
 class PipelinedForward:

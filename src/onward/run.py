@@ -1,0 +1,257 @@
+"""`Run`: what a run consists of once its model is read and its network is built, complete from the beginning.
+
+What changes while it trains is its `state`, and its parameters from round to round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from onward.checkpoint.run_checkpoints import RunCheckpoints
+from onward.checkpoint.run_files import RunFiles
+from onward.data.batches import BatchSource, DataCursor
+from onward.data.shard import FeatureSpec
+from onward.engine.building.assembly import Assembly, assemble
+from onward.engine.building.preparation import (
+    check_dimensions,
+    label_ranges,
+    make_folders,
+    plan_run,
+    read_training_graph,
+    seed_random,
+    watched_names,
+    write_loss_model,
+)
+from onward.engine.evaluating.early_stopping import BestEvaluation, best_evaluation
+from onward.engine.evaluating.evaluation import Evaluator
+from onward.engine.faults.digests import digests_of
+from onward.engine.forecast.batch_size import BatchSizes
+from onward.engine.functions import MetricFunction
+from onward.engine.inputs.epochs import count_in_steps, count_in_steps_of
+from onward.engine.inputs.features import LabelRange
+from onward.engine.reports import CheckpointReport, EvaluationReport
+from onward.engine.state import TrainState
+from onward.errors import ParametersError
+from onward.graph.training_graph import TrainingGraph
+from onward.optim.building import unmatched_rules
+from onward.optim.schedules import RateAdjustment
+from onward.parallel.agreement import check_same
+from onward.parallel.launch.process import Mesh
+from onward.parameters import Parameters, check
+from onward.parameters.checks import fixed_fields_changed
+from onward.parameters.effects import fields_without_effect
+from onward.report.watching import Watchers
+
+
+class Run:
+    """A run that is ready to train.
+
+    Attributes:
+        parameters: of the present round, in steps where epochs were given, with the micro-batch that was found.
+        files: where the run's files are stored.
+        mesh: all processes, and this one's place among them.
+        watchers: who is notified of every event.
+        graph: what is trained, unsharded, with its loss.
+        label_ranges: features that are class labels -> which there are.
+        assembly: what this rank trains.
+        evaluator: computes the metrics of evaluations.
+        best: compares evaluations; None: nobody asks.
+        checkpoints: loads and saves.
+        resumed_update: the update of the checkpoint that was loaded; None: there was none.
+        evaluation: the last one of the present round, with its data; (None, None): there was none.
+    """
+
+    def __init__(
+        self,
+        *,
+        parameters: Parameters,
+        files: RunFiles,
+        mesh: Mesh,
+        watchers: Watchers,
+        graph: TrainingGraph,
+        label_ranges: Mapping[str, LabelRange],
+        assembly: Assembly,
+        evaluator: Evaluator,
+        best: BestEvaluation | None,
+        checkpoints: RunCheckpoints,
+        batch_sizes: BatchSizes,
+    ) -> None:
+        self.parameters, self.files, self.mesh, self.watchers = parameters, files, mesh, watchers
+        self.graph, self.assembly, self.evaluator, self.best = graph, assembly, evaluator, best
+        self.label_ranges, self.checkpoints, self._batch_sizes = label_ranges, checkpoints, batch_sizes
+        self.evaluation: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
+        self._ended_step = 0
+        self.resumed_update = self._resume()
+
+    @property
+    def state(self) -> TrainState:
+        """All that changes while the run trains."""
+        return self.assembly.state
+
+    def _resume(self) -> int | None:
+        settings = self.parameters.checkpoint
+        if (notes := self.checkpoints.resume(settings, self.state)) is None:
+            return None
+        rounds = (self.parameters, *self.parameters.next_rounds)
+        record, counters = self.checkpoints.record(settings) or {}, self.state.counters
+        self.watchers.on_messages([*notes, *self._batch_sizes.restate(rounds, record, counters)])
+        self.watchers.restore(record.get("callbacks", {}))
+        # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
+        if self._batch_sizes.is_over(rounds, counters):
+            self.finish_round()
+        return counters.update
+
+    def begin_round(self, parameters: Parameters, specs: Mapping[str, FeatureSpec]) -> None:
+        """Takes the parameters of the next round.
+
+        Args:
+            parameters: of the round.
+            specs: what the samples of its data have, for `training.find_batch_size`.
+
+        Raises:
+            ParametersError: they are wrong in themselves, or change what is built already.
+        """
+        parameters = checked_for_round(parameters, self.parameters, self.files)
+        number, say = self.state.counters.round, self.watchers.on_message
+        parameters = count_in_steps(parameters, self.mesh.topology.data_size, say)
+        self.parameters = self._batch_sizes.settle(parameters, number, self.mesh, self.graph, specs, say)
+        _check_names(self.parameters, self.graph)
+
+    def count_steps_of(self, data: BatchSource) -> None:
+        """Converts a round that is given in epochs to steps, by the data that it is about to be trained with."""
+        self.parameters = count_in_steps_of(self.parameters, data, self.mesh, self.watchers.on_message)
+
+    def finish_round(self) -> None:
+        """The next round starts with step 0, at the beginning of its data."""
+        counters = self.state.counters
+        self._ended_step = counters.step
+        counters.round += 1
+        counters.step = counters.samples = counters.ended_early_of = 0
+        self.state.cursor, self.state.rate = DataCursor(), RateAdjustment()
+
+    def evaluate(self, data: BatchSource) -> EvaluationReport:
+        """Means over the entire test set, with the weights as they are now."""
+        started, training = time.perf_counter(), self.parameters.training
+        with self.watchers.phase("evaluating"):
+            batches = data.one_pass(training.eval_batch_size or training.batch_size)
+            metrics, samples = self.evaluator.evaluate(self.state, batches)
+        (step, in_round), seconds = self._shown_step(), time.perf_counter() - started
+        report = EvaluationReport(step, self.state.counters.update, in_round, metrics, samples, seconds)
+        self.watchers.on_evaluation(report)
+        self.evaluation = (data, report)
+        return report
+
+    def evaluate_at_end(self, data: BatchSource) -> EvaluationReport:
+        """Evaluates, unless the last evaluation was of these data and these weights."""
+        source, report = self.evaluation
+        if report is not None and source is data and report.update == self.state.counters.update:
+            return report
+        return self.evaluate(data)
+
+    def save(self) -> Path:
+        """Starts a checkpoint of the present state; training may go on at once."""
+        state, started = self.state, time.perf_counter()
+        best = None if self.best is None else self.best.kept_update
+        record, callbacks = self._batch_sizes.record(), self.watchers.states()
+        path = self.checkpoints.save(self.parameters, state, record, callbacks, best)
+        step, stall = self._shown_step()[0], time.perf_counter() - started
+        self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, self.files.shown(path), stall))
+        return path
+
+    def save_last_of_round(self) -> str | None:
+        """The checkpoint in which a round ends, complete on return; None: none are kept."""
+        if self.parameters.checkpoint.checkpoints_dir is None:
+            return None
+        path = self.save()
+        self.checkpoints.wait()
+        return self.files.shown(path)
+
+    def _shown_step(self) -> tuple[int, int]:
+        """Step and round for a report; after a round has ended, its last step rather than step 0 of the next."""
+        counters = self.state.counters
+        if counters.step == 0 and counters.round > 0:
+            return self._ended_step, counters.round - 1
+        return counters.step, counters.round
+
+
+def checked_for_round(parameters: Parameters, before: Parameters, files: RunFiles) -> Parameters:
+    """Parameters of the next round, with paths of this machine.
+
+    Raises:
+        ParametersError: they are wrong in themselves, or change what rounds share.
+    """
+    parameters = files.localized(check(parameters))
+    if changed := fixed_fields_changed(before, parameters):
+        raise ParametersError(
+            f"{', '.join(changed)} cannot change between rounds of one run; start another TrainingRunner."
+        )
+    return parameters
+
+
+def build_run(
+    parameters: Parameters,
+    mesh: Mesh,
+    files: RunFiles,
+    watchers: Watchers,
+    specs: Mapping[str, FeatureSpec],
+    metrics: Mapping[str, MetricFunction],
+) -> Run:
+    """Reads the model, adds the loss, builds network and optimizer, and loads a checkpoint if there is one.
+
+    Args:
+        parameters: of the run.
+        mesh: all processes, and this one's place among them.
+        files: where the run's files are stored.
+        watchers: who is notified of every event.
+        specs: what the samples of the training data have, where it is known.
+        metrics: what evaluations compute besides.
+
+    Raises:
+        ModelError: the model cannot be read, lowered or trained as asked.
+        CheckpointError: the checkpoint is broken or of another model.
+        StorageError: the output directory cannot be made.
+    """
+    say = watchers.on_message
+    checkpoints = RunCheckpoints(mesh, files, say)
+    batch_sizes = BatchSizes.of_record(checkpoints.record(parameters.checkpoint))
+    seed_random(parameters.training.seed, mesh)
+    make_folders(parameters)
+    watchers.on_phase("reading the model")
+    graph = read_training_graph(parameters)
+    write_loss_model(parameters, mesh.rank)
+    check_same(mesh, digests_of(parameters, graph))
+    watchers.on_messages((*fields_without_effect(parameters, refused=False), *graph.notes))
+    parameters = count_in_steps(parameters, mesh.topology.data_size, say)
+    parameters = batch_sizes.settle(parameters, 0, mesh, graph, specs, say)
+    watchers.on_phase("building the network")
+    assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), say)
+    watchers.on_messages(dict.fromkeys(assembly.notes))
+    ranges = label_ranges(parameters.loss, graph)
+    evaluator = Evaluator(parameters, assembly, ranges, metrics)
+    best = best_evaluation(parameters, evaluator)
+    watchers.add([] if best is None else [best])
+    for pattern in unmatched_rules(parameters.optimizer, graph.weights, graph.known_as):
+        say(f"optimizer_attributes: {pattern!r} matches no weight.")
+    _check_names(parameters, graph)
+    watchers.on_phase("looking for a checkpoint to load")
+    return Run(
+        parameters=parameters,
+        files=files,
+        mesh=mesh,
+        watchers=watchers,
+        graph=graph,
+        label_ranges=ranges,
+        assembly=assembly,
+        evaluator=evaluator,
+        best=best,
+        checkpoints=checkpoints,
+        batch_sizes=batch_sizes,
+    )
+
+
+def _check_names(parameters: Parameters, graph: TrainingGraph) -> None:
+    """What parameters name of the graph must be in it."""
+    watched_names(parameters.tensorboard, graph)
+    check_dimensions(parameters.training.mapped_dimensions, graph)
