@@ -68,7 +68,14 @@ def _shards(folder: Path, seconds: float, seed: int) -> Result:
 
 
 def _packs(folder: Path, seconds: float, seed: int) -> Result:
-    manifest = Manifest("a", "arrays", {"b": 1}, {"x": {"dtype": "float32"}}, 2, (ShardEntry("a.pb", 2, 64),))
+    manifest = Manifest(
+        source="a",
+        kind="arrays",
+        options={"b": 1},
+        features={"x": {"dtype": "float32"}},
+        sample_count=2,
+        shards=(ShardEntry("a.pb", 2, 64),),
+    )
 
     def target(data: bytes) -> None:
         (folder / "pack.json").write_bytes(data)

@@ -56,7 +56,7 @@ def make_by_hand(size: Size, device: torch.device) -> tuple[Callable[[Tensor, Te
 
 def make_onward(path: Path, compiled: bool, device: torch.device) -> tuple[Callable[[Tensor, Tensor], Tensor], Network]:
     """The loss of the ONNX file."""
-    loss = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     graph = make_training_graph(read_model(path), loss=loss, fuse=True)  # as a run does
     assert graph.loss is not None
     name = graph.loss

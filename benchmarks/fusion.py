@@ -72,7 +72,7 @@ def prepare(
     generator = torch.Generator().manual_seed(0)
     shape = (case.batch, case.sequence)
     if case.name == "bert":
-        loss = LossSpec("bert")
+        loss = LossSpec(type="bert")
         masked = case.sequence * 15 // 100
         features = {
             "input1": torch.randint(0, 512, shape, generator=generator),
@@ -83,7 +83,7 @@ def prepare(
             "next_sentence_labels": torch.zeros(case.batch, dtype=torch.int64),
         }
     else:
-        loss = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+        loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
         features = {name: torch.randint(0, 512, shape, generator=generator) for name in ("input_ids", "labels")}
     graph = make_training_graph(
         create_model(case.name, **case.options), loss=loss, count_correct=True, fuse=fused, fusions_off=off

@@ -24,7 +24,7 @@ from onward.errors import UserError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 
-LOSS = LossSpec("softmax_cross_entropy", "y", "labels")
+LOSS = LossSpec(type="softmax_cross_entropy", prediction="y", label="labels")
 
 
 def try_one(seed: int, model: onnx.ModelProto, data: bytes, path: Path) -> str:

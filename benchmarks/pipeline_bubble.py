@@ -98,7 +98,7 @@ def chain(layers: int) -> TrainingGraph:
         weights.append(weight)
         value = output
     graph = ir.Graph([x], [value], nodes=nodes, initializers=weights, opset_imports={"": 18}, name="chain")
-    loss = LossSpec("mean_squared_error", prediction=str(value.name), label="y")
+    loss = LossSpec(type="mean_squared_error", prediction=str(value.name), label="y")
     return make_training_graph(ir.Model(graph, ir_version=10), loss=loss)
 
 
@@ -107,7 +107,7 @@ def gpt2() -> TrainingGraph:
     model = create_model(
         "gpt2", layers=8, heads=4, width=128, vocab_size=512, context_length=128, dropout=0.0, size="tiny"
     )
-    loss = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     return make_training_graph(model, loss=loss)
 
 

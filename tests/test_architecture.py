@@ -30,6 +30,8 @@ MAY_NAME_DISTRIBUTED = {"parallel", "checkpoint"}
 LARGEST_FILE_LINES = 400
 LARGEST_FUNCTION_LINES = 60
 """Without the docstring, which lists arguments and errors."""
+MOST_POSITIONAL_FIELDS = 4
+"""Of a dataclass; one with more is built by keyword."""
 
 
 def source_files() -> list[Path]:
@@ -160,6 +162,17 @@ def test_facts_of_operators_stand_in_their_table() -> None:
                 known = len(named & operators)
                 is_copy = known > 2 and known > 0.7 * len(operators) and known > 0.7 * len(named)
                 assert not is_copy, f"{path}:{node.lineno} lists {fact}: ask graph/operators.py"
+
+
+def test_values_with_many_fields_are_built_by_keyword() -> None:
+    for path in source_files():
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            makers = [ast.unparse(one) for one in (*node.decorator_list, *node.bases)]
+            if any(("dataclass" in one and "kw_only=True" not in one) or "NamedTuple" in one for one in makers):
+                fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                assert len(fields) <= MOST_POSITIONAL_FIELDS, f"{path}:{node.lineno} {node.name}: set kw_only=True"
 
 
 MODULE_STATE = {

@@ -117,7 +117,7 @@ def accuracy(net: Recognizer, data: dict[str, np.ndarray]) -> float:
 def test_gradients_are_torchs_and_lengths_count(tmp_path: Path) -> None:
     recognizer(width=True)(tmp_path)
     data = digits(tmp_path, BATCH)
-    spec = LossSpec("ctc", prediction="scores", label="text", prediction_lengths="columns_used")
+    spec = LossSpec(type="ctc", prediction="scores", label="text", prediction_lengths="columns_used")
     net = OnnxModule(make_training_graph(str(tmp_path / "net.onnx"), loss=spec))
     torch.manual_seed(0)
     module = Recognizer()
@@ -149,14 +149,14 @@ def test_fields_that_do_not_fit_are_refused(fields: dict[str, Any], words: str, 
     recognizer()(tmp_path)
     given = {"prediction": "scores", "label": "text", **fields}
     with pytest.raises(ModelError, match=re.escape(words)):
-        make_training_graph(str(tmp_path / "net.onnx"), loss=LossSpec("ctc", **given))
+        make_training_graph(str(tmp_path / "net.onnx"), loss=LossSpec(type="ctc", **given))
 
 
 def test_a_prediction_of_two_axes_is_refused(tmp_path: Path) -> None:
     perceptron(5, 3)(tmp_path)
     words = r"'out' is \[batch, 3\]; the CTC loss expects three axes, as \[batch, time, classes\]"
     with pytest.raises(ModelError, match=words):
-        make_training_graph(str(tmp_path / "net.onnx"), loss=LossSpec("ctc", prediction="out", label="text"))
+        make_training_graph(str(tmp_path / "net.onnx"), loss=LossSpec(type="ctc", prediction="out", label="text"))
 
 
 def test_labels_that_are_too_long_end_the_run_if_asked_for(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_label_out_of_range_is_named(tmp_path: Path) -> None:
 
 def test_files_that_onnx_has_no_operators_for_are_refused(tmp_path: Path) -> None:
     recognizer()(tmp_path)
-    spec = LossSpec("ctc", prediction="scores", label="text")
+    spec = LossSpec(type="ctc", prediction="scores", label="text")
     for field in ("model_with_loss_func_path", "model_with_training_graph_path"):
         words = f"loss.type is 'ctc', for which ONNX has no operator, so that paths.{field} cannot be written"
         with pytest.raises(ParametersError, match=words):

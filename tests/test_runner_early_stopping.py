@@ -95,7 +95,11 @@ def feed(watcher: BestEvaluation, values: list[float]) -> list[bool]:
     watcher._is_running = True
     for number, value in enumerate(values, 1):
         watcher.control = Control()  # type: ignore[assignment]
-        watcher.on_evaluation(EvaluationReport(number, number, 0, {"loss": value, "accuracy": value}, 1, 0.0))
+        watcher.on_evaluation(
+            EvaluationReport(
+                step=number, update=number, round=0, metrics={"loss": value, "accuracy": value}, samples=1, seconds=0.0
+            )
+        )
         found.append(watcher.control.stopped)  # type: ignore[attr-defined]
     return found
 

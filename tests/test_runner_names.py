@@ -40,7 +40,7 @@ def loader(features: dict[str, np.ndarray] = TRAIN, **options: Any) -> InMemoryD
 
 def test_values_of_the_graph_are_told_from_weights() -> None:
     model = create_model("gpt2", size="tiny", layers=1, heads=2, width=16, vocab_size=32, context_length=8)
-    graph = make_training_graph(model, loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
+    graph = make_training_graph(model, loss=LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels"))
     board = TensorBoard(histogram_names=("h.0.mlp.c_fc.weight_grad",), scalar_names=("h.0/Add_output", "wte.weight"))
     assert watched_names(board, graph).values == ("h.0/Add_output",)
     assert watched_names(dataclasses.replace(board, scalar_names=("wte.weight",)), graph).values == ()

@@ -43,7 +43,7 @@ def test_gated_layer(tmp_path: Path) -> None:
         "float[3,6] x", "float y", body, {**stored, **{n: np.float32(v).reshape(()) for n, v in numbers.items()}}, 17
     )
     graph = make_training_graph(
-        model, loss=LossSpec("output", prediction="y"), weights_to_train=list(stored), fuse=True
+        model, loss=LossSpec(type="output", prediction="y"), weights_to_train=list(stored), fuse=True
     )
     assert kinds(graph) == {"rms_normalization": 1, "gelu": 1, "swish": 1, "swiglu": 1}
     net = OnnxModule(graph, ("y",))
@@ -58,7 +58,7 @@ def test_gated_layer(tmp_path: Path) -> None:
 def test_gpt2(tmp_path: Path) -> None:
     """Attention, norms, GELU and the chunked loss, with all sizes open."""
     options = {"layers": 1, "heads": 2, "width": 8, "vocab_size": 300, "context_length": 16, "dropout": 0.0}
-    spec = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     graph = make_training_graph(create_model("gpt2", opset=14, **options), loss=spec, fuse=True)
     assert kinds(graph) == {"attention": 1, "layer_normalization": 3, "gelu": 1, "cross_entropy": 1, "linear": 4}
     generator = torch.Generator().manual_seed(0)

@@ -413,7 +413,7 @@ def test_a_bfloat16_weight_keeps_its_bits(tmp_path: Path) -> None:
 
 
 def test_a_network_with_a_loss_is_written_without_it(tmp_path: Path) -> None:
-    spec = LossSpec("softmax_cross_entropy", prediction="y", label="labels", class_weights=[1.0, 2.0] * 16)
+    spec = LossSpec(type="softmax_cross_entropy", prediction="y", label="labels", class_weights=[1.0, 2.0] * 16)
     net = OnnxModule(make_training_graph(two_layers(), loss=spec, count_correct=True))
     move_weights(net)
     onward.export(net, tmp_path / "trained.onnx")

@@ -271,7 +271,7 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
     state = TrainState.of_one_process(network, make_optimizer(optimizer, dict(net.weights.items())), None)
     state.train()
     forward = Forward(network, (net.graph.loss_names.loss,), Precision.of(MixedPrecision()))
-    exchange = GradientExchange(state.mesh, Distributed())
+    exchange = GradientExchange(mesh=state.mesh, parameters=Distributed())
     shares = LossNormalization(state.mesh, Loss(type="output"), net.graph.loss_names, batches_may_differ=False)
     training = Steps(
         state, SequentialMicroBatches(forward, shares, exchange), 1, optimizer.max_norm_clip, WatchedNames(), exchange
@@ -287,7 +287,9 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
         # The first call leaves the weights out: their defaults are the ones the training begins with.
         results = call(session, {**feeds, **features, "learning_rate": torch.tensor(rate)})
         feeds = {name.removesuffix("_new"): t for name, t in results.items() if name.endswith("_new")}
-        batch = Batch({name: t.numpy() for name, t in features.items()}, DataCursor(), 4, 0)
+        batch = Batch(
+            features={name: t.numpy() for name, t in features.items()}, cursor=DataCursor(), sample_count=4, epoch=0
+        )
         own = training.update(batch, rate, watch=False)
         assert float(results["gradient_norm"]) == pytest.approx(own.gradient_norm, rel=1e-3)
         losses.append(training.take_mean_loss())

@@ -10,7 +10,7 @@ from onward.errors import CheckpointError
 
 
 def test_a_cursor_survives_json():
-    cursor = DataCursor(3, 20, 2, 5, "abc")
+    cursor = DataCursor(epoch=3, sample=20, file=2, file_sample=5, fingerprint="abc")
     assert DataCursor.from_dict(json.loads(json.dumps(cursor.to_dict()))) == cursor
     assert DataCursor.from_dict(json.loads(json.dumps(START.to_dict()))) == START
 

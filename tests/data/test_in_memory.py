@@ -71,7 +71,7 @@ def test_data_that_make_no_sense_are_refused():
         with pytest.raises(DataError, match="expected at least one feature, and the same number of samples"):
             InMemoryDataLoader(features)
     with pytest.raises(DataError, match="sample 9 of epoch 0, but there are 3 samples"):
-        InMemoryDataLoader({"x": np.zeros(3)}).batches(1, DataCursor(0, 9))
+        InMemoryDataLoader({"x": np.zeros(3)}).batches(1, DataCursor(epoch=0, sample=9))
     with pytest.raises(DataError, match="an epoch has only 3 samples, fewer than batch_size 4"):
         next(InMemoryDataLoader({"x": np.zeros(3)}, last_batch="drop").batches(4))
 

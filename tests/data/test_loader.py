@@ -165,7 +165,7 @@ def test_resuming_from_any_cursor_equals_never_stopping(tmp_path_factory, data, 
     cursor = whole[stop].cursor
     assert DataCursor.from_dict(cursor.to_dict()) == cursor
     if data.draw(st.booleans()):
-        cursor = DataCursor(cursor.epoch, cursor.sample)  # the file is then found through the index
+        cursor = DataCursor(epoch=cursor.epoch, sample=cursor.sample)  # the file is then found through the index
     rest = take(DataLoader({}, folder, preload, **options), batch_size, 11 - stop, cursor)
     for expected, found in zip(whole[stop + 1 :], rest, strict=True):
         assert found.cursor == expected.cursor
@@ -189,11 +189,11 @@ def test_resuming_reads_no_file_before_the_cursor(tmp_path, monkeypatch):
 def test_a_cursor_outside_of_the_data_is_refused(tmp_path):
     loader = DataLoader({}, write(tmp_path, [2, 3]))
     with pytest.raises(DataError, match=r"sample 9 of epoch 1, but an epoch of .* has 5 samples for this rank"):
-        loader.batches(1, DataCursor(1, 9))
+        loader.batches(1, DataCursor(epoch=1, sample=9))
     with pytest.raises(DataError, match=r"in file 2 \(from 0\) of epoch 0, but this rank has 2 files"):
-        loader.batches(1, DataCursor(0, 5, 2, 0))
+        loader.batches(1, DataCursor(epoch=0, sample=5, file=2, file_sample=0))
     with pytest.raises(DataError, match=r"sample 7 of .*part-000\.pb', which has 2 samples"):
-        next(loader.batches(1, DataCursor(0, 7, 0, 7)))
+        next(loader.batches(1, DataCursor(epoch=0, sample=7, file=0, file_sample=7)))
 
 
 def test_data_that_changed_since_the_cursor_are_mentioned(tmp_path):

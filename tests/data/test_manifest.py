@@ -6,7 +6,12 @@ from onward.data.manifest import Manifest, ShardEntry, read_manifest
 from onward.errors import DataError
 
 MANIFEST = Manifest(
-    "a.npz", "arrays", {"seed": 0}, {"x": {"dtype": "int64", "shape": []}}, 3, (ShardEntry("a.pb", 3, 90),)
+    source="a.npz",
+    kind="arrays",
+    options={"seed": 0},
+    features={"x": {"dtype": "int64", "shape": []}},
+    sample_count=3,
+    shards=(ShardEntry("a.pb", 3, 90),),
 )
 
 

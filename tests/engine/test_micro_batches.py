@@ -32,7 +32,13 @@ GRAPH = make_training_graph(build_mlp(), loss=LossSpec(**CROSS_ENTROPY))
 def batches(count: int) -> list[Batch]:
     features = data(4 * count)
     return [
-        Batch({name: features[name][4 * i : 4 * i + 4] for name in ("x", "label")}, 4, 0, START) for i in range(count)
+        Batch(
+            features={name: features[name][4 * i : 4 * i + 4] for name in ("x", "label")},
+            cursor=4,
+            sample_count=0,
+            epoch=START,
+        )
+        for i in range(count)
     ]
 
 
@@ -44,7 +50,7 @@ def test_one_by_one_adds_up_gradients_of_scaled_losses(scale: float) -> None:
     loss = GRAPH.loss_names.loss
     shares = LossNormalization(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, True)
     steps = SequentialMicroBatches(
-        Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh, Distributed())
+        Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh=mesh, parameters=Distributed())
     )
     gradient = torch.zeros(4)
     for number, batch in enumerate(batches(2)):

@@ -32,7 +32,7 @@ class Counting(TorchDispatchMode):
 
 def prepared() -> tuple[Network, Forward, dict[str, torch.Tensor]]:
     model = create_model("gpt2", size="tiny", layers=3, heads=2, width=16, vocab_size=32, context_length=8, dropout=0.0)
-    loss = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     graph = make_training_graph(model, loss=loss, fuse=True)
     plan = plan_segments(graph.model.graph, graph.weights, False, Recompute(segments=True))
     network = Network(OnnxModule(graph), plan)

@@ -95,7 +95,7 @@ def test_nobody_waits_for_numbers_between_two_reports(tmp_path: Path, monkeypatc
     ("device", "loss_scale", "lamb", "expected"),
     [
         ("cuda", None, False, True),
-        ("cuda", LossScale(128.0, dynamic=False), False, True),
+        ("cuda", LossScale(scale=128.0, dynamic=False), False, True),
         ("cuda", LossScale(), False, False),
         ("cuda", None, True, False),
         ("cpu", None, False, False),

@@ -44,7 +44,9 @@ def hold(folder: Path, seconds: float = 60) -> subprocess.Popen[str]:
 def elsewhere(**changes: str) -> Holder:
     """A holder on another machine."""
     mark = ProcessMark("f" * 16, 4123, 77)
-    holder = Holder("node7", str(mark), "2026-11-22 11:40:05 UTC", "onward train run.yaml", "abc")
+    holder = Holder(
+        host="node7", process=str(mark), since="2026-11-22 11:40:05 UTC", command="onward train run.yaml", token="abc"
+    )
     return dataclasses.replace(holder, **changes)
 
 

@@ -14,7 +14,7 @@ from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from tests.graph.mutation import mutate_bytes, mutate_structure, seed_model
 
-LOSS = LossSpec("softmax_cross_entropy", "y", "labels")
+LOSS = LossSpec(type="softmax_cross_entropy", prediction="y", label="labels")
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def train(
     model: onnx.ModelProto, data: Mapping[str, np.ndarray], how: Speedups, batch: int, accumulation: int = 1
 ) -> Trained:
     """Three updates by SGD with momentum, of the weights whose names begin with `w`."""
-    loss = LossSpec("softmax_cross_entropy", "logits", "labels")
+    loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     graph = make_training_graph(model, loss=loss, fuse=how.fuse, weights_to_train=["w*"])
     assert graph.loss is not None
     net = OnnxModule(graph, (graph.loss,), context=ExecutionContext(channels_last_images=how.channels_last))

@@ -179,7 +179,19 @@ def test_a_stray_rank_of_another_start_ends_alone(tmp_path: Path) -> None:
     assert re.search(
         r"onward: rank 1 .* belongs to a start of 2 processes, Slurm job '12\.4', but .* job '12\.3'", said
     )
-    store = open_store(Launch("Slurm", 1, 2, 1, 2, "localhost", port, "12.3"), LONGEST_SECONDS)
+    store = open_store(
+        Launch(
+            launcher="Slurm",
+            rank=1,
+            world_size=2,
+            local_rank=1,
+            local_size=2,
+            master_address="localhost",
+            master_port=port,
+            job="12.3",
+        ),
+        LONGEST_SECONDS,
+    )
     assert not store.check(["failure"])
     running[0].send_signal(signal.SIGTERM)
     said = "".join(outputs(running))

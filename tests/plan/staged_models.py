@@ -188,30 +188,34 @@ def second_stage() -> ir.Model:
 def graph_of(name: str) -> TrainingGraph:
     """A training graph by name: mlp, awkward, joined, two_towers, gpt2, gpt2_dropout, bert, squeezenet, u_net."""
     if name == "mlp":
-        return make_training_graph(mlp(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"))
+        return make_training_graph(
+            mlp(), loss=LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
+        )
     if name == "awkward":
         return make_training_graph(
-            awkward(), loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+            awkward(), loss=LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
         )
     if name == "joined":
         joined = join_stage_models([first_stage(), second_stage()])
-        return make_training_graph(joined, loss=LossSpec("mean_squared_error", prediction="logits", label="y"))
+        return make_training_graph(joined, loss=LossSpec(type="mean_squared_error", prediction="logits", label="y"))
     if name == "two_towers":
-        return make_training_graph(two_towers(), loss=LossSpec("mean_squared_error", prediction="a", label="y"))
+        return make_training_graph(two_towers(), loss=LossSpec(type="mean_squared_error", prediction="a", label="y"))
     if name == "u_net":
-        return make_training_graph(u_net(), loss=LossSpec("mean_squared_error", prediction="image", label="target"))
+        return make_training_graph(
+            u_net(), loss=LossSpec(type="mean_squared_error", prediction="image", label="target")
+        )
     if name in ("gpt2", "gpt2_dropout"):
         model = create_model("gpt2", **{**GPT2, "dropout": 0.1 if name == "gpt2_dropout" else 0.0})
         return make_training_graph(
-            model, loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels", ignore_index=-1),
+            model, loss=LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels", ignore_index=-1),
             count_correct=True,
         )  # fmt: skip
     if name == "bert":
-        return make_training_graph(create_model("bert", **BERT), loss=LossSpec("bert"), count_correct=True)
+        return make_training_graph(create_model("bert", **BERT), loss=LossSpec(type="bert"), count_correct=True)
     assert name == "squeezenet"
     model = create_model("squeezenet", classes=5, image_size=32, dropout=0.0)
     output = str(model.graph.outputs[0].name)
-    return make_training_graph(model, loss=LossSpec("softmax_cross_entropy", prediction=output, label="labels"))
+    return make_training_graph(model, loss=LossSpec(type="softmax_cross_entropy", prediction=output, label="labels"))
 
 
 def batch_of(name: str, seed: int, samples: int = 2) -> Mapping[str, torch.Tensor]:

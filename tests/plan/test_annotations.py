@@ -119,7 +119,7 @@ def test_annotating_again_replaces_its_own_and_keeps_others() -> None:
     model.add_device_configuration("theirs", num_devices=2)
     model.graph[0].set_pipeline_stage(model.device_configurations[0], 1)
     for _ in range(2):
-        annotate(model, Topology(1, 2, 1), HorizontalPlan(2, {"W": Sharding(0, (2,))}), {}, {0: 0}, {})
+        annotate(model, Topology(1, 2, 1), HorizontalPlan(size=2, shardings={"W": Sharding(0, (2,))}), {}, {0: 0}, {})
     assert [one.name for one in model.device_configurations] == ["theirs", "onward_h2_p1"]
     assert [own.configuration.name for own in model.graph[0].device_configurations if own.configuration] == [
         "theirs", "onward_h2_p1",

@@ -63,5 +63,5 @@ def test_an_estimate_shares_out_what_zero_does() -> None:
 
 
 def test_what_is_sent_is_a_share_of_what_is_exchanged() -> None:
-    traffic = Traffic("an all-reduce", 2.0, 100.0, 4, 1.5).times(3)
+    traffic = Traffic(what="an all-reduce", calls=2.0, payload=100.0, ranks=4, share=1.5).times(3)
     assert (traffic.calls, traffic.payload, traffic.sent) == (6.0, 300.0, 450.0)

@@ -16,7 +16,7 @@ def finished(sketch: Sketch, value: ir.Value, weights: tuple[str, ...]) -> Train
     """The graph with a trained layer and a loss after `value`, a float [batch, 4]."""
     last = sketch.node("Gemm", "last", value, sketch.weight("trained", 4, 4))
     last.shape = ir.Shape(["batch", 4])
-    loss = LossSpec("mean_squared_error", prediction="last", label="y")
+    loss = LossSpec(type="mean_squared_error", prediction="last", label="y")
     return make_training_graph(sketch.model(last), loss=loss, weights_to_train=("trained", *weights))
 
 
@@ -61,7 +61,7 @@ def test_a_frozen_linear_layer_is_computed_once_when_it_is_fused() -> None:
     wide = sketch.node("Add", "wide", product, sketch.weight("bias", 4))
     last = sketch.node("Gemm", "last", wide, sketch.weight("trained", 4, 4))
     last.shape = ir.Shape(["batch", 4])
-    loss = LossSpec("mean_squared_error", prediction="last", label="y")
+    loss = LossSpec(type="mean_squared_error", prediction="last", label="y")
     graph = make_training_graph(sketch.model(last), loss=loss, weights_to_train=("trained",), fuse=True)
     assert [fusion.kind for fusion in graph.fusions] == ["linear"]
     assert "wide" in bound(find_roles(graph))

@@ -31,7 +31,14 @@ def step_report(update: int = 10, **given: Any) -> StepReport:
 
 
 def evaluation_report(update: int = 10, metrics: Mapping[str, float] | None = None) -> EvaluationReport:
-    return EvaluationReport(update, update, 0, metrics or {"accuracy": 0.6123, "loss": 4.5}, 1_797, 2.13)
+    return EvaluationReport(
+        step=update,
+        update=update,
+        round=0,
+        metrics=metrics or {"accuracy": 0.6123, "loss": 4.5},
+        samples=1_797,
+        seconds=2.13,
+    )
 
 
 def checkpoint_report(update: int = 10) -> CheckpointReport:

@@ -117,14 +117,23 @@ def test_only_what_runs_in_the_counted_steps_is_counted() -> None:
 
 def test_an_update_of_several_steps_is_printed_too(tmp_path: Path) -> None:
     times = attribute_times(_step(False), LABELS, CALLS, {})
-    text = ProfileReport(5, 8, times, tmp_path / "trace", tmp_path / "table", gradient_accumulation_steps=4).table()
+    text = ProfileReport(
+        first_step=5,
+        last_step=8,
+        times=times,
+        trace_path=tmp_path / "trace",
+        table_path=tmp_path / "table",
+        gradient_accumulation_steps=4,
+    ).table()
     assert text.startswith("profile of steps 5 to 8: 1.000 ms a step, 4.000 ms an update of 4 steps; on the cpu ")
 
 
 def test_nothing_recorded_makes_an_empty_table(tmp_path: Path) -> None:
     times = attribute_times([], {}, [], {})
-    assert times == Times("cpu", 0.0, 0.0, 0.0, ())
-    text = ProfileReport(1, 1, times, tmp_path / "trace", tmp_path / "table").table()
+    assert times == Times(device="cpu", step_seconds=0.0, forward_seconds=0.0, backward_seconds=0.0, nodes=())
+    text = ProfileReport(
+        first_step=1, last_step=1, times=times, trace_path=tmp_path / "trace", table_path=tmp_path / "table"
+    ).table()
     assert text.startswith("profile of step 1: 0.000 ms a step")
 
 

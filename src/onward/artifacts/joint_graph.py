@@ -51,7 +51,7 @@ class OpenSizes:
         return tuple(self.examples[size] if isinstance(size, str) else size for size in self.shapes[name])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JointGraph:
     """Loss and gradients as a function of features, weights, running statistics and constants.
 
@@ -147,7 +147,9 @@ def trace_joint_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -
         kept = [_empty_like(tensor) for tensor in (*(own[n] for n in (*weights, *states)), *constants.values())]
     code = _trace(_joint_function(program, weights, states, tuple(constants)), [*features, *kept], opened)
     _check_open(mode, dict(zip(program.inputs, features, strict=True)), opened)
-    return JointGraph(code, tuple(program.inputs), weights, states, constants, opened)
+    return JointGraph(
+        code=code, features=tuple(program.inputs), weights=weights, states=states, constants=constants, sizes=opened
+    )
 
 
 def example_arguments(net: OnnxModule, joint: JointGraph) -> list[torch.Tensor]:

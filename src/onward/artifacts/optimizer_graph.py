@@ -103,7 +103,12 @@ def append_update(
         for name, value in weights.items()
     }
     update = _Update(
-        NodeWriter(model, "update/"), optimizer.training_optimizer_name, rate, count, {}, training_operators
+        writer=NodeWriter(model, "update/"),
+        name=optimizer.training_optimizer_name,
+        rate=rate,
+        updates_before=count,
+        shared={},
+        training_operators=training_operators,
     )
     updates_now = update.writer.apply("Add", count, update.writer.constant(1, "one"))
     norm, finite = _norm(update.writer, list(gradients.values()))
@@ -164,7 +169,7 @@ def _clipping_share(writer: NodeWriter, norm: ir.Value, largest: float | None) -
     return writer.apply("Min", share, writer.constant(1.0, "no_clipping", np.float32))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Update:
     """Writes the update of one weight after the other, numbers that several of them need only once.
 

@@ -52,7 +52,7 @@ class TensorEntry:
         return f"{self.dtype} {list(self.shape)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a checkpoint holds.
 

@@ -40,7 +40,7 @@ LAST = "manifest.json"
 """A checkpoint is complete when this file is there."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RunFiles:
     """What of a run is remote.
 
@@ -63,10 +63,10 @@ class RunFiles:
         """The remote paths among parameters."""
         found = {name: paths for name in _every_field() if (paths := _remote_paths(parameters, name))}
         return cls(
-            {name: found[name] for name in INPUT_MODELS if name in found},
-            {name: found[name][0] for name in INPUT_FOLDERS if name in found},
-            {name: found[name][0] for name in (*KEPT_OUTPUTS, *NEW_OUTPUTS) if name in found},
-            _written(parameters),
+            models={name: found[name] for name in INPUT_MODELS if name in found},
+            folders={name: found[name][0] for name in INPUT_FOLDERS if name in found},
+            outputs={name: found[name][0] for name in (*KEPT_OUTPUTS, *NEW_OUTPUTS) if name in found},
+            written=_written(parameters),
         )
 
     @property

@@ -194,7 +194,9 @@ class SafetensorsStorageWriter(StorageWriter):
             missing = [file.name for file in ordered if not (temporary / file.name).is_file()]
             if missing:
                 raise not_shared(temporary.parent, f"rank 0 does not see {', '.join(missing)}, written by other ranks")
-            manifest = Manifest(self._sequence, ordered, tensors, self.record, versions)
+            manifest = Manifest(
+                sequence=self._sequence, files=ordered, tensors=tensors, record=self.record, written_by=versions
+            )
             persistently(lambda: write_manifest(temporary, manifest), f"writing the manifest of {temporary}")
             persistently(lambda: sync_directory(temporary), f"writing {temporary}")
             persistently(self.publication.complete, f"completing {self.publication.final}")

@@ -49,7 +49,7 @@ _NAMES = pydantic.TypeAdapter(dict[str, str])
 _CARRIERS: dict[int, np.dtype[Any]] = {1: np.dtype("i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoredShard:
     """A tensor shard in a file.
 
@@ -154,7 +154,10 @@ def _shards_of_file(file: Path) -> Iterator[tuple[str, StoredShard]]:
                 f"{key!r} {dtype} {entry['shape']} needs {needed:,} bytes; the header says bytes {begin:,} to {end:,} "
                 f"of {file_bytes:,}"
             )
-        yield names.get(key, key), StoredShard(file, begin, dtype, starts, tuple(entry["shape"]))
+        yield (
+            names.get(key, key),
+            StoredShard(file=file, begin_bytes=begin, dtype=dtype, offsets=starts, sizes=tuple(entry["shape"])),
+        )
 
 
 def fill(name: str, sharded: ShardedTensor, stored: Sequence[StoredShard]) -> None:

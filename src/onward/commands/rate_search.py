@@ -149,9 +149,9 @@ def _yaml(rate: float) -> str:
 def picture(found: RangeTest) -> tuple[list[Shape], int]:
     """The curve over the logarithm of the rate, and how high the picture is."""
     points = found.points
-    shapes = [Shape(20, 14, text="Learning-rate range test", size=18)]
+    shapes = [Shape(x=20, y=14, text="Learning-rate range test", size=18)]
     if len(points) < 2:
-        return [*shapes, Shape(20, _TOP, text="no points: the loss is not finite")], 120
+        return [*shapes, Shape(x=20, y=_TOP, text="no points: the loss is not finite")], 120
     width = WIDTH - _LEFT - 40
     smoothed = [point.smoothed for point in points]
     low = min(smoothed)
@@ -168,21 +168,27 @@ def picture(found: RangeTest) -> tuple[list[Shape], int]:
     for exponent in range(math.ceil(ends[0]), math.floor(ends[1]) + 1):
         place = x(10.0**exponent)
         shapes += [
-            Shape(place, _TOP, 1, _HEIGHT, "#e4e4e4"),
-            Shape(place - 14, _TOP + _HEIGHT + 10, text=f"1e{exponent}"),
+            Shape(x=place, y=_TOP, width=1, height=_HEIGHT, color="#e4e4e4"),
+            Shape(x=place - 14, y=_TOP + _HEIGHT + 10, text=f"1e{exponent}"),
         ]
     for share in (0.0, 0.5, 1.0):
         loss = low + share * span
-        shapes += [Shape(_LEFT, y(loss), width, 1, "#e4e4e4"), Shape(20, y(loss) - 6, text=f"{loss:.3g}")]
-    shapes += [Shape(x(point.learning_rate) - 1.5, y(point.loss) - 1.5, 3, 3, "#b8c9dc") for point in points]
+        shapes += [
+            Shape(x=_LEFT, y=y(loss), width=width, height=1, color="#e4e4e4"),
+            Shape(x=20, y=y(loss) - 6, text=f"{loss:.3g}"),
+        ]
+    shapes += [
+        Shape(x=x(point.learning_rate) - 1.5, y=y(point.loss) - 1.5, width=3, height=3, color="#b8c9dc")
+        for point in points
+    ]
     shapes += _line([(x(point.learning_rate), y(point.smoothed)) for point in points])
     if found.suggestion is not None:
         place = x(found.suggestion)
         shapes += [
-            Shape(place - 1, _TOP, 2, _HEIGHT, "#b00020"),
-            Shape(place + 6, _TOP + 4, text=f"suggested: {found.suggestion:.2g}", color="#b00020"),
+            Shape(x=place - 1, y=_TOP, width=2, height=_HEIGHT, color="#b00020"),
+            Shape(x=place + 6, y=_TOP + 4, text=f"suggested: {found.suggestion:.2g}", color="#b00020"),
         ]
-    shapes.append(Shape(_LEFT + width / 2 - 40, _TOP + _HEIGHT + 30, text="learning rate"))
+    shapes.append(Shape(x=_LEFT + width / 2 - 40, y=_TOP + _HEIGHT + 30, text="learning rate"))
     return shapes, _TOP + _HEIGHT + 60
 
 
@@ -193,5 +199,7 @@ def _line(corners: Sequence[tuple[float, float]]) -> list[Shape]:
         count = max(1, round(max(abs(right - x), abs(bottom - y)) / 1.5))
         for k in range(count):
             share = k / count
-            shapes.append(Shape(x + (right - x) * share - 1, y + (bottom - y) * share - 1, 2, 2, "#3b6ea5"))
+            shapes.append(
+                Shape(x=x + (right - x) * share - 1, y=y + (bottom - y) * share - 1, width=2, height=2, color="#3b6ea5")
+            )
     return shapes

@@ -127,7 +127,11 @@ def _restarts(parameters: Parameters, options: TrainOptions) -> Restarts:
         return None if path is None else path.name
 
     smaller = functools.partial(smaller_batches, parameters) if halves else None
-    return Restarts(0 if options.dry_run or parameters.training.is_perf_test else most, newest_checkpoint, smaller)
+    return Restarts(
+        most=0 if options.dry_run or parameters.training.is_perf_test else most,
+        newest_checkpoint=newest_checkpoint,
+        smaller_batches=smaller,
+    )
 
 
 def is_supervised(parameters: Parameters) -> bool:

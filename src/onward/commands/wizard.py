@@ -16,7 +16,7 @@ from onward.proposal.propose import propose
 LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1", "ctc")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Question:
     """One question.
 
@@ -83,7 +83,9 @@ def _ask_label(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pat
         found = None
     default = found if found in names else names[-1]
     print(f"  the data hold {', '.join(names)}")
-    question = _Question("label", "Which feature is the label?", lambda _: default, lambda _: "", parse)
+    question = _Question(
+        key="label", text="Which feature is the label?", found=lambda _: default, reason=lambda _: "", parse=parse
+    )
     return _answer(question, default, answers, lambda one: propose(model, data, one, folder=folder))
 
 
@@ -169,33 +171,49 @@ def _share_found(proposal: Proposal) -> float | None:
 
 
 _QUESTIONS = (
-    _Question("loss", "Which loss is minimized?", _value("loss.type"), _reason("loss.type"), _loss),
     _Question(
-        "test_fraction", "Which fraction of the samples is held out for testing?", _share_found, lambda _: "", _share
+        key="loss", text="Which loss is minimized?", found=_value("loss.type"), reason=_reason("loss.type"), parse=_loss
     ),
     _Question(
-        "batch_size",
-        "How many samples per batch?",
-        _value("training.batch_size"),
-        _reason("training.batch_size"),
-        _count,
+        key="test_fraction",
+        text="Which fraction of the samples is held out for testing?",
+        found=_share_found,
+        reason=lambda _: "",
+        parse=_share,
     ),
     _Question(
-        "epochs",
-        "How many passes over the data?",
-        _value("training.num_epochs"),
-        _reason("training.num_epochs"),
-        _count,
+        key="batch_size",
+        text="How many samples per batch?",
+        found=_value("training.batch_size"),
+        reason=_reason("training.batch_size"),
+        parse=_count,
     ),
     _Question(
-        "learning_rate",
-        "Which peak learning rate?",
-        _value("learning_rate.initial_lr"),
-        _reason("learning_rate.initial_lr"),
-        _rate,
+        key="epochs",
+        text="How many passes over the data?",
+        found=_value("training.num_epochs"),
+        reason=_reason("training.num_epochs"),
+        parse=_count,
     ),
-    _Question("weights", "Which weights are trained (names or *-patterns)?", lambda _: "all", lambda _: "", _patterns),
     _Question(
-        "output_dir", "Which folder is the trained model written to?", _value("paths.output_dir"), lambda _: "", str
+        key="learning_rate",
+        text="Which peak learning rate?",
+        found=_value("learning_rate.initial_lr"),
+        reason=_reason("learning_rate.initial_lr"),
+        parse=_rate,
+    ),
+    _Question(
+        key="weights",
+        text="Which weights are trained (names or *-patterns)?",
+        found=lambda _: "all",
+        reason=lambda _: "",
+        parse=_patterns,
+    ),
+    _Question(
+        key="output_dir",
+        text="Which folder is the trained model written to?",
+        found=_value("paths.output_dir"),
+        reason=lambda _: "",
+        parse=str,
     ),
 )

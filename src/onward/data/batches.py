@@ -24,7 +24,7 @@ LastBatch = Literal["wrap", "drop", "short"]
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataCursor:
     """A position between two samples; the next sample read is the one after it.
 
@@ -64,7 +64,7 @@ class DataCursor:
         return cursor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """Samples for one step.
 
@@ -132,10 +132,22 @@ class SampleBlock:
     def cursor_after(self, position: int) -> DataCursor:
         """The cursor after `position` samples of this block's file."""
         if position < self.count:
-            return DataCursor(self.epoch, self.sample + position, self.file, position, self.fingerprint)
+            return DataCursor(
+                epoch=self.epoch,
+                sample=self.sample + position,
+                file=self.file,
+                file_sample=position,
+                fingerprint=self.fingerprint,
+            )
         if self.file + 1 < self.file_count:
-            return DataCursor(self.epoch, self.sample + position, self.file + 1, 0, self.fingerprint)
-        return DataCursor(self.epoch + 1, 0, 0, 0, self.fingerprint)
+            return DataCursor(
+                epoch=self.epoch,
+                sample=self.sample + position,
+                file=self.file + 1,
+                file_sample=0,
+                fingerprint=self.fingerprint,
+            )
+        return DataCursor(epoch=self.epoch + 1, sample=0, file=0, file_sample=0, fingerprint=self.fingerprint)
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -224,7 +236,13 @@ def _make_batch(
     epoch: int,
     origin: Sequence[tuple[Path | str, Sequence[int] | np.ndarray]],
 ) -> Batch:
-    return Batch({name: array[:count] for name, array in out.items()}, cursor, count, epoch, tuple(origin))
+    return Batch(
+        features={name: array[:count] for name, array in out.items()},
+        cursor=cursor,
+        sample_count=count,
+        epoch=epoch,
+        origin=tuple(origin),
+    )
 
 
 def _copy(block: SampleBlock, position: int, count: int, out: Mapping[str, np.ndarray], filled: int) -> None:

@@ -198,10 +198,12 @@ class DataLoader:
         for position, file in enumerate(self._order.files(epoch, len(self.files)).tolist()):
             count = self._count_samples(file)
             if sample < before + count:
-                return DataCursor(epoch, sample, position, sample - before, self.fingerprint)
+                return DataCursor(
+                    epoch=epoch, sample=sample, file=position, file_sample=sample - before, fingerprint=self.fingerprint
+                )
             before += count
         if sample == before:
-            return DataCursor(epoch + 1, 0, 0, 0, self.fingerprint)
+            return DataCursor(epoch=epoch + 1, sample=0, file=0, file_sample=0, fingerprint=self.fingerprint)
         raise DataError(
             f"the data position is sample {sample} of epoch {epoch}, but an epoch of {str(self._files.data_dir)!r} has "
             f"{before} samples for this rank: the data changed. Start a new round, or restore the data."
@@ -228,7 +230,7 @@ class DataLoader:
                 "the data position was taken from: training continues at the same place of other samples."
             )
         if cursor.file is None and cursor.sample == 0:
-            return DataCursor(cursor.epoch, 0, 0, 0, self.fingerprint)
+            return DataCursor(epoch=cursor.epoch, sample=0, file=0, file_sample=0, fingerprint=self.fingerprint)
         if cursor.file is None:
             return self.cursor_at(cursor.epoch, cursor.sample)
         if cursor.file >= len(self.files):

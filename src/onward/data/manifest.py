@@ -33,7 +33,7 @@ class ShardEntry:
     checksum: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a directory of packed shards holds.
 

@@ -12,7 +12,7 @@ from onward.errors import DataError, ParametersError
 from onward.remote.files import Entry, list_folder, shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardFiles:
     """The shards of one rank.
 

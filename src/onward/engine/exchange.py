@@ -21,7 +21,7 @@ from onward.parallel.pipeline.pipeline import Pipeline
 from onward.parameters.distributed import Distributed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GradientExchange:
     """What ranks exchange around an update.
 

@@ -29,7 +29,7 @@ STABLE_STEPS = 128
 """Throughput that has settled is measured over this many last steps (as the original runner did)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepDone:
     """One step is over.
 
@@ -53,7 +53,7 @@ class StepDone:
         return self.update is not None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Clock:
     """Times and samples of one call of the loop.
 
@@ -159,7 +159,7 @@ def train_steps(
             report = _make_report(steps, window, result, batch, learning_rate, num_train_steps, clock)
             report = _with_utilization(report, clock)
             window = _Window()
-        yield StepDone(step, done, report, epochs, batch.origin)
+        yield StepDone(step=step, update=done, report=report, epochs=epochs, origin=batch.origin)
     state.count_skipped()
 
 

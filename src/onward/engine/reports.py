@@ -33,7 +33,7 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepReport(_Shown):
     """One weight update that is to be displayed.
 
@@ -83,7 +83,7 @@ class StepReport(_Shown):
     module_paths: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UpdateReport(_Shown):
     """Any weight update, displayed or not. Nothing is read from the device until it is asked for.
 
@@ -129,7 +129,7 @@ class EpochReport(_Shown):
     round: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunStart(_Shown):
     """What a round begins with, or resumes with.
 
@@ -151,7 +151,7 @@ class RunStart(_Shown):
     replicas: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationReport(_Shown):
     """One pass over the whole test set: means over its samples.
 
@@ -180,7 +180,7 @@ class CheckpointReport(_Shown):
     stall_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RollBackReport(_Shown):
     """A spike: training returned to a checkpoint, and leaves out the data of the update where it happened.
 
@@ -203,7 +203,7 @@ class RollBackReport(_Shown):
     path: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSummary(_Shown):
     """What `TrainingRunner.run` returns: one round, from its first to its last step.
 

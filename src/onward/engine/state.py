@@ -21,7 +21,7 @@ from onward.parallel.sharded_tensors import ShardedTensor
 from onward.plan.shards import Sharding
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Counters:
     """What has been done so far.
 
@@ -77,7 +77,7 @@ class _Mark:
     statistics: list[torch.Tensor]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainState:
     """Weights and running statistics, moments (in `optimizer`), and everything that counts, as this rank holds them.
 
@@ -111,7 +111,13 @@ class TrainState:
     ) -> TrainState:
         """The state of a process that trains alone."""
         mesh = in_world_of_one("cuda" if network.net.device.type == "cuda" else "cpu")
-        return cls([network], local_weights([network], mesh, {}, {}, {}), optimizer, loss_scale, mesh)
+        return cls(
+            networks=[network],
+            weights=local_weights([network], mesh, {}, {}, {}),
+            optimizer=optimizer,
+            loss_scale=loss_scale,
+            mesh=mesh,
+        )
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -43,7 +43,7 @@ _NOT_WRITABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.
 """Nobody writes there, so there is nothing to lock; whoever tries says what is wrong, with the field that names it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Holder:
     """Who holds a lock.
 
@@ -65,7 +65,13 @@ class Holder:
     def own(cls, command: str) -> Holder:
         """This process."""
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        return cls(socket.gethostname(), str(ProcessMark.own()), since, command, secrets.token_hex(8))
+        return cls(
+            host=socket.gethostname(),
+            process=str(ProcessMark.own()),
+            since=since,
+            command=command,
+            token=secrets.token_hex(8),
+        )
 
     @classmethod
     def parse(cls, text: str) -> Holder:
@@ -74,7 +80,7 @@ class Holder:
             found = parse_json(text)
             return cls(**{name: str(found[name]) for name in cls.__dataclass_fields__})
         except (ValueError, KeyError, TypeError):
-            return cls("an unknown machine", "", "an unknown time", "a process", "")
+            return cls(host="an unknown machine", process="", since="an unknown time", command="a process", token="")
 
     def to_text(self) -> str:
         """One line of JSON."""

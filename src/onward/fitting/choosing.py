@@ -53,7 +53,7 @@ def choose(wanted: Wanted, model: ModelPorts, source: BatchSource, has_validatio
         raise no_loss(model, tuple(source.feature_specs()))
     features = _features(source)
     count = getattr(source, "sample_count", None) or len(next(iter(features)).values or ())
-    facts = DataFacts(Path("data"), "packed", tuple(features), count)
+    facts = DataFacts(path=Path("data"), kind="packed", features=tuple(features), sample_count=count)
     proposal = propose(
         read_model_facts(model.path, model.limits),
         facts,
@@ -101,7 +101,10 @@ def _features(source: BatchSource) -> list[Feature]:
     first = batches[0]
     alike = [one for one in batches if all(one[name].shape[1:] == first[name].shape[1:] for name in first)]
     joined = {name: np.concatenate([one[name] for one in alike]) for name in first}
-    return [Feature(name, str(array.dtype), tuple(array.shape[1:]), array) for name, array in joined.items()]
+    return [
+        Feature(name=name, dtype=str(array.dtype), shape=tuple(array.shape[1:]), values=array)
+        for name, array in joined.items()
+    ]
 
 
 def _answers(wanted: Wanted) -> Answers:

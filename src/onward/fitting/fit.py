@@ -198,7 +198,7 @@ def _train(runner: TrainingRunner, source: BatchSource, evaluated: Any) -> tuple
     return summary, held
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Opened:
     """Data and arguments, of which either helps to understand the other.
 
@@ -221,23 +221,25 @@ def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: 
     """Opens the data; chooses the loss and what else was left out, where none is given."""
     wanted = _with_label_of_frame(wanted, data)
     place = mesh.place.data, mesh.topology.data_size
-    reading = Reading(wanted.shuffle, wanted.seed, rank=place[0], size=place[1], limits=ports.limits)
+    reading = Reading(shuffle=wanted.shuffle, seed=wanted.seed, rank=place[0], size=place[1], limits=ports.limits)
     if wanted.loss is None and isinstance(data, str | os.PathLike) and not holds_shards(Path(data)):
         folder = TemporaryFolder("onward-packed-")
         wanted, source, test, note = choose_for_path(wanted, ports, Path(data), folder, reading)
         evaluated = test if validation.is_left_out else validation.take_from(source, wanted.seed)[1]
-        return _Opened(source, evaluated, wanted, (note,), folder)
+        return _Opened(source=source, evaluated=evaluated, wanted=wanted, notes=(note,), folder=folder)
     source = open_data(data, _names(wanted, ports), reading)
     _refuse_second_reading(source, wanted)
     if validation.is_left_out:
         validation = _Validation(open_test_part(data, source, _names(wanted, ports)), None)
     if wanted.loss is not None:
-        return _Opened(*validation.take_from(source, wanted.seed), wanted)
+        source, evaluated = validation.take_from(source, wanted.seed)
+        return _Opened(source=source, evaluated=evaluated, wanted=wanted)
     named = wanted.input_name_map
     wanted, note = choose(wanted, ports, source, not validation.is_left_out)
     if wanted.input_name_map != named and source is not data:
         source = open_data(data, _names(wanted, ports), reading)
-    return _Opened(*validation.take_from(source, wanted.seed), wanted, (note,))
+    source, evaluated = validation.take_from(source, wanted.seed)
+    return _Opened(source=source, evaluated=evaluated, wanted=wanted, notes=(note,))
 
 
 def _with_label_of_frame(wanted: Wanted, data: Any) -> Wanted:

@@ -50,7 +50,7 @@ class ModelPorts:
     limits: Limits = DEFAULT_LIMITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What the arguments of `fit` say besides model and data; None: to be found out, or the default."""
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CutPoint:
     """A value after whose node nothing else that a gradient flows through is needed further on.
 
@@ -59,7 +59,14 @@ def find_cut_points(graph: ir.Graph, weights: Collection[str]) -> tuple[CutPoint
             found.pop()  # the last value before the next weight is the boundary of a layer
         (value,) = live
         found.append(
-            CutPoint(str(value.name), str(node.name or ""), index + 1, len(nodes) - index - 1, read, shape_of(value))
+            CutPoint(
+                value=str(value.name),
+                node=str(node.name or ""),
+                nodes_before=index + 1,
+                nodes_after=len(nodes) - index - 1,
+                weights_before=read,
+                shape=shape_of(value),
+            )
         )
     return tuple(found)
 

@@ -39,7 +39,7 @@ from onward.parameters.training import DropoutRule
 WeightPattern = str | Sequence[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingGraph:
     """The graph to train and its names; a weight's identity is its ONNX initializer name.
 
@@ -154,8 +154,22 @@ def make_training_graph(
     ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
     chosen_notes = _notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train))
     notes = (*untied.notes, *fixed, *tied, *revived, *lost, *chosen_notes, *ends, *passes.notes_on_fusions(fusions))
-    last = (names, fusions, known_as, rewritten.weights, left_out, rebatching, frozenset(constants))
-    return TrainingGraph(original, model, chosen, states, ties, frozen, notes, *last)
+    return TrainingGraph(
+        source=original,
+        model=model,
+        weights=chosen,
+        states=states,
+        ties=ties,
+        frozen=frozen,
+        notes=notes,
+        loss_names=names,
+        fusions=fusions,
+        known_as=known_as,
+        attributes=rewritten.weights,
+        left_out=left_out,
+        rebatching=rebatching,
+        constants=frozenset(constants),
+    )
 
 
 def _with_loss(

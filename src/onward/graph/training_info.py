@@ -22,7 +22,7 @@ from onward.graph.weights.choice import find_running_statistics
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingAlgorithm:
     """One `TrainingInfoProto`, ready for lowering.
 

@@ -30,7 +30,7 @@ class NodeLabel:
         return f"node {self.name!r} ({self.op_type}){f' of {self.module}' if self.module else ''}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """The code of a graph and the names of what goes in and comes out.
 

@@ -39,7 +39,7 @@ RESERVED = _CONTEXT | {"training", "device", "output_count", "owned", "dtypes", 
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lowering:
     """One function, the operator and first version it stands for, and how the program must call it."""
 
@@ -111,15 +111,15 @@ def lowers(
         _record(
             _on_device,
             Lowering(
-                domain,
-                op_type,
-                since,
-                function,
-                frozenset(host),
-                frozenset(either),
-                produces,
-                result_dtype,
-                parameters,
+                domain=domain,
+                op_type=op_type,
+                since=since,
+                function=function,
+                host=frozenset(host),
+                either=frozenset(either),
+                produces=produces,
+                result_dtype=result_dtype,
+                parameters=parameters,
                 spare=frozenset(names.index(name) for name in spare),
             ),
         )
@@ -148,7 +148,16 @@ def lowers_on_host(
         _record(
             _on_host,
             Lowering(
-                domain, op_type, since, function, frozenset(), frozenset(), "host", result_dtype, parameters, growth
+                domain=domain,
+                op_type=op_type,
+                since=since,
+                function=function,
+                host=frozenset(),
+                either=frozenset(),
+                produces="host",
+                result_dtype=result_dtype,
+                parameters=parameters,
+                growth=growth,
             ),
         )
         return function

@@ -15,7 +15,7 @@ HEADINGS = ("layer", "operator", "output", "trainable", "frozen", "bytes")
 _RIGHT = (3, 4, 5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerSummary:
     """A node of the user's graph that reads weights.
 
@@ -35,7 +35,7 @@ class LayerSummary:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetSummary:
     """A network as a table; its text and its HTML are what a terminal and a notebook show.
 

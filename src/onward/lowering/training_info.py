@@ -123,7 +123,9 @@ def load_training_info(
 
 def _network(model: ir.Model, outputs: tuple[str, ...]) -> OnnxModule:
     """A network without weights: every initializer that is left is a constant."""
-    return OnnxModule(TrainingGraph(model, model, (), (), {}, {}, ()), outputs)
+    return OnnxModule(
+        TrainingGraph(source=model, model=model, weights=(), states=(), ties={}, frozen={}, notes=()), outputs
+    )
 
 
 def _call(net: OnnxModule, outputs: tuple[str, ...], inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from onward.errors import ParametersError
 from onward.models.reference_model import ModelOptions, check_options, option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TransformerSize:
     """What a named size stands for."""
 

@@ -79,7 +79,7 @@ def factor(
     return 0.5 * (1.0 + math.cos(math.pi * (1.0 - left)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LearningRateSchedule:
     """The learning rate of every step of a round.
 

@@ -27,7 +27,7 @@ def fake_replicas(topology: Topology, place: Place) -> Iterator[Mesh]:
     """
     rank, device = topology.rank(place), torch.device("cpu")
     if topology.data_size == 1:
-        yield Mesh(topology, rank, device)
+        yield Mesh(topology=topology, rank=rank, device=device)
         return
     if dist.is_initialized():
         own = topology.place(dist.get_rank())
@@ -36,14 +36,14 @@ def fake_replicas(topology: Topology, place: Place) -> Iterator[Mesh]:
         try:
             mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("data",))
             rank = topology.rank(dataclasses.replace(place, data=own.data))
-            yield Mesh(topology, rank, device, data=group, device_mesh=mesh)
+            yield Mesh(topology=topology, rank=rank, device=device, data=group, device_mesh=mesh)
         finally:
             dist.destroy_process_group(group)
         return
     dist.init_process_group("fake", rank=place.data, world_size=topology.data_size, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (topology.data_size,), mesh_dim_names=("data",))
-        yield Mesh(topology, rank, device, data=mesh.get_group("data"), device_mesh=mesh)
+        yield Mesh(topology=topology, rank=rank, device=device, data=mesh.get_group("data"), device_mesh=mesh)
     finally:
         dist.destroy_process_group()
 

@@ -53,7 +53,7 @@ class OnBadLoss:
     max_rollbacks: CountFromZero = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricRequest:
     """One entry of `training.metrics`, read.
 
@@ -96,5 +96,7 @@ def read_metrics(specs: Sequence[MetricSpec]) -> tuple[MetricRequest, ...]:
             raise ValueError(
                 f"{where} is reported as {title!r}, as is an earlier entry. Set `as: NAME` in one of them."
             )
-        found[title] = MetricRequest(name, title, own["prediction"], own["label"], own["task"], options)
+        found[title] = MetricRequest(
+            name=name, title=title, prediction=own["prediction"], label=own["label"], task=own["task"], options=options
+        )
     return tuple(found.values())

@@ -47,7 +47,7 @@ _UNITS = {
 """Pattern of names -> what they are counted in; a later pattern comes before an earlier one."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FieldHelp:
     """A field as a user sees it.
 
@@ -114,12 +114,12 @@ def fields_of(section: str, kind: type) -> list[FieldHelp]:
     told, hints = meanings(kind), typing.get_type_hints(kind)
     return [
         FieldHelp(
-            f"{section}.{one.name.rstrip('_')}",
-            _type_in_words(one, hints[one.name]),
-            _unit(one.name),
-            default_of(one),
-            is_required(one),
-            told.get(one.name, ""),
+            name=f"{section}.{one.name.rstrip('_')}",
+            type=_type_in_words(one, hints[one.name]),
+            unit=_unit(one.name),
+            default=default_of(one),
+            is_required=is_required(one),
+            meaning=told.get(one.name, ""),
         )
         for one in dataclasses.fields(kind)
     ]

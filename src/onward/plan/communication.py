@@ -34,7 +34,7 @@ def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, 
         if is_pipeline:
             sends = (("activations to the next stage", one.sent[0]), ("gradients to the stage before", one.received[1]))
             for what, size in sends:
-                _add(found, Traffic(what, float(size > 0), size, 2, 1.0), micro_batches)
+                _add(found, Traffic(what=what, calls=float(size > 0), payload=size, ranks=2, share=1.0), micro_batches)
     return [traffic for traffic in found.values() if traffic.calls]
 
 
@@ -42,7 +42,7 @@ def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:
     traffic, known = traffic.times(count), found.get(traffic.what)
     if known is not None:
         calls, payload = known.calls + traffic.calls, known.payload + traffic.payload
-        traffic = Traffic(traffic.what, calls, payload, traffic.ranks, traffic.share)
+        traffic = Traffic(what=traffic.what, calls=calls, payload=payload, ranks=traffic.ranks, share=traffic.share)
     found[traffic.what] = traffic
 
 
@@ -71,7 +71,7 @@ def replica_traffic(
         if distributed.enable_adasum:
             steps = math.ceil(math.log2(data))
             payload = 4.0 * sum(totals) * steps
-            found.append(Traffic("gradients (Adasum)", steps, payload, data, 1.0))
+            found.append(Traffic(what="gradients (Adasum)", calls=steps, payload=payload, ranks=data, share=1.0))
         else:
             is_one = stages is not None and plan.schedule in SPLITS_BACKWARD
             calls = 1 if is_one else sum(_buckets(4 * total) for total in totals)
@@ -93,7 +93,9 @@ def tied_traffic(plan: Plan, local: TrainingGraph, stages: StagePlan | None, pip
             others = {ranks[stage] for stage in holders} - {pipeline}
             calls += len(others)
             payload += 4.0 * sizes[name] / share * len(others)
-    return [Traffic("gradients of tied weights", calls, payload, 2, 1.0)] if calls else []
+    return (
+        [Traffic(what="gradients of tied weights", calls=calls, payload=payload, ranks=2, share=1.0)] if calls else []
+    )
 
 
 def weight_elements(graph: TrainingGraph) -> dict[str, int]:
@@ -108,7 +110,7 @@ def _weights_of(local: TrainingGraph, stages: StagePlan | None, stage: int) -> S
 
 
 def _all_reduce(what: str, calls: int, payload: float, ranks: int) -> Traffic:
-    return Traffic(what, calls, payload, ranks, 2.0 * (ranks - 1) / ranks)
+    return Traffic(what=what, calls=calls, payload=payload, ranks=ranks, share=2.0 * (ranks - 1) / ranks)
 
 
 def _buckets(total: float) -> int:

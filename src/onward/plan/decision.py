@@ -26,7 +26,7 @@ from onward.plan.topology import Place, Topology
 from onward.tables import html_fields
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Who does what.
 
@@ -116,15 +116,15 @@ def make_plan(
         _check_split_backward(stages, distributed.pipeline_schedule)
         stage_of = {node_id(node): stage for node, stage in chosen.items()}
     return Plan(
-        topology,
-        horizontal,
-        stage_of,
-        count,
-        distributed.pipeline_schedule,
-        parameters.training.gradient_accumulation_steps,
-        distributed.zero_stage if topology.data_size > 1 else 0,
-        dict(sizes),
-        tuple(notes),
+        topology=topology,
+        horizontal=horizontal,
+        stage_of=stage_of,
+        stage_count=count,
+        schedule=distributed.pipeline_schedule,
+        micro_batches=parameters.training.gradient_accumulation_steps,
+        zero_stage=distributed.zero_stage if topology.data_size > 1 else 0,
+        sizes=dict(sizes),
+        notes=tuple(notes),
     )
 
 

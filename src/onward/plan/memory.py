@@ -21,7 +21,7 @@ Bytes = Mapping[str, float]
 """Kind -> bytes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traffic:
     """What a rank exchanges with others.
 
@@ -47,10 +47,12 @@ class Traffic:
 
     def times(self, count: float) -> Traffic:
         """So many of the same."""
-        return Traffic(self.what, self.calls * count, self.payload * count, self.ranks, self.share)
+        return Traffic(
+            what=self.what, calls=self.calls * count, payload=self.payload * count, ranks=self.ranks, share=self.share
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StageFootprint:
     """What one stage needs of one rank; every mapping holds everything that is alive at that moment, by kind.
 
@@ -180,7 +182,7 @@ class RankForecast:
     traffic: tuple[Traffic, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What a run will need.
 
@@ -224,4 +226,6 @@ def estimated_footprint(
     held = {"weights": weights, "moments": slots * moments, "gradients": gradients if micro_batches > 1 else 0.0}
     full = {**held, "gradients": gradients}
     kept = {**held, "activations": kept_bytes}
-    return StageFootprint(held, kept, kept, {**full, "activations": kept_bytes}, full)
+    return StageFootprint(
+        held=held, kept=kept, forward_peak=kept, backward_peak={**full, "activations": kept_bytes}, update_peak=full
+    )

@@ -24,7 +24,7 @@ _LAYERS = operators_with(Fact.CONVOLUTION | Fact.RECURRENT) | {"Gemm", "Attentio
 _PRODUCTS = operators_with(Fact.MATMUL) | {"MatMulInteger", "QLinearMatMul"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ValueRoles:
     """What the nodes of a graph are to a pipeline.
 
@@ -98,7 +98,14 @@ def find_roles(graph: TrainingGraph, watched: Sequence[str] = ()) -> ValueRoles:
         blocked = {value for index, value in enumerate(node.inputs) if is_without_gradient(node, index)}
         if any(value in with_gradient and value not in blocked for value in read):
             with_gradient.update(v for v in node.outputs if v.dtype is None or v.dtype in TRAINABLE_TYPES)
-    return ValueRoles(tuple(nodes), frozenset(bound), roots, frozenset(with_gradient), producers, outputs)
+    return ValueRoles(
+        nodes=tuple(nodes),
+        bound=frozenset(bound),
+        roots=roots,
+        with_gradient=frozenset(with_gradient),
+        producers=producers,
+        outputs=outputs,
+    )
 
 
 def _outputs(graph: TrainingGraph, watched: frozenset[str]) -> tuple[ir.Value, ...]:

@@ -12,7 +12,7 @@ WORDS = "words"
 """The dtype of a column of words."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """One feature, or one column of a table.
 
@@ -47,7 +47,7 @@ class Feature:
         return f"{self.name!r} {self.dtype} [{', '.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataFacts:
     """Data as far as a proposal needs them.
 

@@ -132,7 +132,7 @@ def _features_of(samples: list[Sample]) -> tuple[Feature, ...]:
     features = []
     for name, first in samples[0].items():
         values = np.stack([np.asarray(sample[name]) for sample in samples if sample[name].shape == first.shape])
-        features.append(Feature(name, str(first.dtype), tuple(first.shape), values))
+        features.append(Feature(name=name, dtype=str(first.dtype), shape=tuple(first.shape), values=values))
     return tuple(features)
 
 
@@ -152,7 +152,7 @@ def _read_arrays(path: Path, paths: list[Path], limits: Limits) -> DataFacts:
     else:
         rows = (sample for _, sample in source.read(lambda _: "train", lambda _: None))
         features = list(_features_of(_some(rows)))
-    return DataFacts(path, "arrays", tuple(features), source.total)
+    return DataFacts(path=path, kind="arrays", features=tuple(features), sample_count=source.total)
 
 
 def _some(rows: Iterator[Sample]) -> list[Sample]:
@@ -177,7 +177,7 @@ def _feature_of_array(name: str, array: np.ndarray) -> Feature:
     row_bytes = max(1, array.nbytes // max(1, len(array)))
     most = max(_MOST_SAMPLES, min(len(array), (4 << 20) // row_bytes))
     values = np.array(array[:: max(1, -(-len(array) // most))])
-    return Feature(name, str(array.dtype), tuple(array.shape[1:]), values)
+    return Feature(name=name, dtype=str(array.dtype), shape=tuple(array.shape[1:]), values=values)
 
 
 # -------------------------------------------------------------------------------------------------------------- table
@@ -211,10 +211,10 @@ def _read_table(path: Path, paths: list[Path]) -> DataFacts:
     features = tuple(_feature_of_column(name, values, places) for name, values in columns.items())
     lacking = [[is_missing(v, one.dtype != WORDS) for v in columns[one.name]] for one in features if one.missing]
     return DataFacts(
-        path,
-        "table",
-        features,
-        count,
+        path=path,
+        kind="table",
+        features=features,
+        sample_count=count,
         is_counted=is_counted,
         missing_rows=sum(map(any, zip(*lacking, strict=True))),
         delimiter=options.delimiter,
@@ -245,7 +245,14 @@ def _feature_of_column(name: str, values: list[Any], places: list[str]) -> Featu
     present = [value for value in values if not is_missing(value)]
     array = _as_numbers(present) if present else None
     if array is not None:
-        return Feature(name, str(array.dtype), tuple(array.shape[1:]), array, (), len(values) - len(present))
+        return Feature(
+            name=name,
+            dtype=str(array.dtype),
+            shape=tuple(array.shape[1:]),
+            values=array,
+            words=(),
+            missing=len(values) - len(present),
+        )
     present = [value for value in values if value is not None]
     words = {value if isinstance(value, str) else repr(value) for value in islice(present, _MOST_WORDS)}
     others = [k for k, value in enumerate(values) if not is_missing(value) and not _is_number(value)]
@@ -307,15 +314,18 @@ def _read_images(path: Path, paths: list[Path]) -> DataFacts:
     channels = 1 if all(mode in ("L", "1", "I;16", "I") for mode in modes) else 3
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[one.relative_to(path).parts[0]] for one in paths], np.int64)
-    features = (Feature("image", "float32", (channels, height, width)), Feature("label", "int64", (), labels))
-    return DataFacts(path, "images", features, len(paths), classes=tuple(classes))
+    features = (
+        Feature(name="image", dtype="float32", shape=(channels, height, width)),
+        Feature(name="label", dtype="int64", shape=(), values=labels),
+    )
+    return DataFacts(path=path, kind="images", features=features, sample_count=len(paths), classes=tuple(classes))
 
 
 def _read_text(path: Path, paths: list[Path]) -> DataFacts:
     size = count_bytes(paths)
     if size == 0:
         raise DataError(f"text {str(path)!r} is empty.")
-    return DataFacts(path, "text", (), 0, is_counted=False, bytes=size)
+    return DataFacts(path=path, kind="text", features=(), sample_count=0, is_counted=False, bytes=size)
 
 
 def sampled_text(data: DataFacts, characters: int = 4096) -> Iterator[str]:

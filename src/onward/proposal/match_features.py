@@ -48,7 +48,7 @@ def match_features(model: ModelFacts, data: DataFacts, answers: Answers, folder:
         raise missing_inputs(model, found.missing, data.features)
     loss = own_loss(model)
     if loss is not None and answers.loss is None and answers.label is None:
-        match = Match(loss_of_output(loss), None)
+        match = Match(task=loss_of_output(loss), label=None)
         return _complete(model, data, match, found, operations, None, folder)
     feature, questions = choose_label(model, found.left, answers.label, data.features)
     if feature is None:
@@ -56,7 +56,7 @@ def match_features(model: ModelFacts, data: DataFacts, answers: Answers, folder:
     classes = data.categories.get(feature.name, data.classes if feature.name == "label" else ())
     task = find_task(model, Label(feature, tuple(classes)), answers.prediction, answers.loss)
     task = _with_cast(task, feature)
-    match = Match(task, free_label_name(model, feature.name), questions=questions)
+    match = Match(task=task, label=free_label_name(model, feature.name), questions=questions)
     return _complete(model, data, match, found, operations, feature, folder)
 
 
@@ -119,9 +119,14 @@ def _next_token(
     operations.append(f"{tokens.name}=next-token:{name}")
     assert tokens.values is not None
     shifted = np.concatenate([tokens.values[:, 1:], np.full((len(tokens.values), 1), IGNORED_LABEL)], axis=1)
-    task = find_task(model, Label(Feature(name, "int64", tokens.shape, shifted)), answers.prediction, answers.loss)
+    task = find_task(
+        model,
+        Label(Feature(name=name, dtype="int64", shape=tokens.shape, values=shifted)),
+        answers.prediction,
+        answers.loss,
+    )
     task = replace(task, kind="language_model", text="predicting the next token")
-    return _complete(model, data, Match(task, name), found, operations, None, folder)
+    return _complete(model, data, Match(task=task, label=name), found, operations, None, folder)
 
 
 def _autoencoder(
@@ -138,8 +143,8 @@ def _autoencoder(
         Choice("loss.type", "mean_squared_error", f"there is no label, and {port} has the shape of its input."),
         Choice("loss.prediction", port.name),
     )
-    task = Task("regression", "reconstructing the input", port.name, loss)
-    return _complete(model, data, Match(task, wanted.name), found, operations, None, folder)
+    task = Task(kind="regression", text="reconstructing the input", prediction=port.name, loss=loss)
+    return _complete(model, data, Match(task=task, label=wanted.name), found, operations, None, folder)
 
 
 def _complete(
@@ -169,7 +174,9 @@ def _complete(
         return replace(match, name_map={**names, **dict.fromkeys(unused, "")})
     arrays = tuple(one.name for one in data.features if one.name in used) if unused else ()
     pairs = tuple((one.partition("=")[0], one.partition("=")[2]) for one in operations)
-    options = PackOptions(ArrayOptions(arrays), transform=pairs, cast=tuple(casts), shuffle_buffer=_buffer(data, label))
+    options = PackOptions(
+        source=ArrayOptions(arrays), transform=pairs, cast=tuple(casts), shuffle_buffer=_buffer(data, label)
+    )
     if options.shuffle_buffer:
         reasons.append("the samples are sorted by label: they are shuffled during packing")
     return replace(match, name_map=names, packing=Packing(data.path, folder, options, tuple(reasons)))

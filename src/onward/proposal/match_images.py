@@ -52,7 +52,9 @@ def match_images(model: ModelFacts, data: DataFacts, answers: Answers, folder: P
         reasons.append("the model scales its input itself: pixel values stay in 0 to 255")
     reasons = [f"images are resized to {count} x {height} x {width}, the shape of input {port}", why, *reasons]
     options = PackOptions(
-        ImageOptions(image_size=(height, width), image_mode="rgb" if count == 3 else "grayscale", mean=mean, std=std),
+        source=ImageOptions(
+            image_size=(height, width), image_mode="rgb" if count == 3 else "grayscale", mean=mean, std=std
+        ),
         transform=tuple(operations),
         cast=(("image", port.dtype),) if port.dtype != "float32" else (),
     )
@@ -61,7 +63,7 @@ def match_images(model: ModelFacts, data: DataFacts, answers: Answers, folder: P
     name = free_label_name(model, label.name)
     names = {one: other for one, other in (("image", port.name), ("label", name)) if one != other}
     packing = Packing(data.path, folder, options, tuple(reasons))
-    return Match(task, name, names, packing, questions)
+    return Match(task=task, label=name, name_map=names, packing=packing, questions=questions)
 
 
 def _image_shape(port: Port) -> tuple[Size, ...] | None:

@@ -77,7 +77,7 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
         reasons.append(f"{data.missing_rows} row{'s' * (data.missing_rows > 1)} with missing values {what}")
     operations, casts = _to_ports(ports, columns, data)
     options = PackOptions(
-        TableOptions(
+        source=TableOptions(
             columns=(*((port, ",".join(names)) for port, names in columns.inputs.items()),
                      (name, ",".join(one.name for one in columns.label))),
             categories=tuple(categories),
@@ -91,7 +91,14 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     if options.shuffle_buffer:
         reasons.append("the rows are sorted by label: they are shuffled during packing")
     packing = Packing(data.path, folder, options, tuple(reasons))
-    return Match(task, name, {}, packing, columns.questions, (*columns.notes, *_notes_on_ranges(columns, data, model)))
+    return Match(
+        task=task,
+        label=name,
+        name_map={},
+        packing=packing,
+        questions=columns.questions,
+        notes=(*columns.notes, *_notes_on_ranges(columns, data, model)),
+    )
 
 
 def _column(data: DataFacts, name: str) -> Feature:
@@ -270,7 +277,9 @@ def _label(columns: Sequence[Feature], data: DataFacts, model: ModelFacts) -> tu
         label = columns[0]
         words = label.words or (() if label.values is None else tuple(map(str, np.unique(label.values))))
         if _are_classes_of(model, label, words):
-            return Feature(label.name, WORDS, (), None, words, label.missing), model.class_names
+            return Feature(
+                name=label.name, dtype=WORDS, shape=(), values=None, words=words, missing=label.missing
+            ), model.class_names
         return label, label.words
     wrong = [one.name for one in columns if one.values is None]
     if wrong:
@@ -278,7 +287,7 @@ def _label(columns: Sequence[Feature], data: DataFacts, model: ModelFacts) -> tu
             f"the label has several columns, and {_listed(wrong)} holds text. Pass numeric columns with --label."
         )
     values = np.stack([one.values for one in columns if one.values is not None], axis=1)
-    return Feature("labels", str(values.dtype), (len(columns),), values), ()
+    return Feature(name="labels", dtype=str(values.dtype), shape=(len(columns),), values=values), ()
 
 
 def _are_classes_of(model: ModelFacts, label: Feature, words: Sequence[str]) -> bool:

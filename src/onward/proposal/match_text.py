@@ -68,16 +68,18 @@ def match_text(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pat
         )
     pairs = [(one.partition("=")[0], one.partition("=")[2]) for one in made.values() if one]
     casts = [(port.name, port.dtype) for port in ports if port is not tokens and port.dtype != "int64"]
-    options = PackOptions(text, transform=tuple(pairs), cast=tuple(casts))
+    options = PackOptions(source=text, transform=tuple(pairs), cast=tuple(casts))
     task, label = _task(model, prediction, objective, length, answers)
     names = {one: other for one, other in (("tokens", tokens.name), ("labels", label)) if one != other}
-    return Match(task, label, names, Packing(data.path, folder, options, (why, why_length)))
+    return Match(task=task, label=label, name_map=names, packing=Packing(data.path, folder, options, (why, why_length)))
 
 
 def _task(model: ModelFacts, prediction: Port, objective: Objective, length: int, answers: Answers) -> tuple[Task, str]:
     values = np.zeros((1, length), np.int64)
     name = free_label_name(model, "labels")
-    task = find_task(model, Label(Feature(name, "int64", (length,), values)), prediction.name, answers.loss)
+    task = find_task(
+        model, Label(Feature(name=name, dtype="int64", shape=(length,), values=values)), prediction.name, answers.loss
+    )
     if objective == "causal":
         why = "the scores at a position do not depend on later tokens (tested): causal language model."
         task = replace(task, kind="language_model", text="predicting the next token")
@@ -185,6 +187,10 @@ def _match_bert(
         Choice("loss.next_sentence_prediction", pair.name),
         Choice("loss.next_sentence_label", "next_sentence_label"),
     )
-    task = Task("masked_language_model", "masked tokens and next sentences (BERT)", tokens.name, loss)
+    task = Task(
+        kind="masked_language_model", text="masked tokens and next sentences (BERT)", prediction=tokens.name, loss=loss
+    )
     names = {one: other for one, other in features.items() if one != other}
-    return Match(task, None, names, Packing(data.path, folder, PackOptions(text), reasons))
+    return Match(
+        task=task, label=None, name_map=names, packing=Packing(data.path, folder, PackOptions(source=text), reasons)
+    )

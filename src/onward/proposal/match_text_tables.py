@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,17 +80,12 @@ def match_text_table(
     tokenizer, why = _tokenizer(model, tokens, texts, data, answers)
     length, why_length = _length(model, tokens, texts, tokenizer, answers)
     made = {port: _source_of(port) for port in ports if port is not tokens}
-    missing = [port for port, kind in made.items() if kind is None]
-    if missing:
-        raise DataError(
-            f"{str(model.path)!r} reads {'; '.join(map(str, missing))} besides token ids, which a text does not give. "
-            "Pass an .npz file with an array for each input and one of labels."
-        )
+    _check_sources(model, made)
     label, questions = _label(model, texts, data, answers)
     task = find_task(model, Label(label, label.words), answers.prediction, answers.loss)
     name = free_label_name(model, label.name)
     options = PackOptions(
-        TableOptions(
+        source=TableOptions(
             columns=((name, label.name),),
             categories=(label.name,) if label.dtype == WORDS else (),
             text=((tokens.name, ",".join(one.name for one in texts)),),
@@ -124,7 +119,23 @@ def match_text_table(
     dropped = [one.name for one in data.features if one not in texts and one.name != label.name]
     notes = (f"columns that are not used: {', '.join(map(repr, dropped))}.",) if dropped else ()
     task = replace(task, text=f"{task.text} of texts")
-    return Match(task, name, {}, Packing(data.path, folder, options, tuple(reasons)), questions, notes)
+    return Match(
+        task=task,
+        label=name,
+        name_map={},
+        packing=Packing(data.path, folder, options, tuple(reasons)),
+        questions=questions,
+        notes=notes,
+    )
+
+
+def _check_sources(model: ModelFacts, made: Mapping[Port, str | None]) -> None:
+    missing = [port for port, kind in made.items() if kind is None]
+    if missing:
+        raise DataError(
+            f"{str(model.path)!r} reads {'; '.join(map(str, missing))} besides token ids, which a text does not give. "
+            "Pass an .npz file with an array for each input and one of labels."
+        )
 
 
 def _source_of(port: Port) -> str | None:

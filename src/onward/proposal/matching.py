@@ -32,7 +32,7 @@ _SAME = (
 """Names that mean the same input to most people."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Match:
     """How data go with a model.
 

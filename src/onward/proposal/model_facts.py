@@ -76,7 +76,7 @@ class BatchProof:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """A model as far as a proposal needs it.
 

@@ -57,7 +57,7 @@ class Packing:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answers:
     """What the user said beforehand; None: to be found out."""
 
@@ -84,7 +84,7 @@ class Counts:
     is_exact: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Proposal:
     """A run that could be.
 

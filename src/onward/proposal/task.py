@@ -19,7 +19,7 @@ _PROBABILITIES = ("Softmax", "LogSoftmax")
 _UNIT_INTERVAL = ("Sigmoid", "HardSigmoid", "Softmax", "Clip")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What is learned.
 
@@ -180,7 +180,15 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
     cast = "" if label.feature.dtype in (WORDS, "int64", "int32") else "int64"
     text = f"classification of {where} into {classes or count} classes"
     return Task(
-        "classification", text, port.name, tuple(loss), tuple(operations), cast, tuple(reasons), tuple(notes), classes
+        kind="classification",
+        text=text,
+        prediction=port.name,
+        loss=tuple(loss),
+        operations=tuple(operations),
+        cast=cast,
+        reasons=tuple(reasons),
+        notes=tuple(notes),
+        classes=classes,
     )
 
 
@@ -205,13 +213,21 @@ def _elementwise(port: Port, ends_in: str, label: Label) -> Task | str:
         cast = "" if label.feature.dtype.startswith("float") else "float32"
         classes = label.feature.shape[-1]
         text = f"classification of samples into {classes} classes"
-        return Task("classification", text, port.name, one_hot, (), cast, classes=classes)
+        return Task(
+            kind="classification",
+            text=text,
+            prediction=port.name,
+            loss=one_hot,
+            operations=(),
+            cast=cast,
+            classes=classes,
+        )
     if label.is_binary:
         return _binary(port, ends_in, label, prediction, many)
     if ends_in in _PROBABILITIES and many and label.are_distributions():
         text = "each prediction is a distribution, and so is each label."
         dense = (Choice("loss.type", "softmax_cross_entropy", text), prediction, Choice("loss.dense_labels", True))
-        return Task("classification", "learning distributions", port.name, dense)
+        return Task(kind="classification", text="learning distributions", prediction=port.name, loss=dense)
     if ends_in == "Sigmoid" and label.feature.values is not None:
         low, high = float(label.feature.values.min()), float(label.feature.values.max())
         if low < 0 or high > 1:
@@ -220,7 +236,7 @@ def _elementwise(port: Port, ends_in: str, label: Label) -> Task | str:
     note: tuple[str, ...] = ()
     if label.are_whole and not many:
         note = ("the labels are integers, and the model has one output per sample: treated as regression.",)
-    return Task("regression", "regression", port.name, loss, notes=note)
+    return Task(kind="regression", text="regression", prediction=port.name, loss=loss, notes=note)
 
 
 def _binary(port: Port, ends_in: str, label: Label, prediction: Choice, many: bool) -> Task:
@@ -238,7 +254,12 @@ def _binary(port: Port, ends_in: str, label: Label, prediction: Choice, many: bo
         Choice("loss.from_logits", not is_probability, end),
     )
     kind = "multi_label" if many else "binary"
-    return Task(kind, "multi-label classification" if many else "classification into two classes", port.name, loss)
+    return Task(
+        kind=kind,
+        text="multi-label classification" if many else "classification into two classes",
+        prediction=port.name,
+        loss=loss,
+    )
 
 
 def _as_sequences(port: Port, model: ModelFacts, label: Label, asked_loss: str | None) -> Task | str | None:
@@ -290,7 +311,7 @@ def _ctc(port: Port, ends_in: str, label: Label, axis: int, time: Size) -> Task 
         loss.append(Choice("loss.ignore_index", sequences.padding, f"{sequences.padding} pads the labels."))
     cast = "" if label.feature.dtype in ("int64", "int32") else "int64"
     text = f"recognition of label sequences (CTC) of {classes or 'an open number of'} classes"
-    return Task("ctc", text, port.name, tuple(loss), cast=cast, classes=classes)
+    return Task(kind="ctc", text=text, prediction=port.name, loss=tuple(loss), cast=cast, classes=classes)
 
 
 def _unknown_shape(port: Port, label: Label) -> Task | str:
@@ -300,12 +321,12 @@ def _unknown_shape(port: Port, label: Label) -> Task | str:
             Choice("loss.type", "softmax_cross_entropy", "the labels are class numbers."),
             Choice("loss.prediction", port.name),
         )
-        return Task("classification", "classification", port.name, loss, notes=note)
+        return Task(kind="classification", text="classification", prediction=port.name, loss=loss, notes=note)
     loss = (
         Choice("loss.type", "mean_squared_error", "the labels are numbers, not classes."),
         Choice("loss.prediction", port.name),
     )
-    return Task("regression", "regression", port.name, loss, notes=note)
+    return Task(kind="regression", text="regression", prediction=port.name, loss=loss, notes=note)
 
 
 def loss_of_output(port: Port) -> Task:
@@ -314,7 +335,7 @@ def loss_of_output(port: Port) -> Task:
         Choice("loss.type", "output", f"the model computes its own loss, {port}."),
         Choice("loss.prediction", port.name),
     )
-    return Task("output", "minimizing the model's own loss", port.name, loss)
+    return Task(kind="output", text="minimizing the model's own loss", prediction=port.name, loss=loss)
 
 
 def own_loss(model: ModelFacts) -> Port | None:

@@ -19,7 +19,7 @@ def match_nothing(model: ModelFacts, answers: Answers) -> Match:
     """
     loss = own_loss(model)
     if loss is not None and answers.loss is None:
-        return Match(loss_of_output(loss), None)
+        return Match(task=loss_of_output(loss), label=None)
     ports = candidates(model, answers.prediction)
     if not ports:
         listed = ", ".join(str(port) for port in model.outputs) or "none"
@@ -41,9 +41,9 @@ def match_nothing(model: ModelFacts, answers: Answers) -> Match:
         "binary_cross_entropy": "classification into two classes",
         "mean_squared_error": "regression",
     }
-    task = Task("classification", texts.get(kind, kind), port.name, tuple(choices))
+    task = Task(kind="classification", text=texts.get(kind, kind), prediction=port.name, loss=tuple(choices))
     name = free_label_name(model, "label" if port.shape is None or len(port.shape) < 3 else "labels")
-    return Match(task, name, questions=(Question("loss", _GUESS, kind),))
+    return Match(task=task, label=name, questions=(Question("loss", _GUESS, kind),))
 
 
 def _guess(port: Port, ends_in: str, model: ModelFacts) -> tuple[str, str]:

@@ -91,18 +91,18 @@ class ConsoleWatcher:
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """One permanent line."""
-        seen = Field("", f"{report.samples:,} samples in {format_duration(report.seconds)}", style="dim")
+        seen = Field(label="", value=f"{report.samples:,} samples in {format_duration(report.seconds)}", style="dim")
         self._write("eval", [self._step_of(report.step), *evaluation_fields(report), seen])
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """One permanent line."""
-        stalled = Field("", f"stalled {format_duration(report.stall_seconds)}", style="dim")
-        self._write("saved", [self._step_of(report.step), Field("", _short_path(report.path)), stalled])
+        stalled = Field(label="", value=f"stalled {format_duration(report.stall_seconds)}", style="dim")
+        self._write("saved", [self._step_of(report.step), Field(label="", value=_short_path(report.path)), stalled])
 
     def on_message(self, text: str) -> None:
         """The text as it is; a table keeps its lines."""
         first, *rest = text.splitlines() or [""]
-        self._write("note", [Field("", first)])
+        self._write("note", [Field(label="", value=first)])
         for line in rest:
             self._print(Text(f"{INDENT}{line}"))
 
@@ -146,7 +146,7 @@ class ConsoleWatcher:
     def _step_of(self, step: int) -> Field:
         """As wide as the steps of training lines, so that what follows stands in one column."""
         count = self._report.num_train_steps if self._report is not None else 0
-        return Field("step", f"{step:>{len(str(count))}}", width=2 * len(str(count)) + 1)
+        return Field(label="step", value=f"{step:>{len(str(count))}}", width=2 * len(str(count)) + 1)
 
     def _write(self, kind: str, fields: Iterable[Field]) -> None:
         line = Text().append(kind.ljust(len(INDENT)), style=_KIND_STYLES[kind])
@@ -185,9 +185,11 @@ class ConsoleWatcher:
         head = (
             Text().append("train".ljust(len(INDENT)), style=_KIND_STYLES["train"]).append_text(_join([_step(report)]))
         )
-        epoch = Field("epoch", str(report.epoch), importance=1)
+        epoch = Field(label="epoch", value=str(report.epoch), importance=1)
         share = report.step / max(report.num_train_steps, 1)
-        tail = _fit([Field("", f"{share:4.0%}", importance=3), epoch, _left(left)], width - head.cell_len - 12)
+        tail = _fit(
+            [Field(label="", value=f"{share:4.0%}", importance=3), epoch, _left(left)], width - head.cell_len - 12
+        )
         bar = ProgressBar(
             total=max(report.num_train_steps, 1),
             completed=report.step,
@@ -199,7 +201,7 @@ class ConsoleWatcher:
         first.add_row(head, bar, tail)
         fields = step_fields(report)
         if self._encodes(SPARKLINE_SAMPLE):
-            fields.insert(1, Field("", self._history.sparkline(16), style="cyan", importance=0))
+            fields.insert(1, Field(label="", value=self._history.sparkline(16), style="cyan", importance=0))
         # The number of lines follows from the width alone, so that the live area never jumps.
         rows = [fields] if width >= ONE_ROW_FROM_COLUMNS else _numbers_and_rates(fields)
         lines = [Text(INDENT).append_text(_fit(row, width - len(INDENT))) for row in rows if row]
@@ -211,11 +213,11 @@ class ConsoleWatcher:
 def _step(report: StepReport) -> Field:
     count = str(report.num_train_steps)
     prefix = f"round {report.round}  step" if report.round else "step"
-    return Field(prefix, f"{report.step:>{len(count)}}/{count}", importance=9)
+    return Field(label=prefix, value=f"{report.step:>{len(count)}}/{count}", importance=9)
 
 
 def _left(seconds: float) -> Field:
-    return Field("", f"{format_duration(seconds)} left", importance=4)
+    return Field(label="", value=f"{format_duration(seconds)} left", importance=4)
 
 
 def _join(fields: Sequence[Field]) -> Text:

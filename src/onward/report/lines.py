@@ -31,7 +31,7 @@ SPARKLINE_SAMPLE = "▁▂▃▄▅▆▇█"
 """The characters a sparkline is made of, lowest first."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Field:
     """One labelled value of a line.
 
@@ -61,33 +61,37 @@ def step_fields(report: StepReport, with_time_left: bool = False) -> list[Field]
     finite = math.isfinite(report.loss)
     norm_style = "" if math.isfinite(report.gradient_norm) else "yellow"
     fields = [
-        Field("loss", format_value(report.loss), 7, "bold" if finite else "bold red", 9),
-        Field("lr", format_learning_rate(report.learning_rate), 7, importance=6),
-        Field("grad", format_value(report.gradient_norm), 7, norm_style, importance=5),
-        Field("", format_rate(report.samples_per_second, "samples"), 15, importance=8, is_rate=True),
+        Field(
+            label="loss", value=format_value(report.loss), width=7, style="bold" if finite else "bold red", importance=9
+        ),
+        Field(label="lr", value=format_learning_rate(report.learning_rate), width=7, importance=6),
+        Field(label="grad", value=format_value(report.gradient_norm), width=7, style=norm_style, importance=5),
+        Field(label="", value=format_rate(report.samples_per_second, "samples"), width=15, importance=8, is_rate=True),
     ]
     if report.tokens_per_second is not None:
-        fields.append(Field("", format_rate(report.tokens_per_second, "tokens"), 14, importance=4, is_rate=True))
+        fields.append(
+            Field(label="", value=format_rate(report.tokens_per_second, "tokens"), width=14, importance=4, is_rate=True)
+        )
     if with_time_left:
-        fields.append(Field("", f"{format_duration(report.seconds_left)} left", 12, importance=4))
+        fields.append(Field(label="", value=f"{format_duration(report.seconds_left)} left", width=12, importance=4))
     if report.loss_scale is not None:
-        fields.append(Field("scale", format_loss_scale(report.loss_scale), 4, importance=3))
+        fields.append(Field(label="scale", value=format_loss_scale(report.loss_scale), width=4, importance=3))
     if report.skipped_updates:
-        fields.append(Field("skipped", str(report.skipped_updates), style="yellow", importance=7))
+        fields.append(Field(label="skipped", value=str(report.skipped_updates), style="yellow", importance=7))
     if report.mfu is not None and report.mfu >= MFU_SHOWN_FROM:
-        fields.append(Field("MFU", f"{report.mfu:.0%}", 4, importance=3, is_rate=True))
+        fields.append(Field(label="MFU", value=f"{report.mfu:.0%}", width=4, importance=3, is_rate=True))
     if report.peak_memory_bytes is not None:
-        fields.append(Field("memory", format_bytes(report.peak_memory_bytes), importance=2, is_rate=True))
+        fields.append(Field(label="memory", value=format_bytes(report.peak_memory_bytes), importance=2, is_rate=True))
     wait = report.data_wait_seconds / report.seconds if report.seconds > 0 else 0.0
     if wait >= DATA_WAIT_SHOWN_FROM:
-        fields.append(Field("data wait", f"{wait:.0%}", style="yellow", importance=7, is_rate=True))
+        fields.append(Field(label="data wait", value=f"{wait:.0%}", style="yellow", importance=7, is_rate=True))
     return fields
 
 
 def evaluation_fields(report: EvaluationReport) -> list[Field]:
     """The metrics, the loss first."""
     names = sorted(report.metrics, key=lambda name: (name != "loss", name != "accuracy", name))
-    return [Field(name, format_metric(name, report.metrics[name]), 7, "bold") for name in names]
+    return [Field(label=name, value=format_metric(name, report.metrics[name]), width=7, style="bold") for name in names]
 
 
 def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], str]) -> list[tuple[str, str]]:

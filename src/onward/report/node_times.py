@@ -57,7 +57,7 @@ class NodeCall(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeTime:
     """What one ONNX node took, summed over the profiled steps.
 
@@ -85,7 +85,7 @@ class NodeTime:
         return self.forward_seconds + self.backward_seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Times:
     """All times of a profile; those of nodes and passes are summed over its steps.
 
@@ -104,7 +104,7 @@ class Times:
     nodes: tuple[NodeTime, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfileReport:
     """What was profiled, and where it lies.
 
@@ -127,7 +127,7 @@ class ProfileReport:
         return _format_table(self, top)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Sum:
     """The times of one label while they are summed, in microseconds."""
 

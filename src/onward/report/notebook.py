@@ -49,12 +49,12 @@ class NotebookWatcher:
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """One permanent line."""
-        seen = Field("", f"{report.samples:,} samples in {format_duration(report.seconds)}")
-        self._write("eval", [Field("step", str(report.step)), *evaluation_fields(report), seen])
+        seen = Field(label="", value=f"{report.samples:,} samples in {format_duration(report.seconds)}")
+        self._write("eval", [Field(label="step", value=str(report.step)), *evaluation_fields(report), seen])
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """One permanent line."""
-        self._write("saved", [Field("step", str(report.step)), Field("", report.path)])
+        self._write("saved", [Field(label="step", value=str(report.step)), Field(label="", value=report.path)])
 
     def on_message(self, text: str) -> None:
         """The text as it is."""
@@ -100,7 +100,7 @@ class NotebookWatcher:
 
     def _numbers(self, report: StepReport) -> list[Field]:
         fields = step_fields(report)
-        fields.insert(1, Field("", self._history.sparkline(16)))
+        fields.insert(1, Field(label="", value=self._history.sparkline(16)))
         return fields
 
 

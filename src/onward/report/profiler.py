@@ -186,7 +186,13 @@ class NodeProfiler:
         for module in code.modules():
             if isinstance(module, fx.GraphModule):
                 self._mark_nodes(module)
-        return _MarkedProgram(code, program.inputs, program.tensors, program.outputs, program.attribute_tensors)
+        return _MarkedProgram(
+            code=code,
+            inputs=program.inputs,
+            tensors=program.tensors,
+            outputs=program.outputs,
+            attribute_tensors=program.attribute_tensors,
+        )
 
     def _mark_nodes(self, code: fx.GraphModule) -> None:
         for node in code.graph.nodes:
@@ -202,7 +208,7 @@ class NodeProfiler:
         code.recompile()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _MarkedProgram(Program):
     """A program whose calls are one range of the trace."""
 

@@ -8,7 +8,7 @@ from onward.errors import DataError
 
 
 def pack_arrays(source, dest, *names):
-    return pack(source, dest, PackOptions(ArrayOptions(arrays=names), progress=False))
+    return pack(source, dest, PackOptions(source=ArrayOptions(arrays=names), progress=False))
 
 
 def load(folder):

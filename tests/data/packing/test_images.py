@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def pack_images(source, dest, **options):
-    pack(source, dest, PackOptions(ImageOptions(**options), progress=False))
+    pack(source, dest, PackOptions(source=ImageOptions(**options), progress=False))
     (batch,) = DataLoader({}, dest).one_pass(1000)
     return batch.features["image"], batch.features["label"]
 

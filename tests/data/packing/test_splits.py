@@ -69,7 +69,7 @@ def test_other_folders_are_not_divided(files: dict[str, str], tmp_path: Path) ->
 def test_words_have_the_same_numbers_in_both_parts_of_a_table(tmp_path: Path) -> None:
     """Also where each part has words that the other lacks."""
     write(tmp_path / "trees", train__a__csv="x,tree\n1,oak\n2,fir\n", val__a__csv="x,tree\n3,elm\n4,oak\n")
-    options = PackOptions(TableOptions(categories=("tree",)))
+    options = PackOptions(source=TableOptions(categories=("tree",)))
     summary = pack(tmp_path / "trees", tmp_path / "packed", options)
     assert [folder.name for folder in summary.folders] == ["train", "test"]
     trees = {part: [int(one["tree"]) for one in samples(tmp_path / "packed" / part)] for part in ("train", "test")}
@@ -114,12 +114,12 @@ def test_text_has_the_tokenizer_of_the_training_part(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     words = "the quick brown fox jumps over the lazy dog. "
     write(tmp_path / "text", train__txt=words * 60, valid__txt="zebras " * 60)
-    options = PackOptions(TextOptions(sequence_length=8, tokenizer="bpe", vocabulary_size=300))
+    options = PackOptions(source=TextOptions(sequence_length=8, tokenizer="bpe", vocabulary_size=300))
     pack(tmp_path / "text", tmp_path / "packed", options)
     own, alone = tmp_path / "packed" / "test", tmp_path / "alone"
     assert (own / "tokenizer.json").read_text() == (tmp_path / "packed" / "train" / "tokenizer.json").read_text()
     given = TextOptions(sequence_length=8, tokenizer=str(own / "tokenizer.json"))
-    pack(tmp_path / "text" / "valid.txt", alone, PackOptions(given))
+    pack(tmp_path / "text" / "valid.txt", alone, PackOptions(source=given))
     assert [one["tokens"].tolist() for one in samples(own)] == [one["tokens"].tolist() for one in samples(alone)]
 
 

@@ -27,7 +27,7 @@ def tables(tmp_path_factory):
 
 
 def pack_table(source, dest, **options):
-    pack(source, dest, PackOptions(TableOptions(**options), progress=False))
+    pack(source, dest, PackOptions(source=TableOptions(**options), progress=False))
     batches = list(DataLoader({}, dest).one_pass(1000))
     return {name: np.concatenate([batch.features[name] for batch in batches]) for name in batches[0].features}
 

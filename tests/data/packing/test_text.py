@@ -37,7 +37,7 @@ def make_text(lines, seed=0):
 
 def pack_text(source, dest, test_fraction=0.0, seed=0, **options):
     return pack(
-        source, dest, PackOptions(TextOptions(**options), test_fraction=test_fraction, seed=seed, progress=False)
+        source, dest, PackOptions(source=TextOptions(**options), test_fraction=test_fraction, seed=seed, progress=False)
     )
 
 

@@ -93,14 +93,14 @@ def test_every_operation_says_what_it_expects() -> None:
 def test_a_shape_that_does_not_fit_and_a_feature_that_is_not_there(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 6), np.float32))
     with pytest.raises(DataError, match=r"--transform x=reshape:7: impossible for shape \[6\]"):
-        pack(tmp_path / "a.npz", tmp_path / "d", PackOptions(ArrayOptions(), transform=(("x", "reshape:7"),)))
+        pack(tmp_path / "a.npz", tmp_path / "d", PackOptions(source=ArrayOptions(), transform=(("x", "reshape:7"),)))
     with pytest.raises(ParametersError, match="--transform names 'z'; the samples hold 'x'"):
-        pack(tmp_path / "a.npz", tmp_path / "d", PackOptions(ArrayOptions(), transform=(("z", "reshape:6"),)))
+        pack(tmp_path / "a.npz", tmp_path / "d", PackOptions(source=ArrayOptions(), transform=(("z", "reshape:6"),)))
 
 
 def test_masked_text_keeps_the_tokens_and_labels_only_what_is_masked(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a word or two " * 400)
-    options = PackOptions(TextOptions(objective="masked", sequence_length=40), progress=False)
+    options = PackOptions(source=TextOptions(objective="masked", sequence_length=40), progress=False)
     pack(tmp_path / "a.txt", tmp_path / "masked", options)
     pack(tmp_path / "a.txt", tmp_path / "again", options)
     samples = list(read_samples(next((tmp_path / "masked").glob("*.pb"))))

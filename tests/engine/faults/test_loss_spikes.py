@@ -41,7 +41,7 @@ def test_without_a_threshold_no_batch_is_kept(tmp_path: Path) -> None:
     spikes = LossSpikes(runner.state, OnBadLoss())
     kept = {name: copy.copy(value) for name, value in vars(spikes).items() if isinstance(value, list)}
     for step in range(1, 9):
-        spikes.after_step(StepDone(step, None, None, origin=(("memory", range(4)),)), lambda: False)
+        spikes.after_step(StepDone(step=step, update=None, report=None, origin=(("memory", range(4)),)), lambda: False)
     assert (
         kept
         == {name: value for name, value in vars(spikes).items() if isinstance(value, list)}

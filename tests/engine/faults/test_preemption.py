@@ -47,17 +47,25 @@ def clock(step_seconds: float) -> Clock:
 def test_steps_are_given_up_where_their_update_would_come_too_late(
     grace: float | None, ago: float, save_seconds: float, step: int, gives_up: bool
 ) -> None:
-    period = GracePeriod(grace, 8, 1, clock(2.0), save_seconds)
-    done = StepDone(step, object() if step % 8 == 0 else None, None)  # type: ignore[arg-type]
+    period = GracePeriod(seconds=grace, steps_of_update=8, world_size=1, clock=clock(2.0), save_seconds=save_seconds)
+    done = StepDone(step=step, update=object() if step % 8 == 0 else None, report=None)  # type: ignore[arg-type]
     assert period.has_no_time_for_update(done, signalled(ago)) == gives_up
     assert not period.has_no_time_for_update(done, StopRequest())
-    assert not GracePeriod(grace, 8, 2, clock(2.0), save_seconds).has_no_time_for_update(done, signalled(ago))
+    assert not GracePeriod(
+        seconds=grace, steps_of_update=8, world_size=2, clock=clock(2.0), save_seconds=save_seconds
+    ).has_no_time_for_update(done, signalled(ago))
 
 
 def test_a_notice_that_comes_too_late_is_reported_once() -> None:
-    assert GracePeriod(30.0, 4, 2, clock(2.0), 5.0).shortage() is None
-    assert GracePeriod(None, 4, 2, clock(2.0), 500.0).shortage() is None
-    period = GracePeriod(20.0, 4, 2, clock(2.0), 5.0)
+    assert (
+        GracePeriod(seconds=30.0, steps_of_update=4, world_size=2, clock=clock(2.0), save_seconds=5.0).shortage()
+        is None
+    )
+    assert (
+        GracePeriod(seconds=None, steps_of_update=4, world_size=2, clock=clock(2.0), save_seconds=500.0).shortage()
+        is None
+    )
+    period = GracePeriod(seconds=20.0, steps_of_update=4, world_size=2, clock=clock(2.0), save_seconds=5.0)
     said = period.shortage()
     assert said is not None
     assert said.startswith(

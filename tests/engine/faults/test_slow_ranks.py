@@ -60,13 +60,17 @@ def test_stages_of_a_pipeline_differ_and_only_their_own_past_says_that_they_are_
 
 
 def test_words_name_rank_process_update_and_lag() -> None:
-    lag = Lag(3, 0.84, 0.41, 0.0, True)
+    lag = Lag(rank=3, own_seconds=0.84, expected_seconds=0.41, data_seconds=0.0, has_peers=True)
     assert lag.words("node7, process 12", 40).startswith(
         "rank 3 (node7, process 12) is slow: its own work takes 0.84 s of update 40, the median of the ranks that do "
         "the same work is 0.41 s, so that every update waits 0.43 s for it. Look for other programs on that machine"
     )
-    assert "0.50 s of it is waiting for data: look at the disk" in Lag(3, 0.84, 0.41, 0.5, True).words("x", 1)
-    assert "what it took before is 0.41 s" in Lag(3, 0.84, 0.41, 0.0, False).words("x", 1)
+    assert "0.50 s of it is waiting for data: look at the disk" in Lag(
+        rank=3, own_seconds=0.84, expected_seconds=0.41, data_seconds=0.5, has_peers=True
+    ).words("x", 1)
+    assert "what it took before is 0.41 s" in Lag(
+        rank=3, own_seconds=0.84, expected_seconds=0.41, data_seconds=0.0, has_peers=False
+    ).words("x", 1)
 
 
 class _Slow(torch.autograd.Function):

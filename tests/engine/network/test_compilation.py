@@ -32,7 +32,7 @@ from onward.plan.costs.segments import plan_segments
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
 
-SPEC = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+SPEC = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
 WORDS, TOKENS = 64, 16
 CPU = torch.device("cpu")
 

@@ -39,7 +39,7 @@ def classifier(features: int = 4, extra: float = 0.0) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-SPEC = LossSpec("softmax_cross_entropy", prediction="y", label="labels")
+SPEC = LossSpec(type="softmax_cross_entropy", prediction="y", label="labels")
 
 
 def network(extra: float = 0.0) -> OnnxModule:

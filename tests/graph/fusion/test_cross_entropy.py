@@ -60,7 +60,7 @@ def model(head: str) -> onnx.ModelProto:
 
 
 def pair(head: str, **loss: Any) -> tuple[OnnxModule, OnnxModule]:
-    spec = LossSpec("softmax_cross_entropy", prediction="logits", label="labels", **loss)
+    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels", **loss)
     graphs = [make_training_graph(model(head), loss=spec, count_correct=True, fuse=fuse) for fuse in (False, True)]
     assert kinds(graphs[1]) == {"cross_entropy": 1} | ({"linear": 1} if "Add" in HEADS[head] else {})
     plain, fused = (OnnxModule(graph, ("loss",)) for graph in graphs)
@@ -194,7 +194,7 @@ def test_masked_positions_are_picked_before_the_last_layer() -> None:
     stored = {**{n: weights()[n] for n in ("wt", "b")}, "one": np.array([1]), "pair": np.ones((W, 2))}
     outputs = f"double[{N},{T},{V}] logits, double[{N},2] nsp2"
     proto = parse(f"double[{N},{T},{W}] x", outputs, body, stored)
-    spec = LossSpec("bert", masked_lm_prediction="logits", next_sentence_prediction="nsp2")
+    spec = LossSpec(type="bert", masked_lm_prediction="logits", next_sentence_prediction="nsp2")
     found = {}
     features = {
         "masked_lm_positions": torch.tensor([[0, 3, 5], [2, 1, 0]]),
@@ -234,14 +234,14 @@ def test_logits_are_never_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_classes_are_left_alone() -> None:
     proto = parse("double[n,6] x", "double[n,10] logits", "logits = MatMul(x, w)", {"w": np.ones((6, 10))})
-    spec = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     assert kinds(make_training_graph(proto, loss=spec, fuse=True)) == {}
 
 
 def test_source_and_outputs_stay() -> None:
     proto = model("product")
     graph = make_training_graph(
-        proto, loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"), fuse=True
+        proto, loss=LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels"), fuse=True
     )
     assert [node.op_type for node in graph.source.graph] == [node.op_type for node in proto.graph.node]
     assert [value.name for value in graph.model.graph.outputs] == ["logits", "loss"]

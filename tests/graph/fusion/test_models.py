@@ -154,7 +154,7 @@ def test_inspection_lists_them() -> None:
 
 
 def test_a_note_counts_them() -> None:
-    spec = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     graph = make_training_graph(create_model("gpt2", opset=17, **TINY), loss=spec, fuse=True)
     assert graph.notes[-1].startswith(
         "fused for training, not in what is exported: 2 attention, 2 gelu, 1 cross_entropy, 8 linear ("

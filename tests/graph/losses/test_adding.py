@@ -42,7 +42,7 @@ def test_sparse_cross_entropy(opset: int, weighted: bool, ignore_index: int | No
         labels[0, :3] = ignore_index
     weights = tuple(RNG.uniform(0.2, 2.0, size=7).astype(np.float32).tolist()) if weighted else None
     spec = LossSpec(
-        "softmax_cross_entropy", "logits", "labels",
+        type="softmax_cross_entropy", prediction="logits", label="labels",
         ignore_index=ignore_index, class_weights=weights, reduction=reduction,
     )  # fmt: skip
     outputs, names = run_loss(
@@ -93,7 +93,12 @@ def test_class_axis(opset: int, sizes: tuple[int, ...], class_axis: int, dense: 
         labels = RNG.integers(0, 6, size=rest)
         reference = F.cross_entropy(moved, torch.from_numpy(labels).reshape(-1), weight=torch.tensor(weights))
     spec = LossSpec(
-        "softmax_cross_entropy", "logits", "labels", class_axis=class_axis, class_weights=weights, dense_labels=dense
+        type="softmax_cross_entropy",
+        prediction="logits",
+        label="labels",
+        class_axis=class_axis,
+        class_weights=weights,
+        dense_labels=dense,
     )
     feeds = {"logits_in": logits, "labels": labels}
     outputs, names = run_loss(pass_through(opset, {"logits": sizes}), spec, feeds, tmp_path)
@@ -107,7 +112,7 @@ def test_class_axis(opset: int, sizes: tuple[int, ...], class_axis: int, dense: 
 def test_out_of_range_label_is_never_a_plausible_number(opset: int, tmp_path: Path):
     """A label that is no class gives NaN where nodes are spelled out, and an error where the operator checks."""
     feeds = {"logits_in": _logits(3, 4), "labels": np.array([0, 9, 1])}
-    spec = LossSpec("softmax_cross_entropy", "logits", "labels", ignore_index=1)
+    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels", ignore_index=1)
     model = pass_through(opset, {"logits": ["N", 4]})
     if opset < 12:
         assert np.isnan(run_loss(model, spec, feeds, tmp_path)[0]["loss"])
@@ -142,8 +147,8 @@ def test_elementwise_losses(opset: int, kind: str, shape: Shape, declared: bool,
     if kind == "logits":
         prediction[0] = [0.0, 90.0, -90.0, 30.0]
     spec = LossSpec(
-        "binary_cross_entropy" if kind == "logits" else kind,
-        "out", "target", reduction=reduction, from_logits=kind == "logits",
+        type="binary_cross_entropy" if kind == "logits" else kind,
+        prediction="out", label="target", reduction=reduction, from_logits=kind == "logits",
     )  # fmt: skip
     model = pass_through(opset, {"out": shape}, declare_shapes=declared)
     outputs, _ = run_loss(model, spec, {"out_in": prediction, "target": labels}, tmp_path)
@@ -164,7 +169,7 @@ def test_bert_loss(opset: int, tmp_path: Path):
         "output1_in": logits, "output2_in": pair,
         "masked_lm_positions": positions, "masked_lm_ids": ids, "next_sentence_labels": next_sentence,
     }  # fmt: skip
-    outputs, names = run_loss(model, LossSpec("bert"), feeds, tmp_path)
+    outputs, names = run_loss(model, LossSpec(type="bert"), feeds, tmp_path)
     gathered = torch.from_numpy(np.take_along_axis(logits, positions[..., None], axis=1))
     mlm = F.cross_entropy(gathered.reshape(-1, 11), torch.from_numpy(ids).reshape(-1), ignore_index=0)
     nsp = F.cross_entropy(torch.from_numpy(pair), torch.from_numpy(next_sentence))
@@ -180,7 +185,7 @@ def test_an_output_of_the_model_is_the_loss(opset: int, shape: Shape, tmp_path: 
     """A rank-0 float32 output is used as it is; anything else is reduced."""
     value = np.array([0.5, 2.0], np.float32) if shape == ["batch"] else np.full(shape, 0.5, np.float32)
     outputs, names = run_loss(
-        pass_through(opset, {"cost": shape}), LossSpec("output", "cost"), {"cost_in": value}, tmp_path
+        pass_through(opset, {"cost": shape}), LossSpec(type="output", prediction="cost"), {"cost_in": value}, tmp_path
     )
     assert names.loss == ("cost" if shape == [] else "loss")
     assert outputs[names.loss] == pytest.approx(value.mean(), rel=RELATIVE)
@@ -198,7 +203,7 @@ def test_an_output_of_the_model_is_the_loss(opset: int, shape: Shape, tmp_path: 
 def test_an_output_of_several_numbers_is_reported(shape: Shape, reduction: str, words: str | None):
     """Predictions that are taken for a loss train, too: to minus infinity."""
     notes = make_training_graph(
-        pass_through(18, {"cost": shape}), loss=LossSpec("output", "cost", reduction=reduction)
+        pass_through(18, {"cost": shape}), loss=LossSpec(type="output", prediction="cost", reduction=reduction)
     ).notes
     assert [words in note for note in notes] == ([] if words is None else [True])
 
@@ -218,7 +223,9 @@ def test_the_loss_is_float32_for_every_type_of_model(element_type: int, opset: i
         labels = RNG.normal(size=(5, 3)).astype(np.float32 if dtype == np.float16 else np.float64)
         reference = F.mse_loss(wide, torch.from_numpy(labels))
     model = pass_through(opset, {"y": ["N", 3]}, element_type)
-    outputs, _ = run_loss(model, LossSpec(kind, "y", "t"), {"y_in": prediction, "t": labels}, tmp_path)
+    outputs, _ = run_loss(
+        model, LossSpec(type=kind, prediction="y", label="t"), {"y_in": prediction, "t": labels}, tmp_path
+    )
     _close(outputs["loss"], reference)
 
 
@@ -227,7 +234,9 @@ def test_column_labels_do_not_broadcast(tmp_path: Path):
     from onward import to_torch
 
     write_model_with_loss(
-        pass_through(13, {"y": ["N", 1]}), LossSpec("mean_squared_error", "y", "t"), tmp_path / "m.onnx"
+        pass_through(13, {"y": ["N", 1]}),
+        LossSpec(type="mean_squared_error", prediction="y", label="t"),
+        tmp_path / "m.onnx",
     )
     net = to_torch(tmp_path / "m.onnx")
     prediction, target = torch.randn(4, 1), torch.randn(4)
@@ -251,15 +260,19 @@ def test_gradients_are_those_of_torch(opset: int, kind: str, tmp_path: Path):
     if kind == "sparse":
         labels = torch.tensor([0, 4, 2, 2])
     spec, reference = {
-        "sparse": (LossSpec("softmax_cross_entropy", "y", "t"), F.cross_entropy),
-        "dense": (LossSpec("softmax_cross_entropy", "y", "t", dense_labels=True), F.cross_entropy),
-        "mse": (LossSpec("mean_squared_error", "y", "t"), F.mse_loss),
-        "l1": (LossSpec("l1", "y", "t"), F.l1_loss),
-        "bce": (LossSpec("binary_cross_entropy", "y", "t"), F.binary_cross_entropy),
-        "bce_logits": (
-            LossSpec("binary_cross_entropy", "y", "t", from_logits=True), F.binary_cross_entropy_with_logits,
+        "sparse": (LossSpec(type="softmax_cross_entropy", prediction="y", label="t"), F.cross_entropy),
+        "dense": (
+            LossSpec(type="softmax_cross_entropy", prediction="y", label="t", dense_labels=True),
+            F.cross_entropy,
         ),
-    }[kind]  # fmt: skip
+        "mse": (LossSpec(type="mean_squared_error", prediction="y", label="t"), F.mse_loss),
+        "l1": (LossSpec(type="l1", prediction="y", label="t"), F.l1_loss),
+        "bce": (LossSpec(type="binary_cross_entropy", prediction="y", label="t"), F.binary_cross_entropy),
+        "bce_logits": (
+            LossSpec(type="binary_cross_entropy", prediction="y", label="t", from_logits=True),
+            F.binary_cross_entropy_with_logits,
+        ),
+    }[kind]
     write_model_with_loss(pass_through(opset, {"y": ["N", 5]}), spec, tmp_path / "m.onnx")
     net = to_torch(tmp_path / "m.onnx")
     ours, theirs = prediction.clone().requires_grad_(), prediction.clone().requires_grad_()
@@ -273,7 +286,9 @@ def test_a_saturated_probability_gives_no_nan(tmp_path: Path):
     from onward import to_torch
 
     write_model_with_loss(
-        pass_through(13, {"y": ["N"]}), LossSpec("binary_cross_entropy", "y", "t"), tmp_path / "m.onnx"
+        pass_through(13, {"y": ["N"]}),
+        LossSpec(type="binary_cross_entropy", prediction="y", label="t"),
+        tmp_path / "m.onnx",
     )
     net = to_torch(tmp_path / "m.onnx")
     logit = torch.tensor([200.0, -200.0], requires_grad=True)

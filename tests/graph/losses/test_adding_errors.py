@@ -33,29 +33,65 @@ def _model(shape=("batch", 10), element_type: int = TensorProto.FLOAT) -> ir.Mod
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (LossSpec(CE, "logit", "y"), "its outputs are logits, logits_other; did you mean 'logits'"),
-        (LossSpec(CE, None, "y"), "loss.prediction is missing"),
-        (LossSpec(CE, "logits"), "loss.label is missing; it names the feature of the data"),
-        (LossSpec(CE, "logits", "w"), "loss label 'w' is the name of an initializer"),
-        (LossSpec(CE, "logits", "logits"), "loss label 'logits' is the name of an output"),
-        (LossSpec(CE, "logits", "soft"), "'soft' is an input of type float; expected int64. Class labels are integers"),
-        (LossSpec(MSE, "logits", "ids"), "'ids' is an input of shape [batch]; the prediction needs [batch, 10]"),
-        (LossSpec(CE, "logits", "wide"), "'wide' is an input of shape [batch, 3]; the prediction needs [batch]"),
-        (LossSpec(CE, "logits", "ids", dense_labels=True), "'ids' is an input of type int64; expected float"),
-        (LossSpec(CE, "logits", "y", class_axis=2), "is 2, but 'logits' has 2 axes [batch, 10]; expected -2 to 1"),
-        (LossSpec(CE, "logits", "y", class_axis=-3), "class_axis is -3"),
-        (LossSpec(CE, "logits", "y", class_weights=(1.0, 2.0)), "2 numbers, but 'logits' [batch, 10] has 10 classes"),
-        (LossSpec(CE, "logits", "y", dense_labels=True, ignore_index=0), "has no meaning for dense_labels"),
-        (LossSpec(CE, "logits", "y", label_type="float"), "label_type is 'float'; this loss takes int16, int32"),
-        (LossSpec(CE, "logits", "y", label_type="integer"), "label_type is 'integer'"),
-        (LossSpec(MSE, "logits", "y", class_weights=(1.0,)), "do not belong to mean_squared_error"),
-        (LossSpec(CE, "logits", "y", reduction="none"), "reduction is 'none'; expected 'mean' or 'sum'"),
-        (LossSpec("hinge", "logits", "y"), "is 'hinge'; expected one of softmax_cross_entropy, mean_"),
-        (LossSpec("bert", masked_lm_prediction="logits"), "output 'logits' is [batch, 10]; expected 3 axes"),
-        (LossSpec("bert"), "loss.masked_lm_prediction is 'output1', which is no output"),
-        (LossSpec("output", "cost"), "loss.prediction is 'cost', which is no output"),
+        (
+            LossSpec(type=CE, prediction="logit", label="y"),
+            "its outputs are logits, logits_other; did you mean 'logits'",
+        ),
+        (LossSpec(type=CE, prediction=None, label="y"), "loss.prediction is missing"),
+        (LossSpec(type=CE, prediction="logits"), "loss.label is missing; it names the feature of the data"),
+        (LossSpec(type=CE, prediction="logits", label="w"), "loss label 'w' is the name of an initializer"),
+        (LossSpec(type=CE, prediction="logits", label="logits"), "loss label 'logits' is the name of an output"),
+        (
+            LossSpec(type=CE, prediction="logits", label="soft"),
+            "'soft' is an input of type float; expected int64. Class labels are integers",
+        ),
+        (
+            LossSpec(type=MSE, prediction="logits", label="ids"),
+            "'ids' is an input of shape [batch]; the prediction needs [batch, 10]",
+        ),
+        (
+            LossSpec(type=CE, prediction="logits", label="wide"),
+            "'wide' is an input of shape [batch, 3]; the prediction needs [batch]",
+        ),
+        (
+            LossSpec(type=CE, prediction="logits", label="ids", dense_labels=True),
+            "'ids' is an input of type int64; expected float",
+        ),
+        (
+            LossSpec(type=CE, prediction="logits", label="y", class_axis=2),
+            "is 2, but 'logits' has 2 axes [batch, 10]; expected -2 to 1",
+        ),
+        (LossSpec(type=CE, prediction="logits", label="y", class_axis=-3), "class_axis is -3"),
+        (
+            LossSpec(type=CE, prediction="logits", label="y", class_weights=(1.0, 2.0)),
+            "2 numbers, but 'logits' [batch, 10] has 10 classes",
+        ),
+        (
+            LossSpec(type=CE, prediction="logits", label="y", dense_labels=True, ignore_index=0),
+            "has no meaning for dense_labels",
+        ),
+        (
+            LossSpec(type=CE, prediction="logits", label="y", label_type="float"),
+            "label_type is 'float'; this loss takes int16, int32",
+        ),
+        (LossSpec(type=CE, prediction="logits", label="y", label_type="integer"), "label_type is 'integer'"),
+        (
+            LossSpec(type=MSE, prediction="logits", label="y", class_weights=(1.0,)),
+            "do not belong to mean_squared_error",
+        ),
+        (
+            LossSpec(type=CE, prediction="logits", label="y", reduction="none"),
+            "reduction is 'none'; expected 'mean' or 'sum'",
+        ),
+        (
+            LossSpec(type="hinge", prediction="logits", label="y"),
+            "is 'hinge'; expected one of softmax_cross_entropy, mean_",
+        ),
+        (LossSpec(type="bert", masked_lm_prediction="logits"), "output 'logits' is [batch, 10]; expected 3 axes"),
+        (LossSpec(type="bert"), "loss.masked_lm_prediction is 'output1', which is no output"),
+        (LossSpec(type="output", prediction="cost"), "loss.prediction is 'cost', which is no output"),
     ],
-)  # fmt: skip
+)
 def test_misfits(spec: LossSpec, words: str):
     with pytest.raises(ModelError) as raised:
         add_loss(_model(), spec)
@@ -64,7 +100,7 @@ def test_misfits(spec: LossSpec, words: str):
 
 def test_integer_predictions_are_refused():
     with pytest.raises(ModelError, match="output 'logits' is int64; expected a float tensor"):
-        add_loss(_model(element_type=TensorProto.INT64), LossSpec(CE, "logits", "y"))
+        add_loss(_model(element_type=TensorProto.INT64), LossSpec(type=CE, prediction="logits", label="y"))
 
 
 def test_static_label_shape_conflict():
@@ -72,26 +108,29 @@ def test_static_label_shape_conflict():
     model = pass_through(13, {"logits": [4, 10]})
     model.graph.input.append(helper.make_tensor_value_info("y", TensorProto.INT64, [5]))
     with pytest.raises(ModelError, match=r"'y' is an input of shape \[5\]; the prediction needs \[4\]"):
-        add_loss(read_model(model), LossSpec(CE, "logits", "y"))
+        add_loss(read_model(model), LossSpec(type=CE, prediction="logits", label="y"))
 
 
 def test_old_opsets_are_refused():
     model = pass_through(7, {"logits": ["batch", 10]})
     model.opset_import[0].version = 6
     with pytest.raises(ModelError, match="cannot be added to a model of opset 6; opset 7 is the oldest"):
-        add_loss(read_model(model), LossSpec(CE, "logits", "y"))
+        add_loss(read_model(model), LossSpec(type=CE, prediction="logits", label="y"))
 
 
 def test_open_class_count_before_range_existed():
     """Opset 9 has no Range: the number of classes must be known."""
     with pytest.raises(ModelError, match=r"opset 9 needs to know the size of axis 1.*mapped_dimensions"):
-        add_loss(read_model(pass_through(9, {"logits": ["batch", "classes"]})), LossSpec(CE, "logits", "y"))
+        add_loss(
+            read_model(pass_through(9, {"logits": ["batch", "classes"]})),
+            LossSpec(type=CE, prediction="logits", label="y"),
+        )
 
 
 def test_an_existing_input_serves_as_label():
     """An autoencoder's target is its own input: no input is added."""
     model = read_model(pass_through(13, {"y": ["batch", 3]}))
-    names = add_loss(model, LossSpec(MSE, "y", "y_in"))
+    names = add_loss(model, LossSpec(type=MSE, prediction="y", label="y_in"))
     assert names.labels == ("y_in",)
     assert [value.name for value in model.graph.inputs] == ["y_in"]
 
@@ -99,7 +138,7 @@ def test_an_existing_input_serves_as_label():
 def test_label_shapes_and_types():
     """The label inputs say what is expected: the prediction's dimensions without the classes; int32 on request."""
     model = read_model(pass_through(13, {"y": ["batch", "sequence", 3]}))
-    add_loss(model, LossSpec(CE, "y", "t", label_type="int32"))
+    add_loss(model, LossSpec(type=CE, prediction="y", label="t", label_type="int32"))
     label = model.graph.inputs[-1]
     assert label.dtype is ir.DataType.INT32
     assert [d.value for d in label.shape] == ["batch", "sequence"]
@@ -108,7 +147,7 @@ def test_label_shapes_and_types():
 def test_names_taken_by_the_model():
     """A model with an output `loss` of its own keeps it; the added one is `loss/loss`."""
     model = read_model(pass_through(13, {"loss": ["batch", 3]}))
-    names = add_loss(model, LossSpec(MSE, "loss", "t"))
+    names = add_loss(model, LossSpec(type=MSE, prediction="loss", label="t"))
     assert names.loss == "loss/loss"
     assert [value.name for value in model.graph.outputs] == ["loss", "loss/loss"]
 
@@ -122,13 +161,13 @@ def test_writing(tmp_path: Path):
     source = tmp_path / "m.onnx"
     onnx.save(model, source, save_as_external_data=True, location="m.data", size_threshold=0)
     with pytest.raises(ModelError, match="cannot be written over the model itself"):
-        write_model_with_loss(source, LossSpec(MSE, "y", "t"), source)
+        write_model_with_loss(source, LossSpec(type=MSE, prediction="y", label="t"), source)
     target = tmp_path / "other" / "with_loss.onnx"
-    write_model_with_loss(source, LossSpec(MSE, "y", "t"), target)
+    write_model_with_loss(source, LossSpec(type=MSE, prediction="y", label="t"), target)
     onnx.checker.check_model(target, full_check=True)
     written = onnx.load(target)
     assert [node.op_type for node in written.graph.node][:2] == ["Identity", "Add"]
     assert onnx.numpy_helper.to_array(written.graph.initializer[0]).tolist() == [1.0, 2.0, 3.0]
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
-        write_model_with_loss(source, LossSpec(MSE, "y", "t"), tmp_path / "file" / "x.onnx")
+        write_model_with_loss(source, LossSpec(type=MSE, prediction="y", label="t"), tmp_path / "file" / "x.onnx")

@@ -133,7 +133,7 @@ def _assert_same(actual: tuple, expected: tuple, bound: float = 2e-6) -> None:
 @pytest.mark.parametrize("name", SOFTMAX_HEADS)
 def test_a_cross_entropy_starts_before_the_softmax(name: str, fuse: bool) -> None:
     opset, head = SOFTMAX_HEADS[name]
-    spec = LossSpec(CE, "p", "label")
+    spec = LossSpec(type=CE, prediction="p", label="label")
     *actual, notes = _gradients(_model(head, opset), spec, LABELS, fuse=fuse)
     _assert_same(tuple(actual), _reference(lambda z: F.cross_entropy(z, LABELS)))
     (note,) = [note for note in notes if "loss.prediction" in note]
@@ -144,7 +144,7 @@ def test_a_cross_entropy_starts_before_the_softmax(name: str, fuse: bool) -> Non
 @pytest.mark.parametrize("name", SOFTMAX_LOGARITHMS)
 def test_a_cross_entropy_takes_the_logarithm_of_probabilities(name: str) -> None:
     opset, head = SOFTMAX_LOGARITHMS[name]
-    *actual, notes = _gradients(_model(head, opset), LossSpec(CE, "p", "label"), LABELS)
+    *actual, notes = _gradients(_model(head, opset), LossSpec(type=CE, prediction="p", label="label"), LABELS)
 
     def loss(z: torch.Tensor) -> torch.Tensor:
         positive = F.softplus(z) if name == "divided by its sum" else z.exp()
@@ -158,9 +158,9 @@ def test_soft_labels_and_class_weights_start_before_the_softmax() -> None:
     soft = torch.softmax(torch.from_numpy(RNG.normal(size=(SAMPLES, CLASSES)).astype(np.float32)), 1)
     given = [0.5, 1.0, 2.0, 3.0]
     model = _model("p = Softmax (z)", 17)
-    spec = LossSpec(CE, "p", "label", dense_labels=True)
+    spec = LossSpec(type=CE, prediction="p", label="label", dense_labels=True)
     _assert_same(_gradients(model, spec, soft), _reference(lambda z: F.cross_entropy(z, soft.double())))
-    spec = LossSpec(CE, "p", "label", class_weights=given)
+    spec = LossSpec(type=CE, prediction="p", label="label", class_weights=given)
     wanted = _reference(lambda z: F.cross_entropy(z, LABELS, torch.tensor(given).double()))
     _assert_same(_gradients(model, spec, LABELS), wanted)
 
@@ -177,9 +177,9 @@ def test_classes_on_another_axis(opset: int) -> None:
         head = "p = Softmax <axis = 1> (i)"
     model = _model(f"{sizes} {head}", opset, shape="n, 2, 2, 1")
     labels = torch.from_numpy(RNG.integers(0, 2, (SAMPLES, 2, 1)))
-    actual = _gradients(model, LossSpec(CE, "p", "label", class_axis=1), labels)
+    actual = _gradients(model, LossSpec(type=CE, prediction="p", label="label", class_axis=1), labels)
     _assert_same(actual, _reference(lambda z: F.cross_entropy(z.reshape(-1, 2, 2, 1), labels)))
-    *_, notes = _gradients(model, LossSpec(CE, "p", "label", class_axis=2), labels)
+    *_, notes = _gradients(model, LossSpec(type=CE, prediction="p", label="label", class_axis=2), labels)
     if opset == 17:
         assert any("over other axes than loss.class_axis (2). Set loss.class_axis" in note for note in notes)
 
@@ -189,7 +189,7 @@ def test_a_softmax_inside_of_the_network_stays() -> None:
     head = "s = Softmax (z) p = Gemm (s, v)"
     model = _model(head, 17)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32) * 2, "v"))
-    loss, gradients, notes = _gradients(model, LossSpec(CE, "p", "label"), LABELS)
+    loss, gradients, notes = _gradients(model, LossSpec(type=CE, prediction="p", label="label"), LABELS)
     expected, reference = _reference(lambda z: F.cross_entropy(2 * z.softmax(1), LABELS))
     assert loss == pytest.approx(expected, rel=1e-6)
     torch.testing.assert_close(gradients["w"], reference["w"], rtol=1e-5, atol=1e-6)
@@ -212,7 +212,9 @@ SIGMOID_HEADS = {
 @pytest.mark.parametrize("name", SIGMOID_HEADS)
 def test_a_binary_cross_entropy_starts_before_the_sigmoid(name: str, from_logits: bool) -> None:
     *actual, notes = _gradients(
-        _model(SIGMOID_HEADS[name], 17), LossSpec(BCE, "p", "label", from_logits=from_logits), YES_OR_NO
+        _model(SIGMOID_HEADS[name], 17),
+        LossSpec(type=BCE, prediction="p", label="label", from_logits=from_logits),
+        YES_OR_NO,
     )
     wanted = _reference(lambda z: F.binary_cross_entropy_with_logits(z, YES_OR_NO.double()))
     _assert_same(tuple(actual), wanted)
@@ -223,22 +225,22 @@ def test_a_binary_cross_entropy_starts_before_the_sigmoid(name: str, from_logits
 def test_far_from_zero_a_sigmoid_keeps_its_gradient() -> None:
     """At a logit of 200 the sigmoid is 1, and the gradient through it is 0; before it, it is as it should be."""
     model = _model("k = Constant <value = float {50}> () f = Mul (z, k) p = Sigmoid (f)", 17)
-    actual = _gradients(model, LossSpec(BCE, "p", "label"), YES_OR_NO)
+    actual = _gradients(model, LossSpec(type=BCE, prediction="p", label="label"), YES_OR_NO)
     wanted = _reference(lambda z: F.binary_cross_entropy_with_logits(50 * z, YES_OR_NO.double()))
     _assert_same(actual, wanted, bound=1e-5)
     assert wanted[1]["w"].abs().max() > 1
 
 
 def test_what_is_no_fit_is_said() -> None:
-    spec = LossSpec(BCE, "p", "label", from_logits=True)
+    spec = LossSpec(type=BCE, prediction="p", label="label", from_logits=True)
     *actual, notes = _gradients(_model("p = Softmax (z)", 17), spec, YES_OR_NO)
     expected, _ = _reference(lambda z: F.binary_cross_entropy(z.float().softmax(1), YES_OR_NO))
     assert actual[0] == pytest.approx(expected, rel=1e-5)
     assert any("'p' holds probabilities already, so loss.from_logits is ignored. Set loss.from_logits: false" in n
                for n in notes)  # fmt: skip
-    graph = make_training_graph(_model("p = Identity (z)", 17), loss=LossSpec(BCE, "p", "label"))
+    graph = make_training_graph(_model("p = Identity (z)", 17), loss=LossSpec(type=BCE, prediction="p", label="label"))
     assert any("is the output of Gemm 'node_0', which is not limited to 0 to 1" in note for note in graph.notes)
-    graph = make_training_graph(_model("p = Sigmoid (z)", 17), loss=LossSpec(CE, "p", "label"))
+    graph = make_training_graph(_model("p = Sigmoid (z)", 17), loss=LossSpec(type=CE, prediction="p", label="label"))
     assert any("for one class per sample set loss.prediction: z." in note for note in graph.notes)
 
 
@@ -248,17 +250,17 @@ def test_the_prediction_may_be_an_inner_value() -> None:
         (CE, LABELS, F.cross_entropy),
         ("mean_squared_error", YES_OR_NO, lambda z, y: F.mse_loss(z, y.double())),
     ):
-        actual = _gradients(model, LossSpec(type_, "z", "label"), labels)  # type: ignore[arg-type]
+        actual = _gradients(model, LossSpec(type=type_, prediction="z", label="label"), labels)  # type: ignore[arg-type]
         _assert_same(actual, _reference(lambda z, f=reference, y=labels: f(z, y)))
     with pytest.raises(
         ModelError, match=r"loss\.prediction is 'zz', which is no output of the model, nor another value"
     ):
-        make_training_graph(model, loss=LossSpec(CE, "zz", "label"))
+        make_training_graph(model, loss=LossSpec(type=CE, prediction="zz", label="label"))
 
 
 def test_a_map_of_probabilities_stands_for_them() -> None:
     head = "p = Softmax (z) maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2, 3]> (p)"
-    graph = make_training_graph(_model(head, 17), loss=LossSpec(CE, "maps", "label"))
+    graph = make_training_graph(_model(head, 17), loss=LossSpec(type=CE, prediction="maps", label="label"))
     assert any("'maps' is computed by Softmax 'node_1'; the loss is computed from" in note for note in graph.notes)
     assert graph.weights == ("w", "b")
 
@@ -298,5 +300,5 @@ def test_a_division_by_the_sums_of_other_rows_is_no_softmax() -> None:
     head = f"{total} p = Div (e, total)"
     model = _model(head, 15, shape="4, 4")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
-    graph = make_training_graph(model, loss=LossSpec(CE, "p", "label"))
+    graph = make_training_graph(model, loss=LossSpec(type=CE, prediction="p", label="label"))
     assert not [note for note in graph.notes if "loss.prediction" in note]

@@ -51,7 +51,9 @@ def test_focal_loss(own: int, models: int, tmp_path: Path):
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(5, 4)).astype(np.float32), rng.integers(0, 4, 5)
     sample_weight = rng.uniform(size=5).astype(np.float32)
-    spec = LossSpec("graph", graph=path, graph_inputs={"scores": "logits", "wanted": "labels"}, graph_output="loss")
+    spec = LossSpec(
+        type="graph", graph=path, graph_inputs={"scores": "logits", "wanted": "labels"}, graph_output="loss"
+    )
     outputs, names = run_loss(
         pass_through(models, {"logits": ["batch", 4]}),
         spec,
@@ -69,7 +71,7 @@ def test_focal_loss(own: int, models: int, tmp_path: Path):
 def test_names_and_dimensions(tmp_path: Path):
     """Names get the prefix `loss/`, the model's own dimension names reach the labels, constants never train."""
     path = _write(FOCAL % (13, 13), tmp_path)
-    spec = LossSpec("graph", graph=path, graph_inputs={"scores": "logits"})
+    spec = LossSpec(type="graph", graph=path, graph_inputs={"scores": "logits"})
     graph = make_training_graph(pass_through(13, {"logits": ["batch", 4]}), loss=spec)
     inputs = {str(value.name): value for value in graph.model.graph.inputs}
     assert [str(d) for d in inputs["wanted"].shape] == ["batch"]
@@ -86,7 +88,7 @@ def test_a_low_precision_prediction_is_cast_to_what_the_loss_takes(tmp_path: Pat
     """A float16 output feeds a float32 loss model through a Cast."""
     path = _write(FOCAL % (13, 13), tmp_path)
     model = read_model(pass_through(13, {"logits": ["batch", 4]}, onnx.TensorProto.FLOAT16))
-    names = add_loss(model, LossSpec("graph", graph=path, graph_inputs={"scores": "logits"}))
+    names = add_loss(model, LossSpec(type="graph", graph=path, graph_inputs={"scores": "logits"}))
     assert names.loss == "loss"
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
@@ -96,7 +98,7 @@ def test_an_output_that_is_an_input(tmp_path: Path):
     text = """<ir_version: 8, opset_import: ["" : 13]> own (float y, float t) => (float loss, float y)
     { loss = Sub(y, t) }"""
     model = read_model(pass_through(13, {"y": []}))
-    names = add_loss(model, LossSpec("graph", graph=_write(text, tmp_path)))
+    names = add_loss(model, LossSpec(type="graph", graph=_write(text, tmp_path)))
     assert names.parts == ("loss/y",)
     assert [value.name for value in model.graph.outputs] == ["y", "loss", "loss/y"]
 
@@ -142,11 +144,11 @@ def test_what_does_not_fit_is_said(text: str, spec: dict, words: str, tmp_path: 
     path = _write(text, tmp_path)
     model = read_model(pass_through(13, {"logits": ["batch", 4]}))
     if not words:
-        add_loss(model, LossSpec("graph", graph=path, **spec))
+        add_loss(model, LossSpec(type="graph", graph=path, **spec))
         assert model.opset_imports["com.acme"] == 2
         return
     with pytest.raises(ModelError, match=words):
-        add_loss(model, LossSpec("graph", graph=path, **spec))
+        add_loss(model, LossSpec(type="graph", graph=path, **spec))
 
 
 def test_a_loss_model_that_cannot_be_converted_is_refused(tmp_path: Path):
@@ -155,13 +157,13 @@ def test_a_loss_model_that_cannot_be_converted_is_refused(tmp_path: Path):
     { g = Gelu(logits) loss = ReduceMean<keepdims = 0>(g) }"""
     model = read_model(pass_through(13, {"logits": ["batch", 4]}))
     with pytest.raises(ModelError, match=r"written for opset 20 and the model for opset 13.*Gelu.*changed"):
-        add_loss(model, LossSpec("graph", graph=_write(text, tmp_path)))
+        add_loss(model, LossSpec(type="graph", graph=_write(text, tmp_path)))
 
 
 def test_the_loss_model_is_missing(tmp_path: Path):
     """No path at all, and a path to nothing."""
     model = read_model(pass_through(13, {"logits": ["batch", 4]}))
     with pytest.raises(ModelError, match=r"loss.graph, the path of the ONNX loss model, is missing"):
-        add_loss(model, LossSpec("graph"))
+        add_loss(model, LossSpec(type="graph"))
     with pytest.raises(ModelError, match="does not exist"):
-        add_loss(model, LossSpec("graph", graph=tmp_path / "none.onnx"))
+        add_loss(model, LossSpec(type="graph", graph=tmp_path / "none.onnx"))

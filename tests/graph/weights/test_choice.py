@@ -101,7 +101,7 @@ def test_only_what_the_loss_reads_trains():
         "(float[N, 4] x) => (float[N, 2] a, float[N, 2] b) { a = MatMul(x, u) b = MatMul(x, v) }",
         u=_normal(4, 2), v=_normal(4, 2),
     )  # fmt: skip
-    graph = make_training_graph(model, loss=LossSpec("mean_squared_error", "a", "t"))
+    graph = make_training_graph(model, loss=LossSpec(type="mean_squared_error", prediction="a", label="t"))
     assert graph.weights == ("u",)
     assert graph.frozen["v"] == "no gradient reaches it"
 

@@ -18,7 +18,7 @@ from onward.lowering.rewriting.sparse_lookups import lookup, with_sparse_lookups
 from tests.graph.fusion.pairs import parse
 
 B, T, W, V = 2, 5, 8, 2048
-LOSS = LossSpec("softmax_cross_entropy", prediction="z", label="labels")
+LOSS = LossSpec(type="softmax_cross_entropy", prediction="z", label="labels")
 
 
 def network(head: str, dtype: Any = np.float64) -> OnnxModule:

@@ -155,7 +155,7 @@ def test_backends() -> None:
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    launch = Launch("torchrun", 0, 4, 0, 4)
+    launch = Launch(launcher="torchrun", rank=0, world_size=4, local_rank=0, local_size=4)
     with pytest.raises(ParametersError, match=r"torchrun started 4 processes on this machine, which has 2 GPUs"):
         check_devices("cuda", launch)
     check_devices("cpu", launch)
@@ -163,7 +163,16 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launch_of(rank: int, size: int, port: int, job: str = "7") -> Launch:
-    return Launch("Slurm", rank, size, rank, size, "127.0.0.1", port, job)
+    return Launch(
+        launcher="Slurm",
+        rank=rank,
+        world_size=size,
+        local_rank=rank,
+        local_size=size,
+        master_address="127.0.0.1",
+        master_port=port,
+        job=job,
+    )
 
 
 def test_ranks_that_did_not_come_are_named() -> None:

@@ -37,7 +37,9 @@ def run(
         assert sizes is not None
         return [size for size in sizes if tried is None or size <= tried // 2]
 
-    restarts = Restarts(most, lambda: next(newest), None if sizes is None else smaller)
+    restarts = Restarts(
+        most=most, newest_checkpoint=lambda: next(newest), smaller_batches=None if sizes is None else smaller
+    )
     return launch_until_done(launch, restarts), given
 
 

@@ -14,7 +14,17 @@ from onward.plan.pipeline.stages import Stage, Transfer
 
 
 def stage(received: tuple[Transfer, ...], sent: tuple[Transfer, ...], outputs: tuple[str, ...] = ()) -> Stage:
-    return Stage(1, ("y",), (), ("weight",), (), ("x",), received, sent, outputs)
+    return Stage(
+        index=1,
+        nodes=("y",),
+        repeated=(),
+        weights=("weight",),
+        states=(),
+        inputs=("x",),
+        received=received,
+        sent=sent,
+        outputs=outputs,
+    )
 
 
 HIDDEN, KEPT, WHOLE = Transfer("hidden", True, 0), Transfer("kept", True, 0), Transfer("whole", False, 0)

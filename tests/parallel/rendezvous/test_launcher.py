@@ -25,12 +25,23 @@ SLURM = {
 
 
 def test_alone() -> None:
-    assert detect({}) == Launch("none", 0, 1, 0, 1)
+    assert detect({}) == Launch(launcher="none", rank=0, world_size=1, local_rank=0, local_size=1)
 
 
 def test_torchrun() -> None:
     launch = detect(TORCHRUN)
-    assert launch == Launch("torchrun", 5, 8, 1, 4, "gpu1", 29500, "abc", agent_store=True, restart=2)
+    assert launch == Launch(
+        launcher="torchrun",
+        rank=5,
+        world_size=8,
+        local_rank=1,
+        local_size=4,
+        master_address="gpu1",
+        master_port=29500,
+        job="abc",
+        agent_store=True,
+        restart=2,
+    )
 
 
 def test_open_mpi_on_one_machine_meets_at_a_port_of_its_job() -> None:

@@ -221,7 +221,18 @@ def gather_objects_under_guard() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\x80\x04", b"[1]", b"3", b"[" * 100_000, b'{"rank": "x"}'])
 def test_what_no_rank_wrote_is_refused(content: bytes) -> None:
-    store = open_store(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", free_port()), 5.0)
+    store = open_store(
+        Launch(
+            launcher="Slurm",
+            rank=0,
+            world_size=2,
+            local_rank=0,
+            local_size=2,
+            master_address="127.0.0.1",
+            master_port=free_port(),
+        ),
+        5.0,
+    )
     store.set("here/1", content.decode("latin1") or "{")
     with pytest.raises(ForeignEntryError, match=r"as 'here/1', which no rank wrote\. Close its port"):
         peer_info(store, 1)
@@ -236,11 +247,36 @@ def test_a_failure_survives_the_store() -> None:
 
 def test_rank_0_listens_at_the_address_it_was_given() -> None:
     port = free_port()
-    store = open_store(Launch("Slurm", 0, 2, 0, 1, "127.0.0.1", port), 5.0)
+    store = open_store(
+        Launch(
+            launcher="Slurm",
+            rank=0,
+            world_size=2,
+            local_rank=0,
+            local_size=1,
+            master_address="127.0.0.1",
+            master_port=port,
+        ),
+        5.0,
+    )
     (found,) = [one for one in listeners_of(os.getpid()) if one.port == port]
     assert str(found.address) == "127.0.0.1"
     store.set("a", "b")
-    assert open_store(Launch("Slurm", 1, 2, 0, 1, "127.0.0.1", port), 5.0).get("a") == b"b"
+    assert (
+        open_store(
+            Launch(
+                launcher="Slurm",
+                rank=1,
+                world_size=2,
+                local_rank=0,
+                local_size=1,
+                master_address="127.0.0.1",
+                master_port=port,
+            ),
+            5.0,
+        ).get("a")
+        == b"b"
+    )
 
 
 def test_the_store_is_bound_to_numeric_addresses_of_this_machine() -> None:
@@ -254,10 +290,41 @@ def test_the_store_is_bound_to_numeric_addresses_of_this_machine() -> None:
 @pytest.mark.parametrize(
     ("launch", "words"),
     [
-        (Launch("Slurm", 0, 2, 0, 1, "127.0.0.1", 29511), "rank 0 listens at 127.0.0.1:29511, and every rank at ports"),
-        (Launch("Slurm", 0, 2, 0, 1, "gpu1", 29511), "rank 0 listens at gpu1:29511 on all interfaces, and every rank"),
         (
-            Launch("torchrun", 0, 2, 0, 1, "10.0.0.1", 29511, agent_store=True),
+            Launch(
+                launcher="Slurm",
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_size=1,
+                master_address="127.0.0.1",
+                master_port=29511,
+            ),
+            "rank 0 listens at 127.0.0.1:29511, and every rank at ports",
+        ),
+        (
+            Launch(
+                launcher="Slurm",
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_size=1,
+                master_address="gpu1",
+                master_port=29511,
+            ),
+            "rank 0 listens at gpu1:29511 on all interfaces, and every rank",
+        ),
+        (
+            Launch(
+                launcher="torchrun",
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_size=1,
+                master_address="10.0.0.1",
+                master_port=29511,
+                agent_store=True,
+            ),
             "torchrun listens at 10.0.0.1:29511 on all interfaces, and every rank at ports that the system chooses",
         ),
     ],

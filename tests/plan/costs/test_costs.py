@@ -73,7 +73,7 @@ def test_a_linear_layer_fused_costs_what_its_product_does() -> None:
     for fuse in (False, True):
         graph = make_training_graph(
             model,
-            loss=LossSpec("softmax_cross_entropy", prediction="logits", label="labels"),
+            loss=LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels"),
             fuse=fuse,
             fusions_off=off,
         )
@@ -114,7 +114,7 @@ def test_only_sizes_that_were_given_may_contradict_the_model() -> None:
     x = sketch.input("x", ["batch", 4])
     rows = sketch.weight("rows", array=np.ones((3, 4), np.float32))
     added = sketch.node("Add", "added", sketch.node("Gemm", "first", x, sketch.weight("w", 4, 4)), rows)
-    loss = LossSpec("mean_squared_error", prediction="added", label="y")
+    loss = LossSpec(type="mean_squared_error", prediction="added", label="y")
     graph = make_training_graph(sketch.model(added), loss=loss)
     assert measure_costs(graph, {"batch": 3}).nodes["first"].forward == 2 * 3 * 4 * 4
     assert measure_costs(graph, {}).nodes["first"].forward == 2 * DEFAULT_SIZE * 4 * 4
@@ -128,7 +128,7 @@ def test_what_is_cheap_is_not_kept_for_a_weight(activation: str) -> None:
     body = f"n = LayerNormalization<axis=-1>(y, s)\nh = MatMul(n, w)\na = {activation}(h)\nz = MatMul(a, w)"
     stored = {"w": np.ones((16, 16), np.float32), "s": np.ones(16, np.float32)}
     model = parse("float[8,16] x", "float[8,16] z", f"y = MatMul(x, w)\n{body}", stored, 20)
-    graph = make_training_graph(model, loss=LossSpec("mean_squared_error", prediction="z", label="labels"))
+    graph = make_training_graph(model, loss=LossSpec(type="mean_squared_error", prediction="z", label="labels"))
     costs, tensor = measure_costs(graph, {}), 4 * 8 * 16
     kept = {name: cost.kept_bytes for name, cost in costs.nodes.items()}
     relu = activation == "Relu"
@@ -145,7 +145,7 @@ def test_what_follows_a_batch_normalization_is_not_kept_for_those_who_know(reade
     )
     stored = {"w": np.ones((2, 2, 1, 1), np.float32), "s": np.ones(2, np.float32)}
     model = parse("float[8,2,4,4] x", "float[a,b,c,d] z", body, stored, 18)
-    graph = make_training_graph(model, loss=LossSpec("mean_squared_error", prediction="z", label="labels"))
+    graph = make_training_graph(model, loss=LossSpec(type="mean_squared_error", prediction="z", label="labels"))
     costs, tensor = measure_costs(graph, {}), 4 * 8 * 2 * 16
     kept = {name: cost.kept_bytes for name, cost in costs.nodes.items()}
     assert [kept[name] for name in "hnrtyq"] == [tensor, 0, 0, 0, 0, tensor if keeps else 0]

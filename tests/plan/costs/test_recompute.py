@@ -23,7 +23,7 @@ def gpt2(fused: bool, dropout: float = 0.0, layers: int = 2) -> TrainingGraph:
     model = create_model(
         "gpt2", size="tiny", layers=layers, heads=2, width=16, vocab_size=32, context_length=8, dropout=dropout
     )
-    loss = LossSpec("softmax_cross_entropy", prediction="logits", label="labels")
+    loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
     return make_training_graph(model, loss=loss, fuse=fused)
 
 
@@ -112,7 +112,7 @@ def test_a_budget_takes_what_frees_most_for_its_work() -> None:
 
 def test_a_model_without_attention_is_told_so() -> None:
     model = create_model("mnist", variant="gemm")
-    spec = LossSpec("softmax_cross_entropy", prediction=str(model.graph.outputs[0].name), label="labels")
+    spec = LossSpec(type="softmax_cross_entropy", prediction=str(model.graph.outputs[0].name), label="labels")
     graph = make_training_graph(model, loss=spec)
     with pytest.raises(ParametersError) as error:
         check_recompute(graph.model.graph, Recompute(attention=True))

@@ -28,7 +28,7 @@ def uneven(widths: tuple[int, ...]) -> TrainingGraph:
     for index, (before, after) in enumerate(pairwise(widths)):
         value = sketch.node("Gemm", f"fc{index}", value, sketch.weight(f"w{index}", before, after))
     model = sketch.model(value)
-    return make_training_graph(model, loss=LossSpec("mean_squared_error", prediction=str(value.name), label="y"))
+    return make_training_graph(model, loss=LossSpec(type="mean_squared_error", prediction=str(value.name), label="y"))
 
 
 WIDTHS = (4, 64, 8, 128, 16, 16, 96, 32, 4)

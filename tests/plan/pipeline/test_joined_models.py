@@ -18,7 +18,7 @@ from onward.plan.pipeline.stages import plan_stages
 from onward.plan.roles import find_roles
 from tests.plan.staged_models import first_stage, second_stage
 
-LOSS = LossSpec("mean_squared_error", prediction="logits", label="y")
+LOSS = LossSpec(type="mean_squared_error", prediction="logits", label="y")
 
 
 def test_the_joined_network_computes_what_the_stages_do_one_after_the_other(tmp_path: Path) -> None:

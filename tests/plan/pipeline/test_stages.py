@@ -110,7 +110,7 @@ def test_outputs_stay_on_the_stage_that_computes_them() -> None:
     late = sketch.node("Gemm", "late", early, sketch.weight("w1", 4, 4))
     for value in (early, late):
         value.shape = ir.Shape(["batch", 4])
-    loss = LossSpec("mean_squared_error", prediction="late", label="y")
+    loss = LossSpec(type="mean_squared_error", prediction="late", label="y")
     plan = by_name(make_training_graph(sketch.model(early, late), loss=loss), {"early": 0, "late": 1}, 2)
     assert [stage.outputs for stage in plan.stages] == [("early",), ("late", "loss")]
 
@@ -153,7 +153,7 @@ def test_a_loss_before_the_last_stage_is_refused() -> None:
     after = sketch.node("Gemm", "after", row, sketch.weight("w2", 1, 4))
     after.shape = ir.Shape([1, 4])
     graph = make_training_graph(
-        sketch.model(loss, after), loss=LossSpec("output", prediction="own_loss"), weights_to_train=("w0", "w1")
+        sketch.model(loss, after), loss=LossSpec(type="output", prediction="own_loss"), weights_to_train=("w0", "w1")
     )
     stages = {"first": 0, "second": 1, "own_loss": 1, "row": 2, "after": 2}
     with pytest.raises(ParametersError, match=r"the loss 'own_loss' is computed on stage 1, but the last stage is 2"):
@@ -167,7 +167,7 @@ def test_a_stage_that_receives_nothing_is_refused() -> None:
     main = sketch.node("Gemm", "main", x, sketch.weight("w1", 4, 4))
     for value in (aside, main):
         value.shape = ir.Shape(["batch", 4])
-    loss = LossSpec("mean_squared_error", prediction="main", label="y")
+    loss = LossSpec(type="mean_squared_error", prediction="main", label="y")
     graph = replace(make_training_graph(sketch.model(aside, main), loss=loss), weights=("w0", "w1"))
     refused(graph, {"aside": 0, "main": 1}, 2, "stage 1 of 2 receives nothing")
 
@@ -185,7 +185,7 @@ def test_a_graph_without_loss_and_values_that_are_no_tensors_are_refused() -> No
     at = sketch.node("SequenceAt", "at", both, sketch.weight("index", array=np.array(1)))
     last = sketch.node("Gemm", "last", at, sketch.weight("w1", 4, 4))
     last.shape = ir.Shape(["batch", 4])
-    loss = LossSpec("mean_squared_error", prediction="last", label="y")
+    loss = LossSpec(type="mean_squared_error", prediction="last", label="y")
     with pytest.raises(ModelError, match=r"'both' is a Sequence\(.*no tensor, and would have to travel from stage 0"):
         by_name(make_training_graph(sketch.model(last), loss=loss), {"first": 0, "both": 0, "at": 1, "last": 1}, 2)
 

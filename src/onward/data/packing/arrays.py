@@ -37,7 +37,7 @@ def open_arrays(
     if test_paths:
         more, read_test = _open(test_paths, options, limits)
         total, read = total + more, one_after_the_other(read, read_test)
-    return Source("samples", total, read)
+    return Source(unit="samples", total=total, read=read)
 
 
 def _open(paths: Sequence[Path], options: ArrayOptions, limits: Limits) -> tuple[int, Read]:

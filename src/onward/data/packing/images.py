@@ -39,7 +39,7 @@ def open_images(
         _check_classes(test_folder, test_names, folder, classes)
         test_images = _labelled(test_paths, test_names, classes, options, seed)
         read = one_after_the_other(read, partial(_read, test_images, options, details))
-    return Source("images", len(paths) + len(test_paths), read, details)
+    return Source(unit="images", total=len(paths) + len(test_paths), read=read, details=details)
 
 
 def _class_names(folder: Path, paths: Sequence[Path]) -> list[str]:

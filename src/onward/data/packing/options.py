@@ -46,7 +46,7 @@ def parse_pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """Plain text, or a text column of JSONL or Parquet, to token sequences.
 
@@ -103,7 +103,7 @@ class ArrayOptions:
     arrays: tuple[str, ...] = option((), "names of the arrays to pack; absent: all", repeated=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableOptions:
     """CSV, TSV, JSONL and Parquet: columns to features.
 
@@ -153,7 +153,7 @@ class TableOptions:
             raise ParametersError(f"text_length is {self.text_length}; expected at least 3.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """A folder with one folder of images per class.
 
@@ -196,7 +196,7 @@ KINDS: Mapping[str, type[SourceOptions]] = {
 """Kind of source -> its options."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PackOptions:
     """What applies to every kind of source; `source` holds what applies to one (None: found out, with defaults)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ MISSING_WORDS = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null
 """What a cell of a column of numbers holds, in any case, where there is no number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """Rows of one file.
 
@@ -91,9 +91,23 @@ def _read_csv(path: Path, delimiter: str, header: bool) -> Iterator[Block]:
                         )
                 numbers = [number for number, _ in rows]
                 columns = {name: [row[k] or None for _, row in rows] for k, name in enumerate(names)}
-                yield Block(path, lambda row, n=numbers: f"line {n[row]}", columns, len(rows), lines.take())  # type: ignore[misc]
+                yield Block(
+                    path=path,
+                    where=_line_of(numbers),
+                    columns=columns,
+                    count=len(rows),
+                    read_bytes=lines.take(),
+                )
         except csv.Error as error:
             raise DataError(f"table {str(path)!r}, line {reader.line_num}: {error}.") from error
+
+
+def _line_of(numbers: Sequence[int]) -> Callable[[int], str]:
+    return lambda row: f"line {numbers[row]}"
+
+
+def _row_after(start: int) -> Callable[[int], str]:
+    return lambda row: f"row {start + row}"
 
 
 class _Lines:
@@ -140,7 +154,13 @@ def _read_jsonl(path: Path) -> Iterator[Block]:
             names = dict.fromkeys(name for record in records for name in record)
             columns = {name: [record.get(name) for record in records] for name in names}
             size = sum(len(line) for _, line in lines)
-            yield Block(path, lambda row, n=numbers: f"line {n[row]}", columns, len(records), size)  # type: ignore[misc]
+            yield Block(
+                path=path,
+                where=_line_of(numbers),
+                columns=columns,
+                count=len(records),
+                read_bytes=size,
+            )
 
 
 def _read_parquet(path: Path) -> Iterator[Block]:
@@ -153,7 +173,13 @@ def _read_parquet(path: Path) -> Iterator[Block]:
         for batch in file.iter_batches(batch_size=BLOCK_ROWS):
             columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
             read = size * (start + batch.num_rows) // rows - size * start // rows
-            yield Block(path, lambda row, s=start: f"row {s + row}", columns, batch.num_rows, read)  # type: ignore[misc]
+            yield Block(
+                path=path,
+                where=_row_after(start),
+                columns=columns,
+                count=batch.num_rows,
+                read_bytes=read,
+            )
             start += batch.num_rows
     except arrow.ArrowException as error:
         raise DataError(f"Parquet file {str(path)!r} cannot be read: {error}.") from error

@@ -35,7 +35,7 @@ _OTHER_SUFFIXES = {"text": (".jsonl", ".ndjson", ".parquet")}
 """Also read by a kind, where the kind was asked for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """An opened source.
 

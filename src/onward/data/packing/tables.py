@@ -68,7 +68,13 @@ def open_table(paths: list[Path], options: TableOptions, test_paths: Sequence[Pa
     if test_paths:
         read = one_after_the_other(read, partial(_read, list(test_paths), options, features, columns, text, details))
     total = sum(path.stat().st_size for path in (*paths, *test_paths))
-    return Source("bytes", total, read, details, {} if text is None else {"tokenizer.json": text.json})
+    return Source(
+        unit="bytes",
+        total=total,
+        read=read,
+        details=details,
+        files={} if text is None else {"tokenizer.json": text.json},
+    )
 
 
 def _check_text_options(paths: list[Path], options: TableOptions) -> None:

@@ -31,7 +31,13 @@ def open_text(paths: list[Path], options: TextOptions, seed: int, test_paths: Se
     read = _reader(paths, options, tokenizer, details, seed, by_document)
     if test_paths:
         read = one_after_the_other(read, _reader(list(test_paths), options, tokenizer, details, seed, by_document))
-    return Source("bytes", count_bytes([*paths, *test_paths]), read, details, {"tokenizer.json": tokenizer.json})
+    return Source(
+        unit="bytes",
+        total=count_bytes([*paths, *test_paths]),
+        read=read,
+        details=details,
+        files={"tokenizer.json": tokenizer.json},
+    )
 
 
 def _reader(

@@ -15,7 +15,7 @@ from onward.data.packing.tokenizer_files import find_padding, find_tokenizer, lo
 from onward.errors import ParametersError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextColumns:
     """How columns of text become features.
 
@@ -74,7 +74,13 @@ def open_text_columns(options: TableOptions) -> TextColumns | None:
     features = {name: "ids", options.text_mask: "attention_mask", options.text_types: "type_ids"}
     features.pop("", None)
     details = {"vocabulary_size": tokenizer.get_vocab_size(), "sequence_length": options.text_length}
-    return TextColumns(columns, features, tokenizer, details, tokenizer.to_str(pretty=True) + "\n")
+    return TextColumns(
+        columns=columns,
+        features=features,
+        tokenizer=tokenizer,
+        details=details,
+        json=tokenizer.to_str(pretty=True) + "\n",
+    )
 
 
 def count_tokens(path: Path, texts: Sequence[str]) -> list[int]:

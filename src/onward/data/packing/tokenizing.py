@@ -21,7 +21,7 @@ SPECIALS = {"causal": ("<|endoftext|>",), "bert": _OF_BERT, "masked": _OF_BERT}
 """Special tokens of an objective; for BERT [PAD] is 0, which its loss ignores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextTokenizer:
     """Token ids of texts.
 
@@ -89,7 +89,13 @@ def _make_byte_tokenizer(objective: str) -> TextTokenizer:
             "vocab": {**vocabulary, **specials}, "merges": [],
         },
     }  # fmt: skip
-    return TextTokenizer(encode, 256 + len(names), specials, False, json.dumps(content, indent=1) + "\n")
+    return TextTokenizer(
+        encode=encode,
+        vocabulary_size=256 + len(names),
+        specials=specials,
+        needs_utf8=False,
+        json=json.dumps(content, indent=1) + "\n",
+    )
 
 
 def _byte_characters() -> list[str]:
@@ -181,4 +187,10 @@ def _wrap(tokenizer: Any, specials: dict[str, int]) -> TextTokenizer:
         encodings = tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
-    return TextTokenizer(encode, tokenizer.get_vocab_size(), specials, True, tokenizer.to_str(pretty=True) + "\n")
+    return TextTokenizer(
+        encode=encode,
+        vocabulary_size=tokenizer.get_vocab_size(),
+        specials=specials,
+        needs_utf8=True,
+        json=tokenizer.to_str(pretty=True) + "\n",
+    )

@@ -107,7 +107,7 @@ class IndexedDataLoader:
             )
         batches = cut_batches(self._blocks(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
         # Where chunks begin depends on the position itself, and is no part of it.
-        return (replace(one, cursor=DataCursor(one.cursor.epoch, one.cursor.sample)) for one in batches)
+        return (replace(one, cursor=DataCursor(epoch=one.cursor.epoch, sample=one.cursor.sample)) for one in batches)
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
         """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""

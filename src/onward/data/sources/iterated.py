@@ -155,9 +155,11 @@ class IteratedDataLoader:
                 continue
             if previous is not None:
                 yield previous
-            previous = Batch(features, DataCursor(epoch, sample), count, epoch)
+            previous = Batch(
+                features=features, cursor=DataCursor(epoch=epoch, sample=sample), sample_count=count, epoch=epoch
+            )
         if previous is not None:
-            yield replace(previous, cursor=DataCursor(epoch + 1, 0))
+            yield replace(previous, cursor=DataCursor(epoch=epoch + 1, sample=0))
 
     def _arrays(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         begun, self._begun = self._begun, None

@@ -50,7 +50,7 @@ from onward.plan.pipeline.stage_graph import stage_graph
 from onward.plan.pipeline.stages import Stage, StagePlan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Assembly:
     """What one rank trains.
 
@@ -159,12 +159,7 @@ def assemble(
     if distributed.zero_offload_to_cpu and not offloads(distributed, mesh):
         notes.append("distributed.zero_offload_to_cpu changes nothing: this run is in host memory already.")
     if stages is not None:
-        computes = [
-            StageCompute(
-                network, precision, network.net.graph.loss_names, [t.name for t in stages.stages[index].received]
-            )
-            for index, network in zip(own, networks, strict=True)
-        ]
+        computes = [_stage_compute(stages.stages[i], one, precision) for i, one in zip(own, networks, strict=True)]
         modules = [
             _stage_module(stages.stages[index], network, compute, watched.values)
             for index, network, compute in zip(own, networks, computes, strict=True)
@@ -180,16 +175,50 @@ def assemble(
     if stages is not None:
         by_stage = dict(zip(own, modules, strict=True))
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
+    partial = plan.horizontal.partial_gradients
+    exchange = GradientExchange(
+        mesh=mesh, parameters=distributed, partial=partial, pipeline=pipeline, replicas_are_wrapped=is_wrapped
+    )
+    return Assembly(
+        graph=graph,
+        plan=plan,
+        stages=stages,
+        networks=networks,
+        modules=modules,
+        computes=computes,
+        pipeline=pipeline,
+        state=_train_state(parameters, mesh, graph, plan, stages, networks),
+        exchange=exchange,
+        precision=precision,
+        notes=tuple(notes),
+        say=say,
+    )
+
+
+def _stage_compute(stage: Stage, network: Network, precision: Precision) -> StageCompute:
+    return StageCompute(network, precision, network.net.graph.loss_names, [one.name for one in stage.received])
+
+
+def _train_state(
+    parameters: Parameters,
+    mesh: Mesh,
+    graph: TrainingGraph,
+    plan: Plan,
+    stages: StagePlan | None,
+    networks: list[Network],
+) -> TrainState:
+    """What training changes on this rank; made after the engines have wrapped the networks' weights."""
     shapes, shardings = _shapes_of(graph), plan.horizontal.shardings
     weights = local_weights(networks, mesh, shardings, shapes, _holders(plan, stages))
     updated = {name: weight.parameter for name, weight in weights.items()}
     rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
-    optimizer = make_optimizer(rules, updated, _NormSums(mesh, weights))
-    state_shardings = {name: (shardings[name], shapes[name]) for name in graph.states if name in shardings}
-    state = TrainState(networks, weights, optimizer, make_loss_scale(parameters), mesh, state_shardings)
-    exchange = GradientExchange(mesh, distributed, plan.horizontal.partial_gradients, pipeline, is_wrapped)
-    return Assembly(
-        graph, plan, stages, networks, modules, computes, pipeline, state, exchange, precision, tuple(notes), say
+    return TrainState(
+        networks=networks,
+        weights=weights,
+        optimizer=make_optimizer(rules, updated, _NormSums(mesh, weights)),
+        loss_scale=make_loss_scale(parameters),
+        mesh=mesh,
+        state_shardings={name: (shardings[name], shapes[name]) for name in graph.states if name in shardings},
     )
 
 

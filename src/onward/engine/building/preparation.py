@@ -95,7 +95,7 @@ def read_training_graph(
         graph = read(rebatch=True)
         graph = dataclasses.replace(graph, notes=(note, *graph.notes))
     if graph.loss_names is None:
-        graph = dataclasses.replace(graph, loss_names=LossNames("", outputs=outputs_of(graph)))
+        graph = dataclasses.replace(graph, loss_names=LossNames(loss="", outputs=outputs_of(graph)))
     return graph
 
 

@@ -23,7 +23,7 @@ NOTHING_TO_COMPARE = (
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BestSoFar:
     """What the evaluations of a round amount to.
 
@@ -61,7 +61,7 @@ class BestEvaluation(Callback):
     def on_run_start(self, start: RunStart) -> None:
         """Every round compares its own evaluations; a resumed round continues with the earlier ones."""
         if start.step == 0 or start.round != self.best.round:
-            self.best = BestSoFar(start.round)
+            self.best = BestSoFar(round=start.round)
         self._is_running = True
 
     def on_evaluation(self, report: EvaluationReport) -> None:

@@ -120,7 +120,7 @@ class Evaluator:
                 reshard(module)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationOutputs:
     """Which values of the evaluation pass become metrics, and what each is a mean over.
 
@@ -171,7 +171,7 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
     """The metrics of an evaluation: the loss, its parts under their own names, labels hit and counted."""
     has_classes = loss.counted is not None
     if loss.outputs:
-        return EvaluationOutputs({})
+        return EvaluationOutputs(means={})
     if parameters.type == "bert":
         masked_lm, next_sentence = loss.parts
         means = {masked_lm: masked_lm, next_sentence: next_sentence}
@@ -182,9 +182,9 @@ def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
         per_label = frozenset({"loss"}) if is_per_label else frozenset[str]()
     ignored = 0 if parameters.type == "bert" and parameters.ignore_index is None else parameters.ignore_index
     return EvaluationOutputs(
-        means,
-        loss.correct,
-        loss.counted,
+        means=means,
+        correct=loss.correct,
+        counted=loss.counted,
         are_sums=parameters.reduction == "sum",
         per_label=per_label,
         totals=totals,

@@ -31,7 +31,7 @@ ALIASES = {
 TASKS = ("binary", "multiclass", "multilabel")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """A metric that can be computed.
 
@@ -103,7 +103,7 @@ def make_metrics(requests: Sequence[MetricRequest], loss: Loss, graph: TrainingG
     assert graph.loss_names is not None
     # "accuracy" of class labels is counted by the graph itself.
     counted = graph.loss_names.counted is not None and loss.type != "ctc"
-    wanted = [r for r in requests if not (counted and r == MetricRequest("accuracy", "accuracy"))]
+    wanted = [r for r in requests if not (counted and r == MetricRequest(name="accuracy", title="accuracy"))]
     return tuple(_make(request, loss, graph) for request in wanted)
 
 
@@ -136,7 +136,14 @@ def _make(request: MetricRequest, loss: Loss, graph: TrainingGraph) -> Metric:
         held = make()
     except (ValueError, TypeError, ModuleNotFoundError) as error:
         raise ParametersError(f"{where} cannot be created with {options}: {_first_line(error)}") from error
-    return Metric(request.title, prediction, label, make, prepare, held.higher_is_better)
+    return Metric(
+        title=request.title,
+        prediction=prediction,
+        label=label,
+        make=make,
+        prepare=prepare,
+        higher_is_better=held.higher_is_better,
+    )
 
 
 def _is_probable(graph: TrainingGraph) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from onward.data.batches import Batch, DataCursor
 from onward.engine.faults.skipped_updates import Origin, describe_origin
@@ -30,7 +30,8 @@ _LEAST_LOG_DEVIATION = 0.1
 """The same for logarithms of gradient norms."""
 
 
-class Spike(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Spike:
     """An update that is far above those before it; fields as of `RollBackReport`."""
 
     update: int
@@ -59,7 +60,15 @@ class RollBack(Exception):
     def to(self, path: str, update: int) -> RollBackReport:
         """What to report once training is back at the checkpoint of an update."""
         found = self._spike
-        return RollBackReport(found.update, found.cause, found.value, found.deviations, found.samples, update, path)
+        return RollBackReport(
+            update=found.update,
+            cause=found.cause,
+            value=found.value,
+            deviations=found.deviations,
+            samples=found.samples,
+            returned_to=update,
+            path=path,
+        )
 
 
 class LossSpikes:
@@ -108,7 +117,8 @@ class LossSpikes:
         if len(course.losses) < LEAST_UPDATES or deviations <= threshold:
             course.add(loss, log_norm, self._settings.spike_window)
             return
-        spike = Spike(done.update.update, name, value, deviations, describe_origin(batches))
+        update, samples = done.update.update, describe_origin(batches)
+        spike = Spike(update=update, cause=name, value=value, deviations=deviations, samples=samples)
         text = (
             f"update {spike.update}: its {name} {value:.4g} is {deviations:.0f} robust standard deviations above the "
             f"median of the last {len(course.losses)} updates ({spike.samples})"

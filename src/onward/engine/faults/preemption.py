@@ -10,7 +10,7 @@ from onward.engine.loop import Clock, StepDone
 from onward.parameters import Parameters
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GracePeriod:
     """What a run does with a notice: it stops after the update at work if there is time, else before it.
 
@@ -33,7 +33,9 @@ class GracePeriod:
     def of(cls, parameters: Parameters, world_size: int, clock: Clock) -> GracePeriod:
         """As the parameters of a round say."""
         steps = parameters.training.gradient_accumulation_steps
-        return cls(parameters.checkpoint.grace_seconds, steps, world_size, clock)
+        return cls(
+            seconds=parameters.checkpoint.grace_seconds, steps_of_update=steps, world_size=world_size, clock=clock
+        )
 
     def has_no_time_for_update(self, done: StepDone, stop: StopRequest) -> bool:
         """Whether the steps since the last update are given up, so that what was before them is saved in time."""

@@ -18,7 +18,7 @@ CONFIRMATIONS = 2
 """Comparisons in a row that must find the same rank slow: one may have met a moment of other work."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lag:
     """A rank that is slow, in an update.
 
@@ -94,7 +94,9 @@ class SlowRankDetector:
             self._times_slow[rank] = self._times_slow.get(rank, 0) + 1
             if self._times_slow[rank] >= CONFIRMATIONS and rank not in self._reported:
                 self._reported.add(rank)
-                slow.append(Lag(rank, own, expected, data, has_peers))
+                slow.append(
+                    Lag(rank=rank, own_seconds=own, expected_seconds=expected, data_seconds=data, has_peers=has_peers)
+                )
         return slow, recovered
 
     def _expected(self, rank: int, own: Sequence[float]) -> tuple[float, bool]:

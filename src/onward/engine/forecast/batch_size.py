@@ -32,7 +32,7 @@ UNTRIED_SHARE = 0.9
 """Where nothing can be tried, the forecast has to stay below this share of the limit."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BatchSizes:
     """The micro-batches of a run's rounds, for runs that ask to have them found.
 
@@ -134,7 +134,11 @@ class BatchSizes:
         if record is None:
             return cls(largest=largest)
         counters = record["counters"]
-        return cls(dict(record.get("batch_sizes", {})), counters["round"] if counters["step"] else None, largest)
+        return cls(
+            found=dict(record.get("batch_sizes", {})),
+            begun_round=counters["round"] if counters["step"] else None,
+            largest=largest,
+        )
 
 
 def find_batch_size(

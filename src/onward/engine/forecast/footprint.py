@@ -241,7 +241,15 @@ class _Measuring:
         for name, calls, payload in counts:
             ranks = self.topology.horizontal_size if name.startswith("onward.") else self.topology.data_size
             both_ways = 2.0 if "reduce" in name and "scatter" not in name else 1.0
-            found.append(Traffic(COLLECTIVES[name], calls, payload, ranks, both_ways * (ranks - 1) / ranks))
+            found.append(
+                Traffic(
+                    what=COLLECTIVES[name],
+                    calls=calls,
+                    payload=payload,
+                    ranks=ranks,
+                    share=both_ways * (ranks - 1) / ranks,
+                )
+            )
         return tuple(found)
 
 

@@ -74,7 +74,15 @@ def forecast(
             *tied_traffic(plan, local, stages, pipeline),
         )
         ranks.append(RankForecast(pipeline, rank_memory(own, plan.micro_batches, plan.schedule, spans), traffic))
-    return Forecast(tuple(ranks), footprints, local, stages, timeline, costs, _as_text(shapes))
+    return Forecast(
+        ranks=tuple(ranks),
+        footprints=footprints,
+        local=local,
+        stages=stages,
+        timeline=timeline,
+        costs=costs,
+        inputs=_as_text(shapes),
+    )
 
 
 def _measure(

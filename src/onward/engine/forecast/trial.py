@@ -45,7 +45,7 @@ def trial_bytes(
     Returns:
         None where memory ran out.
     """
-    alone = Mesh(Topology(), 0, mesh.device)
+    alone = Mesh(topology=Topology(), rank=0, device=mesh.device)
     is_cuda = mesh.device.type == "cuda"
     training = parameters.training
     # Replicas keep their gradients in buckets all the time, as an update of several passes keeps them.

@@ -19,7 +19,7 @@ from onward.parallel.sharded_tensors import ShardedTensor
 from onward.plan.shards import Sharding, TensorShard, cut
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalWeight:
     """A rank's shards of a weight.
 
@@ -133,5 +133,15 @@ def _local_weight(
     if rows is None:
         copies *= topology.data_size
         is_written = is_written and place.data == 0
-    cuts = (sharding is not None, rows is not None)
-    return LocalWeight(name, parameter, source, full_shape, shards, copies, is_written, is_first, *cuts)
+    return LocalWeight(
+        name=name,
+        parameter=parameter,
+        source=source,
+        full_shape=full_shape,
+        shards=shards,
+        copies=copies,
+        is_written=is_written,
+        is_first=is_first,
+        is_sharded_horizontally=sharding is not None,
+        is_sharded_by_zero=rows is not None,
+    )

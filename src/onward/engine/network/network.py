@@ -173,4 +173,6 @@ class Network(nn.Module):
 
 def unsplit_network(net: OnnxModule) -> Network:
     """A network that is not cut."""
-    return Network(net, SegmentPlan(1, {}, dict.fromkeys(net.graph.weights, (0,)), frozenset()))
+    return Network(
+        net, SegmentPlan(count=1, segment_of={}, readers=dict.fromkeys(net.graph.weights, (0,)), recomputed=frozenset())
+    )

@@ -25,7 +25,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trees:
     """Trees as arrays with an entry for every node of every tree; leaves lead to themselves.
 

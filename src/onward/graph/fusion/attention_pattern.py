@@ -24,7 +24,7 @@ Factor = tuple[str, ir.Value]
 """(Mul or Div, the other operand)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mask:
     """One thing that changes scores: a float that is added, or a condition on keeping them.
 
@@ -51,7 +51,7 @@ class Operand:
     order: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scores:
     """What stands before a softmax.
 
@@ -73,7 +73,7 @@ class Scores:
     nodes: tuple[ir.Node, ...] = ()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Written:
     """Attention as it was found.
 
@@ -107,7 +107,11 @@ def find_attention(editor: Editor, softmax: ir.Node) -> Written | None:
     scores = _trace(editor, source, _MOST_STEPS)
     if scores is None:
         return None
-    found = _follow(editor, softmax, Written(scores, scores.query, softmax.outputs[0], nodes=[*scores.nodes, softmax]))
+    found = _follow(
+        editor,
+        softmax,
+        Written(scores=scores, value=scores.query, result=softmax.outputs[0], nodes=[*scores.nodes, softmax]),
+    )
     if found is None or found.is_merged != (scores.groups is not None):
         return None
     if not editor.are_interior(set(found.nodes), found.result):
@@ -124,7 +128,9 @@ def _trace(editor: Editor, value: ir.Value, steps: int) -> Scores | None:
         return _read_product(editor, node)
     if node.op_type == "Einsum":
         operands = read_score_product(node)
-        return None if operands is None else Scores(Operand(*operands[0]), Operand(*operands[1]), nodes=(node,))
+        return (
+            None if operands is None else Scores(query=Operand(*operands[0]), key=Operand(*operands[1]), nodes=(node,))
+        )
     if node.op_type in ("Mul", "Div"):
         return _trace_factor(editor, node, steps)
     if node.op_type in ("Add", "Sub"):
@@ -164,7 +170,7 @@ def _read_product(editor: Editor, node: ir.Node) -> Scores | None:
         operand = Operand(key, swapped)
         flat = _transposed_when_flat(editor, key)
         operand = operand if flat is None else Operand(flat)
-    return Scores(Operand(query), operand, first * second, nodes=(node,))
+    return Scores(query=Operand(query), key=operand, number=first * second, nodes=(node,))
 
 
 def _transposed_when_flat(editor: Editor, value: ir.Value) -> ir.Value | None:
@@ -245,7 +251,7 @@ def _trace_addition(editor: Editor, node: ir.Node, steps: int) -> Scores | None:
             continue
         if not _fits(editor, added, source):
             return None
-        mask = _infinite_choice(editor, added) or Mask(added)
+        mask = _infinite_choice(editor, added) or Mask(value=added)
         return _masked(inner, mask, node)
     return None
 
@@ -273,7 +279,7 @@ def _infinite_choice(editor: Editor, value: ir.Value) -> Mask | None:
     for kept, fill, hidden_if in ((chosen, otherwise, False), (otherwise, chosen, True)):
         if editor.facts.number(kept) == 0.0 and editor.facts.number(fill) == float("-inf"):
             assert condition is not None
-            return Mask(condition, fill, hidden_if)
+            return Mask(value=condition, fill=fill, hidden_if=hidden_if)
     return None
 
 
@@ -289,7 +295,7 @@ def _trace_choice(editor: Editor, node: ir.Node, steps: int) -> Scores | None:
         inner = _trace(editor, source, steps - 1)
         if inner is None or not _fits(editor, condition, source):
             continue
-        return _masked(inner, Mask(condition, fill, hidden_if), node)
+        return _masked(inner, Mask(value=condition, fill=fill, hidden_if=hidden_if), node)
     return None
 
 

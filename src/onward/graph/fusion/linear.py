@@ -16,7 +16,7 @@ _FIRST_OPSET = 7
 """Sums of older models say by an attribute how they broadcast."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinearLayer:
     """`hidden @ weight + bias`, and the value that is its result.
 
@@ -69,7 +69,14 @@ def find_linear(editor: Editor, value: ir.Value) -> LinearLayer | None:
         found = _of_product(editor, inner)
         if found is None or found.bias is not None or not _is_bias(editor, found, bias):
             return None
-        return LinearLayer(found.hidden, found.weight, found.rows_are_outputs, bias, value, (inner, node))
+        return LinearLayer(
+            hidden=found.hidden,
+            weight=found.weight,
+            rows_are_outputs=found.rows_are_outputs,
+            bias=bias,
+            result=value,
+            nodes=(inner, node),
+        )
     return None
 
 
@@ -97,4 +104,11 @@ def _of_product(editor: Editor, node: ir.Node) -> LinearLayer | None:
     transpose = producer(weight, "Transpose")
     if transpose is not None and transpose.inputs[0] is not None and integers(transpose, "perm") in (None, (1, 0)):
         weight, rows_are_outputs = transpose.inputs[0], not rows_are_outputs
-    return LinearLayer(hidden, weight, rows_are_outputs, bias, node.outputs[0], (node,))
+    return LinearLayer(
+        hidden=hidden,
+        weight=weight,
+        rows_are_outputs=rows_are_outputs,
+        bias=bias,
+        result=node.outputs[0],
+        nodes=(node,),
+    )

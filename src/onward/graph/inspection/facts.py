@@ -35,7 +35,7 @@ class Tensor:
     shape: Shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Weight:
     """A float initializer, or a quantized weight; `frozen_because` is empty for one that trains.
 
@@ -61,7 +61,7 @@ class Weight:
         return f"{self.path} ({self.name})" if self.path else self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator:
     """One operator of the model and how often it occurs.
 
@@ -80,7 +80,7 @@ class Operator:
         return len(self.nodes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """What `onward inspect` shows.
 
@@ -205,13 +205,13 @@ def _weights(training: TrainingGraph) -> tuple[Weight, ...]:
         reason = training.frozen.get(name, "")
         weights.append(
             Weight(
-                name,
-                _type_name(tensor.dtype),
-                shape,
-                tensor.size,
-                tensor.nbytes,
-                reason,
-                training.known_as.paths.get(name, ""),
+                name=name,
+                type=_type_name(tensor.dtype),
+                shape=shape,
+                count=tensor.size,
+                bytes=tensor.nbytes,
+                frozen_because=reason,
+                path=training.known_as.paths.get(name, ""),
             )
         )
     return tuple(weights)
@@ -243,5 +243,7 @@ def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLower
             obstacle = f"the model imports no version of the domain {domain!r}"
         elif why_not_lowered is not None and (domain, op_type) in needed:
             obstacle = why_not_lowered(domain, op_type, version) or ""
-        operators.append(Operator(domain, op_type, version, tuple(names), obstacle))
+        operators.append(
+            Operator(domain=domain, op_type=op_type, version=version, nodes=tuple(names), obstacle=obstacle)
+        )
     return tuple(sorted(operators, key=lambda operator: (-operator.count, operator.op_type)))

@@ -223,7 +223,7 @@ def _use_output(writer: NodeWriter, spec: LossSpec) -> LossNames:
     loss = find_prediction(writer, _required(spec.prediction, spec, "prediction"), "prediction")
     if loss.dtype is ir.DataType.FLOAT and loss.shape is not None and len(loss.shape) == 0:
         is_output = loss.is_graph_output()
-        return LossNames(str(loss.name) if is_output else publish(writer, loss, str(loss.name)))
+        return LossNames(loss=str(loss.name) if is_output else publish(writer, loss, str(loss.name)))
     dtype = terms.computing_type(loss)
     value = terms.to_computing_type(writer, loss, dtype)
     return _finish(writer, writer.reduce_all(value, spec.reduction), dtype, ())
@@ -257,7 +257,14 @@ def _finish(
     part_names = tuple(publish(writer, value, part, dtype) for part, value in (parts or {}).items())
     count_names = [publish(writer, value, str(value.name), ir.DataType.INT64) for value in counts]
     correct, counted = count_names if count_names else (None, None)
-    return LossNames(loss_name, part_names, labels, tuple(writer.constants), correct, counted)
+    return LossNames(
+        loss=loss_name,
+        parts=part_names,
+        labels=labels,
+        constants=tuple(writer.constants),
+        correct=correct,
+        counted=counted,
+    )
 
 
 def _required(value: str | None, spec: LossSpec, what: str) -> str:

@@ -14,7 +14,7 @@ LossType = Literal[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossSpec:
     """What to minimize; the fields of the section `loss` of RUN.yaml.
 
@@ -70,7 +70,7 @@ class LossSpec:
     limits: Limits = DEFAULT_LIMITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossNames:
     """Where the loss is in the graph.
 

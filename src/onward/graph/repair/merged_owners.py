@@ -21,7 +21,7 @@ _REARRANGING = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW) - {"Identity"}
 """Without `Identity`, which has the name of a parameter that was merged."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Owner:
     """Who reads a merged tensor.
 
@@ -79,7 +79,7 @@ def _owner(
     module or, where no module is known, by node."""
     scope, role = provenance.module_scope(node), role_of(node, index)
     if node.op_type == "BatchNormalization" and index > 2:  # the calls name its statistics as buffers
-        return Owner(f"{scope or position}.{role}", f"{scope}.{role}" if scope else "", False)
+        return Owner(key=f"{scope or position}.{role}", name=f"{scope}.{role}" if scope else "", is_weight=False)
     called = provenance.called_parameters(node)
     if called:
         found = _owner_by_call(value, node, index, called, missing)
@@ -93,14 +93,14 @@ def _owner(
     if position is None:
         return None
     if is_constant_place(node, index):
-        return Owner("constant", f"{value.name}.constant", False)
+        return Owner(key="constant", name=f"{value.name}.constant", is_weight=False)
     if scope:
-        return Owner(provenance.placeholder(f"{scope}.{role}"), f"{scope}.{role}", True)
+        return Owner(key=provenance.placeholder(f"{scope}.{role}"), name=f"{scope}.{role}", is_weight=True)
     scope = provenance.path_scope(node, paths)
     if scope:
         # Without a call's text or an Identity, what torch's older exporter shares is shared by the model.
-        return Owner("shared", str(value.name), True)
-    return Owner(f"#{position}", "", True, is_certain=False)
+        return Owner(key="shared", name=str(value.name), is_weight=True)
+    return Owner(key=f"#{position}", name="", is_weight=True, is_certain=False)
 
 
 def divide_joined_nodes(graph: ir.Graph, value: ir.Value, missing: frozenset[str]) -> None:
@@ -214,8 +214,8 @@ def _owner_by_readers(value: ir.Value, node: ir.Node, missing: frozenset[str]) -
     scopes = {provenance.module_scope(reader) for reader in readers} - {""}
     rebuilt = f"{next(iter(scopes))}.{attribute}" if len(scopes) == 1 else ""
     if rebuilt in missing and scopes != {module}:
-        return Owner(provenance.placeholder(rebuilt), rebuilt, True)
-    return Owner(provenance.placeholder(name), name, True)
+        return Owner(key=provenance.placeholder(rebuilt), name=rebuilt, is_weight=True)
+    return Owner(key=provenance.placeholder(name), name=name, is_weight=True)
 
 
 def _owner_by_traced_value(value: ir.Value, node: ir.Node, missing: frozenset[str]) -> Owner | None:
@@ -225,7 +225,7 @@ def _owner_by_traced_value(value: ir.Value, node: ir.Node, missing: frozenset[st
         return None
     read = provenance.traced_inputs(node)
     if name in read:
-        return Owner(f"%{name}", name, True)
+        return Owner(key=f"%{name}", name=name, is_weight=True)
     stem = re.sub(r"_\d+$", "", name)
     computed = (
         set() if node.graph is None else {one.name for one in node.inputs if one is not None and one is not value}
@@ -234,8 +234,14 @@ def _owner_by_traced_value(value: ir.Value, node: ir.Node, missing: frozenset[st
     if len(others) != 1:
         return None
     if not missing:  # every parameter is in the file: the same one was rearranged once more
-        return Owner(f"%{name}", name, True)
-    return Owner(f"%{others[0]}", others[0], True, tuple(missing) if len(missing) == 1 else (), len(missing) == 1)
+        return Owner(key=f"%{name}", name=name, is_weight=True)
+    return Owner(
+        key=f"%{others[0]}",
+        name=others[0],
+        is_weight=True,
+        sources=tuple(missing) if len(missing) == 1 else (),
+        is_certain=len(missing) == 1,
+    )
 
 
 def _owner_by_call(
@@ -248,19 +254,21 @@ def _owner_by_call(
     fitting = [name for name in called if name.endswith(role) or ("_" in role and role in name)]
     # A weight and a bias of ones are one tensor, too: what stands at the place decides, not that the call reads both.
     if any(mark in called and (mark in fitting or len(fitting) != 1) for mark in marks):
-        return Owner(marks[0], str(value.name), True)
+        return Owner(key=marks[0], name=str(value.name), is_weight=True)
     if not marks:
         return None
     scope = provenance.module_scope(node)
     rebuilt = _rebuilt_name(own, called, fitting, missing, scope, role)
     if rebuilt:
         key = provenance.placeholder(rebuilt)
-        return Owner(key, f"{rebuilt}_{value.name}" if folded else rebuilt, True, (rebuilt,))
+        return Owner(key=key, name=f"{rebuilt}_{value.name}" if folded else rebuilt, is_weight=True, sources=(rebuilt,))
     if folded and not provenance.is_automatic_name(str(value.name)):
         return None  # what the call reads instead of the parameter was traced under a name
     names = {provenance.placeholder(name): name for name in provenance.declared_kinds(value.graph)}
     sources = tuple(names[name] for name in fitting if name in names)
-    return Owner(f"{' '.join(called)} {role}", f"{scope}.{role}" if scope else "", True, sources)
+    return Owner(
+        key=f"{' '.join(called)} {role}", name=f"{scope}.{role}" if scope else "", is_weight=True, sources=sources
+    )
 
 
 def _rebuilt_name(

@@ -64,7 +64,7 @@ def split_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
         for value in model.graph.initializers.values():
             divide_joined_nodes(model.graph, value, missing)
     merged = [
-        _Merged(model.graph, value, known_as.matches(name, split))
+        _Merged(graph=model.graph, value=value, is_asked=known_as.matches(name, split))
         for name, value in list(model.graph.initializers.items())
         if _may_be_merged(value, known_as.matches(name, split)) and not known_as.matches(name, keep)
     ]
@@ -145,7 +145,7 @@ def _fill(tensor: ir.TensorProtocol) -> float | None:
     return float(flat[0]) if flat[0] == flat[-1] and (flat == flat[0]).all() else None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Merged:
     """A tensor that several nodes read, on the way to one for each layer.
 

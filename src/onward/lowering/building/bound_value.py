@@ -11,7 +11,7 @@ from torch import fx
 from onward.lowering.kernels.host import flatten
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BoundValue:
     """One ONNX value while the program is built: as a tensor, as a host value, or both."""
 

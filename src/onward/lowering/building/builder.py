@@ -75,11 +75,11 @@ def build_program(
             + "\n  ".join(unsupported)
             + "\nRewrite these parts of the model, or export it at another opset."
         )
-    builder = _Builder(graph, opsets, constants or {}, context)
+    builder = _Builder(graph=graph, opsets=opsets, constants=constants or {}, context=context)
     return builder.build(outputs)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Builder:
     """Turns one graph into one fx graph; a nested graph gets a builder of its own with this one as parent."""
 
@@ -111,7 +111,13 @@ class _Builder:
         name_placeholders(self.fx_graph)
         code = fx.GraphModule(self.root, self.fx_graph)
         names = tuple(str(value.name) for value in values)
-        return Program(code, self._input_names(), tuple(self.tensors), names, self.attribute_tensors)
+        return Program(
+            code=code,
+            inputs=self._input_names(),
+            tensors=tuple(self.tensors),
+            outputs=names,
+            attribute_tensors=self.attribute_tensors,
+        )
 
     def _input_names(self) -> tuple[str, ...]:
         initializers = self.graph.initializers
@@ -360,7 +366,7 @@ class _Builder:
 
     def _nested(self, graph: ir.Graph) -> fx.Node:
         """A nested graph (a branch, a loop's body) as a callable of its own inputs."""
-        inner = _Builder(graph, self.opsets, self.constants, self.context, parent=self)
+        inner = _Builder(graph=graph, opsets=self.opsets, constants=self.constants, context=self.context, parent=self)
         inner._open_placeholders()
         inner._lower_nodes()
         outputs = tuple(inner.as_tensor(inner.resolve(value)) for value in graph.outputs)

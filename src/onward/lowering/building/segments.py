@@ -16,7 +16,7 @@ from torch import fx
 from onward.lowering.program import Nested, Program, name_placeholders
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SegmentedProgram:
     """The code of a graph in segments.
 
@@ -129,11 +129,11 @@ class _SegmentBuilder:
         tensors = tuple(self.names[node] for node in self.tensors)
         attributes = {name: t for name, t in self.program.attribute_tensors.items() if name in tensors}
         return Program(
-            fx.GraphModule(self.program.code, graph),
-            (*(self.names[node] for node in self.inputs), *(f"%{node.name}" for node in self.values)),
-            tensors,
-            tuple(f"%{node.name}" for node in self.results),
-            attributes,
+            code=fx.GraphModule(self.program.code, graph),
+            inputs=(*(self.names[node] for node in self.inputs), *(f"%{node.name}" for node in self.values)),
+            tensors=tensors,
+            outputs=tuple(f"%{node.name}" for node in self.results),
+            attribute_tensors=attributes,
         )
 
 

@@ -144,11 +144,11 @@ class _Rewriter:
         name_placeholders(self.new)
         code = fx.GraphModule(self.program.code, self.new)
         return Program(
-            code,
-            self.program.inputs,
-            (*tensors, *used),
-            self.program.outputs,
-            {**self.program.attribute_tensors, **{name: self.folded[name] for name in used}},
+            code=code,
+            inputs=self.program.inputs,
+            tensors=(*tensors, *used),
+            outputs=self.program.outputs,
+            attribute_tensors={**self.program.attribute_tensors, **{name: self.folded[name] for name in used}},
         )
 
     def _copy(self, node: fx.Node) -> None:

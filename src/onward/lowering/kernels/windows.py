@@ -14,7 +14,7 @@ from torch import Tensor
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Windows:
     """One entry per spatial axis; sizes in elements.
 
@@ -84,7 +84,7 @@ def lay_windows(
         _count(size, k, s, d, b, e, ceil_mode)
         for size, k, s, d, b, e in zip(spatial, kernel, stride, dilation, begin, end, strict=True)
     )
-    return Windows(tuple(kernel), stride, dilation, begin, end, sizes)
+    return Windows(kernel=tuple(kernel), stride=stride, dilation=dilation, begin=begin, end=end, sizes=sizes)
 
 
 def _count(size: int, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil_mode: bool) -> int:

@@ -18,7 +18,7 @@ from onward.lowering.kernels.dtypes import torch_dtype
 from onward.lowering.registry import lowers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Rules:
     """How scores become probabilities: the attributes of Attention under their own names."""
 
@@ -65,12 +65,14 @@ def attention(
         past = past_key.shape[2]
         key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
     rules = _Rules(
-        scale if scale is not None else 1 / math.sqrt(query.shape[-1]),
-        softcap,
-        None if softmax_precision is None else torch_dtype(softmax_precision, "attribute 'softmax_precision'"),
-        bool(is_causal),
-        left_window_size,
-        right_window_size,
+        scale=scale if scale is not None else 1 / math.sqrt(query.shape[-1]),
+        softcap=softcap,
+        softmax_dtype=None
+        if softmax_precision is None
+        else torch_dtype(softmax_precision, "attribute 'softmax_precision'"),
+        is_causal=bool(is_causal),
+        left_window_size=left_window_size,
+        right_window_size=right_window_size,
     )
     scores = None
     if output_count > 3 or softcap or rules.softmax_dtype not in (None, query.dtype, torch.float32):

@@ -30,7 +30,7 @@ _INTERPOLATION = {
 """(ONNX's mode, rank) -> torch's mode."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Axis:
     """One axis to resize; `exact` if `scale` is `target / size` but for its rounding, `region` is its part of `roi`."""
 
@@ -42,7 +42,7 @@ class Axis:
     region: tuple[float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """The attributes of Resize that say how values are found."""
 
@@ -84,13 +84,13 @@ def resize(
     _check_choice("nearest_mode", nearest_mode, _NEAREST)
     _check_choice("keep_aspect_ratio_policy", keep_aspect_ratio_policy, _POLICIES)
     rules = Rules(
-        mode,
-        coordinate_transformation_mode,
-        nearest_mode,
-        cubic_coeff_a,
-        bool(exclude_outside),
-        bool(antialias),
-        extrapolation_value,
+        mode=mode,
+        coordinates=coordinate_transformation_mode,
+        nearest=nearest_mode,
+        cubic_coeff_a=cubic_coeff_a,
+        exclude_outside=bool(exclude_outside),
+        antialias=bool(antialias),
+        extrapolation_value=extrapolation_value,
     )
     chosen = [axis % X.dim() for axis in axes] if axes else list(range(X.dim()))
     region = roi if coordinate_transformation_mode == "tf_crop_and_resize" else None
@@ -164,7 +164,16 @@ def _plan_axes(
             target = math.floor(size * scale * (1 + 2**-24))
         exact = abs(size * scale - target) <= target * 2**-23
         if target != size or scale != 1 or region != (0.0, 1.0):
-            plan.append(Axis(axis, size, target, scale, exact or (bool(sizes) and ratio is None), region))
+            plan.append(
+                Axis(
+                    axis=axis,
+                    size=size,
+                    target=target,
+                    scale=scale,
+                    exact=exact or (bool(sizes) and ratio is None),
+                    region=region,
+                )
+            )
     return plan
 
 

@@ -32,7 +32,7 @@ DIMENSIONS = ("pipeline", "data", "horizontal")
 DeviceKind = Literal["cpu", "cuda"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mesh:
     """All processes of a run, and this one's place among them.
 
@@ -70,7 +70,7 @@ class Mesh:
 
 def in_world_of_one(device_kind: DeviceKind = "cpu") -> Mesh:
     """The mesh of a process that trains alone."""
-    return Mesh(Topology(), 0, torch.device(device_kind))
+    return Mesh(topology=Topology(), rank=0, device=torch.device(device_kind))
 
 
 def start(
@@ -192,7 +192,7 @@ def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta, mem
     """Groups along every dimension, all with the run's own timeout."""
     rank = dist.get_rank()
     if topology.world_size == 1:
-        return Mesh(topology, rank, device, membership=membership)
+        return Mesh(topology=topology, rank=rank, device=device, membership=membership)
     sizes = (topology.pipeline_size, topology.data_size, topology.horizontal_size)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
     groups = dict(zip(DIMENSIONS, device_mesh.get_all_groups(), strict=True))
@@ -201,4 +201,12 @@ def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta, mem
         _set_pg_timeout(timeout, group)
     used = {name: group if size > 1 else None for (name, group), size in zip(groups.items(), sizes, strict=True)}
     control = dist.new_group(backend="gloo", timeout=timeout)
-    return Mesh(topology, rank, device, **used, device_mesh=device_mesh, control=control, membership=membership)
+    return Mesh(
+        topology=topology,
+        rank=rank,
+        device=device,
+        **used,
+        device_mesh=device_mesh,
+        control=control,
+        membership=membership,
+    )

@@ -38,7 +38,7 @@ class LaunchEnd:
     was_asked: bool = False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Restarts:
     """Decides after each launch whether there is another one.
 

@@ -31,7 +31,7 @@ _LAST_STEP = 2**32 - 16
 """Slurm numbers what is no `srun` step (batch script, interactive shell) from here up."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """What a launcher told this process.
 
@@ -96,7 +96,14 @@ def _read(variables: Mapping[str, str], launcher: LauncherName, names: tuple[str
             "process."
         )
     rank, size, local_rank, local_size = (_number(variables, name) for name in names)
-    launch = Launch(launcher, rank, size, local_rank, local_size, job=_job(variables, launcher))
+    launch = Launch(
+        launcher=launcher,
+        rank=rank,
+        world_size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        job=_job(variables, launcher),
+    )
     _check_possible(launch, variables, names)
     return launch
 
@@ -171,7 +178,14 @@ def _read_slurm(variables: Mapping[str, str]) -> Launch | None:
             f"with {sum(tasks)} tasks. They come from srun, or were set by hand."
         )
     rank, local_rank = (_number(variables, name) for name in names[:2])
-    launch = Launch("Slurm", rank, size, local_rank, tasks[node], job=_job(variables, "Slurm"))
+    launch = Launch(
+        launcher="Slurm",
+        rank=rank,
+        world_size=size,
+        local_rank=local_rank,
+        local_size=tasks[node],
+        job=_job(variables, "Slurm"),
+    )
     _check_possible(launch, variables, ("SLURM_PROCID", size_name, "SLURM_LOCALID", tasks_name))
     return launch
 

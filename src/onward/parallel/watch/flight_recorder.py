@@ -50,7 +50,7 @@ def record_collectives(folder: Path | None) -> None:
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FlightRecorder:
     """What one rank tells of itself, and how the rank that found a hang collects it.
 

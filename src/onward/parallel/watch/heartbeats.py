@@ -87,7 +87,7 @@ class HeartbeatMonitor:
         self.launch = launch
         self.timeout_seconds = timeout_seconds
         self.progress = 0
-        self._recorder = FlightRecorder(launch.rank, launch.world_size, folder)
+        self._recorder = FlightRecorder(rank=launch.rank, world_size=launch.world_size, folder=folder)
         self._store: RunStore = store.clone()
         self._lock = threading.Lock()
         self._ending = threading.Lock()

@@ -33,7 +33,7 @@ _READS_REMATERIALIZED = frozenset({"Conv", "MaxPool", "AveragePool", "HardSwish"
 """These read what follows a batch normalization without keeping it, under the same field."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeCost:
     """What one node costs a micro-batch.
 
@@ -55,12 +55,12 @@ class NodeCost:
 
     def __add__(self, other: NodeCost) -> NodeCost:
         return NodeCost(
-            self.forward + other.forward,
-            self.backward_input + other.backward_input,
-            self.backward_weight + other.backward_weight,
-            self.moved_bytes + other.moved_bytes,
-            self.kept_bytes + other.kept_bytes,
-            self.output_bytes + other.output_bytes,
+            forward=self.forward + other.forward,
+            backward_input=self.backward_input + other.backward_input,
+            backward_weight=self.backward_weight + other.backward_weight,
+            moved_bytes=self.moved_bytes + other.moved_bytes,
+            kept_bytes=self.kept_bytes + other.kept_bytes,
+            output_bytes=self.output_bytes + other.output_bytes,
         )
 
     @property
@@ -192,12 +192,12 @@ def _cost_of(node: ir.Node, roles: ValueRoles, shapes: _Shapes, kept: frozenset[
     weights = [v for v in through if v is not None and roles.producers.get(v) not in roles.bound]
     moved = 0.0 if node.op_type in _VIEWS else output_bytes + sum(_bytes_read(node, v, shapes) for v in read)
     return NodeCost(
-        forward,
-        forward * (len(through) - len(weights)),
-        forward * len(weights),
-        moved,
-        sum(shapes.bytes(value) for value in outputs if value in kept),
-        output_bytes,
+        forward=forward,
+        backward_input=forward * (len(through) - len(weights)),
+        backward_weight=forward * len(weights),
+        moved_bytes=moved,
+        kept_bytes=sum(shapes.bytes(value) for value in outputs if value in kept),
+        output_bytes=output_bytes,
     )
 
 

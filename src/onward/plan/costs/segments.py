@@ -18,7 +18,7 @@ from onward.plan.costs.recompute import choose_for_budget, find_attention, split
 from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SegmentPlan:
     """Which node and which weight belongs to which segment.
 
@@ -84,7 +84,7 @@ def plan_segments(
         wanted = candidates if recompute.segments else sorted(special)
         recomputed = frozenset(list(wanted)[: recompute.number_recompute_layers or len(parts)])
     units = choose_units(_held(graph, len(parts), readers), holds_loss and not is_stage)
-    return SegmentPlan(len(parts), segment_of, readers, recomputed, units)
+    return SegmentPlan(count=len(parts), segment_of=segment_of, readers=readers, recomputed=recomputed, units=units)
 
 
 def _joined(graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str]) -> list[list[ir.Node]]:

@@ -80,7 +80,7 @@ class TakeInputs:
 Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddBiasAfterReduce
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """What a node computes on: which operands are cut and how; everything else is whole.
 
@@ -207,8 +207,8 @@ def follow(
                 (AddBiasAfterReduce(*link.bias),) if link.bias is not None and context.has_input(link.bias[0]) else ()
             )
             return Assignment(
-                {i: Sharding(axis, own) for i, axis in link.inputs.items()},
-                {o: Sharding(axis, own) for o, axis in link.outputs.items()},
+                inputs={i: Sharding(axis, own) for i, axis in link.inputs.items()},
+                outputs={o: Sharding(axis, own) for o, axis in link.outputs.items()},
                 partial=link.partial,
                 edits=edits,
             )

@@ -22,7 +22,7 @@ _MOST_NAMED = 3
 _ATTENTION = ("Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IndivisibleRegion:
     """A region that so many ranks cannot share.
 
@@ -53,7 +53,9 @@ def find_indivisible_region(region: Region, weights: Sequence[ir.Value], size: i
     what, count = min(indivisible.items(), key=lambda item: item[1])
     by_size = sorted(weights, key=lambda weight: -(0 if weight.const_value is None else weight.const_value.size))
     names = tuple(str(weight.name) for weight in by_size)
-    return IndivisibleRegion(region, names, count, _unit(region, what), _divisors(math.gcd(*counts.values())))
+    return IndivisibleRegion(
+        region=region, weights=names, count=count, unit=_unit(region, what), sizes=_divisors(math.gcd(*counts.values()))
+    )
 
 
 def check_divisibility(

@@ -23,7 +23,7 @@ SMALLEST_CLASSES_PER_RANK = 8
 _MOST_SEARCHED = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HorizontalPlan:
     """How `size` ranks share a graph. Nodes are named by their first output.
 
@@ -86,7 +86,7 @@ def plan_horizontal(
             be cut at all, or no tokens can be shared as asked.
     """
     if size == 1:
-        return HorizontalPlan(1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
+        return HorizontalPlan(size=1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
     partitioning = PartitioningContext(graph, shapes, numbers)
     candidates, indivisible, reasons = _find_regions(partitioning, size)
     chosen = _choose(candidates, graph)
@@ -339,22 +339,22 @@ def _write_plan(
     partial = tuple(name for name in graph.weights if name in whole)
     left = [name for name in graph.weights if name not in taken]
     return HorizontalPlan(
-        size,
-        shardings,
-        values,
-        slices,
-        edits,
-        tuple(reduced),
-        tuple((_key(n), i) for n, i in edges if _name(n, i) not in whole),
-        partial,
-        {
+        size=size,
+        shardings=shardings,
+        values=values,
+        slices=slices,
+        edits=edits,
+        reduced=tuple(reduced),
+        entries=tuple((_key(n), i) for n, i in edges if _name(n, i) not in whole),
+        partial_gradients=partial,
+        reasons={
             name: reasons.get(name, "it belongs to what lies between the cut layers, which every rank computes whole")
             for name in left
         },
-        tuple(tuple(str(w.name) for w in region.weights(graph.weights)) for region in chosen),
-        {str(value.name): axis for value, axis in tokens.axes.items()},
-        tuple((_key(node), index) for node, index in tokens.gathers),
-        {(_key(node), index): axis for (node, index), axis in tokens.scatters.items()},
+        regions=tuple(tuple(str(w.name) for w in region.weights(graph.weights)) for region in chosen),
+        token_axes={str(value.name): axis for value, axis in tokens.axes.items()},
+        token_gathers=tuple((_key(node), index) for node, index in tokens.gathers),
+        token_scatters={(_key(node), index): axis for (node, index), axis in tokens.scatters.items()},
     )
 
 

@@ -99,7 +99,7 @@ def _nested_nodes(node: ir.Node) -> Iterator[ir.Node]:
             yield from ir.traversal.RecursiveGraphIterator(attribute.as_graph())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Region:
     """What is cut together.
 
@@ -159,7 +159,7 @@ def grow(partitioning: PartitioningContext, seed: ir.Value, axis: int) -> Region
         if blocks in tried or sum(blocks) != size:
             continue
         tried.add(blocks)
-        region = Region(seed)
+        region = Region(seed=seed)
         try:
             _spread(partitioning, region, seed, Sharding(axis, blocks))
         except CannotShardError as error:

@@ -34,9 +34,9 @@ def cast_like(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
     """Any axis of the first operand; of the second, only the type matters."""
     like = {1: inputs[1]} if 1 in inputs else {}
     if 0 not in inputs and not outputs:
-        return Assignment(like, gathers=True)
+        return Assignment(inputs=like, gathers=True)
     found = follow(broadcast_links(context, [0]), context, _data(inputs), outputs)
-    return Assignment({**found.inputs, **like}, found.outputs)
+    return Assignment(inputs={**found.inputs, **like}, outputs=found.outputs)
 
 
 @rule("Clip")
@@ -50,7 +50,9 @@ def dropout(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis; the ranks then draw different numbers."""
     found = follow(broadcast_links(context, [0]), context, inputs, outputs)
     counts = tuple((block, f"parts of {context.name}") for block in found.inputs[0].blocks)
-    return Assignment(found.inputs, found.outputs, counts=counts, edits=(Replace("Dropout", found.inputs[0]),))
+    return Assignment(
+        inputs=found.inputs, outputs=found.outputs, counts=counts, edits=(Replace("Dropout", found.inputs[0]),)
+    )
 
 
 @rule("Softmax", "LogSoftmax")
@@ -68,7 +70,9 @@ def softmax(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         return found
     if old and axis != rank - 1:
         raise CannotShardError(f"{context.name} is over several axes at once")
-    return Assignment(found.inputs, found.outputs, edits=(Replace(f"Sharded{context.node.op_type}", cut),))
+    return Assignment(
+        inputs=found.inputs, outputs=found.outputs, edits=(Replace(f"Sharded{context.node.op_type}", cut),)
+    )
 
 
 @rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -131,8 +135,8 @@ def group_normalization(context: NodeContext, inputs: Known, outputs: Known) -> 
     of_groups = Sharding(0, tuple(block * groups // channels for block in cut.blocks))
     weights = {1: of_groups, 2: of_groups} if context.version < 21 else {}
     return Assignment(
-        {**found.inputs, **weights},
-        found.outputs,
+        inputs={**found.inputs, **weights},
+        outputs=found.outputs,
         counts=((count, f"groups of channels of {context.name}"),),
         edits=(SetAttribute("num_groups", of_groups),),
     )
@@ -183,7 +187,7 @@ def resizing(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     if cut.axis not in places:
         return found
     edit = SetEntry(3, places.index(cut.axis), cut, len(places))
-    return Assignment(found.inputs, found.outputs, edits=(edit,))
+    return Assignment(inputs=found.inputs, outputs=found.outputs, edits=(edit,))
 
 
 def _moved_axes(context: NodeContext, places: Sequence[int]) -> set[int]:
@@ -239,7 +243,7 @@ def arg_max(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     links = [Link({0: a}, {0: a if keep or a < own else a - 1}) for a in range(rank) if a != own]
     cut = inputs.get(0)
     if cut is not None and cut.axis == own and not outputs:
-        return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedArgMax", cut),))
+        return Assignment(inputs={0: cut}, gathers=True, edits=(Replace("ShardedArgMax", cut),))
     return follow(links, context, inputs, outputs)
 
 
@@ -251,7 +255,7 @@ def cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assign
         raise CannotShardError(f"{context.name} can be cut by classes only")
     if len(context.outputs()) > 1 or outputs:
         raise CannotShardError(f"{context.name} also gives the logarithms of all probabilities")
-    return Assignment({0: cut}, gathers=True, edits=(Replace("ShardedCrossEntropy", cut),))
+    return Assignment(inputs={0: cut}, gathers=True, edits=(Replace("ShardedCrossEntropy", cut),))
 
 
 @rule("Shape")
@@ -260,4 +264,4 @@ def shape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     cut, rank = inputs[0], len(context.shape(0))
     start, end, _ = slice(context.attribute("start", 0), context.attribute("end")).indices(rank)
     edits = (SetEntry(-1, cut.axis - start, cut, end - start),) if start <= cut.axis < end else ()
-    return Assignment({0: cut}, gathers=True, edits=edits)
+    return Assignment(inputs={0: cut}, gathers=True, edits=edits)

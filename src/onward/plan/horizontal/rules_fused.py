@@ -52,7 +52,7 @@ def fused_attention(context: NodeContext, inputs: Known, outputs: Known) -> Assi
         if len(seen) >= 3 and seen[-3] == heads:
             cuts[4] = Sharding(len(seen) - 3, (heads,))
     edits = (Replace("Attention", cuts[0]),) if context.attribute("dropout_ratio", 0.0) > 0 else ()
-    return Assignment(cuts, found.outputs, counts=found.counts, edits=edits)
+    return Assignment(inputs=cuts, outputs=found.outputs, counts=found.counts, edits=edits)
 
 
 @rule("VisibleRows", "OpenedMask", domains=(DOMAIN,))
@@ -75,4 +75,4 @@ def linear_cross_entropy(context: NodeContext, inputs: Known, outputs: Known) ->
     (own,) = blocks
     cuts = {index: Sharding(axis, own) for index, axis in axes.items() if context.has_input(index)}
     edits = (TakeInputs((3, 2, 5), ("rows_are_classes",)), Replace("ShardedCrossEntropy", cuts[3]))
-    return Assignment(cuts, gathers=True, edits=edits)
+    return Assignment(inputs=cuts, gathers=True, edits=edits)

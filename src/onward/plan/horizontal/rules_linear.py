@@ -129,8 +129,8 @@ def _grouped(context: NodeContext, inputs: Known, outputs: Known, groups: int, w
     cuts = {key: tuple(block * total // groups for block in blocks) for key, total in totals.items()}
     given = {i: Sharding(axis, cuts[key]) for key, (i, axis) in operands.items() if context.has_input(i)}
     return Assignment(
-        given,
-        {0: Sharding(1, cuts["y"])},
+        inputs=given,
+        outputs={0: Sharding(1, cuts["y"])},
         counts=((math.gcd(*blocks), f"groups of {context.name}"),),
         edits=(SetAttribute("group", Sharding(0, blocks)),),
     )
@@ -147,7 +147,7 @@ def gather(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         assert table is not None
         if str(table.name) in context.facts.from_inputs or own != 0 or len(data) < 2 or len(cut.blocks) > 1:
             raise CannotShardError(f"{context.name} picks elements of the cut axis")
-        return Assignment({0: cut}, partial=True, edits=(Replace("ShardedGather", cut),))
+        return Assignment(inputs={0: cut}, partial=True, edits=(Replace("ShardedGather", cut),))
     links = [
         Link({0: axis}, {0: axis if axis < own else axis - 1 + len(indices)})
         for axis in range(len(data))
@@ -208,7 +208,9 @@ def attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
         if context.has_input(i) and key_heads > 1 and len(context.shape(i)) == 4
     }
     count = math.gcd(heads, key_heads) if key_heads > 1 else heads
-    return Assignment({**found, **past}, results, counts=((count, f"heads of {context.name}"),), edits=edits)
+    return Assignment(
+        inputs={**found, **past}, outputs=results, counts=((count, f"heads of {context.name}"),), edits=edits
+    )
 
 
 @rule("RotaryEmbedding", domains=("", "com.microsoft"))
@@ -223,7 +225,7 @@ def rotary_embedding(context: NodeContext, inputs: Known, outputs: Known) -> Ass
         if heads < 1:
             raise CannotShardError(f"{context.name} does not say how many heads there are")
         cut, edits = Sharding(2, (shape[2],)), (SetAttribute("num_heads", Sharding(0, (heads,))),)
-    return Assignment({0: cut}, {0: cut}, counts=((heads, f"heads of {context.name}"),), edits=edits)
+    return Assignment(inputs={0: cut}, outputs={0: cut}, counts=((heads, f"heads of {context.name}"),), edits=edits)
 
 
 @rule("MultiHeadAttention", "GroupQueryAttention", domains=("com.microsoft",))
@@ -243,4 +245,4 @@ def contrib_attention(context: NodeContext, inputs: Known, outputs: Known) -> As
     if grouped:
         edits.append(SetAttribute("kv_num_heads", Sharding(0, (key_heads,))))
     counts = ((math.gcd(heads, key_heads), f"heads of {context.name}"),)
-    return Assignment(found, {0: Sharding(2, (context.result()[2],))}, counts=counts, edits=tuple(edits))
+    return Assignment(inputs=found, outputs={0: Sharding(2, (context.result()[2],))}, counts=counts, edits=tuple(edits))

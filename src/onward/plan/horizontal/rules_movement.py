@@ -46,7 +46,7 @@ def reshape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     what = f"parts of axis {result.axis} of the result of {context.name}"
     counts = () if own.blocks == result.blocks else tuple((block, what) for block in (*own.blocks, *result.blocks))
     finer = tuple((0, blocks) for blocks in _finer(own, before, after)) if 0 in inputs else ()
-    return Assignment({0: own}, {0: result}, counts=counts, edits=edits, finer=finer)
+    return Assignment(inputs={0: own}, outputs={0: result}, counts=counts, edits=edits, finer=finer)
 
 
 def _sizes_of_reshape(context: NodeContext, own: Sharding, result: Sharding) -> tuple[Edit, ...]:
@@ -144,7 +144,7 @@ def expand(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     cut, shape = found.outputs[0], context.shape(1)
     place = cut.axis - (len(context.result()) - shape[0])
     edits = (SetEntry(1, place, cut, shape[0]),) if place >= 0 else ()
-    return Assignment(found.inputs, found.outputs, edits=edits)
+    return Assignment(inputs=found.inputs, outputs=found.outputs, edits=edits)
 
 
 @rule("Tile")
@@ -180,7 +180,7 @@ def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         elif end > start:
             cuts[index] = Sharding(own, natural_blocks(context, index, own))
     joined = Sharding(own, tuple(block for index in operands if index in cuts for block in cuts[index].blocks))
-    return Assignment(cuts, {0: joined})
+    return Assignment(inputs=cuts, outputs={0: joined})
 
 
 def natural_blocks(context: NodeContext, index: int, axis: int) -> Sizes:
@@ -238,7 +238,7 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         raise CannotShardError(f"{context.name} has parts of different sizes that it does not name")
     edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
     counts = tuple((block, f"parts of {context.name}") for cut in cuts.values() for block in cut.blocks)
-    return Assignment({0: whole}, cuts, counts=counts, edits=edits)
+    return Assignment(inputs={0: whole}, outputs=cuts, counts=counts, edits=edits)
 
 
 @rule("Slice")
@@ -270,7 +270,7 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         SetEntry(targets[0], place, Sharding(axis, first), length),
         SetEntry(targets[1], place, Sharding(axis, (*first, *blocks)), length),
     )
-    return Assignment({0: Sharding(axis, whole)}, {0: Sharding(axis, blocks)}, edits=edits)
+    return Assignment(inputs={0: Sharding(axis, whole)}, outputs={0: Sharding(axis, blocks)}, edits=edits)
 
 
 def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:

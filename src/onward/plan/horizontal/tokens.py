@@ -20,7 +20,7 @@ ANY_LENGTH: tuple[int, ...] = ()
 """The blocks of a token axis in a plan: one, as long as the batch at hand has it."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TokenRegion:
     """All values that are shared by tokens.
 

@@ -28,7 +28,7 @@ MEMORY_COPIES = 4.0
 """Weight, gradient and two moments."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Line:
     """The bound nodes in order, with sums up to each place between two of them.
 
@@ -115,7 +115,13 @@ def _lay_out(graph: TrainingGraph, roles: ValueRoles, costs: GraphCosts) -> _Lin
     sent = live * 2.0 * OPERATIONS_PER_BYTE * BYTES_MOVED_PER_BYTE_SENT
     places = _places(nodes, total, sent, trained)
     return _Line(
-        nodes, places, total[places], sent[places], trained[places], np.cumsum([0.0, *fresh])[places], kept[places]
+        nodes=nodes,
+        places=places,
+        cost=total[places],
+        sent=sent[places],
+        trained=trained[places],
+        weight_bytes=np.cumsum([0.0, *fresh])[places],
+        kept_bytes=kept[places],
     )
 
 

@@ -40,7 +40,7 @@ class Span:
     end: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """One update of a pipeline: what every rank computes when.
 
@@ -262,7 +262,13 @@ def simulate(
     busy = sum(span.end - span.start for row in spans for span in row)
     peaks = tuple(_peak(spans[ranks[stage]], stage, splits) for stage in range(len(costs)))
     share = 1.0 - busy / (seconds * pipeline_size) if seconds else 0.0
-    return Timeline(tuple(map(tuple, spans)), seconds, share, peaks, ranks)
+    return Timeline(
+        ranks=tuple(map(tuple, spans)),
+        seconds=seconds,
+        bubble_share=share,
+        peak_micro_batches=peaks,
+        rank_of_stage=ranks,
+    )
 
 
 def _needed_by(action: Action, stage_count: int, splits: bool) -> Iterator[Action]:

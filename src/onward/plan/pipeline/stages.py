@@ -32,7 +32,7 @@ class Transfer:
     comes_from: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """What one stage of the pipeline computes.
 

@@ -28,7 +28,7 @@ _NAMES = {"gathered weights": "all-gathered weights", "working memory": "tempora
 _FORWARD, _BACKWARD, _WEIGHT = ("#8fb8de", "#5c93c7"), ("#e3a574", "#c77f43"), ("#c3b1d9", "#9d86bf")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """A rectangle with its upper left corner at (x, y); one of width 0 is only the text at that corner."""
 
@@ -43,36 +43,40 @@ class Shape:
 
 def picture(title: str, plan: Plan, forecast: Forecast, memory_limit_bytes: float | None) -> tuple[list[Shape], int]:
     """What is to be drawn, and how high the picture is."""
-    shapes = [Shape(20, 14, text=title, size=18)]
+    shapes = [Shape(x=20, y=14, text=title, size=18)]
     y = 50.0
     shapes += list(_legend(forecast, y))
     y += 30
     most = max([*(rank.memory.total for rank in forecast.ranks), memory_limit_bytes or 0.0])
     top = y
     for rank in forecast.ranks:
-        shapes.append(Shape(20, y + 3, text=ranks_at(plan.topology, rank.pipeline)))
+        shapes.append(Shape(x=20, y=y + 3, text=ranks_at(plan.topology, rank.pipeline)))
         x = float(_LEFT)
         for kind in KINDS:
             width = rank.memory.kinds[kind] / most * _BAR
             if width > 0.2:
-                shapes.append(Shape(x, y, width, _ROW - 6, COLORS[kind]))
+                shapes.append(Shape(x=x, y=y, width=width, height=_ROW - 6, color=COLORS[kind]))
                 x += width
-        shapes.append(Shape(min(x + 6, WIDTH - 70), y + 3, text=bytes_text(rank.memory.total), size=11))
+        shapes.append(Shape(x=min(x + 6, WIDTH - 70), y=y + 3, text=bytes_text(rank.memory.total), size=11))
         y += _ROW
     if memory_limit_bytes is not None:
-        shapes.append(Shape(_LEFT + memory_limit_bytes / most * _BAR - 1, top - 4, 2, y - top + 4, "#b00020"))
+        shapes.append(
+            Shape(
+                x=_LEFT + memory_limit_bytes / most * _BAR - 1, y=top - 4, width=2, height=y - top + 4, color="#b00020"
+            )
+        )
     y += 8
     for line in textwrap.wrap(verdict(forecast, plan, memory_limit_bytes), _MOST_LETTERS):
-        shapes.append(Shape(20, y, text=line))
+        shapes.append(Shape(x=20, y=y, text=line))
         y += 17
     y += 19
     if forecast.timeline is not None:
         share = f"{forecast.timeline.bubble_share:.1%} of the time is idle"
-        shapes.append(Shape(20, y, text=f"One update, {plan.schedule}: {share}", size=14))
+        shapes.append(Shape(x=20, y=y, text=f"One update, {plan.schedule}: {share}", size=14))
         y += 26
         for index, spans in enumerate(forecast.timeline.ranks):
-            shapes.append(Shape(20, y + 3, text=ranks_at(plan.topology, index)))
-            shapes.append(Shape(_LEFT, y, _BAR, _ROW - 4, "#eeeeee"))
+            shapes.append(Shape(x=20, y=y + 3, text=ranks_at(plan.topology, index)))
+            shapes.append(Shape(x=_LEFT, y=y, width=_BAR, height=_ROW - 4, color="#eeeeee"))
             first = min((span.action.stage for span in spans), default=0)
             shapes += [_box(span, y, forecast.timeline.seconds, span.action.stage != first) for span in spans]
             y += _ROW
@@ -81,7 +85,10 @@ def picture(title: str, plan: Plan, forecast: Forecast, memory_limit_bytes: floa
         colors = (_FORWARD[0], _BACKWARD[0], _WEIGHT[0], "#eeeeee")
         keys = zip(names, colors, strict=True)
         for place, (name, color) in enumerate(keys):
-            shapes += [Shape(_LEFT + 150 * place, y, 12, 12, color), Shape(_LEFT + 150 * place + 18, y - 1, text=name)]
+            shapes += [
+                Shape(x=_LEFT + 150 * place, y=y, width=12, height=12, color=color),
+                Shape(x=_LEFT + 150 * place + 18, y=y - 1, text=name),
+            ]
         y += 24
     return shapes, int(y + 16)
 
@@ -90,9 +97,9 @@ def _legend(forecast: Forecast, y: float) -> Iterator[Shape]:
     x = 20.0
     for kind in KINDS:
         if any(rank.memory.kinds[kind] for rank in forecast.ranks):
-            yield Shape(x, y, 12, 12, COLORS[kind])
+            yield Shape(x=x, y=y, width=12, height=12, color=COLORS[kind])
             text = _NAMES.get(kind, kind)
-            yield Shape(x + 17, y - 1, text=text, size=11)
+            yield Shape(x=x + 17, y=y - 1, text=text, size=11)
             x += 32 + 6.2 * len(text)
 
 
@@ -100,7 +107,15 @@ def _box(span: Span, y: float, seconds: float, second: bool) -> Shape:
     colors = {"forward": _FORWARD, "backward_weight": _WEIGHT}.get(span.action.kind, _BACKWARD)
     left, right = span.start / seconds * _BAR, span.end / seconds * _BAR
     text = str(span.action.micro_batch) if right - left > 14 else ""
-    return Shape(_LEFT + left, y, max(right - left - 0.6, 0.4), _ROW - 4, colors[second], text, 10)
+    return Shape(
+        x=_LEFT + left,
+        y=y,
+        width=max(right - left - 0.6, 0.4),
+        height=_ROW - 4,
+        color=colors[second],
+        text=text,
+        size=10,
+    )
 
 
 def to_svg(shapes: list[Shape], height: int) -> str:

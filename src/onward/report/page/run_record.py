@@ -27,7 +27,7 @@ _NOT_PLOTTED = frozenset(
 """Numbers of a step that only count."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfiledNode:
     """A row of a profile: a node of the graph, its operator, seconds in all profiled steps, its share of their time."""
 
@@ -208,11 +208,15 @@ def _nodes(path: Path) -> list[ProfiledNode]:
         with io.StringIO(read_text(path), newline="") as file:
             rows = [
                 ProfiledNode(
-                    row["name"], row["operator"], int(row["calls"]), float(row["forward_seconds"]),
-                    float(row["backward_seconds"]), float(row["share"]),
+                    name=row["name"],
+                    operator=row["operator"],
+                    calls=int(row["calls"]),
+                    forward_seconds=float(row["forward_seconds"]),
+                    backward_seconds=float(row["backward_seconds"]),
+                    share=float(row["share"]),
                 )
                 for row in csv.DictReader(file)
-            ]  # fmt: skip
+            ]
     except (OSError, csv.Error, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{str(path)!r} is damaged: {error!r}. Profile the run again, or delete the file.") from error
     return sorted(rows, key=lambda row: -row.share)
