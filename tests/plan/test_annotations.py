@@ -97,20 +97,20 @@ def test_stages_that_do_not_fit_are_balanced_instead_and_it_is_said(tmp_path: Pa
 
 
 def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
-    plan = HorizontalPlan(2, {"W": Sharding(0, (2,))})
+    plan = HorizontalPlan(size=2, shardings={"W": Sharding(0, (2,))})
     model = tiny()
     annotate(model, Topology(1, 2, 1), plan, {}, {0: 0}, {})
     requested = read_requested_sharding(model, Topology(1, 2, 1))
     assert requested is not None
     assert requested.splits == {"W": (0, 2)}
     assert compare_splits(requested, plan) == []
-    assert compare_splits(requested, HorizontalPlan(2, {"W": Sharding(1, (2,))})) == [
+    assert compare_splits(requested, HorizontalPlan(size=2, shardings={"W": Sharding(1, (2,))})) == [
         "the model's annotations ('onward_h2_p1') ask for other splits than the plan, which is followed: 'W' "
         "(asked: axis 0 in 2; plan: axis 1 in 2)."
     ]
     assert (
         "plan: whole, since there is one horizontal rank)"
-        in compare_splits(requested, HorizontalPlan(1, reasons={"W": "there is one horizontal rank"}))[0]
+        in compare_splits(requested, HorizontalPlan(size=1, reasons={"W": "there is one horizontal rank"}))[0]
     )
 
 

@@ -103,7 +103,7 @@ class BatchSource(Protocol):
         """Stops background work; iterators still open end with an error."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleBlock:
     """Samples of one file, in the order in which they are to be read.
 

@@ -116,7 +116,18 @@ class InMemoryDataLoader:
         end = None if epochs is None else epoch + epochs
         while epoch != end:
             permutation = order.samples(epoch, 0, self.sample_count)
-            yield SampleBlock(self._features, self.sample_count, permutation, first, epoch, 0, 0, 1, "memory", "")
+            yield SampleBlock(
+                features=self._features,
+                count=self.sample_count,
+                order=permutation,
+                first=first,
+                epoch=epoch,
+                sample=0,
+                file=0,
+                file_count=1,
+                path="memory",
+                fingerprint="",
+            )
             epoch, first = epoch + 1, 0
 
     def _count_dropped(self, samples: int) -> None:

@@ -185,7 +185,7 @@ class DataLoader:
         """
         check_batch_size(batch_size)
         visits = (_Visit(0, file, file) for file in range(len(self.files)))
-        blocks = self._read(visits, EpochOrder(False, 0), DataCursor(0, 0, 0))
+        blocks = self._read(visits, EpochOrder(False, 0), DataCursor(epoch=0, sample=0, file=0))
         return self._run_ahead(cut_batches(blocks, batch_size, "short", self._count_dropped))
 
     def cursor_at(self, epoch: int, sample: int) -> DataCursor:

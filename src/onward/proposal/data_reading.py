@@ -258,7 +258,15 @@ def _feature_of_column(name: str, values: list[Any], places: list[str]) -> Featu
     others = [k for k, value in enumerate(values) if not is_missing(value) and not _is_number(value)]
     few = len(others) <= _LARGEST_SHARE_OF_WORDS * len(present) and len(others) < len(present)
     not_numbers = tuple((places[k], str(values[k])) for k in others) if few else ()
-    return Feature(name, WORDS, (), None, tuple(sorted(words)), len(values) - len(present), not_numbers)
+    return Feature(
+        name=name,
+        dtype=WORDS,
+        shape=(),
+        values=None,
+        words=tuple(sorted(words)),
+        missing=len(values) - len(present),
+        not_numbers=not_numbers,
+    )
 
 
 def _is_number(value: Any) -> bool:

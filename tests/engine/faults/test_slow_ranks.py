@@ -36,7 +36,7 @@ def compared(detector: SlowRankDetector, *own: float) -> tuple[list[int], list[i
 
 
 def test_a_rank_is_named_when_two_comparisons_in_a_row_find_it_slow() -> None:
-    detector = SlowRankDetector(Topology(data_size=4), 1.5)
+    detector = SlowRankDetector(topology=Topology(data_size=4), ratio=1.5)
     assert compared(detector, 1.0, 1.1, 1.6, 0.9) == ([], [])
     assert compared(detector, 1.0, 1.1, 1.2, 0.9) == ([], [])
     assert compared(detector, 1.0, 1.1, 1.6, 0.9) == ([], [])
@@ -47,12 +47,12 @@ def test_a_rank_is_named_when_two_comparisons_in_a_row_find_it_slow() -> None:
 
 
 def test_lags_of_milliseconds_are_not_worth_a_message() -> None:
-    detector = SlowRankDetector(Topology(data_size=2), 1.5)
+    detector = SlowRankDetector(topology=Topology(data_size=2), ratio=1.5)
     assert [compared(detector, 0.001, 0.009) for _ in range(3)] == [([], [])] * 3
 
 
 def test_stages_of_a_pipeline_differ_and_only_their_own_past_says_that_they_are_slow() -> None:
-    detector = SlowRankDetector(Topology(pipeline_size=2), 1.5)
+    detector = SlowRankDetector(topology=Topology(pipeline_size=2), ratio=1.5)
     assert [compared(detector, 1.0, 3.0) for _ in range(3)] == [([], [])] * 3
     assert compared(detector, 2.0, 6.0) == ([], [])  # longer samples: all of them
     assert compared(detector, 1.0, 5.0) == ([], [])

@@ -337,7 +337,20 @@ def test_a_run_of_several_machines_tells_what_it_opens(launch: Launch, words: st
 
 
 def test_a_run_of_one_machine_has_nothing_to_report() -> None:
-    assert listening_note(Launch("Slurm", 0, 2, 0, 2, "127.0.0.1", 29511)) is None
+    assert (
+        listening_note(
+            Launch(
+                launcher="Slurm",
+                rank=0,
+                world_size=2,
+                local_rank=0,
+                local_size=2,
+                master_address="127.0.0.1",
+                master_port=29511,
+            )
+        )
+        is None
+    )
 
 
 # ---------------------------------------------------------------------- the secret

@@ -130,7 +130,18 @@ class IndexedDataLoader:
                 chosen = numbers[begin : begin + CHUNK_SAMPLES]
                 is_last = begin + len(chosen) == self.sample_count
                 features = self._fetch(chosen)
-                yield SampleBlock(features, len(chosen), None, 0, epoch, begin, 0, 1 if is_last else 2, "data set", "")
+                yield SampleBlock(
+                    features=features,
+                    count=len(chosen),
+                    order=None,
+                    first=0,
+                    epoch=epoch,
+                    sample=begin,
+                    file=0,
+                    file_count=1 if is_last else 2,
+                    path="data set",
+                    fingerprint="",
+                )
             epoch, first = epoch + 1, 0
 
     def _fetch(self, numbers: np.ndarray, left_out: set[str] | None = None) -> dict[str, np.ndarray]:

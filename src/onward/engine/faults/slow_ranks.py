@@ -59,7 +59,7 @@ class Lag:
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SlowRankDetector:
     """Finds slow ranks in tables of all ranks' own work; the same on every rank.
 
@@ -132,7 +132,7 @@ class SlowRanks:
     ) -> None:
         self._state, self._wait_clock, self._clock = state, wait_clock, clock
         self._period, self._say = period, say
-        self._lags = SlowRankDetector(state.mesh.topology, ratio)
+        self._lags = SlowRankDetector(topology=state.mesh.topology, ratio=ratio)
         self._data_seconds = 0.0
 
     def watched(self, steps: Iterator[StepDone]) -> Iterator[StepDone]:

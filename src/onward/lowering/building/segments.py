@@ -75,7 +75,11 @@ def split_program(program: Program, segment_of: Mapping[str, int], count: int) -
     ]
     folded = {name: tensor for name, tensor in program.attribute_tensors.items() if name in results}
     return SegmentedProgram(
-        tuple(builder.cut() for builder in builders), program.inputs, program.outputs, results, folded
+        segments=tuple(builder.cut() for builder in builders),
+        inputs=program.inputs,
+        outputs=program.outputs,
+        results=results,
+        folded=folded,
     )
 
 
