@@ -138,7 +138,14 @@ class Run:
             batches = data.one_pass(training.eval_batch_size or training.batch_size)
             metrics, samples = self.evaluator.evaluate(self.state, batches)
         (step, in_round), seconds = self._shown_step(), time.perf_counter() - started
-        report = EvaluationReport(step, self.state.counters.update, in_round, metrics, samples, seconds)
+        report = EvaluationReport(
+            step=step,
+            update=self.state.counters.update,
+            round=in_round,
+            metrics=metrics,
+            samples=samples,
+            seconds=seconds,
+        )
         self.watchers.on_evaluation(report)
         self.evaluation = (data, report)
         return report
