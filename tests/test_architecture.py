@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
-    "errors", "untrusted_files", "onnx_files", "tables", "operating_system", "spelling", "retries", "remote",
-    "exclusive", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data", "engine",
-    "checkpoint", "report", "artifacts", "models", "proposal", "run", "training_round",
-    "runner", "fitting", "diagnosis", "commands",
+    "errors", "untrusted_files", "onnx_files", "tables", "operating_system", "spelling", "deadline", "retries",
+    "remote", "exclusive", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data",
+    "engine", "checkpoint", "report", "artifacts", "models", "proposal", "run",
+    "training_round", "runner", "fitting", "diagnosis", "commands",
     "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from onward.deadline import Deadline
 from onward.errors import OnwardError, chain_of
 
 T = TypeVar("T")
@@ -76,28 +77,25 @@ def persistently(action: Callable[[], T], what: str, patience: Patience | None =
         Exception: of the last attempt, with the number of attempts in its message where there were several.
     """
     patience = Patience.of_process() if patience is None else patience
-    started, attempts, pause, paused_seconds = 0.0, 0, patience.first_pause_seconds, 0.0
+    attempts, pause, deadline = 0, patience.first_pause_seconds, None
     while True:
         attempts += 1
         try:
             with reporting_stall(what, patience.stall_seconds):
                 result = action()
         except (OSError, OnwardError) as error:
-            now = time.monotonic()
-            started = started or now
-            # Pauses count by themselves, too: a clock that stands still ends no patience.
-            left = patience.seconds - max(now - started, paused_seconds)
+            deadline = deadline or Deadline(patience.seconds)
+            left = deadline.left_seconds
             if not is_passing(error) or left <= 0:
                 if attempts == 1:
                     raise
-                raise _explained(error, attempts, now - started) from error
+                raise _explained(error, attempts, deadline.waited_seconds) from error
             pause_seconds = min(pause, left)
             _LOGGER.warning(
                 "%s failed (%s); attempt %d follows in %.1f s, for %.0f s more before it is given up.",
                 what, _reason(error), attempts + 1, pause_seconds, left,
             )  # fmt: skip
-            time.sleep(pause_seconds)
-            paused_seconds += pause_seconds
+            deadline.pause(pause_seconds)
             pause = min(2 * pause, patience.longest_pause_seconds)
         else:
             if attempts > 1:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from onward.deadline import Deadline
 from onward.errors import FolderInUseError, StorageError
 from onward.exclusive.lock_file import LockFile, lock_file
 from onward.exclusive.process_mark import ProcessMark
@@ -248,16 +249,13 @@ def _is_abandoned(file: LockFile, holder: Holder, say: Callable[[str], None]) ->
     """Whether the holder is dead; on another machine it is watched until it shows a sign of life, or none for long."""
     if holder.is_alive is not None:
         return not holder.is_alive
-    sign, begin = file.sign_of_life(), time.monotonic()
-    age = max(0.0, file.age_seconds() or 0.0)
-    is_announced = False
-    waited = 0.0  # counted by itself, too, for a clock that stands still
-    while sign is not None and age + max(waited, time.monotonic() - begin) < ABANDONED_AFTER_SECONDS:
+    sign, is_announced = file.sign_of_life(), False
+    deadline = Deadline(ABANDONED_AFTER_SECONDS - max(0.0, file.age_seconds() or 0.0))
+    while sign is not None and not deadline.is_over:
         if file.sign_of_life() != sign:
             return False
-        if not is_announced and time.monotonic() - begin > 1:
-            say(f"{file} names {holder}; watching for up to {ABANDONED_AFTER_SECONDS - age:.0f} s whether it is alive.")
+        if not is_announced and deadline.waited_seconds > 1:
+            say(f"{file} names {holder}; watching for up to {deadline.seconds:.0f} s whether it is alive.")
             is_announced = True
-        time.sleep(0.5)
-        waited += 0.5
+        deadline.pause(0.5)
     return True

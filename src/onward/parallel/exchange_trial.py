@@ -74,7 +74,7 @@ def _median_seconds(rank: int, device: torch.device, size_bytes: int, seconds: f
             raise OnwardError(f"an all-reduce of {size_bytes} bytes over {world_size} processes gave a wrong sum.")
         if len(times) == 3:
             # The slowest rank decides how many more fit.
-            count = torch.tensor(min(200.0, seconds / max(times)), device=device)
+            count = torch.tensor(min(200.0, seconds / max(*times, 1e-9)), device=device)
             dist.all_reduce(count, dist.ReduceOp.MIN)
     return sorted(times)[len(times) // 2]
 

@@ -22,6 +22,7 @@ from types import FrameType
 import torch
 
 from onward import operating_system
+from onward.deadline import Deadline
 from onward.errors import ParametersError
 from onward.operating_system import out_of_memory_kills, usable_cores
 from onward.parallel.launch.process import DeviceKind, choose_backend
@@ -153,8 +154,9 @@ def _run(
             command = [sys.executable, *arguments]
             # A session of its own: Ctrl-C reaches a worker once, through this process.
             workers.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        grace = Deadline(END_SECONDS)
         while len(ended) < len(workers):
-            time.sleep(POLL_SECONDS)
+            grace.pause(POLL_SECONDS)
             had_failed = _first_failure(ended.values()) is not None
             for rank, worker in enumerate(workers):
                 exit_code = worker.poll()
@@ -162,18 +164,14 @@ def _run(
                     ended[rank] = EndedWorker(rank, worker.pid, exit_code, time.monotonic())
             first = _first_failure(ended.values())
             if first is not None and not had_failed:
+                grace = Deadline(END_SECONDS)
                 _signal_all(workers, signal.SIGTERM)
-            if first is not None and _hangs(first):
+            if first is not None and first.exit_code != INTERRUPTED and grace.is_over:
                 _signal_all(workers, signal.SIGKILL)
     except BaseException:
         _signal_all(workers, signal.SIGKILL)
         raise
     return list(ended.values())
-
-
-def _hangs(first: EndedWorker) -> bool:
-    """Whether the workers that are still there, so long after the first failure, will not end by themselves."""
-    return first.exit_code != INTERRUPTED and time.monotonic() - first.seen_at_seconds > END_SECONDS
 
 
 def _signal_all(workers: Sequence[subprocess.Popen[bytes]], number: int) -> None:

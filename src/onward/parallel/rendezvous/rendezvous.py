@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from onward.deadline import Deadline
 from onward.errors import ParametersError
 from onward.operating_system import interface_with_address, process_namespace
 from onward.parallel.rendezvous.launcher import Launch
@@ -109,16 +110,16 @@ def _connect(launch: Launch, timeout_seconds: float) -> TCPStore:
 
     torch's client exceeds its timeout up to four times where nothing listens, so it is used for short attempts only.
     """
-    deadline, pause = time.monotonic() + timeout_seconds, POLL_SECONDS
+    deadline, pause = Deadline(timeout_seconds), POLL_SECONDS
     while True:
         attempt = min(CONNECT_SECONDS, timeout_seconds)
         try:
             socket.create_connection((launch.master_address, launch.master_port), attempt).close()
             store = _client(launch, attempt)
         except (OSError, dist.DistNetworkError, dist.DistStoreError):
-            if time.monotonic() + pause >= deadline:
+            if deadline.left_seconds <= pause:
                 raise
-            time.sleep(pause)
+            deadline.pause(pause)
             pause = min(2 * pause, LONGEST_POLL_SECONDS)
         else:
             store.set_timeout(timedelta(seconds=timeout_seconds))
@@ -154,16 +155,15 @@ def wait_for_all(store: RunStore, launch: Launch, timeout_seconds: float) -> Non
     Raises:
         ParametersError: not all came in time.
     """
-    started = time.monotonic()
+    deadline = Deadline(timeout_seconds)
     names = [f"here/{rank}" for rank in range(launch.world_size)]
     while True:
         present = [rank for rank, name in enumerate(names) if store.check([name])]
         if len(present) == launch.world_size:
             return
-        waited = time.monotonic() - started
-        if waited > timeout_seconds:
-            raise ParametersError(_roll(store, launch, present, waited))
-        time.sleep(POLL_SECONDS)
+        if deadline.is_over:
+            raise ParametersError(_roll(store, launch, present, deadline.waited_seconds))
+        deadline.pause(POLL_SECONDS)
 
 
 def _sign_in(store: RunStore, launch: Launch) -> None:

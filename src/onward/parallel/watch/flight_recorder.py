@@ -24,6 +24,7 @@ from typing import Any
 
 import torch._C._distributed_c10d as c10d
 
+from onward.deadline import Deadline
 from onward.operating_system import open_file_of, process_state, stack_signal
 from onward.parallel.rendezvous.rendezvous import PeerInfo, peer_info
 from onward.parallel.rendezvous.run_store import RunStore
@@ -109,9 +110,9 @@ class FlightRecorder:
             if store.compare_set("flight/asked", "", str(self.rank)).decode() != str(self.rank):
                 return None
         answers: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while len(answers) < self.world_size and time.monotonic() < deadline:
-            time.sleep(0.1)
+        deadline = Deadline(ANSWER_SECONDS)
+        while len(answers) < self.world_size and not deadline.is_over:
+            deadline.pause(0.1)
             with talk():
                 for rank in set(range(self.world_size)) - set(answers):
                     if store.check([f"flight/answer/{rank}"]):
@@ -175,9 +176,9 @@ def _stacks_of_silent(store: RunStore, rank: int) -> str:
     found = ""
     with contextlib.suppress(OSError):
         os.kill(who.pid, number)
-        deadline = time.monotonic() + SIGNAL_SECONDS
-        while not found and time.monotonic() < deadline:
-            time.sleep(0.1)
+        deadline = Deadline(SIGNAL_SECONDS)
+        while not found and not deadline.is_over:
+            deadline.pause(0.1)
             found = place.read_text(errors="replace")
     told = "its stacks, which C code wrote:\n" + found.rstrip() if found else "C code wrote no stacks either"
     return f"no answer; process {who.pid} {state}; {told}"

@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +21,15 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from onward.deadline import Deadline
 from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
 from onward.parallel.rendezvous.rendezvous import name_ranks, peer_info
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import Cause, cause_of, leave_cause
 from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, say, words
 from onward.parallel.watch.flight_recorder import STORE_GUARD, FlightRecorder
-from onward.parallel.watch.peer import WatchedPeer, describe_silent, read_beat
+from onward.parallel.watch.peer import BEAT_SECONDS, WatchedPeer, describe_silent, read_beat
 
-BEAT_SECONDS = 0.5
 DIAGNOSIS_SECONDS = 3.0
 """After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
 SHOWING_SECONDS = 5.0
@@ -92,7 +91,7 @@ class HeartbeatMonitor:
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._stopping = threading.Event()
-        self.leaving: tuple[float, int] | None = None
+        self.leaving: tuple[Deadline, int] | None = None
         self._beats_before: dict[int, tuple[int, int]] = {}
         self._silent: list[int] = []
         self._dead = 0
@@ -134,7 +133,7 @@ class HeartbeatMonitor:
 
     def let_end(self, exit_code: int) -> NoReturn:
         """After the failure was shown: lets the others end, and ends."""
-        self.leaving = (time.monotonic() + 2 * SHUTDOWN_GRACE_SECONDS, exit_code)
+        self.leaving = (Deadline(2 * SHUTDOWN_GRACE_SECONDS), exit_code)
         with contextlib.suppress(dist.DistError):
             with self._talk():
                 self._store.set("shown", "")
@@ -146,14 +145,14 @@ class HeartbeatMonitor:
 
     def end_after_showing(self, exit_code: int) -> NoReturn:
         """Ends this process once the failure was shown elsewhere: launchers kill the rest as soon as one has ended."""
-        self.leaving = (time.monotonic() + 2 * SHOWING_SECONDS, exit_code)
-        deadline = time.monotonic() + SHOWING_SECONDS
+        self.leaving = (Deadline(2 * SHOWING_SECONDS), exit_code)
+        deadline = Deadline(SHOWING_SECONDS)
         with contextlib.suppress(dist.DistError):
-            while time.monotonic() < deadline:
+            while not deadline.is_over:
                 with self._talk():
                     if self._store.check(["shown"]):
                         break
-                time.sleep(BEAT_SECONDS / 10)
+                deadline.pause(BEAT_SECONDS / 10)
             with self._talk():
                 self._store.add("seen", 1)
         self._leave(exit_code)
@@ -194,25 +193,25 @@ class HeartbeatMonitor:
             self._wait_for("done", self.launch.world_size, SHUTDOWN_GRACE_SECONDS)
 
     def _wait_for(self, name: str, count: int, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         with contextlib.suppress(dist.DistError):
-            while time.monotonic() < deadline:
+            while not deadline.is_over:
                 with self._talk():
                     if self._store.add(name, 0) >= count:
                         return True
-                time.sleep(BEAT_SECONDS / 10)
+                deadline.pause(BEAT_SECONDS / 10)
         return False
 
     def _first_after(self, seconds: float) -> Failure | None:
         """An exchange failed: time for the rank that caused it to say so, and for the others to notice, too."""
         with self._talk():
             self._store.set(f"echo/{self.launch.rank}", "")
-        self._beats_before, deadline = self._beats(), time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        self._beats_before, deadline = self._beats(), Deadline(seconds)
+        while not deadline.is_over:
             first = self._first()
             if first is not None:
                 return first
-            time.sleep(BEAT_SECONDS / 5)
+            deadline.pause(BEAT_SECONDS / 5)
         return None
 
     def _diagnose(self, error: BaseException) -> str:
@@ -282,7 +281,8 @@ class HeartbeatMonitor:
         while not self._stopping.wait(BEAT_SECONDS):
             if self.leaving is not None:
                 deadline, exit_code = self.leaving
-                if time.monotonic() > deadline:
+                deadline.count(BEAT_SECONDS)
+                if deadline.is_over:
                     end_process(exit_code)
                 continue
             count += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
+from onward.deadline import Deadline
 from onward.operating_system import is_running, process_state
 from onward.parallel.rendezvous.rendezvous import PeerInfo, peer_info
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 
+BEAT_SECONDS = 0.5
+"""Between two signs of life of a rank, and two looks at its neighbor's."""
 SILENT_SECONDS = 25.0
 """A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet: in
 start-up and in evaluations there may be none for minutes."""
@@ -25,10 +26,10 @@ class WatchedPeer:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._who: PeerInfo | None = None
-        self._last: tuple[bytes, float] = (b"", time.monotonic())
+        self._last: tuple[bytes, Deadline] = (b"", Deadline(SILENT_SECONDS))
 
     def death(self, store: RunStore) -> str | None:
-        """What to say if the neighbor is dead; None: it lives, has not come yet, or is done."""
+        """What to say if the neighbor is dead; None: it lives, has not come yet, or is done. Asked at every beat."""
         if not store.check([f"here/{self.rank}"]) or store.check([f"done/{self.rank}"]):
             return None
         if self._who is None:
@@ -42,10 +43,11 @@ class WatchedPeer:
             )
         beat = store.get(f"beat/{self.rank}") if store.check([f"beat/{self.rank}"]) else b""
         if beat != self._last[0]:
-            self._last = (beat, time.monotonic())
-        silent = time.monotonic() - self._last[1]
-        if silent < SILENT_SECONDS:
+            self._last = (beat, Deadline(SILENT_SECONDS))
+        self._last[1].count(BEAT_SECONDS)
+        if not self._last[1].is_over:
             return None
+        silent = self._last[1].waited_seconds
         return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
 
 
