@@ -23,6 +23,7 @@ class Feature:
         values: of some samples, along axis 0; None for words.
         words: the different words, sorted, as far as they were seen.
         missing: rows without a value, as far as they were seen.
+        codes: of a column of words: for each row that has a word, a number that stands for it.
         not_numbers: of a column of words nearly all of which are numbers, the others: where, and what they are.
     """
 
@@ -32,6 +33,7 @@ class Feature:
     values: np.ndarray | None = None
     words: tuple[str, ...] = ()
     missing: int = 0
+    codes: np.ndarray | None = None
     not_numbers: tuple[tuple[str, str], ...] = ()
 
     @property

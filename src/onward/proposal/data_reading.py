@@ -258,6 +258,7 @@ def _feature_of_column(name: str, values: list[Any], places: list[str]) -> Featu
     others = [k for k, value in enumerate(values) if not is_missing(value) and not _is_number(value)]
     few = len(others) <= _LARGEST_SHARE_OF_WORDS * len(present) and len(others) < len(present)
     not_numbers = tuple((places[k], str(values[k])) for k in others) if few else ()
+    places_of_words: dict[str, int] = {}
     return Feature(
         name=name,
         dtype=WORDS,
@@ -265,6 +266,7 @@ def _feature_of_column(name: str, values: list[Any], places: list[str]) -> Featu
         values=None,
         words=tuple(sorted(words)),
         missing=len(values) - len(present),
+        codes=np.array([places_of_words.setdefault(str(value), len(places_of_words)) for value in present]),
         not_numbers=not_numbers,
     )
 

@@ -14,6 +14,7 @@ from onward.errors import DataError
 from onward.proposal.data_facts import DataFacts, Feature
 from onward.proposal.fitting import fit
 from onward.proposal.label import Label
+from onward.proposal.label_order import order_of_labels
 from onward.proposal.matching import (
     Assignment,
     Match,
@@ -174,11 +175,11 @@ def _complete(
         return replace(match, name_map={**names, **dict.fromkeys(unused, "")})
     arrays = tuple(one.name for one in data.features if one.name in used) if unused else ()
     pairs = tuple((one.partition("=")[0], one.partition("=")[2]) for one in operations)
-    options = PackOptions(
-        source=ArrayOptions(arrays), transform=pairs, cast=tuple(casts), shuffle_buffer=_buffer(data, label)
-    )
-    if options.shuffle_buffer:
-        reasons.append("the samples are sorted by label: they are shuffled during packing")
+    order = "" if label is None else order_of_labels(label, data.sample_count)
+    buffer = _shuffle_buffer(data) if order else 0
+    options = PackOptions(source=ArrayOptions(arrays), transform=pairs, cast=tuple(casts), shuffle_buffer=buffer)
+    if order:
+        reasons.append(f"the samples {order}: they are shuffled during packing")
     return replace(match, name_map=names, packing=Packing(data.path, folder, options, tuple(reasons)))
 
 
@@ -201,15 +202,8 @@ def _is_one_number(operation: str) -> bool:
     return "reshape:" in operation and all(size in ("1", "") for size in sizes.split("x"))
 
 
-def _buffer(data: DataFacts, label: Feature | None) -> int:
-    """How many samples are mixed: all, within reason, where the labels are sorted."""
-    if label is None or label.values is None or label.values.ndim != 1 or len(label.values) < 8:
-        return 0
-    values = label.values
-    changes = int((values[1:] != values[:-1]).sum())
-    classes = len(np.unique(values))
-    if classes > len(values) / 4 or changes + 1 > 2 * classes:
-        return 0
+def _shuffle_buffer(data: DataFacts) -> int:
+    """How many samples are mixed: all, within reason."""
     sample_bytes = sum(max(1, math.prod(one.shape)) * 8 for one in data.features)
     return min(data.sample_count, max(1, (1 << 30) // sample_bytes))
 

@@ -13,6 +13,7 @@ from onward.data.packing.options import PackOptions, TableOptions
 from onward.errors import DataError
 from onward.proposal.data_facts import WORDS, DataFacts, Feature
 from onward.proposal.label import Label
+from onward.proposal.label_order import order_of_labels
 from onward.proposal.match_text_tables import match_text_table, text_columns
 from onward.proposal.matching import (
     Match,
@@ -76,6 +77,7 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
         what = "keep NaN, which the model imputes" if _imputes(model) else "are left out"
         reasons.append(f"{data.missing_rows} row{'s' * (data.missing_rows > 1)} with missing values {what}")
     operations, casts = _to_ports(ports, columns, data)
+    order = order_of_labels(label, data.sample_count)
     options = PackOptions(
         source=TableOptions(
             columns=(*((port, ",".join(names)) for port, names in columns.inputs.items()),
@@ -86,10 +88,10 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
         ),
         transform=(*operations, *((name, operation) for operation in task.operations)),
         cast=(*casts, *(((name, task.cast),) if task.cast else ())),
-        shuffle_buffer=min(data.sample_count, 100_000) if _is_sorted(label) else 0,
+        shuffle_buffer=min(data.sample_count, 100_000) if order else 0,
     )  # fmt: skip
-    if options.shuffle_buffer:
-        reasons.append("the rows are sorted by label: they are shuffled during packing")
+    if order:
+        reasons.append(f"the rows {order}: they are shuffled during packing")
     packing = Packing(data.path, folder, options, tuple(reasons))
     return Match(
         task=task,
@@ -277,8 +279,9 @@ def _label(columns: Sequence[Feature], data: DataFacts, model: ModelFacts) -> tu
         label = columns[0]
         words = label.words or (() if label.values is None else tuple(map(str, np.unique(label.values))))
         if _are_classes_of(model, label, words):
+            codes = label.codes if label.values is None else label.values
             return Feature(
-                name=label.name, dtype=WORDS, shape=(), values=None, words=words, missing=label.missing
+                name=label.name, dtype=WORDS, shape=(), values=None, words=words, missing=label.missing, codes=codes
             ), model.class_names
         return label, label.words
     wrong = [one.name for one in columns if one.values is None]
@@ -317,14 +320,6 @@ def _to_ports(
         if port.sample == (1,) and len(columns.inputs[port.name]) == 1:
             operations.append((port.name, "reshape:1"))
     return operations, casts
-
-
-def _is_sorted(label: Feature) -> bool:
-    values = label.values
-    if values is None or values.ndim != 1 or len(values) < 8:
-        return values is None
-    classes = len(np.unique(values))
-    return classes <= len(values) / 4 and int((values[1:] != values[:-1]).sum()) + 1 <= 2 * classes
 
 
 def _notes_on_ranges(columns: _Columns, data: DataFacts, model: ModelFacts) -> tuple[str, ...]:
