@@ -164,7 +164,7 @@ ROWS = (
         [
             Disturbance("SIGKILL", fault="kill,1,12,ONCE", words=RESTARTED),
             Disturbance("an exception", fault="bug,0,12,ONCE", words=(*RESTARTED, "a bug")),
-            Disturbance("a hang in C code", fault="hang,1,12,ONCE", words=(*RESTARTED, "No sign of life from rank 1")),
+            Disturbance("a hang in C code", fault="hang,1,12,ONCE", words=(*RESTARTED, "No heartbeat from rank 1")),
             Disturbance("SIGSTOP", fault="stop,1,12,ONCE", words=(*RESTARTED, "is stopped by a signal (SIGSTOP)")),
         ],
     ),

@@ -1,8 +1,8 @@
 """How long training stands still for a checkpoint: onward's asynchronous save against a blocking one, and against
 torch's own asynchronous save to safetensors files, on the same tensors in the same run.
 
-Beside each save a stand-in for training runs, small matrix products, each followed by a look at the clock: its longest
-pause and its pace tell what the background work takes from it.
+Alongside each save a stand-in for training runs, small matrix products, each followed by a look at the clock: its
+longest pause and its pace tell what the background work takes from it.
 
     python benchmarks/checkpoint_stall.py [--megabytes 500] [--saves 5] [--device cpu] [--directory DIR]
 """

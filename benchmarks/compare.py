@@ -1,6 +1,6 @@
-"""onward beside what a user would pick instead: `make bench`, or `python -m benchmarks.compare [MODEL:SIZE ...]`.
+"""onward next to what a user would pick instead: `make bench`, or `python -m benchmarks.compare [MODEL:SIZE ...]`.
 
-Every way of training has a process of its own and the same weights and batches; they take turns, a few steps each, so
+Every way of training has its own process and the same weights and batches; they take turns, a few steps each, so
 that all of them see the same machine. Ratios are of onward to each other way, medians over the rounds.
 
 On a CPU the time of a step is what its process computed, all threads together: what else runs on the machine does not

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def fill_in() -> list[str]:
-    """Puts a stand-in in the place of each that is missing, before onward is imported; which they are."""
+    """Puts a stand-in for each that is missing, before onward is imported; which they are."""
     makers = {"pydantic": _pydantic, "yaml": _yaml}
     missing = [name for name in makers if name not in sys.modules and find_spec(name) is None]
     for name in missing:

@@ -1,4 +1,4 @@
-"""One way of training a network, in a process of its own: `python -m benchmarks.compare_contestants WAY FOLDER`.
+"""One way of training a network, in its own process: `python -m benchmarks.compare_contestants WAY FOLDER`.
 
 `benchmarks.compare` starts these and tells them when to train. The folder holds the task, batches and ONNX files.
 """
@@ -118,7 +118,7 @@ def onward_fields(task: Task, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def fields_of(way: str, task: Task) -> dict[str, dict[str, Any]]:
-    """What a way of onward asks for beside `onward_fields`."""
+    """What a way of onward asks for in addition to `onward_fields`."""
     precision = onward_fields(task, Path())["mixed_precision"]
     asked: dict[str, dict[str, dict[str, Any]]] = {
         "onward": {},
@@ -131,7 +131,9 @@ def fields_of(way: str, task: Task) -> dict[str, dict[str, Any]]:
 
 
 def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Step:
-    """onward, from the ONNX file on, step by step as its runner does; `changes` are fields beside `onward_fields`."""
+    """onward, from the ONNX file on, step by step as its runner does; `changes` are fields in addition to
+    `onward_fields`.
+    """
     import numpy as np
 
     compare_bare.fill_in()

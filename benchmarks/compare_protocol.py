@@ -80,7 +80,7 @@ class Contestant:
     Args:
         name: what the table calls it.
         command: starts it.
-        environment: beside this process's own.
+        environment: in addition to this process's own.
         log: where what it prints goes.
     """
 

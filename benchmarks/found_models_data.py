@@ -79,5 +79,5 @@ def _label(value: Array) -> tuple[str, Array]:
     kind, target = make_target(value)
     if kind != "multi-label":
         return kind, target
-    # Where most probabilities are alike, the middle tells them apart all the same.
+    # Where most probabilities are alike, the middle distinguishes them all the same.
     return kind, (value <= np.median(value)).astype(np.float32)

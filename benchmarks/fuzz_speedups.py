@@ -1,6 +1,6 @@
 """Random networks, with all speed-ups and without: `python -m benchmarks.fuzz_speedups [--cases 1000] [--seed 0]`.
 
-In float64 both must agree to 1e-9. In float32 what is made again must have the same bits, and all speed-ups together
+In float64 both must agree to 1e-9. In float32 what is recomputed must have the same bits, and all speed-ups together
 may be no further from float64 than a bound. Whatever is not so is printed with its seed and makes the exit code 1.
 """
 

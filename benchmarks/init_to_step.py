@@ -1,8 +1,8 @@
 """Time from `onward init` to the first step of `onward train`: `python -m benchmarks.init_to_step`.
 
 Five files and their data are made here (a classifier, a regressor, a language model, a network for images, one for a
-table), then the two commands run as a user would type them, each in a process of its own. Seconds are on the clock;
-the processor's seconds of both processes stand beside them, since what else runs on the machine counts not in these.
+table), then the two commands run as a user would type them, each in its own process. Seconds are on the clock;
+the processor's seconds of both processes are next to them, since what else runs on the machine counts not in these.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a step costs beside the network: `python -m benchmarks.loop [--size small] [--steps 40] [--runs 3]`.
+"""What a step costs in addition to the network: `python -m benchmarks.loop [--size small] [--steps 40] [--runs 3]`.
 
 Trains a GPT-2 through `TrainingRunner` with console, metrics file, TensorBoard, shuffled shards and asynchronous
 checkpoints on, and counts the time spent inside the network: forward, backward, clipping, optimizer, and the end of
 the gradients, as `zero_grad` in any loop. The rest is the loop's own: on the clock, and as what the main thread
-computed, which other work on the machine does not touch. Beside it, in the same run: how fast batches come from disk
+computed, which other work on the machine does not touch. Next to it, in the same run: how fast batches come from disk
 against how fast training takes them, and how long a blocking and an asynchronous checkpoint of this state make
 training stand still. Medians over the runs.
 """

@@ -1,8 +1,8 @@
 """The bubble of every pipeline schedule, measured: `python -m benchmarks.pipeline_bubble [--ranks 4] [--real]`.
 
-Each stage sleeps in the place of computing: so long forward, so long for gradients of activations, so long for those of
-weights. What is left is what the schedules themselves cost, on any machine: waiting, and the exchange over Gloo. Beside
-it stand the simulation of `onward plan` and the papers' formula. With `--real` the stages are those of a GPT-2, each
+Each stage sleeps instead of computing: so long forward, so long for gradients of activations, so long for those of
+weights. What is left is what the schedules themselves cost, on any machine: waiting, and the exchange over Gloo. Next
+to it stand the simulation of `onward plan` and the papers' formula. With `--real` the stages are those of a GPT-2, each
 timed apart; that needs a core for each rank.
 """
 

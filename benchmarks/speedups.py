@@ -2,7 +2,7 @@
 
 A network of `benchmarks.compare` trains with a speed-up and without it, in turns, in one process: with, without,
 without, with. Counted is what the process computes, all threads together, so that other work on the machine disturbs
-little. The allocator can be asked only once in a process, so there each side is a process of its own.
+little. The allocator can be asked only once in a process, so there each side is its own process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The laws of the house, read from the source: who may import whom, and what no file may be called."""
+"""The invariants of the source tree, read from the source: who may import whom, and what no file may be called."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _changed_in(function: ast.AST, names: set[str]) -> set[str]:
 
 
 def module_state(tree: ast.Module) -> set[str]:
-    """Names of a module, its own and imported ones, that hold state: what the law forbids."""
+    """Names of a module, its own and imported ones, that hold state: what the invariant forbids."""
     names: set[str] = set()
     found: set[str] = set()
     for node in tree.body:

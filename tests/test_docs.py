@@ -89,7 +89,7 @@ def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
 
 @pytest.mark.parametrize("page", LESSONS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_everything_on_a_page_that_teaches_runs(page: Path, request: pytest.FixtureRequest) -> None:
-    """In the order of the page: `console` lines after `$ `, `python` blocks, each a process of its own; a block whose
+    """In the order of the page: `console` lines after `$ `, `python` blocks, each its own process; a block whose
     first line is `# NAME.yaml` or `# NAME.py` is written to that file first."""
     # How-to pages begin with the model, data and RUN.yaml of the README, tutorials with nothing.
     workplace: Path = request.getfixturevalue("tmp_path" if page.parent.name == "tutorials" else "workplace")

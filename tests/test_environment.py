@@ -138,7 +138,7 @@ def test_workers_and_this_process_have_it_before_a_gpu_is_looked_for(
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_torch_takes_the_setting(tmp_path: Path) -> None:
-    """In a process of its own: the allocator reads it once."""
+    """In its own process: the allocator reads it once."""
     program = (
         "from onward.environment import Environment; import torch; Environment().apply();"
         "torch.zeros(1, device='cuda');"

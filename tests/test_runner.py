@@ -84,7 +84,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     runner, _ = start(tmp_path)
     with pytest.raises(DataError, match=r"^run\(\) needs a training data loader; to evaluate alone, call end_training"):
         runner.run(None)  # type: ignore[arg-type]
-    with pytest.raises(ParametersError, match=r"^checkpoint\.checkpoints_dir is not set; say where checkpoints go\.$"):
+    with pytest.raises(
+        ParametersError, match=r"^checkpoint\.checkpoints_dir is not set; set it to the folder for checkpoints\.$"
+    ):
         runner.save_checkpoint()
     with pytest.raises(ParametersError, match=r"^paths\.output_dir is not set; there is no trained model\.$"):
         _ = runner.trained_model_path

@@ -109,7 +109,7 @@ def test_a_run_that_only_skips_names_files_and_samples(tmp_path: Path, skip: int
 
 
 def test_as_many_as_allowed_are_skipped(tmp_path: Path) -> None:
-    """Three bad batches in a row, and 3 allowed: the run goes on, counts anew, and trains."""
+    """Three bad batches in a row, and 3 allowed: the run continues, counts anew, and trains."""
     features = data(80)
     features["x"][0:12, 1] = np.nan
     features["x"][32:44, 1] = np.nan

@@ -1,4 +1,4 @@
-"""Evaluation gives what one batch of the whole test set would give, whatever its batches; numpy computes the same."""
+"""Evaluation gives what one batch of the entire test set would give, whatever its batches; numpy computes the same."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_separate_evaluation_model_needs_whole_weights(field: str) -> None:
             "distributed": {"data_parallel_size": 2, field: 2},
         }
     )
-    with pytest.raises(ParametersError, match="a separate evaluation model needs every weight whole on each process"):
+    with pytest.raises(ParametersError, match="a separate evaluation model needs every full weight on each process"):
         _read_evaluation_graph(parameters, Path("other.onnx"), None)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A run that fails on its way loses no update: what was trained before is saved, and goes on to the same bits."""
+"""A run that fails on its way loses no update: what was trained before is saved, and continues to the same bits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def broken(features: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("row", [21, 17], ids=["at an update", "between two updates"])
 def test_what_was_trained_before_broken_data_is_saved(tmp_path: Path, row: int) -> None:
-    """An error in step 5 or 6 leaves a checkpoint of step 4, the last update; with mended data the run goes on from it,
-    to the same bits as one that never met an error."""
+    """An error in step 5 or 6 leaves a checkpoint of step 4, the last update; with fixed data the run continues from
+    it, to the same bits as one that never met an error."""
     checkpoint = {"checkpoints_dir": tmp_path / "c"}
     changes: dict[str, Any] = {
         "training": {"gradient_accumulation_steps": 2},

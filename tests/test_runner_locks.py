@@ -1,4 +1,4 @@
-"""Two runs in one folder: the second is refused before it writes anything, and the first one goes on untouched."""
+"""Two runs in one folder: the second is refused before it writes anything, and the first one continues untouched."""
 
 from __future__ import annotations
 

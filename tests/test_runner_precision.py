@@ -174,7 +174,7 @@ def test_losses_in_16_bits_stay_near_those_in_32(
 
 
 def test_fp32_masters_take_updates_that_16_bits_could_not_hold(tmp_path: Path) -> None:
-    """100 updates of 2^-12 of a weight add up, though each is below what bf16 can tell apart."""
+    """100 updates of 2^-12 of a weight add up, though each is below what bf16 can distinguish."""
     model = onnx.load(save_mlp(tmp_path))
     runner, _ = start(
         tmp_path,
@@ -281,7 +281,7 @@ def test_attributes_that_are_impossible(tmp_path: Path) -> None:
         ),
         (
             {"optimizer_attributes": [{"weights": "w1", "nesterov": True}]},
-            r"^optimizer_attributes: nesterov is true while momentum is 0; give a momentum\.$",
+            r"^optimizer_attributes: nesterov is true while momentum is 0; set a momentum\.$",
         ),
         (
             {**ADAMW, "optimizer_attributes": [{"weights": "*", "do_bias_correction": False}]},

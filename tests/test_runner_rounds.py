@@ -1,4 +1,4 @@
-"""Rounds and resumption: what goes on, what starts anew, and runs that were cut in two ending with the same bits."""
+"""Rounds and resumption: what continues, what starts anew, and runs that were cut in two ending with the same bits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Crash:
 
 
 def test_a_second_round_on_other_data(tmp_path: Path) -> None:
-    """The update goes on counting, the step starts again, and the schedule with it; moments stay."""
+    """The update continues counting, the step starts again, and the schedule with it; moments stay."""
     adam = {"training_optimizer_name": "Adam"}
     runner, recorder = start(
         tmp_path, optimizer=adam, training={"num_train_steps": 6, "gradient_accumulation_steps": 2}
@@ -78,7 +78,7 @@ def test_a_second_round_on_other_data(tmp_path: Path) -> None:
 
 
 def test_the_second_round_trains_as_one_with_the_state_of_the_first(tmp_path: Path) -> None:
-    """A round on other data is a run of its own that begins with the weights and moments of the one before."""
+    """A round on other data is its own run that begins with the weights and moments of the one before."""
     runner, _ = start(tmp_path, optimizer={"training_optimizer_name": "AdamW"})
     runner.run(loader())
     bits = state_bits(runner)
@@ -194,7 +194,7 @@ def test_counters_and_parameters_are_in_the_checkpoint(hard: Path) -> None:
 
 
 def test_a_second_round_resumes(tmp_path: Path) -> None:
-    """Stopped in its second round, a run goes on there; a checkpoint of the first round's end starts the second."""
+    """Stopped in its second round, a run continues there; a checkpoint of the first round's end starts the second."""
 
     def train(name: str, stop_in_second: int | None = None) -> TrainingRunner:
         checkpoint = {"checkpoints_dir": tmp_path / name, "checkpoint_period": 2, "max_num_checkpoints": 2}
@@ -299,7 +299,7 @@ def test_a_static_loss_scale_asked_for_anew_is_taken(tmp_path: Path) -> None:
 
 
 def test_accumulation_cannot_change_between_two_of_its_updates(tmp_path: Path) -> None:
-    """A run that goes on from step 6 may accumulate over 2 or 3 steps, not over 4."""
+    """A run that continues from step 6 may accumulate over 2 or 3 steps, not over 4."""
     checkpoint = {"checkpoints_dir": tmp_path / "c", "checkpoint_period": 3}
     runner, _ = start(tmp_path, checkpoint=checkpoint, training={"gradient_accumulation_steps": 2})
     Crash(runner, 8)

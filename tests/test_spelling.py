@@ -40,7 +40,7 @@ def test_every_command_is_found_from_two_swapped_letters(command: str, capsys: p
         ("export mlp.onnx --quantize fp61 -o a", "'fp61' (choose from 'fp16', 'int8-dynamic', 'int8-static')"),
         ("export mlp.onnx --quantize fp61 -o a", "Did you mean 'fp16'?"),
         ("create gpt3 -o a.onnx", "Did you mean 'gpt2'?"),
-        ("inspect a b c", "inspect does not take c. Run 'onward inspect --help' for what it takes."),
+        ("inspect a b c", "inspect does not take c. Run 'onward inspect --help' for its arguments."),
     ],
 )
 def test_options_and_choices(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

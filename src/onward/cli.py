@@ -94,7 +94,7 @@ def _refuse(parser: argparse.ArgumentParser, command: str, rest: Sequence[str]) 
     """Ends the program for arguments that a command does not take."""
     unknown = next((word for word in rest if word.startswith("-")), None)
     hint = "" if unknown is None else did_you_mean(unknown.partition("=")[0], options_of(command))
-    hint = hint or f" Run 'onward {command} --help' for what it takes."
+    hint = hint or f" Run 'onward {command} --help' for its arguments."
     parser.error(f"{command} does not take {' '.join(rest)}.{hint}")
 
 

@@ -1,7 +1,7 @@
 """Every exception that onward raises on purpose, on one page.
 
     OnwardError
-    ├── UserError             the user can mend it; the command line exits with 2
+    ├── UserError             the user can fix it; the command line exits with 2
     │   ├── ParametersError       a field of RUN.yaml or of `Parameters`
     │   ├── ModelError            the ONNX file, its graph or its weights
     │   │   ├── OperatorError         operators that cannot be lowered, all of them at once
@@ -27,11 +27,11 @@ class OnwardError(Exception):
 
 
 class UserError(OnwardError, ValueError):
-    """Something the user can mend."""
+    """Something the user can fix."""
 
 
 class ParametersError(UserError):
-    """A field that is unknown, of the wrong type, or impossible beside another."""
+    """A field that is unknown, of the wrong type, or impossible in combination with another."""
 
 
 class ModelError(UserError):

@@ -13,7 +13,7 @@ import onnx
 from onward.untrusted_files import read_bytes
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
-"""Protobuf's own limit for one message; larger models keep their tensors in files beside them."""
+"""Protobuf's own limit for one message; larger models keep their tensors in files next to them."""
 
 DEEPEST_TEXT = 200
 """Brackets inside of each other in a file of text; protobuf ends at 100 messages, which is 33 graphs."""

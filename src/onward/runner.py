@@ -1,4 +1,4 @@
-"""`TrainingRunner`: the whole story of a run, read from top to bottom.
+"""`TrainingRunner`: the entire story of a run, read from top to bottom.
 
 Read the model and add the loss, build the network and its optimizer, load a checkpoint; train, evaluate, save;
 write the trained model.
@@ -42,10 +42,10 @@ class TrainingRunner:
     Args:
         parameters: what is asked for; checked in full here, before any work.
         environment: the machine.
-        watchers: who is told of every event; more can be added to `watchers` later.
+        watchers: who is notified of every event; more can be added to `watchers` later.
         mesh: the processes, where they have found each other already; else `initialize` finds them.
         progress: show progress on the console, or in the notebook.
-        metrics: what evaluations compute besides, as functions of (outputs, batch).
+        metrics: what evaluations compute in addition, as functions of (outputs, batch).
         returns_on_interrupt: of one process, on Ctrl-C `run` saves and returns as if a callback had stopped it.
         run_file: from which the parameters were read, for the record of the run.
 
@@ -141,7 +141,7 @@ class TrainingRunner:
 
     @property
     def round(self) -> int:
-        """Rounds finished so far; after a resume, the round to go on with."""
+        """Rounds finished so far; after a resume, the round to continue with."""
         return self.state.counters.round
 
     @property
@@ -215,7 +215,7 @@ class TrainingRunner:
         return self._initialized().evaluate(self._open(test_data_loader, is_test=True))
 
     def save_checkpoint(self) -> Path:
-        """Starts a checkpoint of the present state; training may go on at once."""
+        """Starts a checkpoint of the present state; training may continue at once."""
         return self._initialized().save()
 
     def wait_for_checkpoint(self) -> None:
@@ -227,7 +227,7 @@ class TrainingRunner:
         self._initialized().checkpoints.wait()
 
     def end_training(self, test_data_loader: Any = None) -> EvaluationReport | None:
-        """Evaluates once more, if there is a test loader, and writes the trained model to `output_dir`."""
+        """Evaluates again, if there is a test loader, and writes the trained model to `output_dir`."""
         run, report = self._initialized(), None
         with self._own_watchers.reporting_failure():
             if test_data_loader is not None and not self.parameters.training.skip_evaluation:

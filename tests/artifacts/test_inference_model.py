@@ -1,4 +1,4 @@
-"""What `onward.export` writes: the user's own graph, the network's numbers in ONNX Runtime, whole files or none."""
+"""What `onward.export` writes: the user's own graph, the network's numbers in ONNX Runtime, entire files or none."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def two_layers() -> onnx.ModelProto:
 
 
 def with_everything() -> onnx.ModelProto:
-    """A model with one of everything that a file can say besides computing."""
+    """A model with one of everything that a file can say in addition to computing."""
     model = two_layers()
     model.graph.node[0].doc_string = "what the first node is for"
     helper.set_model_props(model, {"author": "someone", "empty": ""})
@@ -569,7 +569,7 @@ def test_large_models_get_external_data(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_external_tensors_of_constant_nodes(tmp_path: Path) -> None:
-    """They are written into the model: the format of external data is for files beside it."""
+    """They are written into the model: the format of external data is for files next to it."""
     constant = onnx.helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(array(32, seed=5), "inner"))
     model = two_layers()
     model.graph.node.insert(0, constant)
@@ -657,13 +657,13 @@ def test_a_full_filesystem_for_real(tmp_path: Path) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     said = (tmp_path / "said").read_text()
-    assert "trained.onnx' cannot be written: File too large. Choose another place" in said
+    assert "trained.onnx' cannot be written: File too large. Choose another path" in said
     assert_untouched(target, {"trained.onnx": b"the previous one", "said": said.encode()})
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     net = onward.to_torch(two_layers())
-    with pytest.raises(StorageError, match=r"'.*' cannot be written: it is a directory. Choose another place"):
+    with pytest.raises(StorageError, match=r"'.*' cannot be written: it is a directory. Choose another path"):
         onward.export(net, tmp_path)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageError, match=r"cannot be written: (Not a directory|File exists)"):

@@ -204,5 +204,5 @@ def test_names_that_clash_are_named(tmp_path: Path) -> None:
 
 def test_nesterov_without_momentum_is_refused(tmp_path: Path) -> None:
     optimizer = Optimizer(training_optimizer_name="SGDOptimizer", optimizer_attributes=(rule(nesterov=True),))
-    with pytest.raises(ParametersError, match="nesterov is true while momentum is 0; give a momentum"):
+    with pytest.raises(ParametersError, match="nesterov is true while momentum is 0; set a momentum"):
         write_optimizer_graph(make_net(), optimizer, tmp_path / "update.onnx")

@@ -1,4 +1,5 @@
-"""Models in fewer bits run in ONNX Runtime and stay close to the trained one, within bounds of the number of bits."""
+"""Models in lower precision run in ONNX Runtime and stay close to the trained one, within bounds of the number of
+bits."""
 
 from __future__ import annotations
 

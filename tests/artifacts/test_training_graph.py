@@ -258,7 +258,7 @@ def test_dropout_draws_one_mask_for_forward_and_backward_pass() -> None:
     assert float(results["loss"]) == pytest.approx(float((weight * gradient).sum()), rel=1e-5)
 
 
-# ---------------------------------------------------------------------- the whole step
+# ---------------------------------------------------------------------- the entire step
 
 
 def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Path) -> float:
@@ -271,7 +271,7 @@ def follow(name: str, optimizer: Optimizer, sizes: dict[str, int], tmp_path: Pat
     state = TrainState.of_one_process(network, make_optimizer(optimizer, dict(net.weights.items())), None)
     state.train()
     forward = Forward(network, (net.graph.loss_names.loss,), Precision.of(MixedPrecision()))
-    exchange = GradientExchange(mesh=state.mesh, parameters=Distributed())
+    exchange = GradientExchange(mesh=state.mesh, distributed=Distributed())
     shares = LossNormalization(state.mesh, Loss(type="output"), net.graph.loss_names, batches_may_differ=False)
     training = Steps(
         state, SequentialMicroBatches(forward, shares, exchange), 1, optimizer.max_norm_clip, WatchedNames(), exchange
@@ -333,7 +333,7 @@ def test_a_size_that_decides_what_is_computed_must_be_given() -> None:
     graph = make_training_graph(model, loss=spec)
     assert graph.loss is not None
     net = OnnxModule(graph, (graph.loss,)).train()
-    with pytest.raises(ModelError, match=r"cannot leave 'time' open.*Give its size in training\.mapped_dimensions"):
+    with pytest.raises(ModelError, match=r"cannot leave 'time' open.*Set its size in training\.mapped_dimensions"):
         build_training_graph(net)
     assert build_training_graph(net, {"time": 3}).graph.inputs[0].shape == (3, "batch", 2)
 

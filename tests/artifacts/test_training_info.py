@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Optimizer, Callable[[list[nn.Parameter]], torch.optim.Opt
 
 
 def follow(original: Original, optimizer: torch.optim.Optimizer, clip: float | None, path: Path) -> None:
-    """Twenty steps of torch beside twenty of the file."""
+    """Twenty steps of torch next to twenty of the file."""
     training = load_training_info(path)
     training.initialize()
     assert training.inputs == ("x", "label", "learning_rate")

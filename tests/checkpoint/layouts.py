@@ -40,7 +40,7 @@ def sharded_like(
 
 
 def shard_of(whole: torch.Tensor, sharding: Sharding, rank: int, size: int) -> ShardedTensor:
-    """A horizontal rank's shards."""
+    """A tensor-parallel rank's shards."""
     shape = tuple(whole.shape)
     return sharded_like(whole, sharding.shards(shape, rank, size), sharding.local_shape(shape, rank, size))
 

@@ -1,5 +1,5 @@
 """A process that saves is killed, at random moments and at every single one before and after a change of the disk; each
-time the latest checkpoint is whole, consistent, and at least as new as the last one known to be complete."""
+time the latest checkpoint is complete, consistent, and at least as new as the last one known to be complete."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def moments(directory: Path) -> set[str]:
 def test_killed_at_random_moments_the_latest_checkpoint_is_whole(
     tmp_path: Path, server: Server, seed: int, kills: int
 ) -> None:
-    """One directory through many lives, asynchronous saves and blocking ones, each life going on from the last.
+    """One directory through many lives, asynchronous saves and blocking ones, each life continuing from the last.
 
     On a slow disk a life saves less; then there are more of them, until kills fell where they matter.
     """

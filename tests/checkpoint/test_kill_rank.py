@@ -1,5 +1,5 @@
-"""One of several ranks that save together is killed at a random moment: the latest checkpoint is whole and consistent,
-at least as new as the last one known to be complete, and the other ranks do not hang."""
+"""One of several ranks that save together is killed at a random moment: the latest checkpoint is complete and
+consistent, at least as new as the last one known to be complete, and the other ranks do not hang."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tell(file: Path, words: str) -> None:
 
 @pytest.mark.parametrize(("seed", "kills"), [(1, 6), pytest.param(2, 60, marks=pytest.mark.slow)])
 def test_a_rank_killed_at_a_random_moment_leaves_a_whole_checkpoint(tmp_path: Path, seed: int, kills: int) -> None:
-    """One directory through many lives of three ranks, each life going on from the last."""
+    """One directory through many lives of three ranks, each life continuing from the last."""
     moments = random.Random(seed)
     directory = tmp_path / "checkpoints"
     complete = died = 0
@@ -98,4 +98,4 @@ def test_a_rank_killed_at_a_random_moment_leaves_a_whole_checkpoint(tmp_path: Pa
     assert complete > 3
     endings = [line for file in tmp_path.glob("end of *") for line in file.read_text().splitlines()]
     assert endings
-    assert all("ended or stood still meanwhile" in text for text in endings)
+    assert all("ended or stopped responding in the meantime" in text for text in endings)

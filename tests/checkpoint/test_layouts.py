@@ -78,7 +78,7 @@ def test_every_layout_loads_every_other(saved: dict[str, Path], layout: str) -> 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_process_reads_the_whole_of_every_layout(saved: dict[str, Path], layout: str) -> None:
-    """Each rank wrote a file, or none where it had nothing to write; records of ranks stand beside the run's."""
+    """Each rank wrote a file, or none where it had nothing to write; records of ranks are next to the run's."""
     path = saved[layout] / "checkpoint-00000001"
     size = LAYOUTS[layout][0]
     read, expected = read_new_tensors(path), full_tensors()
@@ -101,7 +101,7 @@ def test_nothing_is_written_twice(saved: dict[str, Path], layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["one", "rows on 2", "zero on 3", "stages on 3"])
 def test_torch_reads_what_has_one_box_a_rank(saved: dict[str, Path], layout: str) -> None:
-    """torch's own reader of safetensors checkpoints puts the whole tensors together."""
+    """torch's own reader of safetensors checkpoints puts the full tensors together."""
     expected = full_tensors()
     read = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     load(read, storage_reader=HuggingFaceStorageReader(str(saved[layout] / "checkpoint-00000001")), no_dist=True)
@@ -187,7 +187,7 @@ def load_damaged(directory: Path) -> tuple[str, bool]:
 
 
 def test_a_damaged_file_is_told_on_every_rank(saved: dict[str, Path], tmp_path: Path) -> None:
-    """The files are shared out among the ranks for checking: the damaged one is rank 1's share."""
+    """The files are sharded among the ranks for checking: the damaged one is rank 1's share."""
     save_to = tmp_path / "checkpoints"
     run_on_ranks(2, save_layout, "rows on 2", save_to, True)
     data = save_to / "checkpoint-00000001" / "rank-00001.safetensors"
@@ -212,7 +212,7 @@ def save_with_random_states(directory: Path) -> None:
 
 
 def test_random_states_of_other_ranks_may_be_lacking_on_either_side(tmp_path: Path) -> None:
-    """Saved by ranks 0 and 1. Rank 0 alone finds its own; a rank 5 finds none, keeps what it has, and is told."""
+    """Saved by ranks 0 and 1. Rank 0 alone finds its own; a rank 5 finds none, keeps what it has, and reports it."""
     run_on_ranks(2, save_with_random_states, tmp_path)
     path = tmp_path / "checkpoint-00000001"
     tensors = with_random_states(LAYOUTS["one"][1](0), 0, 0)

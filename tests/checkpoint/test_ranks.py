@@ -1,4 +1,4 @@
-"""Saving on several ranks: beside training's own collectives, on failing disks, and with ranks that differ."""
+"""Saving on several ranks: next to training's own collectives, on failing disks, and with ranks that differ."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def failing(kind: int) -> Callable[..., Any]:
     return fail
 
 
-# ---------------------------------------------------------------------- beside training
+# ---------------------------------------------------------------------- next to training
 
 
 def train_beside(directory: Path) -> tuple[int, bool]:
@@ -212,16 +212,16 @@ def contradict(directory: Path) -> list[str]:
 def test_ranks_that_contradict_each_other_or_leave_a_hole_are_refused(tmp_path: Path) -> None:
     first, second = run_on_ranks(2, contradict, tmp_path)
     assert first == second
-    assert "ValueError: 'w' is (torch.float32, torch.Size([3])) on a rank before and" in first[0]
+    assert "ValueError: 'w' is (torch.float32, torch.Size([3])) on an earlier rank and" in first[0]
     assert "'w' is held by rank 0, and no rank writes it" in first[1]
-    assert "'weights/fc' has 60 elements, and the ranks together write 30 of them" in first[2]
+    assert "'weights/fc' has 60 elements, and the ranks write 30 of them" in first[2]
     assert first[3] == ""
 
 
 def test_a_part_of_a_tensor_alone_is_refused_in_one_process(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, 1) as writer:
         writer.save(1, rows_on_2(0), {})
-        with pytest.raises(ValueError, match=r"'weights/fc' has 60 elements, and the ranks together write 30 of them"):
+        with pytest.raises(ValueError, match=r"'weights/fc' has 60 elements, and the ranks write 30 of them"):
             writer.wait()
 
 
@@ -240,7 +240,7 @@ def test_a_rank_that_ends_during_a_save_is_told_to_the_others(tmp_path: Path) ->
     with pytest.raises(AssertionError, match="rank 1 ended without a result"):
         run_on_ranks(2, end_during_save, tmp_path)
     words = (tmp_path / "words").read_text()
-    assert "one of the 2 ranks ended or stood still meanwhile (seen on rank 0: " in words
-    assert words.endswith("Checkpoints completed earlier are whole.")
+    assert "one of the 2 ranks ended or stopped responding in the meantime (seen on rank 0: " in words
+    assert words.endswith("Checkpoints completed earlier are intact.")
     assert list_checkpoints(tmp_path) == [kept]
     verify(kept)

@@ -110,7 +110,7 @@ def test_any_flipped_byte_is_found(directory: Path) -> None:
 
 
 def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
-    """Flipping any one byte is told, or leaves the content as it was (white space, the case of an escape)."""
+    """Flipping any one byte is reported, or leaves the content as it was (white space, the case of an escape)."""
     with CheckpointWriter(tmp_path, 1) as writer:
         path = writer.save(1, {"w": torch.zeros(2)}, {"update": 1})
     manifest = path / "manifest.json"

@@ -128,7 +128,7 @@ def test_all_checkpoints_are_damaged(tmp_path: Path, damage: Callable[[Path], No
 
 
 def test_a_newest_incomplete_checkpoint_is_not_exported_over(tmp_path: Path) -> None:
-    """Whoever names a folder gets its newest checkpoint, or is told."""
+    """Whoever names a folder gets its newest checkpoint, or an error."""
     folder = trained(tmp_path)
     without_manifest(folder / "checkpoint-00000008")
     with pytest.raises(CheckpointError, match=r"checkpoint-00000008 is newer than .*, but incomplete"):

@@ -260,7 +260,7 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay(tmp_path: Path, monkey
     text = str(error.value)
     assert text.startswith(f"{path} could not be written: No space left on device. 8,000 bytes are needed, ")
     assert " bytes are free on its file system. Free some space, or name another disk in checkpoint.check" in text
-    assert text.endswith("Checkpoints completed earlier are whole.")
+    assert text.endswith("Checkpoints completed earlier are intact.")
 
 
 def test_a_limit_on_file_sizes_is_reported(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_directory_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "there")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StorageError, match=r"Permission denied \(there\).*Get the right to write there"):
+    with pytest.raises(StorageError, match=r"Permission denied \(there\).*Get write permission there"):
         CheckpointWriter(tmp_path / "new", 1)
 
 

@@ -194,7 +194,7 @@ def _as_features(folder: Path) -> None:
 
 
 def test_a_table_of_the_kinds_is_the_same_divided_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is proposed besides the numbers of samples does not depend on where the evaluation data come from."""
+    """What is proposed in addition to the numbers of samples does not depend on where the evaluation data come from."""
     monkeypatch.chdir(tmp_path)
     kind: Kind = KINDS["table"]
     kind.model(tmp_path)

@@ -65,13 +65,13 @@ def test_eight_ranks_are_planned_without_starting_one(run: Path, capsys: pytest.
     assert "moments, gradients: 8 of 16 rows each" in line
     assert re.search(r"ranks 0-3 hold \d+ tensors, [\d,]+ parameters each", text)
     assert "tied weights: 'wte.weight' is stored on stages 0-1" in text
-    kinds = ("weights gathered (ZeRO)", "gradients shared out (ZeRO)", "horizontal all-reduce")
-    between_stages = ("activations to the next stage", "gradients to the stage before", "gradients of tied weights")
+    kinds = ("weights gathered (ZeRO)", "gradients, reduce-scattered", "horizontal all-reduce")
+    between_stages = ("activations to the next stage", "gradients to the previous stage", "gradients of tied weights")
     for what in (*kinds, *between_stages):
         assert what in text
     assert "rank  1 |" in text
     assert "(the paper's formula)" in text
-    assert "every rank computes whole: " in " ".join(text.split())
+    assert "every rank computes in full: " in " ".join(text.split())
 
 
 def test_every_weight_is_in_the_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +159,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     lost = run / "model.onnx"
     assert refused(capsys, run, "--write", lost).startswith(f"onward plan: the model '{lost}' cannot be written: ")
-    assert "the sizes of 'sequence' of 'input_ids', 'sequence' of 'labels' are open in the model" in refused(
+    assert "the sizes of 'sequence' of 'input_ids', 'sequence' of 'labels' are symbolic in the model" in refused(
         capsys, run, "--training.mapped_dimensions={}"
     )
 

@@ -1,4 +1,4 @@
-"""Sweeps: every combination trained in a folder of its own, failures and interruptions included, and the table."""
+"""Sweeps: every combination trained in its own folder, failures and interruptions included, and the table."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def test_runs_with_other_settings_are_not_taken_as_done(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """RUN.yaml changes between two calls: refused, with the fields; the same settings, or others elsewhere, go on."""
+    """RUN.yaml changes between two calls: refused, with the fields; the same settings, or others elsewhere,
+    continue.
+    """
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     command = ["train", str(workplace / "run.yaml"), "--sweep", "learning_rate.initial_lr=1e-2,1e-1"]
     assert main(command) == 0

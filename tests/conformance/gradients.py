@@ -201,7 +201,7 @@ def _supplement(operator: tuple[str, str], model: onnx.ModelProto, inputs: tuple
 
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with float64 in the place of every smaller float type."""
+    """The model with float64 instead of every smaller float type."""
     double = onnx.ModelProto()
     double.CopyFrom(model)
     del double.graph.value_info[:]

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
 
 def test_a_shard_is_verified_once(tmp_path: Path) -> None:
-    """Later epochs read without it: a change while training goes on is not looked for."""
+    """Later epochs read without it: a change while training continues is not looked for."""
     folder = packed(tmp_path, "uniform")
     path = folder / "shard-000001.pb"
     with DataLoader({}, folder, 1) as loader:

@@ -204,7 +204,7 @@ def test_data_that_changed_since_the_cursor_are_mentioned(tmp_path):
     shuffled = DataLoader({}, tmp_path, shuffle=True)
     take(shuffled, 2, 1, cursor)
     assert len(shuffled.messages) == 1
-    assert "are not those that the data position was taken from" in shuffled.messages[0]
+    assert "differ from those of the checkpoint" in shuffled.messages[0]
 
 
 # -------------------------------------------------------------------------------------------------------- partition

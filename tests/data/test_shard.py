@@ -135,7 +135,7 @@ def test_every_truncation_is_an_error_that_names_file_and_offset_or_whole_sample
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         if length and length % size == 0:
-            # The format has no count: a file cut between two samples is a whole file of fewer samples.
+            # The format has no count: a file cut between two samples is an entire file of fewer samples.
             assert load_shard(path, names).sample_count == length // size
             continue
         with pytest.raises(DataError) as caught:

@@ -106,7 +106,7 @@ def test_a_feature_that_reaches_past_its_sample_is_named(tmp_path):
     broken = bytearray(path.read_bytes())
     broken[size + 4 : size + 8] = struct.pack("<I", 5000)
     path.write_bytes(broken)
-    with pytest.raises(DataError, match=f"sample 1, byte {size + 4}: a feature of 5000 bytes stands where only"):
+    with pytest.raises(DataError, match=f"sample 1, byte {size + 4}: a feature of 5000 bytes does not fit where only"):
         list(read_samples(path))
 
 

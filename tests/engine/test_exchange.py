@@ -27,7 +27,7 @@ def state() -> Any:
 
 
 def test_alone_gradients_are_taken_as_they_are_and_weights_without_one_left_out() -> None:
-    exchange = GradientExchange(mesh=in_world_of_one(), parameters=Distributed())
+    exchange = GradientExchange(mesh=in_world_of_one(), distributed=Distributed())
     here = state()
     found = exchange.finish(here)
     assert {name: gradient.tolist() for name, gradient in found.items()} == {"a": [3.0, 0.0], "b": 4.0}
@@ -43,5 +43,5 @@ def test_alone_gradients_are_taken_as_they_are_and_weights_without_one_left_out(
 def test_what_no_engine_has_reduced(zero_stage: int, is_wrapped: bool, expected: list[str]) -> None:
     """ZeRO leaves out single numbers; without an engine around the modules nothing is reduced."""
     parameters = Distributed(data_parallel_size=2, zero_stage=zero_stage)  # type: ignore[arg-type]
-    exchange = GradientExchange(mesh=in_world_of_one(), parameters=parameters, replicas_are_wrapped=is_wrapped)
+    exchange = GradientExchange(mesh=in_world_of_one(), distributed=parameters, replicas_are_wrapped=is_wrapped)
     assert exchange._not_reduced(state()) == expected

@@ -1,4 +1,4 @@
-"""Runs of different settings in one process train as each does in a process of its own."""
+"""Runs of different settings in one process train as each does in its own process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def trained(runner: TrainingRunner) -> dict[str, torch.Tensor]:
 
 
 def test_two_runs_of_different_layouts_of_images(tmp_path: Path) -> None:
-    """Both are built before either trains; and once more side by side, on two threads."""
+    """Both are built before either trains; and again side by side, on two threads."""
     alone = {last: trained(ready(tmp_path, last)) for last in (True, False)}
     assert any(not torch.equal(alone[True][name], alone[False][name]) for name in alone[True]), (
         "else this shows nothing"

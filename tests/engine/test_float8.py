@@ -81,7 +81,7 @@ def test_losses_stay_near_those_without(model: Path, mixed: dict[str, Any]) -> N
     assert sum(apart) / STEPS < 0.02
     (note,) = [text for text in messages if text.startswith("mixed_precision.float8: products")]
     assert note == (
-        "mixed_precision.float8: products with 8 weights are in 8-bit floats; with 1 they are not "
+        "mixed_precision.float8: matmuls with 8 weights are in FP8; with 1 they are not "
         "('wte.weight': 50 of 50x32 does not divide by 16)."
     )
 
@@ -135,7 +135,7 @@ def test_a_device_without_8_bit_floats_is_reported(model: Path, monkeypatch: pyt
     with pytest.raises(ParametersError) as caught:
         losses(model, 1, {"float8": True})
     assert str(caught.value) == (
-        "mixed_precision.float8 is true, but this GPU has none. Leave it out, or train elsewhere."
+        "mixed_precision.float8 is true, but this GPU has none. Remove it, or use another device."
     )
 
 
@@ -145,7 +145,7 @@ def test_a_network_without_such_products_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ParametersError) as caught:
         runner.initialize()
     assert str(caught.value) == (
-        "mixed_precision.float8 is true, but no product with a weight can be computed in 8-bit floats "
+        "mixed_precision.float8 is true, but no matmul with a weight can be computed in FP8 "
         "('w1': 6 and 8 of 6x8 does not divide by 16; 'w2': 8 and 4 of 8x4 does not divide by 16). Leave it out."
     )
 

@@ -219,7 +219,7 @@ def test_data_parallel_with_batches_of_unequal_size(tmp_path: Path, zero_stage: 
 
 
 def two_outputs(folder: Path) -> None:
-    """A second output behind a weight of its own, which a loss may leave unused."""
+    """A second output behind its own weight, which a loss may leave unused."""
     model = build_mlp()
     model.graph.node.append(onnx.helper.make_node("Gemm", ["active", "w3", "b2"], ["other"], name="third"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 4), np.float32) * 0.1, "w3"))

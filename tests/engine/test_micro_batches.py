@@ -50,7 +50,7 @@ def test_one_by_one_adds_up_gradients_of_scaled_losses(scale: float) -> None:
     loss = GRAPH.loss_names.loss
     shares = LossNormalization(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, True)
     steps = SequentialMicroBatches(
-        Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh=mesh, parameters=Distributed())
+        Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh=mesh, distributed=Distributed())
     )
     gradient = torch.zeros(4)
     for number, batch in enumerate(batches(2)):

@@ -1,4 +1,4 @@
-"""A recomputed segment runs once more, not twice, and lets go of what it saved."""
+"""A recomputed segment runs again, not twice, and lets go of what it saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mark remembers, and a run that goes on beside another kind of processor."""
+"""What a mark remembers, and a run that continues next to another kind of processor."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def broken(number: float) -> InMemoryDataLoader:
 def test_the_device_skips_what_the_host_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, number: float
 ) -> None:
-    """Weights, moments, step counts, running statistics, and what is told of it."""
+    """Weights, moments, step counts, running statistics, and what is notified of it."""
     save_mlp(tmp_path, normalized=True)
     found = {}
     for on_device in (False, True):
@@ -66,7 +66,7 @@ def test_what_is_skipped_between_two_reports_is_counted_in_the_next(
 
 
 def test_nobody_waits_for_numbers_between_two_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many updates lie between the first and the last, as many numbers are read.
+    """However many updates are between the first and the last, as many numbers are read.
 
     (Cross entropy on a CPU looks at its labels; on a GPU it does not.)
     """

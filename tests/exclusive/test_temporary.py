@@ -28,7 +28,7 @@ with temporary_folder(Path(sys.argv[1])) as folder:
 
 
 def begin(path: Path) -> tuple[subprocess.Popen[str], str]:
-    """A process that writes into a temporary folder beside `path`, and the folder's name."""
+    """A process that writes into a temporary folder next to `path`, and the folder's name."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

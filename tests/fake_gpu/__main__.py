@@ -1,4 +1,4 @@
-"""`python -m tests.fake_gpu LIBRARY runs|standard ANSWER [NAME ...]`: what a test asks of a process of its own."""
+"""`python -m tests.fake_gpu LIBRARY runs|standard ANSWER [NAME ...]`: what a test asks of its own process."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ WAITING = frozenset(
         aten.bincount.default,
     }
 )
-"""Operators whose result, or the size of it, the host has to know before it goes on."""
+"""Operators whose result, or the size of it, the host has to know before it continues."""
 
 MIXING = frozenset({aten.copy_.default, aten._to_copy.default, aten._foreach_copy_.default})
 """Operators that take tensors of both devices."""
@@ -51,7 +51,7 @@ class GpuTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, numbers: torch.Tensor) -> GpuTensor:
-        """Wraps numbers as they lie in memory."""
+        """Wraps numbers as they are in memory."""
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             numbers.size(),

@@ -1,4 +1,4 @@
-"""Ctrl-C in `onward.fit`, sent to a process of its own: what was trained so far is returned, saved, and resumed."""
+"""Ctrl-C in `onward.fit`, sent to its own process: what was trained so far is returned, saved, and resumed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _untrained() -> object:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to one process")
 def test_sigterm_saves_and_raises(tmp_path: Path) -> None:
-    """Whoever sends it wants the process to end; a loop over fits must not go on."""
+    """Whoever sends it wants the process to end; a loop over fits must not continue."""
     save_mlp(tmp_path)
     code, out, err = interrupted(tmp_path, True, signal.SIGTERM)
     assert code != 0

@@ -32,7 +32,7 @@ def test_the_seed_is_whole():
 
 @pytest.mark.parametrize("block", range(4))
 def test_broken_bytes(block: int, tmp_path: Path):
-    """150 files a block; most are refused, some happen to be whole models still."""
+    """150 files a block; most are refused, some happen to be entire models still."""
     source = random.Random(block)
     data = seed_model().SerializeToString()
     path = tmp_path / "m.onnx"

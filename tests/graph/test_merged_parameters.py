@@ -44,7 +44,7 @@ OF_NEWER = [
     ("named_copies", "equal"),
     ("recurrent", "equal"),
 ]
-"""Kinds and values that came apart, or did not, each for a reason of its own."""
+"""Kinds and values that came apart, or did not, each for its own reason."""
 
 
 def check(case: Case, folder: Path) -> None:
@@ -91,8 +91,8 @@ def test_copies_with_other_biases_are_reported_and_can_be_tied(tmp_path: Path) -
     assert not outcome.is_right()
     assert (
         "Tensors hold the same numbers as others that are read with another bias: 'val_4' those of 'val_0'. The file "
-        "does not say whether each pair is one weight or was equal when exported, and they train apart. List the first "
-        "of a pair in training.tied_weights to train it as one."
+        "does not say whether each pair is one weight or was equal when exported, and they are trained separately. "
+        "List the first of a pair in training.tied_weights to train it as one."
     ) in outcome.notes
     assert train_case(case, tmp_path, tied_weights=["val_4"]).is_right()
 
@@ -117,7 +117,7 @@ def test_untied_weights_splits_what_a_file_does_not_show(tmp_path: Path) -> None
 
 
 def test_each_parameter_is_exported_under_its_own_name(tmp_path: Path) -> None:
-    """Also where the older exporter left an Identity in the place of a parameter."""
+    """Also where the older exporter left an Identity instead of a parameter."""
     case = Case("encoder", "fresh", 8, "old, not folded")
     module, x = make_module(case)
     path = export(module, (x,), tmp_path / "m.onnx", 17, False, do_constant_folding=False)
@@ -149,7 +149,7 @@ def test_parameters_that_an_equal_layer_made_redundant_are_reported(tmp_path: Pa
 
 
 def test_parameters_of_one_number_without_their_identities(tmp_path: Path) -> None:
-    """Two temperatures of 1 that a simplifier left as one tensor: the user is told, and can have them apart."""
+    """Two temperatures of 1 that a simplifier left as one tensor: the user is notified, and can have them apart."""
     case = Case("scalars", "fresh", 8, "old", "no identities")
     outcome = train_case(case, tmp_path)
     assert not outcome.is_right()

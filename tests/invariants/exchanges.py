@@ -1,4 +1,4 @@
-"""The exchanges of whole runs, heard by torch's profiler on the Gloo backend, whoever asked for them."""
+"""The exchanges of entire runs, heard by torch's profiler on the Gloo backend, whoever asked for them."""
 
 from __future__ import annotations
 

@@ -149,7 +149,9 @@ class Arena:
             life.end()
 
     def _kill_once(self, life: Life) -> bool:
-        """Waits for the next moment, kills, and waits until everybody has ended who must; whether the life goes on."""
+        """Waits for the next moment, kills, and waits until everybody has ended who must; whether the life
+        continues.
+        """
         moment = MOMENTS[self.tally.count() % len(MOMENTS)]
         choices: list[Who] = ["launcher", "a rank", "all"] if life.is_launched else ["a rank", "all"]
         who, rank = self._random.choice(choices), self._random.randrange(self.ranks)

@@ -31,7 +31,7 @@ knowing_gradients = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is spread: sizes of the mesh, and fields of section `distributed` beside them."""
+    """How a run is spread: sizes of the mesh, and fields of section `distributed` next to them."""
 
     data: int = 1
     horizontal: int = 1
@@ -112,7 +112,7 @@ def train_on_ranks(
         sections: fields of RUN.yaml by section.
         test_samples: evaluate at the end on so many, with batches of 3.
         last_batch: what becomes of the rest of an epoch.
-        samples: in the data, shared out among the replicas by runs of samples; else just enough for every update.
+        samples: in the data, sharded among the replicas by runs of samples; else just enough for every update.
         folder: where the model and the checkpoints lie; else one that is removed at the end.
         here: the part of one rank, if not `train_here`.
     """
@@ -211,7 +211,7 @@ def train_here(
 
 
 def rows_of_replica(data: Mapping[str, np.ndarray], replica: int, replicas: int, batch: int) -> dict[str, np.ndarray]:
-    """Of every `batch` rows those of one replica, so that the replicas' batches together are the whole one."""
+    """Of every `batch` rows those of one replica, so that the replicas' batches together are the full one."""
     size = batch // replicas
     return {
         name: array.reshape(-1, replicas, size, *array.shape[1:])[:, replica].reshape(-1, *array.shape[1:])

@@ -28,7 +28,7 @@ from onward.plan.costs.segments import plan_segments
 
 @dataclass(frozen=True)
 class Speedups:
-    """What is on: fusion, what is made again, joined layers, sparse lookups, channels-last images."""
+    """What is on: fusion, what is recomputed, joined layers, sparse lookups, channels-last images."""
 
     fuse: bool = True
     again: bool = True

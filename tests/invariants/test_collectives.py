@@ -1,4 +1,5 @@
-"""What the ranks of a whole run exchange, counted: Megatron's all-reduces in a layer, one mean of gradients an update.
+"""What the ranks of an entire run exchange, counted: Megatron's all-reduces in a layer, one mean of gradients an
+update.
 
 Counted are the exchanges that torch's profiler sees on the backend, whoever asked for them: operators of a rank's
 graph, DDP's reducer or FSDP2.
@@ -25,7 +26,7 @@ WIDTH, LAYERS = 32, 2
 LAYER = 12 * WIDTH**2 + 13 * WIDTH
 """Elements of the weights of a layer."""
 NUMBERS = {("all_reduce", 1): ACCUMULATION, ("all_reduce", 2): 2, ("all_reduce", MESSAGE): 1}
-"""The labels of each micro-batch; the norm and the loss, each with what is not finite; how to go on."""
+"""The labels of each micro-batch; the norm and the loss, each with what is not finite; how to continue."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,8 +47,8 @@ def of_one_update(folder: Path, layout: Layout, layers: int = LAYERS) -> tuple[C
 def test_replicas_of_a_horizontal_pair_exchange_what_megatron_does_and_one_mean_an_update(tmp_path: Path) -> None:
     """Shoeybi et al., 2019, section 3: two sums of b·s·h elements a layer forward, two backward, for every micro-batch.
 
-    Beside them: the embedding's sum and that before the output layer; of each row of logits, whose classes are cut, the
-    largest, and two sums; single numbers: the labels of each micro-batch, the norm, the loss; how to go on.
+    Next to them: the embedding's sum and that before the output layer; of each row of logits, whose classes are cut,
+    the largest, and two sums; single numbers: the labels of each micro-batch, the norm, the loss; how to continue.
     """
     layers = LAYERS
     calls, elements = of_one_update(tmp_path, Layout(2, 2, 1), layers)
@@ -80,7 +81,7 @@ def test_a_layer_more_costs_a_horizontal_pair_four_sums_a_micro_batch(tmp_path: 
     ("stage", "gathers", "reductions"), [(1, 1, 1), (2, 1, ACCUMULATION), (3, 2 * ACCUMULATION, ACCUMULATION)]
 )
 def test_replicas_with_zero_exchange_a_layer_at_once(tmp_path: Path, stage: int, gathers: int, reductions: int) -> None:
-    """Every layer is gathered and its gradients are shared out by one exchange; so is all that lies around the layers.
+    """Every layer is gathered and its gradients are sharded by one exchange; so is all that lies around the layers.
 
     Stage 3 gathers layers for either pass, what lies around them for both. Gloo shares out by adding up everything.
     """

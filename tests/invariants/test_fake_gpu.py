@@ -80,7 +80,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(library: Path, folder: Path, *what: str) -> dict[str, Any]:
-    """In a process of its own: torch looks for a GPU when it is imported, and never again."""
+    """In its own process: torch looks for a GPU when it is imported, and never again."""
     answer, (kind, *names) = folder / "answer.json", what
     command = [sys.executable, "-m", "tests.fake_gpu", str(library), kind, str(answer), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """Ranks of a training that are killed, fail or do not fit together: all stop soon with one cause, and nothing is lost.
 
-Under torch's elastic launcher training goes on by itself, and ends with the bits of a run that was never killed.
+Under torch's elastic launcher training continues by itself, and ends with the bits of a run that was never killed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_shard_that_breaks_on_one_rank_leaves_the_last_checkpoint_whole(two_re
 
 
 def test_ranks_with_different_models_are_refused_at_the_start(two_replicas: Path) -> None:
-    """Every rank reads a model of its own; that of the second has one other number."""
+    """Every rank reads its own model; that of the second has one other number."""
     for rank in range(RANKS):
         shutil.copytree(two_replicas / "train", two_replicas / f"node{rank}" / "train")
         model = onnx.load(two_replicas / "mlp.onnx")

@@ -1,6 +1,6 @@
 """Whoever starts the processes, `onward train` itself, torchrun, mpirun, or torchrun on two nodes: the same weights.
 
-And whatever happens to one of them: all end soon, the cause is shown once, and the same command goes on.
+And whatever happens to one of them: all end soon, the cause is shown once, and the same command continues.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def merged_model() -> ir.Model:
 
 @pytest.mark.parametrize("layout", [Layout(2, 1, 1, {"zero_stage": 3}), Layout(1, 2, 1), Layout(1, 1, 2)], ids=str)
 def test_merged_parameters_train_apart_in_every_layout(layout: Layout, tmp_path: Path) -> None:
-    """Each parameter of the module has a trained value of its own, in the exported file as well."""
+    """Each parameter of the module has its own trained value, in the exported file as well."""
     names = {name for name, _ in Fresh().named_parameters()}
     assert not names <= set(merged_model().graph.initializers)
     outputs = {"paths": {"model_path": str(tmp_path / "model.onnx"), "output_dir": str(tmp_path / "out")}}

@@ -77,7 +77,7 @@ def messages(folder: Path) -> list[str]:
     [
         ("kill", r"rank 1 of 2 (process"),
         ("bug", "a bug"),
-        ("hang", "No sign of life from rank 1"),
+        ("hang", "No heartbeat from rank 1"),
         ("stop", "which is stopped by a signal (SIGSTOP)"),
     ],
 )
@@ -103,7 +103,7 @@ def test_an_error_that_comes_back_is_not_tried_for_ever(workplace: Path) -> None
     done = train(workplace, "again", "bug,1,3")
     assert done.returncode == 1
     assert done.stderr.count("restarting all ranks from the beginning") == 1, done.stderr
-    assert "not restarted: the same error came back at the same place (from the beginning, then" in done.stderr
+    assert "not restarted: the same error occurred again at the same point (from the beginning, then" in done.stderr
 
 
 @pytest.mark.parametrize(("fault", "options", "code"), [("mistake,1,3", (), 2), ("kill,1,3", ("0",), 1)])

@@ -1,4 +1,4 @@
-"""A run saved in any layout goes on in any other as if it had never stopped, and leaves the same ONNX model."""
+"""A run saved in any layout continues in any other as if it had never stopped, and leaves the same ONNX model."""
 
 from __future__ import annotations
 

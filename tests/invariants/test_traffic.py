@@ -1,4 +1,4 @@
-"""What the ranks of whole runs exchange for an update is what `onward plan` says: the same calls, the same bytes."""
+"""What the ranks of entire runs exchange for an update is what `onward plan` says: the same calls, the same bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tests.invariants.layouts import Layout
 from tests.invariants.rank_pool import end_ranks
 
 Totals = dict[str, tuple[float, float]]
-"""Exchange of the backend -> calls, bytes of the whole tensors."""
+"""Exchange of the backend -> calls, bytes of the full tensors."""
 SENT = {
-    "activations to the next stage", "gradients to the stage before", "gradients of tied weights", "gradients (Adasum)",
+    "activations to the next stage", "gradients to the previous stage", "gradients of tied weights",
+    "gradients (Adasum)",
 }  # fmt: skip
 LAYOUTS = [
     Layout(2, 1, 1, {"zero_stage": 3}),
@@ -63,12 +64,12 @@ def as_gloo_does(traffic: Sequence[Traffic]) -> Totals:
 
 
 def as_heard(calls: Calls, layout: Layout) -> Totals:
-    """Without what every update needs whatever the network: single numbers, and how to go on."""
+    """Without what every update needs whatever the network: single numbers, and how to continue."""
     count, payload = Counter[str](), Counter[str]()
     for (kind, elements, width), times in calls.items():
         if elements <= ACCUMULATION or kind == "recv" or (kind, elements, width) == ("all_reduce", MESSAGE, 8):
             continue
-        # Every replica, or every horizontal rank, gives its part of what is gathered.
+        # Every replica, or every tensor-parallel rank, gives its part of what is gathered.
         parts = max(layout.data, layout.horizontal) if kind == "all_gather" else 1
         count[kind] += times
         payload[kind] += times * elements * width * parts

@@ -257,7 +257,7 @@ class Bilinear(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """Learned queries gather a set of any size (Perceiver, attention pooling); deep sets beside."""
+    """Learned queries gather a set of any size (Perceiver, attention pooling); deep sets next to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def assert_same_outputs(path: Path, x: np.ndarray, tolerance: float = 1e-5) -> o
 
 
 def train(path: Path, features: dict[str, np.ndarray], loss: dict[str, Any], rate: float = 0.02) -> list[float]:
-    """Thirty steps over all samples at once; the trained model is `fitted_trained.onnx` beside the file."""
+    """Thirty steps over all samples at once; the trained model is `fitted_trained.onnx` next to the file."""
     recorder = Recorder()
     sections = {
         "paths": {"model_path": path, "output_dir": path.parent},
@@ -250,7 +250,7 @@ def test_inspect_shows_the_file_and_what_trains(tmp_path: Path) -> None:
 
 
 def test_columns_of_categories(tmp_path: Path) -> None:
-    """Integers in a table of floats: one-hot vectors of some columns beside the others, scaled."""
+    """Integers in a table of floats: one-hot vectors of some columns next to the others, scaled."""
     generator = np.random.default_rng(0)
     x = np.concatenate([generator.integers(0, 3, (SAMPLES, 2)), generator.standard_normal((SAMPLES, 2))], axis=1)
     x = x.astype(np.float32)

@@ -23,7 +23,7 @@ CASES = [
 
 
 def _skip_blocked_layout(model: onnx.ModelProto) -> None:
-    """With ORT_ENABLE_ALL some processors get convolutions of their own: refused, by a test of its own."""
+    """With ORT_ENABLE_ALL some processors get convolutions of their own: refused, by its own test."""
     if any(node.domain == "com.microsoft.nchwc" for node in model.graph.node):
         with pytest.raises(OperatorError, match="save it with ORT_ENABLE_EXTENDED"):
             onward.to_torch(model)

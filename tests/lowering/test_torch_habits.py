@@ -23,7 +23,7 @@ X = torch.from_numpy(data(8)["x"])
 
 @pytest.fixture
 def net(tmp_path: Path) -> OnnxModule:
-    """With batch normalization and dropout, so that there is state beside the weights."""
+    """With batch normalization and dropout, so that there is state next to the weights."""
     return onward.to_torch(save_mlp(tmp_path, normalized=True, dropout=0.1))
 
 

@@ -129,7 +129,7 @@ def test_a_file_with_external_data(tmp_path: Path) -> None:
 
 
 def test_several_algorithms_are_executed_one_after_the_other() -> None:
-    """The second halves a number of its own, and reads the weight that the first has assigned."""
+    """The second halves its own number, and reads the weight that the first has assigned."""
     model = make_model()
     second = model.training_info.add()
     second.algorithm.CopyFrom(
@@ -182,7 +182,7 @@ def test_batch_normalization_does_what_its_node_says(training_mode: int) -> None
 
 
 def test_inspection_says_that_a_model_carries_its_own_training() -> None:
-    words = "the model carries a training of its own (training_info)"
+    words = "the model has its own training_info"
     model = make_model()
     assert [note for note in make_training_graph(model).notes if note.startswith(words)]
     del model.training_info[:]

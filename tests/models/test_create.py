@@ -84,5 +84,5 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ParametersError, match="is a directory; give the name of a file"):
         save_model(model, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot be written: (File exists|Not a directory).*Choose another place"):
+    with pytest.raises(StorageError, match=r"cannot be written: (File exists|Not a directory).*Choose another path"):
         save_model(model, tmp_path / "file" / "model.onnx")

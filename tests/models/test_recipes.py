@@ -1,4 +1,4 @@
-"""The recipes: their RUN.yaml files are whole, and their scripts do what they say."""
+"""The recipes: their RUN.yaml files are complete, and their scripts do what they say."""
 
 from __future__ import annotations
 

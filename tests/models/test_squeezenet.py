@@ -57,7 +57,7 @@ class SqueezeNet(nn.Module):
 
 
 class NormalizedFire(nn.Module):
-    """Fire with batch normalization in the place of biases."""
+    """Fire with batch normalization instead of biases."""
 
     def __init__(self, inputs: int, squeezed: int, expanded: int) -> None:
         super().__init__()

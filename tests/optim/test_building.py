@@ -140,7 +140,7 @@ def test_attributes_from_a_function() -> None:
 
 
 def test_combinations_that_no_optimizer_has() -> None:
-    with pytest.raises(ParametersError, match="nesterov is true while momentum is 0; give a momentum"):
+    with pytest.raises(ParametersError, match="nesterov is true while momentum is 0; set a momentum"):
         make_optimizer(optimizer_of("SGDOptimizer", lambda name: {"nesterov": True}), weights())
     with pytest.raises(ParametersError, match="do_bias_correction is false, which Adam of torch cannot do; use Lamb"):
         make_optimizer(optimizer_of("Adam", lambda name: {"do_bias_correction": False}), weights())
@@ -181,7 +181,7 @@ PEERS: dict[str, tuple[str, dict[str, Any], Callable[[list[nn.Parameter]], torch
 
 @pytest.mark.parametrize("name", PEERS)
 def test_slots_from_the_start_change_no_bit(name: str) -> None:
-    """Five steps beside a fresh optimizer of torch: weights and moments equal in every bit."""
+    """Five steps next to a fresh optimizer of torch: weights and moments equal in every bit."""
     kind, attributes, make = PEERS[name]
     ours, theirs = weights(), weights()
     optimizer = make_optimizer(optimizer_of(kind, [{"weights": "*", **attributes}]), ours)

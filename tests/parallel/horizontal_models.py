@@ -1,4 +1,4 @@
-"""Small models of many kinds for horizontal parallelism: what they are built or exported from, and a batch for each."""
+"""Small models of many kinds for tensor parallelism: what they are built or exported from, and a batch for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Example:
         features: name -> tensor of a batch.
         planned: the same of the batch that the plan is made for: other sizes of open dimensions.
         loss: what is minimized.
-        fuse: put one node in the place of several where that is known.
+        fuse: put one node instead of several where that is known.
     """
 
     make: Callable[[], ir.Model]

@@ -92,7 +92,7 @@ class Nodes:
     def start(
         self, node: int, command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Starts a command on a node, which has a host name of its own."""
+        """Starts a command on a node, which has its own host name."""
         inside = ["unshare", "--uts", "sh", "-c", f'hostname node{node}; exec "$@"', "sh", *command]
         return subprocess.Popen(
             ["ip", "netns", "exec", self.names[node], *inside],

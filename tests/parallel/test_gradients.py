@@ -1,4 +1,4 @@
-"""Gradients made whole, norms over parts and copies, and whole tensors gathered, on four real ranks."""
+"""Gradients made whole, norms over parts and copies, and full tensors gathered, on four real ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_partial_gradients_are_summed_and_unreduced_ones_averaged() -> None:
 
 
 def norms() -> tuple[float, list[float], list[float]]:
-    """The whole is cut by columns over the horizontal ranks; a second weight is the same on all four."""
+    """The whole is cut by columns over the tensor-parallel ranks; a second weight is the same on all four."""
     mesh = mesh_of_four()
     part = WHOLE.chunk(2, 1)[mesh.place.horizontal]
     same = torch.full((3,), 2.0)

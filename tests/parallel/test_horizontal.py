@@ -1,4 +1,4 @@
-"""Horizontal parallelism on Gloo ranks: loss, gradients and running statistics equal one process's, for any model."""
+"""Tensor parallelism on Gloo ranks: loss, gradients and running statistics equal one process's, for any model."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_without_a_group_nothing_is_exchanged() -> None:
 
 
 def test_tokens_that_cannot_be_shared_are_counted() -> None:
-    with pytest.raises(ValueError, match="5 tokens cannot be shared by 2 horizontal ranks; pad the sequences"):
+    with pytest.raises(ValueError, match="5 tokens cannot be divided among 2 tensor-parallel ranks; pad the sequences"):
         own_tokens(torch.zeros(2, 5, 3), cut_axis=1, blocks=(), rank=0, size=2, horizontal_group="")
 
 
@@ -64,7 +64,7 @@ def test_parts_of_another_batch_are_found_only_where_blocks_are_equal() -> None:
 
 
 def compare(_: int) -> dict[str, float]:
-    """On one of two ranks: largest difference of every operator from torch's own on whole tensors."""
+    """On one of two ranks: largest difference of every operator from torch's own on full tensors."""
     rank = dist.get_rank()
     cut = {**CUT, "rank": rank, "horizontal_group": world()}
     tokens_cut = {"cut_axis": 1, "blocks": (), "rank": rank, "size": 2, "horizontal_group": world()}

@@ -1,4 +1,4 @@
-"""Dropout over horizontal ranks: parts are dropped differently, whole values alike, and generators stay in step."""
+"""Dropout over tensor-parallel ranks: parts are dropped differently, full values alike, and generators stay in step."""
 
 from __future__ import annotations
 

@@ -257,21 +257,21 @@ def test_killed_rank_ends_all_where_no_launcher_looks_after_them(tmp_path: Path)
     said = outputs(processes)
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL, 1]
     assert "".join(said).count("onward: rank 1 (") == 1
-    assert "has died without a word: killed by a signal" in said[0] + said[2]
+    assert "died without an error message: killed by a signal" in said[0] + said[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("hang", r"Rank 1 did not come to it \(rank 1 after 3 updates\): it lives, and does something else"),
+        ("hang", r"Rank 1 did not join it \(rank 1 after 3 updates\): the process is alive and does something else"),
         (
             "hang-in-c",
-            r"No sign of life from rank 1 \(rank 1 on \S+, process \d+, which is asleep\): stopped, dead",
+            r"No heartbeat from rank 1 \(rank 1 on \S+, process \d+, which is asleep\): stopped, dead",
         ),
         (
             "freeze",
-            r"No sign of life from rank 1 \(rank 1 on \S+, process \d+, which is stopped by a signal \(SIGSTOP\); ",
+            r"No heartbeat from rank 1 \(rank 1 on \S+, process \d+, which is stopped by a signal \(SIGSTOP\); ",
         ),
     ],
 )
@@ -282,7 +282,7 @@ def test_hanging_rank_is_ended_by_the_timeout_named_and_recorded(what: str, word
     said = outputs(processes)
     assert [process.returncode for process in processes] == [1, 1, 1]
     shown = "".join(said)
-    assert len(re.findall(r"waited 3 s \(distributed\.timeout_seconds\) in an exchange for another rank", shown)) == 1
+    assert len(re.findall(r"waited 3 s \(distributed\.timeout_seconds\) in a collective for another rank", shown)) == 1
     assert len(re.findall(words, shown)) == 1, shown
     (file,) = tmp_path.glob("hang_*.txt")
     assert shown.count(f"What every rank was doing (stacks, last collectives, updates): {file.name}") == 1
@@ -317,7 +317,7 @@ def test_cut_cable_ends_both_nodes(tmp_path: Path) -> None:
         nodes.cut_cable()
         said = outputs(processes)
     assert [process.returncode for process in processes] == [1, 1]
-    assert "No sign of life from rank 1 (rank 1 on node1, process" in said[0]
+    assert "No heartbeat from rank 1 (rank 1 on node1, process" in said[0]
     assert "rank 0 is gone" in said[1] or "waited 4 s" in said[1]
 
 
@@ -333,7 +333,7 @@ def test_rank_that_dies_on_another_node_in_start_up_ends_the_rest_in_half_a_minu
         said = outputs(processes)
     assert time.monotonic() - died < 31
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
-    assert re.search(r"rank 1 \(node1, process \d+\) has given no sign of life for 2[5-9] s: dead, or unreach", said[0])
+    assert re.search(r"rank 1 \(node1, process \d+\) has sent no heartbeat for 2[5-9] s: dead, or unreach", said[0])
 
 
 # ---------------------------------------------------------------------- stopping

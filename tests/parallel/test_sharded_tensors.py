@@ -1,4 +1,4 @@
-"""Sharded tensors: shards that lie inside of their tensors, and only those."""
+"""Sharded tensors: shards that are inside of their tensors, and only those."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def load(folder: Path, content: str | bytes) -> Parameters:
         ("- a\n- b\n", " holds a list; expected sections such as `training:`."),
         ("training: [\n", "line 2, column 1 is not YAML: expected the node content, but found '<stream end>'. Look"),
         ("a:\n\n  b: 1\nc:\n  d: 2\n e: 3\n", "Look at brackets and indentation there and in the lines before."),
-        ("a: 1\nb: 2\na: 3\n", "line 3, column 1 is not YAML: the key 'a' stands here a second time."),
-        ("training: {seed: 1, seed: 2}\n", "line 1, column 21 is not YAML: the key 'seed' stands here a second time."),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1 is not YAML: the key 'a' is given a second time."),
+        ("training: {seed: 1, seed: 2}\n", "line 1, column 21 is not YAML: the key 'seed' is given a second time."),
         ("? [a]\n: 1\n", "line 1, column 3 is not YAML: ['a'] cannot be the name of a field."),
         ("a: !!python/object:os.system x\n", "line 1, column 4 is not YAML: could not determine a constructor"),
         (b"\xff\xfea: 1\n", " is not text (UTF-8), as a RUN.yaml is; the model is named in it, as paths.model_path."),
@@ -194,7 +194,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert len(lines) == 4
 
 
-# ----------------------------------------------------------------------------------------- fields beside each other
+# ----------------------------------------------------------------------------------------- fields in combination
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
     [
         (
             {"learning_rate": {"warmup_mode": "linear", "warmup_ratio": 0.1, "warmup_steps": 2}},
-            "learning_rate.warmup_ratio is 0.1 and learning_rate.warmup_steps is 2; give one of the two.",
+            "learning_rate.warmup_ratio is 0.1 and learning_rate.warmup_steps is 2; set one of the two.",
         ),
         (
             {"learning_rate": {"warmup_mode": "linear", "warmup_steps": 13}},
@@ -264,15 +264,16 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
         ),
         (
             {"distributed": {"enable_adasum": True, "zero_stage": 1, "data_parallel_size": 2}},
-            "distributed.enable_adasum is true and zero_stage is 1; Adasum needs every replica's whole gradients.",
+            "distributed.enable_adasum is true and zero_stage is 1; Adasum needs every replica's full gradients.",
         ),
         (
             {"distributed": {"zero_offload_to_cpu": True}},
-            "distributed.zero_offload_to_cpu is true, but zero_stage is 0; give a stage from 1 to 3.",
+            "distributed.zero_offload_to_cpu is true, but zero_stage is 0; set a stage from 1 to 3.",
         ),
         (
             {"distributed": {"sequence_parallel": True}},
-            "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shares out what lies between",
+            "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shards the activations "
+            "between",
         ),
         (
             {
@@ -283,7 +284,7 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
                 },
                 "training": {"gradient_accumulation_steps": 2},
             },
-            "distributed: pipeline_partition_cut_list and op_id_to_stage are given; say in one way only where",
+            "distributed: pipeline_partition_cut_list and op_id_to_stage are given, but the stages can be cut",
         ),
         (
             {"distributed": {"op_id_to_stage": {"a": 1}}},
@@ -338,7 +339,7 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
         ),
         (
             {"profiler": {"first_step": 1, "last_step": 2}},
-            "profiler.trace_dir is missing, and so is paths.output_dir; say where the trace goes.",
+            "profiler.trace_dir is missing, and so is paths.output_dir; set one of them.",
         ),
         *(
             (

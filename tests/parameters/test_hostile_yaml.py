@@ -23,7 +23,7 @@ HOSTILE = {
     "blocks": ("- " * 100_000, "nested more than 50 deep"),
     "aliases": (LAUGHS, "holds more than 100,000 values"),
     "merges": (MERGES, "holds more than 100,000 values"),
-    "itself": ("a: &a [*a]", "stands inside of what it names"),
+    "itself": ("a: &a [*a]", "is used inside of what it names"),
     "values": ("a: [" + "1," * 100_001 + "]", "holds more than 100,000 values"),
     "digits": ("a: " + "9" * 10_000, "this value cannot be read"),
     "base 60": ("a: " + "1:" * 400 + "1.5", "this value cannot be read"),

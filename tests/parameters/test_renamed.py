@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "learning_rate": {"initial_lr": 0.1},
 }
 NOTE = (
-    r"{}recompute\.cheap_inputs is deprecated: it was renamed to recompute\.cheap_activations and goes on working\. "
+    r"{}recompute\.cheap_inputs is deprecated: it was renamed to recompute\.cheap_activations and keeps working\. "
     r"Set recompute\.cheap_activations instead\."
 )
 

@@ -109,7 +109,7 @@ def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
         "(asked: axis 0 in 2; plan: axis 1 in 2)."
     ]
     assert (
-        "plan: whole, since there is one horizontal rank)"
+        "plan: unsharded, since there is one horizontal rank)"
         in compare_splits(requested, HorizontalPlan(size=1, reasons={"W": "there is one horizontal rank"}))[0]
     )
 
@@ -169,7 +169,7 @@ def test_broken_annotations_are_refused(broken: dict[str, Any], words: str) -> N
     with pytest.raises(ModelError) as error:
         read_requested_sharding(tiny(**broken), Topology())
     assert str(error.value) == (
-        f"the model's multi-device annotations are broken: {words}. Mend them, or remove them (model.configuration and "
+        f"the model's multi-device annotations are broken: {words}. Fix them, or remove them (model.configuration and "
         "the nodes' device_configurations)."
     )
     assert read_requested_sharding(tiny(axis=0), Topology()) is not None

@@ -109,7 +109,7 @@ def test_a_schedule_that_would_lose_gradients_is_refused(schedule: str) -> None:
     graph = graph_of("mlp")
     graph = replace(graph, weights=tuple(name for name in graph.weights if not name.startswith("fc0")))
     cuts = {"pipeline_partition_cut_list": "relu0,relu1,relu2"}
-    words = rf"{schedule} .* torch loses them on stage 1: no gradient flows back .* Use Interleaved1F1B, or leave"
+    words = rf"{schedule} .* torch loses them on stage 1: no gradient flows back .* Use Interleaved1F1B, or give"
     with pytest.raises(ParametersError, match=words):
         plan_run(of_any_length((1, 1, 2), pipeline_schedule=schedule, **cuts), Topology(1, 1, 2), graph, {})
     interleaved = of_any_length((1, 1, 2), pipeline_schedule="Interleaved1F1B", **cuts)

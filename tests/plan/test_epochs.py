@@ -50,13 +50,13 @@ def test_the_note_names_every_number(tmp_path: Path) -> None:
 
 
 def test_exactly_one_of_steps_and_epochs(tmp_path: Path) -> None:
-    words = r"^training\.num_train_steps is missing, and so is training\.num_epochs; give one of the two: how long"
+    words = r"^training\.num_train_steps is missing, and so is training\.num_epochs; set one of the two: how long"
     with pytest.raises(ParametersError, match=words):
         asked(tmp_path)
-    words = r"^training\.num_train_steps is 8, and training\.num_epochs is 2; give one of the two"
+    words = r"^training\.num_train_steps is 8, and training\.num_epochs is 2; set one of the two"
     with pytest.raises(ParametersError, match=words):
         asked(tmp_path, num_train_steps=8, num_epochs=2)
-    words = r"^training\.evaluation_period is 2 and training\.evaluation_period_epochs is 1; give one of the two\.$"
+    words = r"^training\.evaluation_period is 2 and training\.evaluation_period_epochs is 1; set one of the two\.$"
     with pytest.raises(ParametersError, match=words):
         asked(tmp_path, num_epochs=2, evaluation_period=2, evaluation_period_epochs=1)
 

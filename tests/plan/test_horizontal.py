@@ -1,4 +1,4 @@
-"""The decision of horizontal parallelism: what is cut and how, why the rest is whole, and one rank's graph."""
+"""The decision of tensor parallelism: what is cut and how, why the rest is unsharded, and one rank's graph."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ def test_a_vocabulary_may_be_shared_unevenly() -> None:
 def test_what_cannot_be_cut_is_named_with_the_operator_in_the_way() -> None:
     plan = planned(gpt2(), 2, (2, 9))
     assert "too small to be worth" in plan.reasons["wpe.weight"]
-    assert "every rank computes whole" in plan.reasons["h.0.ln_1.weight"]
+    assert "every rank computes in full" in plan.reasons["h.0.ln_1.weight"]
 
 
 def test_a_model_without_anything_to_cut_is_refused() -> None:
     graph = parsed("agraph (float[B,4] x, float[4,6] a) => (float[B,6] loss) {loss = MatMul(x, a)}", {"a": (4, 6)})
-    with pytest.raises(ParametersError, match="no weight of the model can be cut at all"):
+    with pytest.raises(ParametersError, match="no weight of the model can be sharded"):
         planned(graph, 2, (5, 4))
 
 
@@ -151,7 +151,7 @@ def test_clashing_cuts_are_chosen_by_what_they_save() -> None:
     )
     plan = planned(graph, 2, (5, 4))
     assert plan.regions == (("b", "c"),)
-    assert plan.reasons["a"] == "it could be cut only in the place of 'b', 'c', which hold more"
+    assert plan.reasons["a"] == "it could be sharded only instead of 'b', 'c', which hold more"
 
 
 def test_a_rank_gets_an_ordinary_graph_with_its_parts_and_the_whole_one_is_left_alone(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_one_rank_gets_the_graph_itself() -> None:
 
 
 def test_a_plan_of_another_graph_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the plan cuts 'h\.1\.attn.*', which the graph has not"):
+    with pytest.raises(ValueError, match=r"the plan shards 'h\.1\.attn.*', which the graph does not have"):
         localize(gpt2(layers=1), planned(gpt2(layers=2), 2), 0)
 
 
@@ -211,7 +211,7 @@ def test_tokens_that_the_ranks_cannot_share_are_refused_where_sharing_was_asked_
     with pytest.raises(ParametersError) as error:
         plan_horizontal(graph, 2, facts.shapes, facts.numbers, sequence_parallel=True)
     assert "distributed.sequence_parallel is true" in str(error.value)
-    assert "their sums are of 7 tokens. Sequences of a multiple of 2 tokens are needed" in str(error.value)
+    assert "their sums are of 7 tokens. Use sequences of a multiple of 2 tokens" in str(error.value)
     flat = parsed(
         "agraph (float[B,4] x, float[4,6] a, float[6,3] b) => (float[B,3] loss)"
         "{h = MatMul(x, a) r = Relu(h) loss = MatMul(r, b)}",
@@ -258,7 +258,7 @@ def test_a_projection_that_is_split_into_a_sequence_is_cut_in_its_parts() -> Non
 
 
 def test_what_is_computed_from_cut_elements_is_cut_though_it_has_no_gradient() -> None:
-    """Attention whose rows may be all masked has such a `Where`; a part of the rank's part would be another's."""
+    """Attention whose rows may be all masked has such a `Where`; a part of the rank's shard would be another's."""
     graph = parsed(
         """g (float[B, 6] x, float[6, 8] w, float[8, 5] v) => (float loss) {
             m = MatMul (x, w)  missing = IsNaN (m)  zero = Constant <value_float = 0.0> ()

@@ -1,4 +1,5 @@
-"""Sizes that do not divide heads, groups or channels: the run is refused, or the user is told what stays whole."""
+"""Sizes that do not divide heads, groups or channels: the run is refused, or the user is notified of what stays
+unsharded."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_heads_and_features_are_named_with_the_weights_and_the_sizes_that_fit() 
         "distributed.horizontal_parallel_size is 3, but 3 does not divide the 4 heads of 'h.0.attn.c_attn.weight' and "
         "5 more (sizes that can: 2, 4); 3 does not divide the 128 features of 'h.0.mlp.c_fc.weight' and 5 more (sizes "
         "that can: 2, 4, 8, 16, 32, 64, 128). Sizes that divide every layer: 2, 4. distributed.allow_whole_layers: "
-        "true trains all the same, with these layers whole on every rank. Data and pipeline parallelism need no "
+        "true trains anyway, with these layers unsharded on every rank. Data and pipeline parallelism need no "
         "divisor."
     )
 
@@ -69,7 +70,9 @@ def test_who_allows_it_gets_the_other_layers_sharded_and_is_notified() -> None:
         assert plan.reasons[f"h.0.attn.{name}"] == expected
     (note,) = plan.notes
     # (48 + 1) * 144 + 48 * 48 of them, and (48 + 1) * 192 + 192 * 48 of the MLP.
-    assert note.startswith("every horizontal rank holds 33.4% of the layers whole: 8 does not divide the 12 heads of")
+    assert note.startswith(
+        "every tensor-parallel rank holds 33.4% of the layers unsharded: 8 does not divide the 12 heads of"
+    )
 
 
 def test_a_stray_layer_stays_whole_and_the_user_is_notified() -> None:
@@ -77,8 +80,8 @@ def test_a_stray_layer_stays_whole_and_the_user_is_notified() -> None:
     plan = planned(graph, 4, (5, 16))
     assert plan.regions == (("a", "b"),)
     assert plan.notes == (
-        "every horizontal rank holds 1.4% of the layers whole: 4 does not divide the 6 features of 'c' and 1 more "
-        "(sizes that can: 2, 3, 6).",
+        "every tensor-parallel rank holds 1.4% of the layers unsharded: 4 does not divide the 6 features of 'c' and 1 "
+        "more (sizes that can: 2, 3, 6).",
     )
     assert "'c' and 1 more" in refusal(two_layers(hidden=64, other=10), 4, (5, 16))
 

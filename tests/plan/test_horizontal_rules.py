@@ -47,11 +47,11 @@ X, Y = {"x": SIZES}, {"y": SIZES}
 COLUMNS = {0: Sharding(1, (8,))}
 IMAGE = (2, 8, 6, 6)
 CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Sharding], str]] = {
-    "no rule": (site("Det", X, Y), COLUMNS, {}, "nothing is known of how Det computes on parts"),
+    "no rule": (site("Det", X, Y), COLUMNS, {}, "nothing is known of how Det computes on shards"),
     "whole operand": (
         site("Attention", {"q": (2, 3, 8), "k": (2, 3, 4), "v": (2, 3, 4)}, {"y": (2, 3, 8)},
              q_num_heads=2, kv_num_heads=1),
-        {1: Sharding(2, (4,))}, {}, "needs its operand 1 whole or cut otherwise",
+        {1: Sharding(2, (4,))}, {}, "needs its operand 1 unsharded or sharded in another way",
     ),
     "old softmax": (
         site("Softmax", {"x": IMAGE}, {"y": IMAGE}, version=11, axis=1),
@@ -60,11 +60,11 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Shardin
     "running sum": (site("CumSum", {**X, "axis": ()}, Y), COLUMNS, {}, "its axis depends on data"),
     "groups normalized": (
         site("GroupNormalization", {"x": IMAGE, "s": (8,), "b": (8,)}, {"y": IMAGE}, num_groups=2),
-        {0: Sharding(1, (6, 2))}, {}, "a group of channels would be cut",
+        {0: Sharding(1, (6, 2))}, {}, "a group of channels would be split",
     ),
     "positions": (
         site("MaxPool", {"x": IMAGE}, {"y": IMAGE, "i": IMAGE}), {0: Sharding(1, (8,))}, {},
-        "gives positions in the whole tensor",
+        "gives positions in the full tensor",
     ),
     "padded axes": (
         site("Pad", {**X, "pads": (2,), "value": (), "axes": (1,)}, {"y": (4, 10)}), {0: Sharding(0, (4,))}, {},
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Shardin
     ),
     "by samples": (
         site("SoftmaxCrossEntropyLoss", {**X, "labels": (4,)}, {"loss": ()}), {0: Sharding(0, (4,))}, {},
-        "can be cut by classes only",
+        "can be sharded by classes only",
     ),
     "equation": (
         site("Einsum", {**X, "w": (8, 3)}, {"y": (4, 3)}, equation="ij,jk"), COLUMNS, {},
@@ -110,14 +110,14 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Shardin
     ),
     "groups convolved": (
         site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Sharding(1, (6, 2))}, {},
-        "a group of channels would be cut",
+        "a group of channels would be split",
     ),
     "groups by samples": (
         site("Conv", {"x": IMAGE, "w": (8, 4, 1, 1)}, {"y": IMAGE}, group=2), {0: Sharding(0, (2,))}, {},
-        "is cut by other axes than its groups",
+        "is sharded along other axes than its groups",
     ),
     "picked": (
-        site("Gather", {**X, "i": (2,)}, {"y": (4, 2)}, axis=1), COLUMNS, {}, "picks elements of the cut axis",
+        site("Gather", {**X, "i": (2,)}, {"y": (4, 2)}, axis=1), COLUMNS, {}, "picks elements of the sharded axis",
     ),
     "heads unsaid": (
         site("RotaryEmbedding", {"x": (2, 3, 8), "cos": (3, 2), "sin": (3, 2)}, {"y": (2, 3, 8)}),
@@ -125,33 +125,33 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Shardin
     ),
     "mixed": (
         site("Reshape", {**X, "s": (2,)}, {"y": (8, 4)}, {"s": (8, 4)}), {0: Sharding(1, (6, 2))}, {},
-        "mixes the cut axis 1 with others: [4, 8] to [8, 4]",
+        "mixes the sharded axis 1 with others: [4, 8] to [8, 4]",
     ),
     "joined across": (
         site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {0: Sharding(1, (3,)), 1: Sharding(0, (4,))}, {},
-        "its operands are cut along different axes",
+        "its operands are sharded along different axes",
     ),
     "joined over a border": (
         site("Concat", {"a": (4, 3), "b": (4, 5)}, Y, axis=1), {}, {0: Sharding(1, (8,))},
-        "the cut of its result crosses an operand's border",
+        "a shard of its result crosses an operand's border",
     ),
     "split across": (
         site("Split", X, {"a": (4, 4), "b": (4, 4)}, axis=1, num_outputs=2), {},
         {0: Sharding(1, (4,)), 1: Sharding(0, (4,))},
-        "its parts are cut along different axes",
+        "its outputs are sharded along different axes",
     ),
     "split over a border": (
         site("Split", X, {"a": (4, 4), "b": (4, 4)}, axis=1, num_outputs=2), COLUMNS, {},
-        "the cut of its operand crosses a part's border",
+        "a shard of its operand crosses an output's border",
     ),
     "split unequally": (
         site("Split", X, {"a": (4, 5), "b": (4, 3)}, axis=1, num_outputs=2), {0: Sharding(1, (5, 3))}, {},
-        "has parts of different sizes that it does not name",
+        "has outputs of different sizes that it does not list",
     ),
     "every second": (
         site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,), "t": (1,)}, {"y": (4, 4)},
              {"s": (0,), "e": (8,), "a": (1,), "t": (2,)}),
-        COLUMNS, {}, "takes every 2th element of the cut axis",
+        COLUMNS, {}, "takes every 2th element of the sharded axis",
     ),
     "sliced by data": (
         site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,)}, {"y": (4, 5)}, {"a": (1,)}), COLUMNS, {},
@@ -159,12 +159,12 @@ CASES: dict[str, tuple[NodeContext, Mapping[int, Sharding], Mapping[int, Shardin
     ),
     "sliced over a border": (
         site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,)}, {"y": (4, 5)}, {"s": (0,), "e": (5,), "a": (1,)}),
-        COLUMNS, {}, "the cut of its operand crosses the slice's border",
+        COLUMNS, {}, "a shard of its operand crosses the slice's border",
     ),
     "reversed": (
         site("Slice", {**X, "s": (1,), "e": (1,), "a": (1,), "t": (1,)}, Y,
              {"s": (-1,), "e": (-9,), "a": (1,), "t": (-1,)}),
-        COLUMNS, {}, "reverses the cut axis",
+        COLUMNS, {}, "reverses the sharded axis",
     ),
 }  # fmt: skip
 

@@ -173,7 +173,7 @@ def test_a_store_that_refuses_ends_the_run(
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Access Denied")
 
-    # Of the class: fsspec gives each thread an instance of its own.
+    # Of the class: fsspec gives each thread its own instance.
     monkeypatch.setattr(type(bucket), "put_file", refuse)
     assert main(["train", "memory://bucket/run.yaml"]) == 2
     text = capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_packing_and_exporting_by_url(bucket: Any, tmp_path: Path, capsys: pytes
     assert "memory://bucket/packed/train: 19 samples" in capsys.readouterr().out
     assert main(pack) == 2
     assert capsys.readouterr().err == (
-        "onward pack: destination 'memory://bucket/packed/train' already holds shards: give another one, or remove "
+        "onward pack: destination 'memory://bucket/packed/train' already holds shards: pass another one, or delete "
         "them there; --overwrite replaces local ones only.\n"
     )
     packed = ["--paths.train_data_dir", "memory://bucket/packed/train", "--paths.test_data_dir"]

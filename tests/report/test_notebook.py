@@ -139,7 +139,7 @@ def test_tables() -> None:
 
 
 def test_the_notebook_of_the_tutorial_runs(tmp_path: Path) -> None:
-    """In a kernel of its own: no cell fails, progress is one display, values are shown as HTML."""
+    """In its own kernel: no cell fails, progress is one display, values are shown as HTML."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -118,7 +118,7 @@ def test_histograms_of_constants_and_of_values_that_are_not_finite(tmp_path: Pat
 
 
 def test_a_resumed_run_has_no_double_and_no_backward_points(tmp_path: Path) -> None:
-    """A run dies at update 50 and goes on from its checkpoint at 30: other values, each update once, in order."""
+    """A run dies at update 50 and continues from its checkpoint at 30: other values, each update once, in order."""
     first = TensorBoardWatcher(tmp_path)
     for update in range(10, 60, 10):
         first.on_step(step_report(update, loss=1.0))

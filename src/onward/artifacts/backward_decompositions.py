@@ -184,7 +184,7 @@ def avg_pool_backward(
 
 
 def _window_sizes(size: Any, windows: Any, kernel: int, stride: int, padding: int, include_pad: bool) -> Tensor:
-    """How many rows each window of an axis divides by: padding counts with `include_pad`, what lies beyond it never."""
+    """How many rows each window of an axis divides by: padding counts with `include_pad`, what is beyond it never."""
     starts = torch.arange(windows) * stride - padding
     ends = (starts + kernel).clamp(max=size + padding)
     if not include_pad:

@@ -18,7 +18,7 @@ def write_dequantized(
     keep_rounding: bool = True,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Dequantized:
-    """Writes a quantized model with float32 parameters in the place of its stored integers.
+    """Writes a quantized model with float32 parameters instead of its stored integers.
 
     Args:
         source: the quantized model; it is not changed.

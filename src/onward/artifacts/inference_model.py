@@ -1,6 +1,6 @@
 """`onward.export`: the user's own graph with the trained weights and running statistics, ready for any ONNX runtime.
 
-Files are written beside their place and moved there when they are complete.
+Files are written next to their place and moved there when they are complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def export(net: OnnxModule, path: str | os.PathLike[str]) -> None:
 
     Names, opset, metadata, types and `training_info` are the user's own. Dropout and batch normalization that were
     exported in training mode are switched to inference. Models above 1.5 GB, and those that had external data, get
-    `<path>.data` beside them.
+    `<path>.data` next to them.
 
     Raises:
         StorageError: the disk is full or refuses; what stood at `path` before is still there.
@@ -107,7 +107,7 @@ def _set_attribute(nodes: Mapping[str, ir.Node], place: AttributeWeight, name: s
     """Writes a weight back into the list of floats that it is in the user's graph."""
     node = nodes.get(place.output)
     if node is None or place.attribute not in node.attributes:
-        raise ModelError(f"the weight {name!r} has no place in the model: no node gives {place.output!r}.")
+        raise ModelError(f"the weight {name!r} cannot be written: no node of the model computes {place.output!r}.")
     tensor = read(name)
     if tensor.is_meta:  # a rehearsal, which has no values
         return
@@ -149,7 +149,7 @@ def _set(
     value = holders.get(name)
     if value is None:
         raise ModelError(
-            f"the weight {name!r} has no place of its own in the model: it is a constant inside a function. "
+            f"the weight {name!r} cannot be written: it is a constant inside a function. "
             "Inline the model's functions first (onnx.inliner.inline_local_functions)."
         )
     tensor = _lazy_tensor(value, name, read, tie, example)

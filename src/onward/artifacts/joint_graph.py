@@ -208,14 +208,14 @@ def _trace(function: Callable[..., Any], arguments: Sequence[torch.Tensor], size
     except (*_DATA_DEPENDENT, UserError) as error:
         if isinstance(error, _DATA_DEPENDENT) or isinstance(error.__cause__, _DATA_DEPENDENT):
             raise ModelError(
-                "the model computes shapes, or which way to go, from its data, so it has no training graph: "
+                "the model computes shapes or control flow from its data, so it has no static training graph: "
                 f"{_first_line(error)}"
             ) from error
         if sizes.examples:
             given = ", ".join(f"{name}={size}" for name, size in sizes.examples.items())
             raise ModelError(
-                f"the training graph cannot be traced with the open sizes {given}: {_first_line(error)} "
-                "Give sizes that the model needs in training.mapped_dimensions."
+                f"the training graph cannot be traced with the symbolic dimensions {given}: {_first_line(error)} "
+                "Set the sizes that the model needs in training.mapped_dimensions."
             ) from error
         raise
 
@@ -239,5 +239,5 @@ def _check_open(mode: FakeTensorMode, features: Mapping[str, torch.Tensor], size
         listed = ", ".join(f"{name!r}" for name in sorted(fixed))
         raise ModelError(
             f"the training graph cannot leave {listed} open: the model computes differently for every size (a loop "
-            "over it, or a comparison with it). Give its size in training.mapped_dimensions."
+            "over it, or a comparison with it). Set its size in training.mapped_dimensions."
         )

@@ -92,7 +92,8 @@ def append_update(
     gradients: Mapping[str, ir.Value],
     training_operators: bool = False,
 ) -> None:
-    """Appends a weight update to a model, with the inputs it needs besides weights and gradients, and its outputs.
+    """Appends a weight update to a model, with the inputs it needs in addition to weights and gradients, and its
+    outputs.
 
     With `training_operators`, Adam and Momentum of ai.onnx.preview.training stand where they mean the same.
     """
@@ -148,7 +149,7 @@ def operator_for(name: str, attributes: Mapping[str, Any], dtype: ir.DataType | 
 
 def _check(attributes: Mapping[str, Any], name: str) -> None:
     if name == "SGDOptimizer" and attributes["nesterov"] and not attributes["momentum"]:
-        raise ParametersError("optimizer_attributes: nesterov is true while momentum is 0; give a momentum.")
+        raise ParametersError("optimizer_attributes: nesterov is true while momentum is 0; set a momentum.")
 
 
 def _norm(writer: NodeWriter, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value]:
@@ -358,5 +359,5 @@ def _check_free(model: ir.Model, name: str) -> None:
     if any(value.name == name for value in (*model.graph.inputs, *model.graph.outputs)):
         raise ModelError(
             f"the training graph needs the name {name!r} twice: a weight or feature of the model has a name that "
-            "stands for a gradient, a moment or a result. Rename it in the model."
+            "is reserved for a gradient, a moment or a result. Rename it in the model."
         )

@@ -59,7 +59,7 @@ def quantize_model(
     calibration: Calibration | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Path:
-    """Writes a model in fewer bits.
+    """Writes a model in lower precision.
 
     Args:
         source, target: ONNX files.

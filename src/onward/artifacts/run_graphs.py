@@ -65,7 +65,7 @@ def write_graphs_of_run(
         graph: the unsharded one, with its loss.
         net: what this rank trains of it.
         is_entire: whether that is all of it.
-        tell: is told of each file.
+        tell: called with the name of each file.
 
     Raises:
         ModelError, ParametersError, StorageError: as `write_graphs` does.
@@ -138,7 +138,7 @@ def _check_no_accumulation(parameters: Parameters, what: str) -> None:
     if accumulation != 1:
         raise ParametersError(
             f"training.gradient_accumulation_steps is {accumulation}; {what} updates the weights at every call. "
-            "Set it to 1, or write the training graph and the optimizer graph and add gradients up between them."
+            "Set it to 1, or write the training graph and the optimizer graph and accumulate gradients between them."
         )
 
 

@@ -233,20 +233,20 @@ def _check_options(quantize: str | None, calibration_dir: str | Path | None) -> 
 
 @contextlib.contextmanager
 def _workplace(output: Path) -> Iterator[Path]:
-    """A temporary folder beside the output."""
+    """A temporary folder next to the output."""
     with contextlib.ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             folder = stack.enter_context(temporary_folder(output))
         except OSError as error:
             raise StorageError(
-                f"{str(output)!r} cannot be written: {error.strerror or error}. Choose another place for the model."
+                f"{str(output)!r} cannot be written: {error.strerror or error}. Choose another path for the model."
             ) from error
         yield folder
 
 
 def _converted(step: Path, optimize: bool, quantize: str | None, calibration: Calibration | None) -> Path:
-    """The file that a model becomes, beside it."""
+    """The file that a model becomes, next to it."""
     if optimize:
         step = optimize_model(step, step.with_name("optimized.onnx"), UNLIMITED)
     if quantize is not None:

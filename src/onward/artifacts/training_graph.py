@@ -1,4 +1,4 @@
-"""Loss and gradients, and a whole training step, as ONNX graphs in standard operators, for a plain inference runtime.
+"""Loss and gradients, and an entire training step, as ONNX graphs in standard operators, for a plain inference runtime.
 
 The joint graph of forward and backward pass goes through torch's ONNX exporter; weights and gradients then get the
 names of the model's initializers back.
@@ -44,7 +44,7 @@ def write_training_graph(net: OnnxModule, path: str | os.PathLike[str], sizes: M
 
     Args:
         net: from a training graph with a loss, which is its first output.
-        path: of the file; weights above 1.5 GB in all go to `<path>.data` beside it.
+        path: of the file; weights above 1.5 GB in all go to `<path>.data` next to it.
         sizes: symbolic dimension -> its size. Those that are not in it stay open, as in the model.
 
     Raises:
@@ -58,7 +58,7 @@ def write_training_graph(net: OnnxModule, path: str | os.PathLike[str], sizes: M
 def write_train_step(
     net: OnnxModule, optimizer: Optimizer, path: str | os.PathLike[str], sizes: Mapping[str, int] | None = None
 ) -> None:
-    """Writes a whole step of training as an ONNX model: forward pass, backward pass and weight update.
+    """Writes an entire step of training as an ONNX model: forward pass, backward pass and weight update.
 
     Inputs and outputs are those of `write_training_graph` and `write_optimizer_graph` together, without the gradients.
 
@@ -160,7 +160,7 @@ def _name_values(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str])
     if count > 1:
         raise ModelError(
             f"the training graph needs the name {name!r} twice: a weight or feature of the model has a name "
-            "that stands for a gradient or a result. Rename it in the model."
+            "that is reserved for a gradient or a result. Rename it in the model."
         )
     _separate_outputs(graph)
     ends = {*graph.inputs, *graph.outputs}
@@ -184,7 +184,7 @@ def _name_values(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str])
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """An output that is an input too, or another output, becomes a value of its own."""
+    """An output that is an input too, or another output, becomes a separate value."""
     seen: set[ir.Value] = set()
     for index, value in enumerate(list(graph.outputs)):
         if value in seen or value.is_graph_input() or value.is_initializer():

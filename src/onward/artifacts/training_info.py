@@ -65,10 +65,10 @@ def write_training_info(
         graph: with a loss, its model not yet expanded for lowering.
         read: gives a weight or running statistic by its name.
         optimizer: which update; Momentum and Adam of the standard where they mean the same, else arithmetic.
-        path: of the file; weights above 1.5 GB in all go to `<path>.data` beside it.
+        path: of the file; weights above 1.5 GB in all go to `<path>.data` next to it.
 
     Returns:
-        What to tell the user, one sentence each.
+        What to report to the user, one sentence each.
 
     Raises:
         ModelError: the opset is too old, a weight is in a nested graph or of a type that `Gradient` does not take,

@@ -1,1 +1,1 @@
-"""Saving and loading a run's state on top of torch.distributed.checkpoint: whole or not at all."""
+"""Saving and loading a run's state on top of torch.distributed.checkpoint: completely or not at all."""

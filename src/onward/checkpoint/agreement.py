@@ -1,5 +1,5 @@
-"""What the ranks of a group tell each other about a checkpoint, so that all of them go on or all of them fail with the
-same cause. Without a group there is one rank, and nothing is sent."""
+"""What the ranks of a group tell each other about a checkpoint, so that all of them continue or all of them fail with
+the same cause. Without a group there is one rank, and nothing is sent."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ _ADVICE = {
     errno.ENOSPC: "Free some space, or name another disk in checkpoint.checkpoints_dir",
     errno.EDQUOT: "Your quota is used up: free some space, or name another disk in checkpoint.checkpoints_dir",
     errno.EROFS: "The file system is mounted read-only: name another one in checkpoint.checkpoints_dir",
-    errno.EACCES: "Get the right to write there, or name another directory in checkpoint.checkpoints_dir",
-    errno.EPERM: "Get the right to write there, or name another directory in checkpoint.checkpoints_dir",
+    errno.EACCES: "Get write permission there, or name another directory in checkpoint.checkpoints_dir",
+    errno.EPERM: "Get write permission there, or name another directory in checkpoint.checkpoints_dir",
     errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or name another disk in checkpoint.checkpoints_dir",
     errno.ENOTDIR: "Name a directory in checkpoint.checkpoints_dir",
     errno.EEXIST: "Name a directory in checkpoint.checkpoints_dir",
@@ -174,10 +174,10 @@ def storage_error(error: OSError, path: Path, needed_bytes: int, verb: str) -> S
     sizes = f" {needed_bytes:,} bytes are needed" if needed_bytes else ""
     if free is not None:
         sizes += f"{',' if sizes else ''} {free:,} bytes are free on its file system"
-    advice = _ADVICE.get(error.errno or 0, "Mend the disk, or name another one in checkpoint.checkpoints_dir")
+    advice = _ADVICE.get(error.errno or 0, "Fix the disk, or name another one in checkpoint.checkpoints_dir")
     return StorageError(
         f"{path} could not be {verb}: {error.strerror or error}{where}.{sizes}{'.' if sizes else ''} "
-        f"{advice}. Checkpoints completed earlier are whole."
+        f"{advice}. Checkpoints completed earlier are intact."
     )
 
 
@@ -185,7 +185,7 @@ def not_shared(directory: Path, finding: str) -> StorageError:
     """The error for ranks that see different disks under one path."""
     return StorageError(
         f"{directory} is not one directory for all ranks: {finding}. checkpoint.checkpoints_dir must be on a disk that "
-        "all nodes share; name one there. Checkpoints completed earlier are whole."
+        "all nodes share; name one there. Checkpoints completed earlier are intact."
     )
 
 

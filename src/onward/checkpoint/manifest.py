@@ -38,7 +38,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its dtype by torch's name without `torch.` (`float32`, `bfloat16`) and its whole shape."""
+    """One tensor: its dtype by torch's name without `torch.` (`float32`, `bfloat16`) and its full shape."""
 
     dtype: str
     shape: tuple[int, ...]

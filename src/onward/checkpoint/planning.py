@@ -88,7 +88,7 @@ def _refuse_contradictions(plans: list[SavePlan]) -> None:
             assert data is not None
             kind, chunk = (data.properties.dtype, data.size), data.chunk
             if kinds.setdefault(name, kind) != kind:
-                raise ValueError(f"{name!r} is {kinds[name]} on a rank before and {kind} on rank {rank}")
+                raise ValueError(f"{name!r} is {kinds[name]} on an earlier rank and {kind} on rank {rank}")
             if sizes.setdefault((name, chunk.offsets), chunk.sizes) != chunk.sizes:
                 raise ValueError(f"two shards of {name!r} begin at {list(chunk.offsets)} and are of different sizes")
     # torch's planner does not look for holes where there is one rank.
@@ -97,7 +97,7 @@ def _refuse_contradictions(plans: list[SavePlan]) -> None:
         held[name] += math.prod(shard)
     for name, (_, size) in kinds.items():
         if held[name] != size.numel():
-            raise ValueError(f"{name!r} has {size.numel()} elements, and the ranks together write {held[name]} of them")
+            raise ValueError(f"{name!r} has {size.numel()} elements, and the ranks write {held[name]} of them")
     for rank, plan in enumerate(plans):
         for name in plan.planner_data:
             if name not in kinds:

@@ -1,5 +1,5 @@
-"""Finding, checking and loading checkpoints. A checkpoint is read whole or not at all: every file's checksum and every
-tensor's name, shape and dtype are compared before the first value is changed."""
+"""Finding, checking and loading checkpoints. A checkpoint is read completely or not at all: every file's checksum and
+every tensor's name, shape and dtype are compared before the first value is changed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _RESTORE = "Restore it from a copy"
 
 
 def choose_checkpoint(directory: Path, if_damaged: IfDamaged) -> tuple[Path | None, list[str]]:
-    """The checkpoint to resume from, and what to tell; None: there is none. Damaged ones are renamed and kept.
+    """The checkpoint to resume from, and what to report; None: there is none. Damaged ones are renamed and kept.
 
     One rank calls this, which holds the lock of the folder.
 

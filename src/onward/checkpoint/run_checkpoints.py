@@ -1,4 +1,4 @@
-"""The checkpoints of one run: from which it goes on, and what it saves as its parameters say."""
+"""The checkpoints of one run: from which it resumes, and what it saves as its parameters say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GO_ON = "The same command resumes from there."
 
 
 def can_save(settings: Checkpoint, step: int, say: Callable[[str], None]) -> bool:
-    """Whether the checkpoint that SIGUSR1 asks for can be saved; `say` is told either way."""
+    """Whether the checkpoint that SIGUSR1 asks for can be saved; `say` is called either way."""
     is_possible = settings.checkpoints_dir is not None
     say(
         f"SIGUSR1 at step {step}: saving a checkpoint; training continues."
@@ -62,7 +62,7 @@ class RunCheckpoints:
         self._say = say or (lambda text: None)
 
     def record(self, settings: Checkpoint) -> dict[str, Any] | None:
-        """What stands in the checkpoint that `resume` would load, beside its tensors; None: there is none.
+        """What is in the checkpoint that `resume` would load, in addition to its tensors; None: there is none.
 
         Raises:
             CheckpointError: it is broken.
@@ -146,7 +146,7 @@ class RunCheckpoints:
         """
         if self._writer is None:
             if settings.checkpoints_dir is None:
-                raise ParametersError("checkpoint.checkpoints_dir is not set; say where checkpoints go.")
+                raise ParametersError("checkpoint.checkpoints_dir is not set; set it to the folder for checkpoints.")
             self._writer = CheckpointWriter(
                 settings.checkpoints_dir,
                 settings.max_num_checkpoints,
@@ -165,7 +165,7 @@ class RunCheckpoints:
         callbacks: Mapping[str, Any] | None = None,
         best_update: int | None = None,
     ) -> Path:
-        """Starts a checkpoint of the present state; training may go on at once.
+        """Starts a checkpoint of the present state; training may continue at once.
 
         Args:
             parameters: of the round.

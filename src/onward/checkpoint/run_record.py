@@ -1,4 +1,5 @@
-"""What the manifest of a run's checkpoint says beside its tensors, checked field by field before a run uses it."""
+"""What the manifest of a run's checkpoint says in addition to its tensors, checked field by field before a run uses
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a run's tensors in host memory, from which a checkpoint is written while training goes on.
+"""Copies of a run's tensors in host memory, from which a checkpoint is written while training continues.
 
 The buffers are made at the first save and used again at each later one. Those of tensors on a GPU are page-locked, so
 that the GPU writes into them by itself, all tensors at once, at the full speed of the bus.

@@ -2,7 +2,7 @@
 layout that torch's `HuggingFaceStorageReader` reads wherever no worker holds a tensor in several shards.
 
 torch's own `HuggingFaceStorageWriter` builds each file in memory first. That takes twice the checkpoint in extra memory
-and holds the interpreter lock for as long, so that a save in the background stops the training beside it; this one
+and holds the interpreter lock for as long, so that a save in the background stops the training alongside it; this one
 streams from the tensors and hashes the bytes on their way."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class FilePlan:
 
     Attributes:
         name: of the file.
-        numbered: the tensors whose keys are numbered, and what stands before the number.
+        numbered: the tensors whose keys are numbered, and what is before the number.
     """
 
     name: str

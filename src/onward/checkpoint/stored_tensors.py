@@ -138,10 +138,10 @@ def _shards_of_file(file: Path) -> Iterator[tuple[str, StoredShard]]:
         file_bytes = os.fstat(stream.fileno()).st_size
         (header_bytes,) = struct.unpack("<Q", stream.read(8))
         if header_bytes > min(file_bytes - 8, LARGEST_HEADER_BYTES):
-            raise ValueError(f"its header is said to have {header_bytes:,} bytes; the file has {file_bytes:,}")
+            raise ValueError(f"its header claims {header_bytes:,} bytes; the file has {file_bytes:,}")
         header = parse_json(stream.read(header_bytes))
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not a JSON object")
     metadata = _METADATA.validate_python(header.pop("__metadata__", {}))
     offsets = _OFFSETS.validate_python(parse_json(metadata.get(OFFSETS_KEY, "{}")))
     names = _NAMES.validate_python(parse_json(metadata.get(NAMES_KEY, "{}")))

@@ -104,7 +104,8 @@ class CheckpointWriter:
                 any character. Ranks may hold different names.
             record: plain JSON values; rank 0's are stored.
             rank_record: plain JSON values of this rank, stored as `record["ranks"][str(rank)]`.
-            best: number of a checkpoint that is kept, besides the newest; those kept before as the best are removed.
+            best: number of a checkpoint that is kept, in addition to the newest; those kept before as the best are
+                removed.
 
         Returns:
             The directory where the checkpoint will be when it is complete.
@@ -174,7 +175,7 @@ class CheckpointWriter:
         temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
 
         def begin() -> int:
-            # What a process killed after its last save could not remove any more. An error is told after this save.
+            # What a process killed after its last save could not remove any more. An error is reported after this save.
             # The best one so far is removed only after a better one is safe.
             with suppress(StorageError):
                 if best is None:
@@ -228,7 +229,7 @@ def _explained(error: BaseException, final: Path, group: dist.ProcessGroup | Non
     if isinstance(error, RuntimeError) and group is not None:
         rank, size = rank_and_size(group)
         return OnwardError(
-            f"{final} could not be written: one of the {size} ranks ended or stood still meanwhile (seen on rank "
-            f"{rank}: {error}). Checkpoints completed earlier are whole."
+            f"{final} could not be written: one of the {size} ranks ended or stopped responding in the meantime (seen "
+            f"on rank {rank}: {error}). Checkpoints completed earlier are intact."
         )
     return error

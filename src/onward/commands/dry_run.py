@@ -83,7 +83,7 @@ def _of_one_update(parameters: Parameters) -> Parameters:
 
 
 def _lines(parameters: Parameters, summary: RunSummary, is_tested: bool) -> list[str]:
-    """What to tell, a sentence each."""
+    """What to report, a sentence each."""
     training, checkpoint, paths = parameters.training, parameters.checkpoint, parameters.paths
     accumulation = training.gradient_accumulation_steps
     loss = "" if summary.last_loss is None else f", loss {format_value(summary.last_loss)}"

@@ -91,7 +91,7 @@ def plan(
 
 
 def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[str, FeatureSpec], target: Path) -> str:
-    """The user's own model with the plan; returns what to tell."""
+    """The user's own model with the plan; returns what to report."""
     source = parameters.paths.model_path
     if source is None or parameters.distributed.pipeline_stage_paths:
         raise ParametersError("--write annotates the model of paths.model_path; pipeline_stage_paths name several.")
@@ -135,7 +135,7 @@ def _with_found_batch(
     specs: Mapping[str, FeatureSpec],
     limit: float | None,
 ) -> tuple[Parameters, str]:
-    """The run with the micro-batch that a forecast finds, and what to tell."""
+    """The run with the micro-batch that a forecast finds, and what to report."""
     if limit is None:
         raise ParametersError(
             "training.find_batch_size: the memory of a rank is not known here. Pass --memory-gb, or set "

@@ -156,7 +156,7 @@ def table(members: Sequence[Member]) -> list[str]:
 
 
 _COUNTS = ("step", "update")
-"""What the metrics of a record hold besides metrics."""
+"""What the metrics of a record hold in addition to metrics."""
 
 
 def _number(value: Any) -> str:

@@ -104,7 +104,7 @@ def train(
 
 
 def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str], options: TrainOptions) -> int:
-    """This command once more, in as many processes as the sizes say."""
+    """This command again, in as many processes as the sizes say."""
     environment = environment_of(parameters, options)
     check_room(parameters.distributed, environment.device_kind)
     arguments = [] if options.display == "console" else [f"--{options.display}"]

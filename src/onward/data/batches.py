@@ -110,7 +110,7 @@ class SampleBlock:
     Attributes:
         features: name -> array over the file's samples.
         count: samples in the file.
-        order: permutation of them; None: as they stand.
+        order: permutation of them; None: in their own order.
         first: how many of them, in that order, were read before.
         epoch, sample, file: as in `DataCursor`, at the file's first sample.
         file_count: files of the epoch.

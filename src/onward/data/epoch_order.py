@@ -1,4 +1,4 @@
-"""The order in which an epoch reads files and samples: as they stand, or drawn from seed and epoch alone."""
+"""The order in which an epoch reads files and samples: in their own order, or drawn from seed and epoch alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EpochOrder:
     """A stateless order: it depends on nothing but seed, epoch and file, so that a position in it can be resumed.
 
     Attributes:
-        shuffle: False: files and samples as they stand.
+        shuffle: False: files and samples in their own order.
         seed: of the shuffling, at least 0.
     """
 
@@ -30,7 +30,9 @@ class EpochOrder:
         return self._permutation(count, 0, epoch) if self.shuffle else np.arange(count)
 
     def samples(self, epoch: int, file: int, count: int) -> np.ndarray | None:
-        """Permutation, int64 [count], of the samples in a file (its number in the whole data set); None: unshuffled."""
+        """Permutation, int64 [count], of the samples in a file (its number in the entire data set); None:
+        unshuffled.
+        """
         return self._permutation(count, 1, epoch, file) if self.shuffle else None
 
     def _permutation(self, count: int, *key: int) -> np.ndarray:

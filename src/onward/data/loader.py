@@ -167,7 +167,7 @@ class DataLoader:
 
         Raises:
             ParametersError: `batch_size` is not a positive integer.
-            DataError: a file is broken; files differ in features, shapes or dtypes; `cursor` lies outside of the data;
+            DataError: a file is broken; files differ in features, shapes or dtypes; `cursor` is outside of the data;
                 a batch is larger than an epoch and may not wrap.
         """
         check_batch_size(batch_size)
@@ -226,8 +226,8 @@ class DataLoader:
     def _locate(self, cursor: DataCursor) -> DataCursor:
         if cursor.fingerprint and cursor.fingerprint != self.fingerprint:
             self.messages.append(
-                f"the data of {str(self._files.data_dir)!r} (files, partition or shuffling) are not those that "
-                "the data position was taken from: training continues at the same place of other samples."
+                f"the data of {str(self._files.data_dir)!r} (files, partition or shuffling) differ from those of "
+                "the checkpoint: training continues at the same position in other samples."
             )
         if cursor.file is None and cursor.sample == 0:
             return DataCursor(epoch=cursor.epoch, sample=0, file=0, file_sample=0, fingerprint=self.fingerprint)

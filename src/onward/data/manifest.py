@@ -1,4 +1,4 @@
-"""`pack.json`, the list of contents beside packed shards, by which a loader notices that samples were lost."""
+"""`pack.json`, the list of contents next to packed shards, by which a loader notices that samples were lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def read_manifest(data_dir: Path) -> Manifest | None:
-    """Reads `pack.json` of a directory of shards; None where there is none, as beside shards of other origin.
+    """Reads `pack.json` of a directory of shards; None where there is none, as next to shards of other origin.
 
     Raises:
         DataError: the file is not a manifest, or of a newer version.

@@ -56,7 +56,7 @@ class FeatureSpec:
 
 @dataclass(frozen=True)
 class Shard:
-    """A whole shard file.
+    """An entire shard file.
 
     Attributes:
         path: the file.
@@ -77,7 +77,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class _FeatureBytes:
-    """Where a feature's raw data stand in every sample of a file of uniform layout."""
+    """Where a feature's raw data are in every sample of a file of uniform layout."""
 
     name: str
     start: int
@@ -91,7 +91,7 @@ def stacked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str], checksum: str | None = None) -> Shard:
-    """Reads a whole shard file.
+    """Reads an entire shard file.
 
     Args:
         path: the file.
@@ -244,7 +244,7 @@ def _find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, s
 
 
 def _find_raw_data(message: memoryview) -> tuple[int, int] | None:
-    """Start and end of `TensorProto.raw_data` in a serialized message; None unless it stands there exactly once."""
+    """Start and end of `TensorProto.raw_data` in a serialized message; None unless it is there exactly once."""
     position, found = 0, None
     while position < len(message):
         tag, position = _read_varint(message, position)

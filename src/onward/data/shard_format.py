@@ -1,6 +1,6 @@
 """The byte format of a shard file: writing samples, walking over them, reading them back.
 
-The format is that of ONNX Runtime's training runner. A file has no header and no footer: samples stand back to back
+The format is that of ONNX Runtime's training runner. A file has no header and no footer: samples are back to back
 until its end. A sample is its size (uint32, little-endian, counting everything of the sample after these four bytes)
 and then its features; a feature is its size (uint32, little-endian) and that many bytes of a serialized
 `onnx.TensorProto`, whose name is the feature's and whose shape has no batch axis.
@@ -241,9 +241,9 @@ def split_sample(sample: memoryview, path: Path, number: int, offset: int) -> It
         if left < 0 or size > left:
             found = f"a feature of {size} bytes" if left >= 0 else "the start of a feature's length field"
             raise DataError(
-                f"{locate(path, number, here)}: {found} stands where only {len(sample) - position} bytes of the sample "
-                f"(which starts at byte {offset} and has {len(sample)} bytes) are left. The file is corrupt: copy or "
-                "pack it again, or set data.skip_corrupt_files to leave it out."
+                f"{locate(path, number, here)}: {found} does not fit where only {len(sample) - position} bytes of the "
+                f"sample (which starts at byte {offset} and has {len(sample)} bytes) are left. The file is corrupt: "
+                "copy or pack it again, or set data.skip_corrupt_files to leave it out."
             )
         yield here, sample[position + 4 : position + 4 + size]
         position += 4 + size

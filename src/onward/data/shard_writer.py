@@ -18,7 +18,7 @@ from onward.exclusive.temporary import temporary_path
 class ShardWriter:
     """Writes one shard file that appears under its name only when it is complete and on the disk.
 
-    Use as a context manager. Samples go to a hidden temporary file beside the destination, which is renamed at the end
+    Use as a context manager. Samples go to a hidden temporary file next to the destination, which is renamed at the end
     and removed if the block raises.
 
     Attributes:

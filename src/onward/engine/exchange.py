@@ -1,4 +1,4 @@
-"""How the gradients, losses and statistics of several ranks become one, as the parameters of a run want it.
+"""How the gradients, losses and statistics of several ranks become one, as the settings of the run say.
 
 In a world of one process everything here is the plain thing.
 """
@@ -27,15 +27,15 @@ class GradientExchange:
 
     Attributes:
         mesh: the ranks.
-        parameters: section `distributed`.
-        partial: weights whose gradients are sums over the horizontal ranks.
+        distributed: section `distributed`.
+        partial: weights whose gradients are sums over the tensor-parallel ranks.
         pipeline: where there is one.
         replicas_are_wrapped: whether an engine averages over the replicas during the backward pass.
         counts: how many ranks hold each weight, kept on the device.
     """
 
     mesh: Mesh
-    parameters: Distributed
+    distributed: Distributed
     partial: Sequence[str] = ()
     pipeline: Pipeline | None = None
     replicas_are_wrapped: bool = True
@@ -43,10 +43,12 @@ class GradientExchange:
 
     def micro_batch(self, module: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Around the forward and backward pass of a micro-batch, the last of its update or not."""
-        return data_parallel.micro_batch(module, self.parameters.zero_stage, is_last)
+        return data_parallel.micro_batch(module, self.distributed.zero_stage, is_last)
 
     def finish(self, state: TrainState) -> dict[str, torch.Tensor]:
-        """Takes the gradients of all backward passes, and makes them whole; weight -> gradient of this rank's part."""
+        """Takes the gradients of all backward passes, and reduces them over the ranks; weight -> gradient of this
+        rank's shard.
+        """
         if self.pipeline is not None:
             self.pipeline.sum_shared_gradients()
         found = {
@@ -58,7 +60,7 @@ class GradientExchange:
                 found,
                 partial=self.partial,
                 not_reduced=self._not_reduced(state),
-                enable_adasum=self.parameters.enable_adasum,
+                enable_adasum=self.distributed.enable_adasum,
             )
         return found
 
@@ -66,7 +68,7 @@ class GradientExchange:
         """ZeRO shares out along axis 0; a weight that is a single number has none."""
         if not self.replicas_are_wrapped:
             return list(state.weights)
-        return [name for name, weight in state.weights.items() if self.parameters.zero_stage and not weight.full_shape]
+        return [name for name, weight in state.weights.items() if self.distributed.zero_stage and not weight.full_shape]
 
     def total_norm(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The L2 norm of the gradients of all weights, on every rank the same."""
@@ -105,8 +107,8 @@ class GradientExchange:
         return {name: outputs[name].detach() for name in names if name in outputs}
 
     def average_statistics(self, state: TrainState) -> None:
-        """Every replica normalized with its own batch; what they go on with is the mean of what they saw."""
-        if not self.parameters.synchronize_batch_norm:
+        """Every replica normalized with its own batch; what they continue with is the mean of what they saw."""
+        if not self.distributed.synchronize_batch_norm:
             data_parallel.average(list(state.statistics().values()), self.mesh.data)
 
     def sum_over_replicas(self, numbers: torch.Tensor) -> torch.Tensor:

@@ -227,7 +227,7 @@ def _make_report(
 
 
 def _rate(count: float, seconds: float) -> float:
-    """A number a second; 0 by a clock that stands still."""
+    """A number a second; 0 by a clock that has stopped."""
     return count / seconds if seconds > 0 else 0.0
 
 

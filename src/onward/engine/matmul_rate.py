@@ -34,7 +34,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     _wait(device)
     count = 8 if device.type == "cuda" else 1  # at once, so that starting them costs nothing
     best, ends = float("inf"), time.perf_counter() + seconds
-    for _ in range(_MOST_MATMULS):  # also by a clock that stands still
+    for _ in range(_MOST_MATMULS):  # also by a clock that has stopped
         if time.perf_counter() >= ends:
             break
         started = time.perf_counter()

@@ -153,7 +153,7 @@ class RunStart(_Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReport(_Shown):
-    """One pass over the whole test set: means over its samples.
+    """One pass over the entire test set: means over its samples.
 
     Attributes:
         step, update, round: when it was made, as in `StepReport`.
@@ -212,7 +212,7 @@ class RunSummary(_Shown):
         steps, updates, skipped_updates, samples: done in this call.
         batch_size, gradient_accumulation_steps: as asked.
         first_loss, last_loss: means over the first and last display window; None where no step was done.
-        seconds: wall clock of the whole call; train_seconds: without evaluation and checkpoints.
+        seconds: wall clock of the entire call; train_seconds: without evaluation and checkpoints.
         samples_per_second: over `train_seconds`; stable_samples_per_second: over the last 128 steps at
             most, without the first.
         metrics: of the last evaluation; empty where none was made.

@@ -1,4 +1,4 @@
-"""All that changes while a run trains; saving it is a checkpoint, loading it goes on as if nothing had happened."""
+"""All that changes while a run trains; saving it is a checkpoint, loading it continues as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TrainState:
         )
 
     @property
-    def parameters(self) -> dict[str, nn.Parameter]:
+    def torch_parameters(self) -> dict[str, nn.Parameter]:
         """What the optimizer updates, by weight."""
         return {name: weight.parameter for name, weight in self.weights.items()}
 
@@ -201,7 +201,7 @@ class TrainState:
                 sharding, shape = cut
                 shards = sharding.shards(shape, place.horizontal, self.mesh.topology.horizontal_size)
                 found[f"states/{name}"] = ShardedTensor(tensor, shape, shards, place.data == 0)
-        for name, slots in slots_by_name(self.optimizer, self.parameters).items():
+        for name, slots in slots_by_name(self.optimizer, self.torch_parameters).items():
             found |= {f"slots/{slot}/{name}": self.weights[name].sharded_like(tensor) for slot, tensor in slots.items()}
         return found | {name: ShardedTensor.full(tensor) for name, tensor in self.random_states().items()}
 
@@ -241,7 +241,7 @@ class TrainState:
         return {"data": self.mesh.place.data, "cursor": self.cursor.to_dict(), "left_out": spans}
 
     def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> list[str]:
-        """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to tell."""
+        """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to report."""
         self.counters = Counters(**record["counters"])
         self.rate = RateAdjustment(**record.get("learning_rate", {}))
         replica, replicas = self.mesh.place.data, self.mesh.topology.data_size
@@ -262,10 +262,10 @@ class TrainState:
 
 
 def resumed_cursor(record: Mapping[str, Any], replica: int, replicas: int) -> tuple[DataCursor, list[str]]:
-    """Where a replica goes on in its data, by the record of a checkpoint, and what to tell the user.
+    """Where a replica continues in its data, by the record of a checkpoint, and what to report to the user.
 
     With as many replicas as before it is the exact sample. With another number every replica has other files: the
-    epoch goes on, and as many of its samples are passed over as all replicas together had read.
+    epoch continues, and as many of its samples are passed over as all replicas together had read.
     """
     cursors = {entry["data"]: DataCursor.from_dict(entry["cursor"]) for entry in record.get("ranks", {}).values()}
     if not cursors:
@@ -275,7 +275,7 @@ def resumed_cursor(record: Mapping[str, Any], replica: int, replicas: int) -> tu
     epoch = min(cursor.epoch for cursor in cursors.values())
     read = sum(cursor.sample for cursor in cursors.values() if cursor.epoch == epoch)
     note = (
-        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are shared out anew, and "
+        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are redistributed, and "
         f"epoch {epoch} goes on after {read} samples; some of its samples may be read twice, others not at all."
     )
     return DataCursor(epoch=epoch, sample=read // replicas), [note]

@@ -24,7 +24,7 @@ MESSAGE = {
     "rate_scale": "the learning rate's factor, where a callback changed it",
     "rate_fixed": "the learning rate that a callback fixed, -1 for the schedule's, where a callback changed it",
 }
-"""What travels beside each update: name -> meaning. Of each number the largest that any rank gives counts."""
+"""What is sent with each update: name -> meaning. Of each number the largest that any rank gives counts."""
 
 
 @dataclass(frozen=True)

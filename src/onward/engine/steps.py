@@ -190,7 +190,7 @@ class Steps:
 
     def _change_weights(self, norm: torch.Tensor) -> None:
         if self.max_norm_clip is not None:
-            clip_grads_with_norm_(self.state.parameters.values(), self.max_norm_clip, norm)
+            clip_grads_with_norm_(self.state.torch_parameters.values(), self.max_norm_clip, norm)
         self.state.optimizer.step()
         for weight in self.state.weights.values():
             weight.update_followers()
@@ -212,11 +212,11 @@ class Steps:
         """Whole tensors, where ranks hold parts of them on rank 0 alone."""
         values = self.exchange.watched_values(outputs, self.watched.values)
         if self.state.mesh.world_size == 1:
-            return {**values, **self.watched.select(self.state.parameters)}
+            return {**values, **self.watched.select(self.state.torch_parameters)}
         if not self.watched.patterns:
             return values
         tensors = {
             name: self.state.weights[name.removesuffix("_grad")].sharded_like(tensor)
-            for name, tensor in self.watched.select(self.state.parameters).items()
+            for name, tensor in self.watched.select(self.state.torch_parameters).items()
         }
         return {**values, **gather_full(self.state.mesh, tensors)}

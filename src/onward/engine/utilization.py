@@ -38,7 +38,7 @@ class Utilization:
         device: of this process.
         dtype: of the run's matrix products.
         world_size: processes that share the work.
-        say: is told once where MFU cannot be true.
+        say: called once where MFU cannot be true.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Utilization:
         try:
             return matmul_rate(self._device, self._dtype, MATMUL_SECONDS)
         except torch.OutOfMemoryError:
-            self._say("MFU is not shown: the GPU has no memory left in which to measure a large matrix product.")
+            self._say("MFU is not shown: the GPU has no memory left in which to measure a large matmul.")
             return None
         finally:
             if self._device.type == "cuda":  # its matrices are not the run's

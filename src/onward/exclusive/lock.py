@@ -29,7 +29,7 @@ from onward.remote.files import shown, url_of
 from onward.untrusted_files import parse_json
 
 LOCK_NAME = ".onward-lock"
-"""The lock of a folder, in it; the lock of a file is beside it and has its name, too."""
+"""The lock of a folder, in it; the lock of a file is next to it and has its name, too."""
 
 REFRESH_SECONDS = 20.0
 """Between two signs of life."""
@@ -130,9 +130,9 @@ class Lock:
             found = self._file.read()
             if found is not None and found != self._text:
                 raise FolderInUseError(
-                    f"{shown(self.target)} was taken over by {Holder.parse(found)}, since this process gave no sign of "
-                    "life for too long. Nothing more is written there. Start the run again when the other one ended, "
-                    "or with another folder."
+                    f"{shown(self.target)} was taken over by {Holder.parse(found)}, because this process sent no "
+                    "heartbeat for too long. Nothing more is written there. Start the run again when the other one "
+                    "ended, or with another folder."
                 )
 
     def release(self) -> None:
@@ -188,7 +188,7 @@ def lock_outputs(
     Args:
         folders: made where they are missing; local paths or URLs.
         files: as above; a lock on a file says nothing of its folder.
-        say: is told of a wait that takes longer than a second.
+        say: called with a note on a wait that takes longer than a second.
 
     Raises:
         FolderInUseError: another process holds one of them; none is locked.

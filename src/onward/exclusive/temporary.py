@@ -1,4 +1,4 @@
-"""Temporary files beside what they become, under names that hold the mark of the process that writes them.
+"""Temporary files next to what they become, under names that hold the mark of the process that writes them.
 
 A process that is killed cannot remove its own; the next one that writes into the same folder does. What carries no
 mark, or that of a living process, is never touched.
@@ -24,13 +24,13 @@ _NAME = re.compile(r"\..*\.onward-tmp-(?P<mark>[0-9a-z]+-\d+-\d+)-[0-9a-f]{8}", 
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside `path` that nothing else has, hidden, with the mark of this process."""
+    """A name next to `path` that nothing else has, hidden, with the mark of this process."""
     return path.with_name(f".{path.name[:120]}.onward-tmp-{ProcessMark.own()}-{secrets.token_hex(4)}")
 
 
 @contextlib.contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` for what becomes it, removed at the end; what killed processes left there goes first.
+    """A folder next to `path` for what becomes it, removed at the end; what killed processes left there goes first.
 
     OSError goes through.
     """
@@ -45,7 +45,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place when it is complete; a failure leaves what was there.
+    """A file next to `path` that takes its place when it is complete; a failure leaves what was there.
 
     OSError goes through.
     """

@@ -1,4 +1,4 @@
-"""The weights of the best evaluation, held in memory while a fit goes on, and put into its network at the end."""
+"""The weights of the best evaluation, held in memory while a fit continues, and put into its network at the end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BestWeights(Callback):
             evaluate: evaluates the last weights; None: they are not evaluated any more.
 
         Returns:
-            The update that the network's weights are of (None: nothing was evaluated), and what to tell.
+            The update that the network's weights are of (None: nothing was evaluated), and what to report.
         """
         best, last = self._best.best, self._state.counters.update
         is_last = best.update == last

@@ -52,7 +52,7 @@ class ModelPorts:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the arguments of `fit` say besides model and data; None: to be found out, or the default."""
+    """What the arguments of `fit` say in addition to model and data; None: to be found out, or the default."""
 
     loss: Any = None
     label: str | None = None

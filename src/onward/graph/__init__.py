@@ -1,1 +1,1 @@
-"""ONNX -> ONNX on the whole model: reading, choosing weights, loss. No torch, no ranks."""
+"""ONNX -> ONNX on the entire model: reading, choosing weights, loss. No torch, no ranks."""

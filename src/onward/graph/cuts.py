@@ -17,7 +17,7 @@ class CutPoint:
     Attributes:
         value: its name.
         node: name of the node that computes it.
-        nodes_before, nodes_after: how many nodes lie on either side, that node before.
+        nodes_before, nodes_after: how many nodes are on either side, that node before.
         weights_before: how many trained weights are first read before.
         shape: of the value, as far as it is known.
     """

@@ -16,7 +16,7 @@ KEEP_APART = operators_with(Fact.MATMUL | Fact.CONVOLUTION | Fact.RECURRENT | Fa
     "Attention",
     "Softmax",
 }
-"""Operators that keep layers apart which stand before and after them: one result would wait long for the other.
+"""Operators that keep layers apart which are before and after them: one result would wait long for the other.
 
 So would keys and values of every layer of a decoder, which read the same result of an encoder.
 """

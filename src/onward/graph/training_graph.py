@@ -81,7 +81,7 @@ class TrainingGraph:
         return None if self.loss_names is None else self.loss_names.loss or None
 
     def why_nothing_trains(self) -> str:
-        """What to tell a user of a graph without weights: what its tensors are, and what to do."""
+        """What to report to a user of a graph without weights: what its tensors are, and what to do."""
         return why_nothing_trains(self.model.graph, self.frozen, self.known_as, self.constants)
 
 
@@ -118,7 +118,7 @@ def make_training_graph(
         revive_dropout: rules by which dropout that an export left out is put back, for training only.
         loss: what to minimize; None: only the model's own outputs.
         count_correct: with a class loss, also compute how many labels the prediction hits.
-        fuse: put one node in the place of several where `onward.graph.fusion` knows how.
+        fuse: put one node instead of several where `onward.graph.fusion` knows how.
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
         fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
@@ -234,7 +234,7 @@ def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:
     if not source.meta.get(TRAINING_INFO):
         return ()
     return (
-        "the model carries a training of its own (training_info); export keeps it as it is. It is not what RUN.yaml "
+        "the model has its own training_info; export keeps it unchanged. It is not what RUN.yaml "
         "trains with: onward.lowering.training_info.load_training_info runs it.",
     )
 

@@ -1,4 +1,4 @@
-"""What operators must know of the run beside their inputs: a value that is bound when a program is lowered.
+"""What operators must know of the run in addition to their inputs: a value that is bound when a program is lowered.
 
 Two networks of different contexts can train side by side in one process, on any of autograd's threads.
 """

@@ -113,9 +113,10 @@ def _warned_of_float16(net: OnnxModule) -> OnnxModule:
     narrow = [name for name, weight in net.weights.items() if weight.dtype is torch.float16]
     if narrow:
         warnings.warn(
-            f"{len(narrow)} of the {len(net.weights)} trainable weights are fp16, the first {narrow[0]!r}. In a loop "
-            "of your own small updates are rounded away, and Adam gives NaN within a few steps, since its eps is 0 in "
-            "fp16. Pass dtype=torch.float32 to onward.to_torch to train in fp32; onward.export writes fp16 back. To "
+            f"{len(narrow)} of the {len(net.weights)} trainable weights are fp16, the first {narrow[0]!r}. In your own "
+            "training loop small updates are rounded away, and Adam gives NaN within a few steps, since its eps is 0 "
+            "in fp16. Pass dtype=torch.float32 to onward.to_torch to train in fp32; onward.export writes fp16 back. "
+            "To "
             'compute without training, pass weights_not_to_train=["*"].',
             stacklevel=3,
         )

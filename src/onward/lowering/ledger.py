@@ -28,7 +28,7 @@ REFUSED: Mapping[OperatorKey, str] = {
 
 REFUSED_DOMAINS: Mapping[str, str] = {
     "com.microsoft.nchwc": "onnxruntime saved the model in the blocked layout of one kind of processor; save it with "
-    "ORT_ENABLE_EXTENDED in the place of ORT_ENABLE_ALL",
+    "ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL",
 }
 """Domain -> why none of its operators are computed, unless one has a lowering."""
 

@@ -31,7 +31,7 @@ class TensorTree(nn.Module):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Attributes of the module are set beside tensors of the same name, not in their place."""
+        """Attributes of the module are set next to tensors of the same name, not in their place."""
         parameters = self.__dict__.get("_parameters", ())
         taken = name in parameters or name in self.__dict__.get("_buffers", ())
         if isinstance(value, nn.Parameter) and name in parameters:
@@ -155,7 +155,7 @@ class OnnxModule(TensorTree):
         read: Callable[[ir.Value], torch.Tensor] | None = None,
         context: ExecutionContext = USUAL,
     ) -> None:
-        """Lowers a graph; `read` makes the tensor of a trained weight in the place of reading it from the file."""
+        """Lowers a graph; `read` makes the tensor of a trained weight instead of reading it from the file."""
         super().__init__()
         self.graph = graph
         self.context = context
@@ -196,7 +196,7 @@ class OnnxModule(TensorTree):
     def _replicate_for_data_parallel(self) -> OnnxModule:
         raise ModelError(
             "torch.nn.DataParallel does not work with this module, whose code holds tensors of one device. Use one "
-            "process a GPU: torch.nn.parallel.DistributedDataParallel, or onward train with "
+            "process per GPU: torch.nn.parallel.DistributedDataParallel, or onward train with "
             "distributed.data_parallel_size."
         )
 
@@ -264,7 +264,7 @@ class OnnxModule(TensorTree):
     def keep_fp32_master_weights(self) -> tuple[str, ...]:
         """Keeps 16-bit weights in fp32 from now on, for updates that 16 bits would round away; returns their names.
 
-        The graph goes on computing in its own types: `forward` casts, and gradients arrive in fp32.
+        The graph continues computing in its own types: `forward` casts, and gradients arrive in fp32.
         """
         for name, weight in self.weights.items():
             if weight.dtype in (torch.float16, torch.bfloat16):
@@ -279,7 +279,7 @@ class OnnxModule(TensorTree):
         return {**tensors, **{name: tensors[name].to(dtype) for name, dtype in self.graph_dtypes.items()}}
 
     def run(self, inputs: tuple[Any, ...], tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-        """Computes the program with other tensors in the place of the module's own.
+        """Computes the program with other tensors instead of the module's own.
 
         A model without any tensor computes where its first input is.
         """

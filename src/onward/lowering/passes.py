@@ -33,7 +33,7 @@ def is_recomputing() -> bool:
 
 
 # torch's compiler cannot look into context variables; so marked, it asks while it traces. The decorator that does this,
-# torch.compiler.assume_constant_result, would import the whole compiler with onward.
+# torch.compiler.assume_constant_result, would import the entire compiler with onward.
 is_recomputing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -36,7 +36,7 @@ class Program:
 
     `code(training, device, *inputs, *tensors)` returns the outputs as a tuple. `tensors` names the model's own
     tensors (weights, running statistics, constants) that the code reads, in the order of its arguments;
-    `attribute_tensors` holds those of them that were attributes of nodes. `run` is called in the place of `code`
+    `attribute_tensors` holds those of them that were attributes of nodes. `run` is called instead of `code`
     where it is given: the same, compiled.
     """
 
@@ -101,7 +101,7 @@ def prune_unused_optional_inputs(graph: fx.Graph) -> None:
 
 
 def _name_the_node(code: fx.GraphModule, arguments: tuple[Any, ...], error: Exception) -> Exception:
-    """Finds the failing node by running the program once more, node by node."""
+    """Finds the failing node by running the program again, node by node."""
     try:
         with torch.no_grad():
             interpreter = _NamingInterpreter(code)

@@ -32,7 +32,7 @@ RESERVED = _CONTEXT | {"training", "device", "output_count", "owned", "dtypes", 
 - `output_count: int`: outputs of the node up to the last one that is named;
 - `owned: tuple[bool, ...]`: per input, whether it is a tensor of the model itself (initializer or constant);
 - `dtypes: tuple[torch.dtype | None, ...]`: per input, its element type as far as it is known before running;
-- `element_types: tuple[int | None, ...]`: the same as ONNX's own codes, which tell apart types that torch holds alike;
+- `element_types: tuple[int | None, ...]`: the same as ONNX's own codes, which distinguish types that torch holds alike;
 - `only_dequantized: bool`: whether the node's first output reaches nothing but `DequantizeLinear`, and
   products that give real numbers;
 - the fields of `ExecutionContext`, each under its name.

@@ -128,7 +128,7 @@ def _attention(writer: GraphWriter, x: ir.Value, lowering: ir.Value, options: Be
 
 
 def _predict_words(writer: GraphWriter, x: ir.Value, table: ir.Value, options: BertOptions) -> ir.Value:
-    """The masked language model's head: one more layer, then the embedding's transpose and a bias of its own."""
+    """The masked language model's head: one more layer, then the embedding's transpose and its own bias."""
     width = options.shape.width
     with writer.scope("predictions"):
         with writer.scope("transform"):

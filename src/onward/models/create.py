@@ -62,9 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
     count = sum(tensor.size for tensor in weights if tensor is not None)
     inputs = ", ".join(_describe(value) for value in model.graph.inputs)
     outputs = ", ".join(_describe(value) for value in model.graph.outputs)
-    return (
-        f"{arguments.output}: {arguments.model}, {count:,} numbers in its weights; inputs {inputs}; outputs {outputs}"
-    )
+    return f"{arguments.output}: {arguments.model}, {count:,} parameters; inputs {inputs}; outputs {outputs}"
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -77,7 +75,7 @@ def _describe(value: ir.Value) -> str:
 
 
 def save_model(model: ir.Model, path: Path) -> None:
-    """Writes a model, the weights of a large one to `<file>.data` beside it, never holding more than a few of them.
+    """Writes a model, the weights of a large one to `<file>.data` next to it, never holding more than a few of them.
 
     Raises:
         ParametersError: the path is a directory.

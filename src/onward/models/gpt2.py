@@ -82,7 +82,7 @@ def build_gpt2(options: GPT2Options) -> ir.Model:
 
 
 def _causal_mask(writer: GraphWriter, positions: ir.Value) -> ir.Value:
-    """bool [S, S]: whether the query of a row may see the key of a column, which must not lie after it."""
+    """bool [S, S]: whether the query of a row may see the key of a column, which must not be after it."""
     with writer.scope("causal"):
         columns = writer.op("Unsqueeze", positions, writer.integers([0]))
         rows = writer.op("Unsqueeze", positions, writer.integers([1]))

@@ -27,7 +27,7 @@ class MnistOptions(ModelOptions):
     channels: int = option(1, "channels of an image", minimum=1)
     flat_input: bool = option(False, "gemm: take images as rows of pixels, [batch, channels*size*size]")
     hidden: int = option(128, "width of the hidden layer", minimum=1)
-    classes: int = option(10, "classes to tell apart", minimum=1)
+    classes: int = option(10, "number of classes", minimum=1)
     batch_norm: bool = option(True, "conv: batch normalization after every convolution")
     dropout: float = option(0.25, "conv: dropout ratio before the fully connected layers", minimum=0, below=1)
 

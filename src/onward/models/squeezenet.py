@@ -31,7 +31,7 @@ SMALLEST_MAP = 4
 class SqueezeNetOptions(ModelOptions):
     """Options of `squeezenet`."""
 
-    classes: int = option(1000, "classes to tell apart", minimum=1)
+    classes: int = option(1000, "number of classes", minimum=1)
     image_size: int = option(224, "rows and columns of an image", minimum=1)
     channels: int = option(3, "channels of an image", minimum=1)
     dropout: float = option(0.5, "dropout ratio before the classifier", minimum=0, below=1)

@@ -38,15 +38,15 @@ _DEFAULTS_OF = {"Lamb": {"epsilon": 1e-6, "do_bias_correction": False}}
 Attributes = Mapping[str, Any]
 
 
-def attributes_of_weight(parameters: Optimizer, weight: str) -> dict[str, Any]:
+def attributes_of_weight(settings: Optimizer, weight: str) -> dict[str, Any]:
     """The optimizer attributes of one weight: the defaults, then every rule that matches it, in order.
 
     Raises:
         ParametersError: a function given as `optimizer_attributes` returns an attribute the optimizer does not have.
     """
-    name = parameters.training_optimizer_name
+    name = settings.training_optimizer_name
     attributes = {**_DEFAULTS, **_DEFAULTS_OF.get(name, {})}
-    rules = parameters.optimizer_attributes
+    rules = settings.optimizer_attributes
     if callable(rules):
         known = {n.rstrip("_") for n in ATTRIBUTES_OF[name]} | {"learning_rate_factor"}
         given = _returned(rules(weight), weight)
@@ -95,23 +95,23 @@ def _given(rule: AttributeRule) -> dict[str, Any]:
     return {name.rstrip("_"): value for name, value in values.items() if value is not None}
 
 
-def with_exact_names(parameters: Optimizer, weights: Iterable[str], known_as: WeightNames) -> Optimizer:
+def with_exact_names(settings: Optimizer, weights: Iterable[str], known_as: WeightNames) -> Optimizer:
     """The same attributes with rules that list the initializers they match; patterns may name module paths, too."""
-    rules = parameters.optimizer_attributes
+    rules = settings.optimizer_attributes
     if callable(rules):
-        return parameters
+        return settings
     names = tuple(weights)
     exact = tuple(replace(rule, weights=tuple(n for n in names if known_as.matches(n, rule.weights))) for rule in rules)
-    return replace(parameters, optimizer_attributes=exact)
+    return replace(settings, optimizer_attributes=exact)
 
 
-def unmatched_rules(parameters: Optimizer, weights: Iterable[str], known_as: WeightNames | None = None) -> list[str]:
+def unmatched_rules(settings: Optimizer, weights: Iterable[str], known_as: WeightNames | None = None) -> list[str]:
     """Patterns of rules that match no weight: worth a word to the user, since it is often a slip."""
-    if callable(parameters.optimizer_attributes):
+    if callable(settings.optimizer_attributes):
         return []
     patterns = [
         pattern
-        for rule in parameters.optimizer_attributes
+        for rule in settings.optimizer_attributes
         for pattern in ((rule.weights,) if isinstance(rule.weights, str) else rule.weights)
     ]
     names, known_as = tuple(weights), known_as or WeightNames()
@@ -122,7 +122,7 @@ SumOverParts = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
 
 
 def make_optimizer(
-    parameters: Optimizer, weights: Mapping[str, nn.Parameter], sum_over_parts: SumOverParts | None = None
+    settings: Optimizer, weights: Mapping[str, nn.Parameter], sum_over_parts: SumOverParts | None = None
 ) -> torch.optim.Optimizer:
     """A torch optimizer over the weights, those with equal attributes in one group, its slots filled with zeros.
 
@@ -131,11 +131,11 @@ def make_optimizer(
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name in weights:
-        attributes = attributes_of_weight(parameters, name)
+        attributes = attributes_of_weight(settings, name)
         key = tuple(sorted((k, v) for k, v in attributes.items() if v is not None))
         group = groups.setdefault(key, {"params": [], "attributes": attributes})
         group["params"].append(weights[name])
-    name = parameters.training_optimizer_name
+    name = settings.training_optimizer_name
     if not groups:
         # torch wants a group; a rank whose stage of a pipeline is frozen has nothing for it.
         groups[()] = {"params": [], "attributes": {**_DEFAULTS, **_DEFAULTS_OF.get(name, {})}}
@@ -184,7 +184,7 @@ def _torch_group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
 def _make_sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     for group in groups:
         if group["nesterov"] and not group["momentum"]:
-            raise ParametersError("optimizer_attributes: nesterov is true while momentum is 0; give a momentum.")
+            raise ParametersError("optimizer_attributes: nesterov is true while momentum is 0; set a momentum.")
     return torch.optim.SGD(groups, lr=0.0, fused=True)
 
 

@@ -38,7 +38,7 @@ class Lamb(Optimizer):
         weight_decay: lambda, decoupled from the gradient.
         ratio_min, ratio_max: bounds of the ratio; unbounded by default.
         sum_over_parts: where weights are parts of larger ones: (weights, sums of squares of a tensor of each of them,
-            along the last axis) -> the same sums over the whole weights.
+            along the last axis) -> the same sums over the full weights.
         do_bias_correction: off by default, as in ONNX Runtime's runner.
 
     Raises:

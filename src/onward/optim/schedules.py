@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class DecayMode(StrEnum):
-    """How the learning rate goes on after the warm-up; `NONE` is constant without any."""
+    """How the learning rate continues after the warm-up; `NONE` is constant without any."""
 
     NONE = "none"
     CONSTANT = "constant"

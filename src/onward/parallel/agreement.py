@@ -1,4 +1,4 @@
-"""What all ranks must agree on: at the start what they train and how much fits, after each update how to go on."""
+"""What all ranks must agree on: at the start what they train and how much fits, after each update how to continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_same(mesh: Mesh, digests: Mapping[str, str]) -> None:
             differing.append(f"{name}: {which}")
     if differing:
         raise ParametersError(
-            "the ranks were not started with the same things. "
+            "the ranks were started with different settings. "
             + "; ".join(differing)
             + ". Give every machine the same files, options and installation."
         )
@@ -102,12 +102,12 @@ class UpdateAgreement:
         return Heard(bool(stops), {name: None if number == _NOTHING else number for name, number in numbers})
 
     def stops_at_end(self, wants_to_stop: bool) -> bool:
-        """Whether any rank wanted to stop until now; no update follows that the wish could travel beside."""
+        """Whether any rank wanted to stop until now; no update follows that the wish could travel with."""
         return self.after_update(wants_to_stop).stops or self.settle().stops
 
 
 _NOTHING = -math.inf
-"""What travels in the place of a number that a rank does not give."""
+"""What travels instead of a number that a rank does not give."""
 
 
 def agree_on_any(mesh: Mesh, wanted: bool) -> bool:
@@ -160,5 +160,5 @@ def describe_processes(mesh: Mesh) -> list[str]:
 
 
 def _short(value: str) -> str:
-    """Digests are told apart by their beginning."""
+    """Digests are distinguished by their beginning."""
     return value if len(value) <= 24 else f"{value[:16]}..."

@@ -1,4 +1,4 @@
-"""Replicas: how their gradients become one, and what they share out among each other instead of holding it twice.
+"""Replicas: how their gradients become one, and what they shard among each other instead of holding it twice.
 
 torch's `DistributedDataParallel` averages gradients during the backward pass; torch's `fully_shard` also shares out
 moments, gradients and weights (the three stages of ZeRO, Rajbhandari et al. 2020, arXiv 1910.02054).
@@ -30,7 +30,7 @@ def replicate(
     module: nn.Module,
     units: Units,
     mesh: Mesh,
-    parameters: Distributed,
+    distributed: Distributed,
     dtype: torch.dtype | None,
     uses_all_weights: bool,
 ) -> nn.Module:
@@ -40,16 +40,16 @@ def replicate(
         module: holds the weights of this rank.
         units: its children whose weights ZeRO gathers together, and whether these stay until the backward pass.
         mesh: the ranks.
-        parameters: `zero_stage`, `reduction_type`, `enable_adasum`, `zero_offload_to_cpu`.
+        distributed: `zero_stage`, `reduction_type`, `enable_adasum`, `zero_offload_to_cpu`.
         dtype: of 16-bit computing, in which ZeRO sends weights around; None: their own.
         uses_all_weights: whether every backward pass reaches every weight (control flow may skip some).
     """
     if mesh.data is None or not any(weight.requires_grad for weight in module.parameters()):
         return module
-    if parameters.zero_stage:
-        _shard(module, units, mesh, parameters, dtype)
+    if distributed.zero_stage:
+        _shard(module, units, mesh, distributed, dtype)
         return module
-    if parameters.enable_adasum:
+    if distributed.enable_adasum:
         return module  # gradients are combined once per update: `adasum`
     replica = DistributedDataParallel(
         module,
@@ -57,30 +57,30 @@ def replicate(
         gradient_as_bucket_view=True,
         find_unused_parameters=not uses_all_weights,
     )
-    if parameters.reduction_type != "fp32":
+    if distributed.reduction_type != "fp32":
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        hook = hooks[parameters.reduction_type]
+        hook = hooks[distributed.reduction_type]
         # Under its own name DDP lets the bf16 hook pass with NCCL only; Gloo adds up bf16 as well.
         replica.register_comm_hook(mesh.data, lambda group, bucket: hook(group, bucket))
     return replica
 
 
-def _shard(module: nn.Module, units: Units, mesh: Mesh, parameters: Distributed, dtype: torch.dtype | None) -> None:
+def _shard(module: nn.Module, units: Units, mesh: Mesh, distributed: Distributed, dtype: torch.dtype | None) -> None:
     assert mesh.device_mesh is not None
     # Operators of a graph change nothing in place; a segment may well end in a view.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     # fp32 means no less than fp32: gradients of float64 weights travel as they are.
-    is_plain = dtype is None and parameters.reduction_type == "fp32"
+    is_plain = dtype is None and distributed.reduction_type == "fp32"
     options: dict[str, Any] = {
         "mesh": mesh.device_mesh["data"],
         # The weights of stage 3 leave after every pass; those of stages 1 and 2 stay until the update.
-        "reshard_after_forward": parameters.zero_stage == 3,
+        "reshard_after_forward": distributed.zero_stage == 3,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=dtype,
-            reduce_dtype=None if is_plain else REDUCTION_TYPES[parameters.reduction_type],
+            reduce_dtype=None if is_plain else REDUCTION_TYPES[distributed.reduction_type],
             cast_forward_inputs=False,
         ),
-        "offload_policy": CPUOffloadPolicy() if offloads(parameters, mesh) else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy() if offloads(distributed, mesh) else OffloadPolicy(),
         "ignored_params": {weight for weight in module.parameters() if weight.dim() == 0},
     }
     for children, is_kept in units:
@@ -91,16 +91,16 @@ def _shard(module: nn.Module, units: Units, mesh: Mesh, parameters: Distributed,
     fully_shard(module, **{**options, "reshard_after_forward": False})
 
 
-def offloads(parameters: Distributed, mesh: Mesh) -> bool:
-    """Whether what replicas share out waits in host memory; on CPUs it is there already."""
-    return parameters.zero_offload_to_cpu and mesh.device.type == "cuda"
+def offloads(distributed: Distributed, mesh: Mesh) -> bool:
+    """Whether what replicas shard waits in host memory; on CPUs it is there already."""
+    return distributed.zero_offload_to_cpu and mesh.device.type == "cuda"
 
 
 @contextlib.contextmanager
 def micro_batch(module: nn.Module, zero_stage: int, is_last: bool) -> Iterator[None]:
     """Around the forward and backward pass of one micro-batch: replicas exchange gradients with the last only.
 
-    ZeRO 2 and 3 hold no whole gradients and exchange with each.
+    ZeRO 2 and 3 hold no full gradients and exchange with each.
     """
     if isinstance(module, DistributedDataParallel):
         with contextlib.nullcontext() if is_last else module.no_sync():
@@ -121,14 +121,14 @@ def reshard(module: nn.Module) -> None:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that is shared out; any other tensor as it is."""
+    """This rank's shard of a tensor that is sharded; any other tensor as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor._local_tensor  # `to_local` would give a view with a history
 
 
 def rows_of(tensor: torch.Tensor, mesh: Mesh) -> tuple[int, int] | None:
-    """The rows [start, stop) along axis 0 that this replica holds; None for a tensor that is not shared out."""
+    """The rows [start, stop) along axis 0 that this replica holds; None for a tensor that is not sharded."""
     if not isinstance(tensor, DTensor):
         return None
     rows, size = tensor.shape[0], mesh.topology.data_size

@@ -50,7 +50,7 @@ def fake_replicas(topology: Topology, place: Place) -> Iterator[Mesh]:
 
 COLLECTIVES = {
     "c10d._allgather_base_": "weights gathered (ZeRO)",
-    "c10d._reduce_scatter_base_": "gradients shared out (ZeRO)",
+    "c10d._reduce_scatter_base_": "gradients, reduce-scattered",
     "c10d.allreduce_": "sums over the replicas",
     "onward.horizontal_all_reduce": "horizontal all-reduce",
     "onward.horizontal_all_gather": "horizontal all-gather",

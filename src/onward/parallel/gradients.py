@@ -29,7 +29,7 @@ def finish_gradients(
     Args:
         mesh: the ranks.
         gradients: weight -> what the backward passes of this rank left of its gradient.
-        partial: weights that are whole on every horizontal rank but whose gradients are sums over these ranks.
+        partial: weights that are unsharded on every tensor-parallel rank but whose gradients are sums over these ranks.
         not_reduced: weights whose gradients the engine of data parallelism left to us.
         enable_adasum: combine the replicas' gradients by Adasum; none was averaged before.
     """
@@ -96,7 +96,7 @@ class CountsOnDevice:
 
 
 def sum_over_shards(mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:
-    """Sums over the elements of whole weights, from the sums over this rank's parts of them.
+    """Sums over the elements of full weights, from the sums over this rank's shards of them.
 
     Args:
         mesh: the ranks.

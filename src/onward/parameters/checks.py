@@ -1,4 +1,4 @@
-"""Fields beside each other: what no single field can know. Every problem is a sentence with field, value and remedy."""
+"""Fields in combination: what no single field can know. Every problem is a sentence with field, value and remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_problems(parameters: Parameters) -> list[str]:
-    """Everything that is wrong with fields beside each other, in any round, one sentence each."""
+    """Everything that is wrong with fields in combination, in any round, one sentence each."""
     problems = _problems_of_round(parameters)
     for number, later in enumerate(parameters.next_rounds):
         where = f"next_rounds[{number}]"
@@ -81,7 +81,7 @@ _FIXED = {
         ("loss", "optimizer", "mixed_precision", "speed", "distributed", "recompute", "machine", "limits"), ()
     ),
 }
-"""Section -> fields that a run is built from and that no later round can change; without fields, the whole section."""
+"""Section -> fields that a run is built from and that no later round can change; without fields, the entire section."""
 
 
 def fixed_fields_changed(first: Parameters, later: Parameters) -> list[str]:
@@ -104,7 +104,7 @@ def _check_steps(parameters: Parameters) -> list[str]:
     if training.evaluation_period and training.evaluation_period_epochs is not None:
         problems.append(
             f"training.evaluation_period is {training.evaluation_period} and training.evaluation_period_epochs is "
-            f"{training.evaluation_period_epochs:g}; give one of the two."
+            f"{training.evaluation_period_epochs:g}; set one of the two."
         )
     try:
         read_metrics(training.metrics)
@@ -115,7 +115,7 @@ def _check_steps(parameters: Parameters) -> list[str]:
         given = "missing" if steps is None else f"{steps}, and training.num_epochs is {training.num_epochs:g}"
         found = f"training.num_train_steps is {given}"
         found += ", and so is training.num_epochs" if steps is None else ""
-        return [*problems, f"{found}; give one of the two: how long to train, in steps or in passes over the data."]
+        return [*problems, f"{found}; set one of the two: how long to train, in steps or in passes over the data."]
     if steps is None or steps % accumulation == 0:
         return problems
     lower = steps - steps % accumulation
@@ -132,7 +132,7 @@ def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
     if rate.warmup_ratio is not None and rate.warmup_steps is not None:
         problems.append(
             f"learning_rate.warmup_ratio is {rate.warmup_ratio} and learning_rate.warmup_steps is {rate.warmup_steps}; "
-            "give one of the two."
+            "set one of the two."
         )
     steps = training.num_train_steps
     if rate.warmup_steps is not None and steps is not None and rate.warmup_steps > steps:
@@ -252,7 +252,7 @@ ATTRIBUTES_OF: dict[str, frozenset[str]] = {
     "AdamW": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction"}),
     "Lamb": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction", "ratio_min", "ratio_max"}),
 }
-"""Optimizer -> the attributes it has, besides `learning_rate_factor`, which all have."""
+"""Optimizer -> the attributes it has, in addition to `learning_rate_factor`, which all have."""
 
 
 def ratio_problem(rule: AttributeRule) -> str:
@@ -345,7 +345,7 @@ def _check_profiler(parameters: Parameters) -> list[str]:
         if steps is not None and profiler.first_step > steps:
             return [f"profiler.first_step is {profiler.first_step}, but the round has {steps} steps."]
         if profiler.trace_dir is None and parameters.paths.output_dir is None:
-            return ["profiler.trace_dir is missing, and so is paths.output_dir; say where the trace goes."]
+            return ["profiler.trace_dir is missing, and so is paths.output_dir; set one of them."]
     return []
 
 
@@ -355,7 +355,7 @@ def _check_batch_size(parameters: Parameters) -> list[str]:
         return []
     return [
         "training.find_batch_size is true in a run of several rounds through a pipeline, whose number of micro-batches "
-        "cannot change from round to round; give training.batch_size by hand."
+        "cannot change from round to round; set training.batch_size and find_batch_size: false."
     ]
 
 

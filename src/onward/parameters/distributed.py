@@ -113,19 +113,19 @@ def stages_of_a_rank(distributed: Distributed) -> int:
 
 
 def distribution_problems(distributed: Distributed, gradient_accumulation_steps: int) -> list[str]:
-    """What is wrong with the fields of `distributed` beside each other, one sentence each."""
+    """What is wrong with the fields of `distributed` in combination, one sentence each."""
     problems = []
     if distributed.enable_adasum and distributed.zero_stage:
         problems.append(
             f"distributed.enable_adasum is true and zero_stage is {distributed.zero_stage}; Adasum needs every "
-            "replica's whole gradients. Leave one of the two out."
+            "replica's full gradients. Leave one of the two out."
         )
     if distributed.zero_offload_to_cpu and not distributed.zero_stage:
-        problems.append("distributed.zero_offload_to_cpu is true, but zero_stage is 0; give a stage from 1 to 3.")
+        problems.append("distributed.zero_offload_to_cpu is true, but zero_stage is 0; set a stage from 1 to 3.")
     if distributed.sequence_parallel and distributed.horizontal_parallel_size == 1:
         problems.append(
-            "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shares out what lies between "
-            "horizontally split layers. Give a size above 1, or leave it out."
+            "distributed.sequence_parallel is true, but horizontal_parallel_size is 1; it shards the activations "
+            "between tensor-parallel layers. Set a size above 1, or remove it."
         )
     if distributed.allow_whole_layers and distributed.horizontal_parallel_size == 1:
         problems.append(
@@ -141,7 +141,10 @@ def _pipeline_problems(distributed: Distributed, micro_batches: int) -> list[str
     given = [name for name in ways if getattr(distributed, name)]
     problems = []
     if len(given) > 1:
-        problems.append(f"distributed: {' and '.join(given)} are given; say in one way only where the stages are cut.")
+        problems.append(
+            f"distributed: {' and '.join(given)} are given, but the stages can be cut in one way only. Remove all but "
+            "one."
+        )
     if given and size == 1:
         problems.append(f"distributed.{given[0]} is given, but pipeline_parallel_size is 1; there is nothing to cut.")
     if distributed.stage_memory_gb is not None and (given or size == 1):

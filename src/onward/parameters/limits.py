@@ -22,7 +22,7 @@ class Limits:
     `parameters={"limits": {"nodes": ...}}` to `onward.fit`.
 
     Attributes:
-        model_gb: stored tensors of a model together, in GB (10^9 bytes), those in files beside it included.
+        model_gb: stored tensors of a model together, in GB (10^9 bytes), those in files next to it included.
         nodes: nodes of a model, those of nested graphs included, functions expanded at every call.
         nesting: graphs inside of each other, and functions that call each other.
         tensor_axes: axes of an input, an output or a stored tensor.

@@ -1,4 +1,4 @@
-"""Fields of a RUN.yaml that were renamed. The old name goes on working, and a warning names the new one."""
+"""Fields of a RUN.yaml that were renamed. The old name keeps working, and a warning names the new one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _renamed(fields: Mapping[str, Any], section: str, where: str = "") -> dict[s
         old_name, new_name = f"{where}{section}.{old}", f"{section}.{new}"
         if new in result:
             raise ParametersError(f"{old_name} is the deprecated name of {new_name}, and both are given; remove {old}.")
-        message = f"{old_name} is deprecated: it was renamed to {new_name} and goes on working. Set {new_name} instead."
+        message = f"{old_name} is deprecated: it was renamed to {new_name} and keeps working. Set {new_name} instead."
         warnings.warn(message, FutureWarning, stacklevel=4)
         result[new] = result.pop(old)
     return result

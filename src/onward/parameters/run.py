@@ -1,6 +1,6 @@
 """What the user asked: an entire run, loaded from RUN.yaml or built in Python, and checked in full before any work.
 
-Types are checked by pydantic, the sense of fields beside each other by `check`; nothing here knows torch.
+Types are checked by pydantic, the sense of fields in combination by `check`; nothing here knows torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onward.remote.files import url_of
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """A whole run, as the user asked for it; never written back to.
+    """An entire run, as the user asked for it; never written back to.
 
     `next_rounds` are the rounds after the first (BERT's second phase): in a RUN.yaml each holds only the fields that
     differ from the first round. What a run is built from (model, loss, optimizer, precision, ...) stays the same.
@@ -120,7 +120,7 @@ class Parameters:
 
 
 def check(parameters: Parameters) -> Parameters:
-    """Checks types, and fields beside each other, of all rounds.
+    """Checks types, and fields in combination, of all rounds.
 
     Returns:
         The same parameters, every field of its declared type: a path given as text is a Path, a list a tuple.

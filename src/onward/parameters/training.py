@@ -59,9 +59,10 @@ class Training:
         evaluation_period: steps between two evaluations; 0: only at the end.
         evaluation_period_epochs: the same in epochs (1: after every epoch), converted to steps; set one of the two.
         skip_evaluation: never evaluate.
-        metrics: what evaluations compute besides the loss: names of torchmetrics classes (`f1`, `auroc`, `r2`), or
-            mappings with their options such as `{name: f1, average: macro}`; `prediction`, `label` and `task` override
-            what follows from the loss, `as` sets the name in reports. Accuracy of class labels is always computed.
+        metrics: what evaluations compute in addition to the loss: names of torchmetrics classes (`f1`, `auroc`, `r2`),
+            or mappings with their options such as `{name: f1, average: macro}`; `prediction`, `label` and `task`
+            override what follows from the loss, `as` sets the name in reports. Accuracy of class labels is always
+            computed.
         seed: of dropout, shuffling and all other random numbers.
         weights_to_train: exact names or `*`-patterns of initializers or module paths; empty: all trainable ones.
         weights_not_to_train: exact names or patterns to exclude from these.

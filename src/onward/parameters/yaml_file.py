@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if is_alias and node is not None:
             if node not in self._values_of:
-                problem = f"the alias *{event.anchor} stands inside of what it names"
+                problem = f"the alias *{event.anchor} is used inside of what it names"
                 raise yaml.composer.ComposerError(None, None, problem, mark)
             self._count += self._values_of[node]
         elif node is not None:
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands here a second time", key_node.start_mark
+                    None, None, f"the key {key!r} is given a second time", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)

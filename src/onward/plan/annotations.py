@@ -58,7 +58,8 @@ def annotate(
 ) -> int:
     """Writes a plan into a model, in place, as one device configuration; others that it has are kept.
 
-    Device h + p * horizontal_size is horizontal rank h at place p of the pipeline. Replicas are left to the launcher.
+    Device h + p * horizontal_size is tensor-parallel rank h at place p of the pipeline. Replicas are left to the
+    launcher.
 
     Args:
         model: the user's own.
@@ -116,7 +117,7 @@ def read_requested_sharding(model: ir.Model, topology: Topology) -> RequestedSha
         rest = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         shown = "; ".join(problems[:_MOST_NAMED]) + rest
         raise ModelError(
-            f"the model's multi-device annotations are broken: {shown}. Mend them, or remove them (model.configuration "
+            f"the model's multi-device annotations are broken: {shown}. Fix them, or remove them (model.configuration "
             "and the nodes' device_configurations)."
         )
     devices = topology.horizontal_size * topology.pipeline_size
@@ -187,7 +188,7 @@ def _problems_of_spec(where: str, spec: Any, devices: int) -> Iterator[str]:
 def requested_stages(requested: RequestedSharding, roles: ValueRoles) -> dict[ir.Node, int]:
     """The stage of every bound node; one that has none in the annotations goes where what it reads comes from.
 
-    Fusion may have put one node in the place of several: its result has the name and so the stage of their last.
+    Fusion may have put one node instead of several: its result has the name and so the stage of their last.
     """
     numbers = {stage: index for index, stage in enumerate(sorted(set(requested.stage_of.values())))}
     found: dict[ir.Node, int] = {}
@@ -211,8 +212,8 @@ def compare_splits(requested: RequestedSharding, horizontal: HorizontalPlan) -> 
         if parts == 1 and sharding is None:
             continue
         if sharding is None:
-            why = horizontal.reasons.get(name, "it is no weight that trains")
-            different.append(f"{name!r} (asked: axis {axis} in {parts}; plan: whole, since {why})")
+            why = horizontal.reasons.get(name, "it is not a trainable weight")
+            different.append(f"{name!r} (asked: axis {axis} in {parts}; plan: unsharded, since {why})")
         elif (sharding.axis, horizontal.size) != (axis, parts):
             different.append(
                 f"{name!r} (asked: axis {axis} in {parts}; plan: axis {sharding.axis} in {horizontal.size})"

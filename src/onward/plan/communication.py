@@ -22,7 +22,7 @@ BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20
 
 
 def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, is_pipeline: bool) -> list[Traffic]:
-    """What the micro-batches of an update exchange: among horizontal ranks, replicas (ZeRO), and stages."""
+    """What the micro-batches of an update exchange: among tensor-parallel ranks, replicas (ZeRO), and stages."""
     found: dict[str, Traffic] = {}
     for one in footprints.values():
         for traffic in one.traffic_first:
@@ -32,7 +32,10 @@ def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, 
         for traffic in one.traffic_last:
             _add(found, traffic)
         if is_pipeline:
-            sends = (("activations to the next stage", one.sent[0]), ("gradients to the stage before", one.received[1]))
+            sends = (
+                ("activations to the next stage", one.sent[0]),
+                ("gradients to the previous stage", one.received[1]),
+            )
             for what, size in sends:
                 _add(found, Traffic(what=what, calls=float(size > 0), payload=size, ranks=2, share=1.0), micro_batches)
     return [traffic for traffic in found.values() if traffic.calls]
@@ -49,7 +52,7 @@ def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:
 def replica_traffic(
     distributed: Distributed, plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int, width: int
 ) -> list[Traffic]:
-    """What replicas and horizontal ranks exchange about gradients, apart from ZeRO.
+    """What replicas and tensor-parallel ranks exchange about gradients, apart from ZeRO.
 
     Args:
         distributed: of the parameters.
@@ -65,7 +68,7 @@ def replica_traffic(
     data, horizontal = plan.topology.data_size, plan.topology.horizontal_size
     partial = [name for weights in by_stage for name in weights if name in plan.horizontal.partial_gradients]
     if partial:
-        found.append(_all_reduce("gradients of whole weights", 1, 4.0 * sum(sizes[n] for n in partial), horizontal))
+        found.append(_all_reduce("gradients of unsharded weights", 1, 4.0 * sum(sizes[n] for n in partial), horizontal))
     if data > 1 and not distributed.zero_stage:
         totals = [sum(sizes[name] for name in weights) for weights in by_stage]
         if distributed.enable_adasum:

@@ -1,4 +1,4 @@
-"""`Plan`: who does what, decided once from the whole graph, the same on every rank, for any number of ranks.
+"""`Plan`: who does what, decided once from the entire graph, the same on every rank, for any number of ranks.
 
 It is made on one process without any other: on a laptop by `onward plan`, and by every rank of a run at its start.
 """
@@ -32,12 +32,12 @@ class Plan:
 
     Attributes:
         topology: the mesh.
-        horizontal: which weights the horizontal ranks share.
+        horizontal: which weights the tensor-parallel ranks share.
         stage_of: stage of every node that is computed on one stage only, by the name of its first output.
         stage_count: pipeline stages of all ranks together.
         schedule: in which order the stages compute.
         micro_batches: of one update.
-        zero_stage: what replicas share out.
+        zero_stage: what replicas shard.
         sizes: symbolic dimension of the inputs -> size in a micro-batch, as far as they were looked up.
         notes: for the user, one sentence each.
     """
@@ -81,12 +81,12 @@ def make_plan(
     numbers: Mapping[str, Any],
     sizes: Mapping[str, int],
 ) -> Plan:
-    """Decides for a whole run.
+    """Decides for an entire run.
 
     Args:
         parameters: of the run.
         topology: the mesh.
-        graph: whole, with its loss.
+        graph: of the entire network, with its loss.
         shapes, numbers: what its values are for one micro-batch (`lowering/building/shapes.py`); read for horizontal
             parallelism only.
         sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages only.
@@ -135,16 +135,16 @@ def _check_split_backward(stages: StagePlan, schedule: PipelineSchedule) -> None
     for stage in stages.stages[1:]:
         if stage.weights and not any(transfer.with_gradient for transfer in stage.received):
             raise ParametersError(
-                f"distributed.pipeline_schedule {schedule} computes gradients of weights apart from those of "
+                f"distributed.pipeline_schedule {schedule} computes gradients of weights separately from those of "
                 f"activations, and torch loses them on stage {stage.index}: no gradient flows back from it, since the "
-                "stages before it have nothing to train. Use Interleaved1F1B, or leave stage 0 layers that train."
+                "stages before it have nothing to train. Use Interleaved1F1B, or give stage 0 trainable layers."
             )
 
 
 def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, whole: Sequence[str] = ()) -> TrainingGraph:
     """The graph that a rank shares with its pipeline: its parts of the weights, all stages still in one.
 
-    `whole` names values that are to be gathered where the horizontal ranks have parts of them.
+    `whole` names values that are to be gathered where the tensor-parallel ranks have parts of them.
     """
     return localize(graph, plan.horizontal, place.horizontal, whole=whole)
 
@@ -155,7 +155,7 @@ def stages_of_local_graph(local: TrainingGraph, plan: Plan, watched: Sequence[st
     Args:
         local: the graph, all stages in one.
         plan: of the run.
-        watched: values that their stages are to give out beside the graph's outputs.
+        watched: values that their stages are to give out in addition to the graph's outputs.
 
     Raises:
         ParametersError: to compute a watched value, something would have to travel that otherwise does not.
@@ -166,9 +166,9 @@ def stages_of_local_graph(local: TrainingGraph, plan: Plan, watched: Sequence[st
     watching = _stages_of_roles(local, plan, find_roles(local, watched))
     if [stage.received for stage in watching.stages] != [stage.received for stage in stages.stages]:
         raise ParametersError(
-            f"tensorboard names {', '.join(map(repr, watched))}; to compute them, values would have to travel between "
-            "pipeline stages that training does not need there. Name values that the loss depends on, or train without "
-            "distributed.pipeline_parallel_size."
+            f"tensorboard names {', '.join(map(repr, watched))}; to compute them, values would have to be sent between "
+            "pipeline stages that training does not need there. Name values that the loss depends on, or train "
+            "without distributed.pipeline_parallel_size."
         )
     return watching
 

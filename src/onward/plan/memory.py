@@ -1,4 +1,4 @@
-"""How much memory a rank needs at its highest moment, by kind: what its stages need, put together in schedule order."""
+"""How much memory a rank needs at peak, by kind: what its stages need, put together in schedule order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (
     "weights", "gathered weights", "low-precision copies", "gradients", "moments", "activations", "constants",
     "communication", "working memory",
 )  # fmt: skip
-"""Gathered weights: whole ones that ZeRO keeps in parts. Working memory: what is gone when its operator is done."""
+"""Gathered weights: full ones that ZeRO keeps in parts. Working memory: what is gone when its operator is done."""
 
 Bytes = Mapping[str, float]
 """Kind -> bytes."""
@@ -84,7 +84,7 @@ class StageFootprint:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """A rank's memory at its highest moment.
+    """A rank's memory at peak.
 
     Attributes:
         kinds: bytes by kind, in the order of `KINDS`.
@@ -192,7 +192,7 @@ class Forecast:
         local: the graph of the first rank, all stages in one.
         stages: of it; None where there is one.
         timeline: of one update of the pipeline, in operations.
-        costs: of every node of the whole graph.
+        costs: of every node of the entire graph.
         inputs: name -> sizes and type in one micro-batch.
     """
 
@@ -206,7 +206,7 @@ class Forecast:
 
 
 def stage_cost(stage: Stage, costs: GraphCosts) -> NodeCost:
-    """What a stage costs all its horizontal ranks together; their exchanges count nothing."""
+    """What a stage costs all its tensor-parallel ranks together; their exchanges count nothing."""
     return costs.total(name for name in stage.nodes if name in costs.nodes)
 
 

@@ -1,7 +1,7 @@
 """Which nodes of a graph belong to one pipeline stage, and which every stage that needs them computes for itself.
 
 What depends on the network's inputs alone (masks, positions, shapes) or on weights alone (a transposed embedding) is
-light: every rank has the batch, and a weight lies on each stage that reads it. The rest is bound to one stage.
+light: every rank has the batch, and a weight is on each stage that reads it. The rest is bound to one stage.
 """
 
 from __future__ import annotations

@@ -35,16 +35,16 @@ class Topology:
     pipeline_size: int = 1
 
     @classmethod
-    def of(cls, parameters: Distributed, world_size: int) -> Topology:
-        """The mesh that parameters ask for.
+    def of(cls, distributed: Distributed, world_size: int) -> Topology:
+        """The mesh of these sizes.
 
         Raises:
             ParametersError: the product of the sizes is not the number of processes.
         """
         sizes = (
-            parameters.data_parallel_size,
-            parameters.horizontal_parallel_size,
-            parameters.pipeline_parallel_size,
+            distributed.data_parallel_size,
+            distributed.horizontal_parallel_size,
+            distributed.pipeline_parallel_size,
         )
         topology = cls(*sizes)
         if topology.world_size != world_size:

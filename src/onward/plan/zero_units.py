@@ -1,4 +1,4 @@
-"""Units of ZeRO: which segments' weights are gathered, and whose gradients are shared out, in one exchange.
+"""Units of ZeRO: which segments' weights are gathered, and whose gradients are sharded, in one exchange.
 
 A unit is a block of the network, as people wrap it by hand: the layer that repeats, however many segments it has.
 """
@@ -34,7 +34,7 @@ class ZeroUnit:
 
     Attributes:
         segments: consecutive, ascending.
-        nbytes: of their weights, on one rank if nothing were shared out.
+        nbytes: of their weights, on one rank if nothing were sharded.
         is_kept: its weights stay between forward and backward pass, since the backward pass begins with them at once.
     """
 

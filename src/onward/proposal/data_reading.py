@@ -222,7 +222,7 @@ def _read_table(path: Path, paths: list[Path]) -> DataFacts:
 
 
 def _find_delimiter(path: Path) -> str:
-    """The character that stands between the columns of a CSV file: the one that is in its first line most often."""
+    """The character that is between the columns of a CSV file: the one that is in its first line most often."""
     if path.suffix.lower() != ".csv":
         return ","
     with open(path, encoding="utf-8-sig", errors="replace") as file:

@@ -107,7 +107,7 @@ def _has_drawn_biases(tensors: dict[str, ir.Value]) -> bool:
 
 
 def _looks_initialized(array: np.ndarray, has_biases: bool) -> bool:
-    """Whether numbers are drawn as by an initializer; beside drawn biases, by PyTorch's default ones."""
+    """Whether numbers are drawn as by an initializer; with drawn biases, by PyTorch's default ones."""
     flat = array.reshape(-1)
     numbers = flat[:: max(1, flat.size // _MOST_ELEMENTS)].astype(np.float64)
     largest, deviation = float(np.abs(numbers).max()), float(numbers.std())

@@ -20,7 +20,7 @@ class LabelSequences:
     Attributes:
         blank: the class that is never a label.
         reason: why it is that one.
-        padding: the number that pads, besides the blank.
+        padding: the number that pads, in addition to the blank.
         longest: time steps that the sample with the longest labels needs, a blank between equal neighbors.
     """
 

@@ -139,7 +139,7 @@ def _check_sources(model: ModelFacts, made: Mapping[Port, str | None]) -> None:
 
 
 def _source_of(port: Port) -> str | None:
-    """What a tokenizer gives for an input besides token ids: "mask", "types", "positions"; None: nothing."""
+    """What a tokenizer gives for an input in addition to token ids: "mask", "types", "positions"; None: nothing."""
     made = synthesized(port, "tokens")
     kinds = {"ones": "mask", "zeros": "types", "positions": "positions"}
     return None if made is None else kinds[made.partition("=")[2].partition(":")[0]]

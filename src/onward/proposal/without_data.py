@@ -53,7 +53,7 @@ def _guess(port: Port, ends_in: str, model: ModelFacts) -> tuple[str, str]:
     if ends_in == "Sigmoid":
         return "binary_cross_entropy", f"{port} ends in Sigmoid: probabilities of yes or no."
     if sample in ((), (1,)):
-        return "mean_squared_error", f"{port} is one number a sample; for labels 0 and 1 take binary_cross_entropy."
+        return "mean_squared_error", f"{port} is one number a sample; for labels 0 and 1 use binary_cross_entropy."
     inputs = [one.sample for one in model.inputs if one.is_float]
     if sample in inputs and ends_in not in ("Softmax", "LogSoftmax"):
         return "mean_squared_error", f"{port} has the shape of the input."

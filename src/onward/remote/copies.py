@@ -52,7 +52,7 @@ def local_model(path: Path) -> Path:
 
 
 def _external_files(path: Path) -> set[str]:
-    """The files beside a model in which its tensors are stored; none for what is not an ONNX file."""
+    """The files next to a model in which its tensors are stored; none for what is not an ONNX file."""
     try:
         locations = set(external_locations(load_message(path)))
         for location in locations:

@@ -30,12 +30,12 @@ REFRESHES_PER_SECOND = 2
 
 
 ONE_ROW_FROM_COLUMNS = 132
-"""Width of a terminal from which all numbers of the live lines stand in one row."""
+"""Width of a terminal from which all numbers of the live lines are in one row."""
 
 _KIND_STYLES = {"train": "bold cyan", "eval": "bold green", "saved": "bold magenta", "note": "bold"}
 
 INDENT = " " * 7
-"""What stands below the first word of a line."""
+"""What is stored below the first word of a line."""
 
 
 class ConsoleWatcher:
@@ -144,7 +144,7 @@ class ConsoleWatcher:
         return True
 
     def _step_of(self, step: int) -> Field:
-        """As wide as the steps of training lines, so that what follows stands in one column."""
+        """As wide as the steps of training lines, so that what follows is in one column."""
         count = self._report.num_train_steps if self._report is not None else 0
         return Field(label="step", value=f"{step:>{len(str(count))}}", width=2 * len(str(count)) + 1)
 
@@ -249,7 +249,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _short_path(path: str) -> str:
-    """Relative to the current directory where it lies inside."""
+    """Relative to the current directory where it is inside."""
     if url_of(path) is not None:
         return path
     try:

@@ -71,7 +71,7 @@ class EventFile:
         self._raise_error()
 
     def _raise_error(self) -> None:
-        if isinstance(self._error, OSError):  # a new one: each is raised with a traceback of its own
+        if isinstance(self._error, OSError):  # a new one: each is raised with its own traceback
             raise OSError(self._error.errno, self._error.strerror, str(self.path))
         if self._error is not None:
             raise RuntimeError(f"writing {self.path} failed") from self._error

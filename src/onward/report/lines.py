@@ -52,7 +52,7 @@ class Field:
 
 
 def step_fields(report: StepReport, with_time_left: bool = False) -> list[Field]:
-    """Everything a training line says besides the step; what is not always there comes last.
+    """Everything a training line says in addition to the step; what is not always there comes last.
 
     Args:
         report: what to say.
@@ -164,7 +164,7 @@ class LossHistory:
             self._merged *= 2
 
     def sparkline(self, width: int) -> str:
-        """At most `width` bars over the whole round, lowest loss to highest."""
+        """At most `width` bars over the entire round, lowest loss to highest."""
         count = len(self._losses)
         if count < 2:
             return " " * width

@@ -1,6 +1,6 @@
 """`metrics.jsonl`: every event of a run as one JSON object in a line, for programs that read what a person watched.
 
-A resumed run goes on in the same file, without what a killed run wrote after the checkpoint it resumes from.
+A resumed run continues in the same file, without what a killed run wrote after the checkpoint it resumes from.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class MetricsFile(JsonEvents):
 
     Args:
         path: the file; its directory is made.
-        resumed_update: the update of the checkpoint from which the run goes on; records of later updates are dropped.
+        resumed_update: the update of the checkpoint from which the run resumes; records of later updates are dropped.
             None for a fresh run: a file of an earlier run is kept as `<name>-<number>`.
         clock: seconds since 1970.
 
@@ -179,7 +179,7 @@ class MetricsFile(JsonEvents):
             if written != len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
-            # A disk with a few bytes left takes the start of a line: leave whole lines only.
+            # A disk with a few bytes left takes the start of a line: leave complete lines only.
             if written != len(lines) and os.fstat(self._file.fileno()).st_size > before:
                 os.ftruncate(self._file.fileno(), before)
 
@@ -209,7 +209,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _drop_later_records(path: Path, last_update: int) -> int:
-    """Rewrites a file without records after an update; returns how many whole lines were unreadable.
+    """Rewrites a file without records after an update; returns how many complete lines were unreadable.
 
     The last line of a killed machine may be cut short; it goes without a word, since its event comes again.
     """
@@ -233,7 +233,7 @@ def _drop_later_records(path: Path, last_update: int) -> int:
 
 
 def _records(lines: Iterator[bytes] | Any) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Every line with its record, or with None where it is not a whole one."""
+    """Every line with its record, or with None where it is not a complete one."""
     for line in lines:
         record = None
         if line.endswith(b"\n"):
@@ -252,7 +252,7 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
             free = f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
         except OSError:
             free = ""
-        advice = "Make room on that disk, or put the file elsewhere, and start again: the run resumes."
+        advice = "Free some space on that disk, or set another path, and start again: the run resumes."
         return StorageError(f"cannot write metrics to {path}: {reason}{free}. {advice}")
     return StorageError(
         f"cannot write metrics to {path}: {reason}. Expected a file that can be written in an existing or new "

@@ -13,10 +13,10 @@ from onward.lowering.program import NodeLabel
 from onward.report.formatting import format_bytes, shorten_middle
 
 FORWARD = "onward::forward"
-"""The range of a whole forward pass in the trace."""
+"""The range of an entire forward pass in the trace."""
 
 STEP = "ProfilerStep#"
-"""What the range of a whole step is called in the trace, its number following."""
+"""What the range of an entire step is called in the trace, its number following."""
 
 PREPARATION = "onward::profiler_preparation"
 """What the range is called in which a program gets the twin that marks its nodes: time of the profiler, of no step."""
@@ -67,7 +67,8 @@ class NodeTime:
         forward_seconds, backward_seconds: on the device that computed: a GPU's kernels, or else the CPU's wall clock.
             Recomputation of a forward pass counts as backward. What a nested graph's nodes took is theirs alone.
         forward_host_seconds, backward_host_seconds: the CPU's wall clock, launching kernels included.
-        result_bytes: memory that the results of its first call take; 0 for views, without what autograd saves besides.
+        result_bytes: memory that the results of its first call take; 0 for views, without what autograd saves in
+            addition.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Times:
         device: "cpu", or "cuda" where kernels were recorded; what `seconds` of nodes and passes refer to.
         step_seconds: wall clock of a step, the mean as every figure here: steps that only pass a micro-batch to a
             pipeline, steps that update the weights, waiting for data and for other ranks included.
-        forward_seconds, backward_seconds: whole passes, the work between nodes included.
+        forward_seconds, backward_seconds: entire passes, the work between nodes included.
         nodes: longest first; they sum to both passes.
     """
 
@@ -106,7 +107,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileReport:
-    """What was profiled, and where it lies.
+    """What was profiled, and where it is stored.
 
     Attributes:
         first_step, last_step: of the round, both included; they make entire weight updates where any is complete.

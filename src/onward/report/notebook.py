@@ -63,7 +63,7 @@ class NotebookWatcher:
         self._draw(is_forced=True)
 
     def on_end(self, summary: RunSummary) -> None:
-        """The summary below the last state of the progress; the next round has a display of its own."""
+        """The summary below the last state of the progress; the next round has its own display."""
         rows = summary_rows(summary, arrow="→", short_path=str)
         width = max(len(label) for label, _ in rows)
         self._draw(is_forced=True, below=[f"{label:<{width}}  {value}" for label, value in rows])

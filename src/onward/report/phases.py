@@ -13,7 +13,7 @@ ANNOUNCED_AFTER_SECONDS = 1.0
 """A phase that is over sooner is not worth a line."""
 
 REPEATED_AFTER_SECONDS = 30.0
-"""How often a phase that goes on is announced again."""
+"""How often a phase that continues is announced again."""
 
 
 class Phases:
@@ -39,7 +39,7 @@ class Phases:
 
     @classmethod
     def silent(cls) -> Phases:
-        """Phases that nobody is told of."""
+        """Phases that nobody is notified of."""
         return cls(_ignore)
 
     def begin(self, name: str | None) -> None:

@@ -37,7 +37,7 @@ from onward.report.node_times import (
 )
 
 _BETWEEN_HOST_AND_DEVICE: dict[Callable[..., Any], str] = {to_tensor: "(to tensor)", to_host: "(to host)"}
-"""Steps of a program that stand between ONNX nodes; named too, since the second makes the host wait for the device."""
+"""Steps of a program that are between ONNX nodes; named too, since the second makes the host wait for the device."""
 
 
 class NodeProfiler:
@@ -46,7 +46,7 @@ class NodeProfiler:
     A step of a pipeline passes on a micro-batch, and the last one of an update computes them all: only entire updates
     have a time a step.
 
-    The loop calls `before_step` and `after_step` around every step, and calls `instrument(program)` in the place of
+    The loop calls `before_step` and `after_step` around every step, and calls `instrument(program)` instead of
     each program; the last profiled step gives the report. A round that ends earlier calls `stop` if `active`.
 
     Args:

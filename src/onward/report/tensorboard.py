@@ -34,7 +34,7 @@ class TensorBoardWatcher:
         log_dir: the directory, made if need be.
         scalar_names: tensors of one element, by exact name or pattern (`*`, `?`, `[...]`), out of `StepReport.tensors`.
         histogram_names, norm_names: tensors of any shape, likewise; a gradient is `<weight>_grad`.
-        resumed_update: the update of the checkpoint from which the run goes on; points after it, written by the run
+        resumed_update: the update of the checkpoint from which the run resumes; points after it, written by the run
             that was killed, are hidden. None for a fresh run, which hides every point of an earlier one.
 
     Raises:
@@ -71,7 +71,7 @@ class TensorBoardWatcher:
             self._open_file.flush()
 
     def _write_hyperparameters(self, metrics: Mapping[str, float]) -> None:
-        """In the same event file as the scalars: `add_hparams` would make a run of its own for them."""
+        """In the same event file as the scalars: `add_hparams` would make its own run for them."""
         if self._hyperparameters:
             found = {f"hparam/{name}": value for name, value in metrics.items()}
             for summary in summaries.hparams(self._hyperparameters, found):  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class TensorBoardWatcher:
             self._open_file.flush()
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
-        """Brings what was written to disk: a run resumed from this checkpoint goes on after it."""
+        """Brings what was written to disk: a run resumed from this checkpoint continues after it."""
         with _storing(self.log_dir):
             self._open_file.flush()
 

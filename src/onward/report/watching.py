@@ -43,7 +43,7 @@ class Watchers:
     """Forwards every event to all its watchers; itself a `Watcher`.
 
     A watcher that raises is closed and left out from then on: training is worth more than its record. The others
-    are told with `on_message`, and the exception stays in `failures`, for the runner to raise once all is saved.
+    are reported with `on_message`, and the exception stays in `failures`, for the runner to raise once all is saved.
     A `Callback` that raises ends the run instead, unless its `stop_on_error` is false.
     """
 
@@ -312,7 +312,7 @@ def make_watchers(
         metrics_path: where `metrics.jsonl` goes; None for none.
         tensorboard_dir: where TensorBoard's event files go; None for none.
         scalar_names, histogram_names, norm_names: see `TensorBoardWatcher`.
-        resumed_update: the update of the checkpoint from which the run goes on; None for a fresh run.
+        resumed_update: the update of the checkpoint from which the run resumes; None for a fresh run.
         texts, hyperparameters: of the run, for TensorBoard.
 
     Raises:

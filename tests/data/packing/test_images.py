@@ -95,7 +95,7 @@ def test_broken_images_are_named_or_left_out(folder, tmp_path):
 
 def test_images_in_no_class_folder_are_refused(folder, tmp_path):
     Image.new("RGB", (4, 4)).save(folder / "stray.png")
-    with pytest.raises(DataError, match=r"stray\.png' lies in no class folder; expected '.*CLASS/stray\.png'"):
+    with pytest.raises(DataError, match=r"stray\.png' is in no class folder; expected '.*CLASS/stray\.png'"):
         pack_images(folder, tmp_path / "out")
 
 

@@ -220,13 +220,13 @@ def test_kinds_are_found_out_or_asked_for(tmp_path):
     with pytest.raises(DataError, match="nothing' does not exist; give a file or a folder"):
         pack(tmp_path / "nothing", tmp_path / "out")
     (tmp_path / "a.xyz").write_text("hello")
-    with pytest.raises(DataError, match=r"cannot be told from its suffix .* say --kind text"):
+    with pytest.raises(DataError, match=r"is not clear from its suffix .* pass --kind text"):
         pack(tmp_path / "a.xyz", tmp_path / "out")
     folder = tmp_path / "mixed"
     folder.mkdir()
     (folder / "a.csv").write_text("x\n1\n")
     (folder / "b.txt").write_text("hello hello")
-    with pytest.raises(DataError, match=r"2 files: 1 of text, 1 of table. Say which to pack with --kind"):
+    with pytest.raises(DataError, match=r"2 files: 1 of text, 1 of table. Choose with --kind"):
         pack(folder, tmp_path / "out")
     assert pack(folder, tmp_path / "a", PackOptions(source=TableOptions(), **QUIET)).kind == "table"
     assert pack(folder, tmp_path / "b", PackOptions(pattern="*.csv", **QUIET)).kind == "table"

@@ -198,7 +198,7 @@ def test_too_little_text_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"has 6 tokens, fewer than one sample of sequence_length 256 .* \(257\)"):
         pack_text(tmp_path / "a.txt", tmp_path / "out")
     (tmp_path / "a.txt").write_text("\n \n")
-    with pytest.raises(DataError, match="no lines that hold anything"):
+    with pytest.raises(DataError, match="only empty lines"):
         pack_text(tmp_path / "a.txt", tmp_path / "out", objective="bert")
 
 
@@ -290,7 +290,7 @@ def test_bert_masks_15_percent_of_which_80_10_10(bert):
 
 
 def test_bert_second_segments_follow_or_come_from_elsewhere(bert):
-    """Unmasked, a sample whose label is 0 stands in one document as it is; of the others almost none does."""
+    """Unmasked, a sample whose label is 0 is in one document as it is; of the others almost none does."""
     folder, features = bert
     texts = [path.read_text() for path in sorted((folder / "in").iterdir())]
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "out" / "tokenizer.json"))

@@ -109,7 +109,7 @@ class Inspecting(Callback):
 
 
 NORM, LINEAR, EMBEDDING = "h.0.ln_1.weight", "h.0.mlp.c_fc.weight", "wte.weight"
-"""Replicated on horizontal ranks; cut; on the first and the last stage of a pipeline."""
+"""Replicated on tensor-parallel ranks; cut; on the first and the last stage of a pipeline."""
 
 CASES = [
     pytest.param(Layout(2, 1, 1), LINEAR, False, "ranks 0, 1 hold different bits", id="replicas"),
@@ -139,7 +139,7 @@ def test_one_flipped_bit_ends_all_ranks_with_the_rank_and_the_weight(
     assert words in said[0], said[0]
     assert repr(name) in said[0], said[0]
     assert "process " in said[0]
-    assert "the same command goes on from the last one" in said[0]
+    assert "the same command resumes from the last one" in said[0]
 
 
 @pytest.mark.parametrize(

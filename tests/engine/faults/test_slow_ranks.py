@@ -65,7 +65,7 @@ def test_words_name_rank_process_update_and_lag() -> None:
         "rank 3 (node7, process 12) is slow: its own work takes 0.84 s of update 40, the median of the ranks that do "
         "the same work is 0.41 s, so that every update waits 0.43 s for it. Look for other programs on that machine"
     )
-    assert "0.50 s of it is waiting for data: look at the disk" in Lag(
+    assert "0.50 s of it is waiting for data: check the disk" in Lag(
         rank=3, own_seconds=0.84, expected_seconds=0.41, data_seconds=0.5, has_peers=True
     ).words("x", 1)
     assert "what it took before is 0.41 s" in Lag(

@@ -146,7 +146,7 @@ def test_a_run_that_finds_its_batch_has_the_bits_of_one_that_was_given_it(tmp_pa
     assert_same_bits(state_bits(sought), state_bits(given))
     (said,) = [text for text in recorder.messages if text.startswith(FOUND)]
     assert said.startswith(
-        FOUND + "16 samples, 1 an update, in the place of 4 and 4; so num_train_steps is 6 instead of 24 (tried: "
+        FOUND + "16 samples, 1 an update, instead of 4 and 4; so num_train_steps is 6 instead of 24 (tried: "
     )
 
 
@@ -163,12 +163,12 @@ def test_a_resumed_run_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.
     resumed, recorder = run(tmp_path, SOUGHT, machine={"memory_gb": 1e-6}, **again)
     assert_same_bits(state_bits(resumed), state_bits(whole))
     (said,) = [text for text in recorder.messages if text.startswith(FOUND)]
-    assert said.endswith("num_train_steps is 6 instead of 24, as this run was begun with.")
+    assert said.endswith("num_train_steps is 6 instead of 24, as in this run so far.")
 
 
 def test_a_round_that_was_begun_by_hand_is_not_given_another_batch(tmp_path: Path) -> None:
     run(tmp_path, GIVEN, checkpoint={"checkpoints_dir": tmp_path / "saved"})
-    with pytest.raises(ParametersError, match="round 0, which was begun with micro-batches of the size that was given"):
+    with pytest.raises(ParametersError, match="round 0, which was begun with micro-batches of the configured size"):
         run(tmp_path, SOUGHT, checkpoint={"checkpoints_dir": tmp_path / "saved"})
 
 
@@ -201,7 +201,7 @@ def test_the_plan_finds_it_by_forecast(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert main(["plan", str(file), "--machine.memory_gb=1"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert FOUND + "8 samples, 1 an update, in the place of 2 and 4" in printed
+    assert FOUND + "8 samples, 1 an update, instead of 2 and 4" in printed
     assert "Fits 1 GB" in printed
     if not torch.cuda.is_available():
         assert main(["plan", str(file)]) == 2

@@ -201,7 +201,7 @@ def test_zero_exchanges_as_its_paper_says(model: Path, stage: int, gathers: int,
     distributed, training = split(data=4, zero_stage=stage), {"gradient_accumulation_steps": 3}
     (rank,) = planned(model, distributed=distributed, training=training).ranks
     by_kind = {t.what: t for t in rank.traffic}
-    assert by_kind["gradients shared out (ZeRO)"].payload == pytest.approx(scatters * whole, rel=0.01)
+    assert by_kind["gradients, reduce-scattered"].payload == pytest.approx(scatters * whole, rel=0.01)
     gathered = by_kind["weights gathered (ZeRO)"].payload / whole
     if stage == 3:
         assert gathers / 2 < gathered <= gathers, "the last segment and shared weights stay between the passes"
@@ -212,7 +212,7 @@ def test_zero_exchanges_as_its_paper_says(model: Path, stage: int, gathers: int,
 def test_stages_send_activations_once_for_each_micro_batch(model: Path) -> None:
     found = planned(model, distributed=split(pipeline=2), training={"gradient_accumulation_steps": 4})
     first, last = ({t.what: t for t in rank.traffic} for rank in found.ranks)
-    sent, back = first["activations to the next stage"], last["gradients to the stage before"]
+    sent, back = first["activations to the next stage"], last["gradients to the previous stage"]
     assert sent.calls == back.calls == 4
     assert sent.payload == back.payload
     assert sent.payload % (4 * ACTIVATION) == 0

@@ -20,7 +20,7 @@ from onward.plan.topology import Topology
 
 TOPOLOGY = Topology(data_size=3, horizontal_size=2, pipeline_size=2)
 SHARD = Sharding(1, (4, 2))
-"""Columns of the whole weight, in two blocks that are shared out one by one."""
+"""Columns of the full weight, in two blocks that are sharded one by one."""
 
 
 @contextmanager

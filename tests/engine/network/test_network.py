@@ -1,4 +1,4 @@
-"""A network in segments computes what the whole program does, and holds every weight once, where it is read."""
+"""A network in segments computes what the entire program does, and holds every weight once, where it is read."""
 
 from __future__ import annotations
 

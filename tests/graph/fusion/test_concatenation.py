@@ -1,4 +1,4 @@
-"""ReLU and concatenation change places: same values, same gradients, one tensor kept in the place of two."""
+"""ReLU and concatenation change places: same values, same gradients, one tensor kept instead of two."""
 
 from __future__ import annotations
 

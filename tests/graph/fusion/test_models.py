@@ -1,4 +1,4 @@
-"""Fusion of whole models: onward's own at every opset, torch's exports; what it leaves alone; how it is turned off."""
+"""Fusion of entire models: onward's own at every opset, torch's exports; what it leaves alone; how it is turned off."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENS = torch.randint(0, 300, (2, 6), generator=torch.Generator().manual_seed(0
 WRITTEN_OUT = {"gpt2": {"layer_normalization": 5, "gelu": 2}, "bert": {"layer_normalization": 6, "gelu": 3}}
 """What opsets without the operators add to two fused attentions."""
 LINEAR = {"gpt2": 8, "bert": 16}
-"""Products with their biases: of two layers, and of what stands before and after them."""
+"""Products with their biases: of two layers, and of what is before and after them."""
 SINCE = {"layer_normalization": 17, "gelu": 20}
 
 
@@ -165,7 +165,7 @@ def test_a_note_counts_them() -> None:
     "keep", ["h.0.attn/Softmax_output", "h.0.attn/Softmax", "h.0.attn/Softmax_output:h.0.attn/MatMul_3"]
 )
 def test_values_that_a_run_names_stay(keep: str) -> None:
-    """A value to watch, a node with a stage of its own, a place where stages are cut."""
+    """A value to watch, a node with its own stage, a place where stages are cut."""
     graph = make_training_graph(create_model("gpt2", opset=20, **TINY), fuse=True, keep=(keep,))
     assert kinds(graph) == {"attention": 1, "linear": 8}
     assert any(value.name == "h.0.attn/Softmax_output" for node in graph.model.graph for value in node.outputs)

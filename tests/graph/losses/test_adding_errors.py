@@ -153,7 +153,7 @@ def test_names_taken_by_the_model():
 
 
 def test_writing(tmp_path: Path):
-    """External data stay external, beside the new file; the model itself is never written over."""
+    """External data stay external, next to the new file; the model itself is never written over."""
     model = pass_through(13, {"y": ["batch", 3]})
     model.graph.node.append(helper.make_node("Add", ["y_in", "bias"], ["z"]))
     model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 3]))

@@ -54,7 +54,7 @@ def test_body_computes_the_same(name: str) -> None:
     proto = make_model(op_type, inputs, attributes, opset)
     model = ir.from_proto(proto)
     lines = expand_function_operators(model, primitive)
-    assert lines[0] == f"node 'node' ({op_type}) was written out in simpler operators."
+    assert lines[0] == f"node 'node' ({op_type}) was expanded into simpler operators."
     assert not [node for node in model.graph if (node.domain, node.op_type) in functions()]
     assert not model.functions
     written = ir.to_proto(model)

@@ -1,4 +1,4 @@
-"""A file read without its weights gives the same model; what is damaged is told as by the ordinary reader."""
+"""A file read without its weights gives the same model; what is damaged is reported as by the ordinary reader."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_files_that_are_no_models(tmp_path: Path):
 
 
 def test_truncated_at_every_byte(tmp_path: Path):
-    """A file cut anywhere is refused, or is a whole model that only lost its trailing metadata."""
+    """A file cut anywhere is refused, or is an entire model that only lost its trailing metadata."""
     data = _good().SerializeToString()
     path = tmp_path / "m.onnx"
     refused = 0
@@ -100,7 +100,7 @@ def _point(proto: onnx.ModelProto, key: str, value: str) -> None:
 
 
 def test_external_data_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They are found beside the model whatever the working directory, and are not read before they are used."""
+    """They are found next to the model whatever the working directory, and are not read before they are used."""
     path, _ = _external(tmp_path)
     monkeypatch.chdir(tmp_path)
     model = read_model("m.onnx")
@@ -115,7 +115,7 @@ def test_external_data_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("location", "gone.data", "'w' is stored in 'gone.data', which is missing; copy it beside the model"),
+        ("location", "gone.data", "'w' is stored in 'gone.data', which is missing; copy it next to the model"),
         ("location", "../m.data", "\'../m.data\' is outside of the folder"),
         ("location", "/etc/hostname", "\'/etc/hostname\' is outside of the folder"),
         ("location", "link.data", "\'link.data\' is outside of the folder"),

@@ -42,7 +42,7 @@ def _match(graph: TrainingGraph, module: nn.Module) -> tuple[list[str], list[str
 
 @BOTH
 def test_copied_layers(dynamo: bool, opset: int, tmp_path: Path):
-    """Every parameter of two equal encoder layers is a weight of its own; a layer that is called twice stays one."""
+    """Every parameter of two equal encoder layers is its own weight; a layer that is called twice stays one."""
     torch.manual_seed(0)
     module = Encoder().eval()
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_two_equal_layers_stay_two(tmp_path: Path):
 
 @BOTH
 def test_batch_norm_kept(dynamo: bool, opset: int, tmp_path: Path):
-    """Scales and shifts are weights of their own, and so is each running statistic a state of its own."""
+    """Scales and shifts are weights of their own, and so is each running statistic its own state."""
     module = Residual().train()
     options = (
         {"optimize": False} if dynamo else {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}

@@ -123,8 +123,8 @@ def test_rows_that_are_equal_otherwise_stay_apart(tmp_path: Path, batch: int) ->
     (name,) = [name for name in graph.weights if name.startswith("expand")]
     source = "matrices" if batch == 2 else "token"
     assert (
-        f"'{source} ({name})' was computed at export from {source!r}; it trains as a weight of its own, and each "
-        "of its 2 equal rows apart from the others; a dynamic batch axis at export keeps one."
+        f"'{source} ({name})' was computed at export from {source!r}; it trains as a separate weight, and each "
+        "of its 2 equal rows separately; a dynamic batch axis at export keeps one."
     ) in graph.notes
 
 

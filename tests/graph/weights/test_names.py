@@ -117,7 +117,7 @@ def test_a_dropped_bias_is_named_by_its_layer(tmp_path: Path) -> None:
 
 
 def test_paths_of_keras_files() -> None:
-    """As tf2onnx names variables and nodes: folded kernels are told by the node that reads them."""
+    """As tf2onnx names variables and nodes: folded kernels are reported by the node that reads them."""
     scope = "StatefulPartitionedCall/net"
     tensors = {
         f"{scope}/dense/MatMul/ReadVariableOp:0": (4, 5),

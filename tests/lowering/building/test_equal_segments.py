@@ -1,4 +1,4 @@
-"""Programs that are the same code with other weights are told from those that are not."""
+"""Programs that are the same code with other weights are distinguished from those that are not."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_signatures_tell_shapes_types_and_gradients_apart() -> None:
 
 
 def pieces_of_code(model: ir.Model) -> tuple[int, int]:
-    """Segments of a model, and how many different pieces of code they are."""
+    """Segments of a model, and how many different graphs they are."""
     graph = make_training_graph(model)
     net = OnnxModule(graph)
     plan = plan_segments(graph.model.graph, graph.weights, True, Recompute())

@@ -1,4 +1,4 @@
-"""A program cut into segments, anywhere, gives the bits of the whole one."""
+"""A program cut into segments, anywhere, gives the bits of the full one."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_16_bits_under_autocast() -> None:
 
 
 def test_what_is_traced_holds_the_convolution_itself() -> None:
-    """A graph that is exported, or given to a compiler, says what is computed and not how it lies."""
+    """A graph that is exported, or given to a compiler, says what is computed and not how it is laid out."""
 
     def compute(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1, True)

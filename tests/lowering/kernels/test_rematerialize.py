@@ -1,4 +1,4 @@
-"""What follows a batch normalization is made again for the backward pass: the same bits, and less that is kept."""
+"""What follows a batch normalization is recomputed for the backward pass: the same bits, and less that is kept."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ sums ({first}{real}[2, 1] h, {real}[2, 3, 1] xs) => ({real}[2, 1] last, {real}[2
 @pytest.mark.parametrize("backwards", [0, 1])
 @pytest.mark.parametrize("lengths", [None, [3, 2]])
 def test_scan_8_goes_over_a_batch(backwards: int, lengths: list[int] | None) -> None:
-    """Each sample scans its own length; what lies beyond is zero."""
+    """Each sample scans its own length; what is beyond is zero."""
     text = SCAN_8.format(
         real="double", backwards=backwards, first="int64[2] n, " if lengths else "", lengths="n" if lengths else ""
     )

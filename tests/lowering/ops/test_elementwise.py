@@ -192,7 +192,7 @@ def test_mod_follows_the_sign_of_divisor_or_dividend() -> None:
 
 
 def test_broadcasting_by_attribute_before_opset_7() -> None:
-    """B stands at `axis` of A, or at its end; shapes from the text of Add-6."""
+    """B is at `axis` of A, or at its end; shapes from the text of Add-6."""
     a = normal(2, 3, 4, 5)
     for shape, axis, expected in [
         ((), None, ()),

@@ -297,7 +297,7 @@ def test_gradients_pass_through_products_of_quantized_tensors(kind: str) -> None
 
 
 def test_no_gradient_reaches_what_only_integers_are_computed_from() -> None:
-    """A product whose integers go on as integers passes no gradient, and nothing before it is taken for a weight."""
+    """A product whose integers continue as integers passes no gradient, and nothing before it is taken for a weight."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> net (float[2, 4] x) => (float[2, 4] y)
         <float[4] b = {1, 2, 3, 4}, float s = {0.1}, uint8 z = {128},

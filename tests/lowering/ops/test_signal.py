@@ -67,7 +67,7 @@ def test_dft_default_axes_differ_by_version() -> None:
 
 def test_dft_refuses_the_axis_of_complex_parts() -> None:
     x = RANDOM.standard_normal((2, 3, 1))
-    with pytest.raises(NodeError, match="axis 2 holds the parts of complex numbers"):
+    with pytest.raises(NodeError, match="axis 2 holds real and imaginary parts"):
         run(make_model("DFT", {"x": x}, {"axis": -1}, 17), x)
     wide = RANDOM.standard_normal((2, 3, 4))
     with pytest.raises(NodeError, match=r"real \(1\) or complex \(2\) numbers; its size is 4"):

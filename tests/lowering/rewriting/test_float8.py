@@ -140,7 +140,7 @@ def test_a_device_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     assert why_not(cuda) == (
-        "NVIDIA A100 (compute capability 8.0) has no products of 8-bit floats; they need an Ada, Hopper or newer GPU "
+        "NVIDIA A100 (compute capability 8.0) has no FP8 matmuls; they need an Ada, Hopper or newer GPU "
         "(8.9 or higher)."
     )
     assert why_not(torch.device("cpu")) is None
@@ -149,7 +149,7 @@ def test_a_device_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         raise NotImplementedError("no kernel\nand a stack")
 
     monkeypatch.setattr(torch, "_scaled_mm", missing)
-    assert why_not(torch.device("cpu")) == f"torch {torch.__version__} cannot multiply 8-bit floats here (no kernel)."
+    assert why_not(torch.device("cpu")) == f"torch {torch.__version__} has no FP8 matmuls here (no kernel)."
 
 
 # ---------------------------------------------------------------------------------------------------------- programs

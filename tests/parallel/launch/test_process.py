@@ -258,5 +258,5 @@ def test_rank_that_is_there_twice_is_refused() -> None:
     owner = open_store(launch_of(0, 3, port), 20.0)
     owner.compare_set("job", "", "3 processes, Slurm job '7'")
     owner.set("here/1", '["gpu7", 123, 4]')
-    with pytest.raises(ParametersError, match=r"rank 1 is there twice: gpu7, process 123; and .*, process \d+\. Give"):
+    with pytest.raises(ParametersError, match=r"rank 1 exists twice: gpu7, process 123; and .*, process \d+\. Give"):
         rendezvous(launch_of(1, 3, port), 20.0)

@@ -77,7 +77,7 @@ def bf16_on_rank(features: list[dict[str, torch.Tensor]]) -> list[Outcome]:
 
 @pytest.mark.slow
 def test_under_autocast_values_travel_in_the_types_they_were_computed_in() -> None:
-    """Nothing is rounded once more on the way: losses are equal to the bit, gradients but for the order of sums."""
+    """Nothing is rounded again on the way: losses are equal to the bit, gradients but for the order of sums."""
     features = batches("gpt2", 4)
     alone = in_one_process("gpt2", features, QUARTERS, dtype=torch.bfloat16)
     for outcomes in run_on_ranks(2, bf16_on_rank, features):

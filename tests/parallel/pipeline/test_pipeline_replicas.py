@@ -87,12 +87,12 @@ def test_an_older_torch_is_refused_where_it_would_mix_up_gradients(monkeypatch: 
         check_torch("ZBVZeroBubble", plan(True))
     assert str(caught.value) == (
         "distributed.pipeline_schedule ZBVZeroBubble splits backward passes, and torch 2.11.0+cu130 does so only where "
-        "every value that travels has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
+        "every value that is sent has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
     )
     with pytest.raises(ParametersError) as caught:
         check_torch("1F1B", plan(True, False))
     assert str(caught.value) == (
-        "torch 2.11.0+cu130 sends only values with a gradient from stage to stage; value1 would travel without. Cut "
+        "torch 2.11.0+cu130 sends only values with a gradient from stage to stage; value1 would be sent without. Cut "
         "elsewhere (distributed.pipeline_partition_cut_list), or use torch 2.13 or newer."
     )
     monkeypatch.setattr(torch, "__version__", "2.13.0")

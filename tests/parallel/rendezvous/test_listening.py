@@ -386,7 +386,7 @@ def test_what_is_not_signed_with_the_secret_is_refused(writer: str | None, reade
 def test_a_rank_without_the_secret_is_told_to_set_it() -> None:
     rank, forgetful = stores(SECRETS[0], None)
     rank.set("job", "2 processes")
-    with pytest.raises(ForeignEntryError, match="signed with a secret that this rank has not: set ONWARD_SECRET"):
+    with pytest.raises(ForeignEntryError, match="signed with a secret that this rank does not have: set ONWARD_SECRET"):
         forgetful.get("job")
 
 

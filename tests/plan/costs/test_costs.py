@@ -124,7 +124,7 @@ def test_only_sizes_that_were_given_may_contradict_the_model() -> None:
 
 @pytest.mark.parametrize("activation", ["Gelu", "Relu"])
 def test_what_is_cheap_is_not_kept_for_a_weight(activation: str) -> None:
-    """Of x, its norm, h and its activation, all [B, W], those that nothing but a product reads are made again."""
+    """Of x, its norm, h and its activation, all [B, W], those that nothing but a product reads are recomputed."""
     body = f"n = LayerNormalization<axis=-1>(y, s)\nh = MatMul(n, w)\na = {activation}(h)\nz = MatMul(a, w)"
     stored = {"w": np.ones((16, 16), np.float32), "s": np.ones(16, np.float32)}
     model = parse("float[8,16] x", "float[8,16] z", f"y = MatMul(x, w)\n{body}", stored, 20)

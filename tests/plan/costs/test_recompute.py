@@ -117,7 +117,7 @@ def test_a_model_without_attention_is_told_so() -> None:
     with pytest.raises(ParametersError) as error:
         check_recompute(graph.model.graph, Recompute(attention=True))
     assert str(error.value) == (
-        "recompute.attention is true, but the model has no attention: no softmax between two products of activations. "
+        "recompute.attention is true, but the model has no attention: no softmax between two matmuls of activations. "
         "Use recompute.segments or recompute.memory_budget instead."
     )
 
@@ -125,7 +125,7 @@ def test_a_model_without_attention_is_told_so() -> None:
 def test_nothing_to_recompute_is_said() -> None:
     assert check_recompute(gpt2(fused=True).model.graph, Recompute(attention=True)) == (
         "recompute.attention: nothing to do. All 2 attentions are computed by one kernel each, which keeps no scores "
-        "(speed.fusions_off: [attention] would write them out again)."
+        "(speed.fusions_off: [attention] would expand them again)."
     )
     assert check_recompute(gpt2(fused=False).model.graph, Recompute(attention=True)) is None
     assert check_recompute(gpt2(fused=True).model.graph, Recompute(segments=True)) is None

@@ -82,7 +82,7 @@ def test_unknown_names_are_refused_with_near_ones() -> None:
 
 
 def test_a_cut_that_does_not_separate_names_what_goes_around_it() -> None:
-    words = "cut 0 cuts 'pool0', but its two sides still hang together through 'down0' .read by 'node_joined0'.. Add"
+    words = "cut 0 cuts 'pool0', but its two sides are still connected through 'down0' .read by 'node_joined0'.. Add"
     refused("u_net", "pool0", 2, words)
     refused("u_net", "pool1", 2, "through 'down1' .read by 'node_joined1'., 'down0' .read by 'node_joined0'.. Add")
 

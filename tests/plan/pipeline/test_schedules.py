@@ -31,8 +31,8 @@ EQUAL = StageCost(1.0, 1.0, 1.0)
 
 
 class RecordingStage:
-    """Stands for a stage of torch's, and writes down what it is told to compute. (Its `_get_pipeline_order`, made for
-    drawings, begins 1F1B's last stage with micro-batch 1; what `step` does is right.)"""
+    """Stands for a stage of torch's, and writes down what it is told to compute. (Its `_get_pipeline_order`, made
+    for drawings, begins 1F1B's last stage with micro-batch 1; what `step` does is right.)"""
 
     def __init__(self, index: int, count: int) -> None:
         self.stage_index, self.num_stages = index, count

@@ -17,7 +17,7 @@ from tests.plan.staged_models import batch_of, graph_of
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "squeezenet", "u_net"])
 def test_stages_one_after_the_other_in_onnxruntime_give_the_loss(name: str) -> None:
-    """onnxruntime runs each stage's file; the loss is the whole network's, computed by torch, to 1e-5."""
+    """onnxruntime runs each stage's file; the loss is the entire network's, computed by torch, to 1e-5."""
     graph = graph_of(name)
     plan = plan_stages(graph, balanced_stages(graph, 3), 3)
     features = batch_of(name, 5)
@@ -46,7 +46,7 @@ def test_a_stage_holds_its_own_tensors_only() -> None:
         assert [value.name for value in part.model.graph.inputs] == [
             *stage.inputs, *(transfer.name for transfer in stage.received),
         ]  # fmt: skip
-        # The tensors are those of the whole model, still where they were: nothing was read or copied.
+        # The tensors are those of the entire model, still where they were: nothing was read or copied.
         for name in stage.weights:
             whole, own = (g.model.graph.initializers[name].const_value for g in (graph, part))
             assert whole is own

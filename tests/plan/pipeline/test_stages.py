@@ -186,7 +186,7 @@ def test_a_graph_without_loss_and_values_that_are_no_tensors_are_refused() -> No
     last = sketch.node("Gemm", "last", at, sketch.weight("w1", 4, 4))
     last.shape = ir.Shape(["batch", 4])
     loss = LossSpec(type="mean_squared_error", prediction="last", label="y")
-    with pytest.raises(ModelError, match=r"'both' is a Sequence\(.*no tensor, and would have to travel from stage 0"):
+    with pytest.raises(ModelError, match=r"'both' is a Sequence\(.*not a tensor, and would have to be sent from"):
         by_name(make_training_graph(sketch.model(last), loss=loss), {"first": 0, "both": 0, "at": 1, "last": 1}, 2)
 
 

@@ -44,12 +44,14 @@ def _open(paths: Sequence[Path], options: ArrayOptions, limits: Limits) -> tuple
     archives = [path for path in paths if path.suffix.lower() == ".npz"]
     if archives and len(archives) != len(paths):
         raise DataError(
-            f"{len(archives)} .npz and {len(paths) - len(archives)} .npy files: which belong together cannot be told. "
+            f"{len(archives)} .npz and {len(paths) - len(archives)} .npy files: it is unclear which to pack. "
             "Choose with --pattern '*.npz' or '*.npy'."
         )
     groups = [{path.stem: path for path in paths}] if not archives else []
     if groups and len(groups[0]) != len(paths):
-        raise DataError(f"among {len(paths)} .npy files some have the same name in different folders; pack them apart.")
+        raise DataError(
+            f"among {len(paths)} .npy files some have the same name in different folders; pack them separately."
+        )
     lengths = [_measure_archive(path, options, limits) for path in archives] or [_measure_files(groups[0], options)]
     return sum(lengths), partial(_read, archives, groups, options)
 
@@ -116,7 +118,7 @@ def _open_archive(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"archive {str(path)!r} cannot be read: {error}. It is not a whole .npz file.") from error
+        raise DataError(f"archive {str(path)!r} cannot be read: {error}. It is not a complete .npz file.") from error
 
 
 def _members(archive: zipfile.ZipFile, path: Path, options: ArrayOptions) -> dict[str, str]:

@@ -52,7 +52,7 @@ def run(
         if wrong:
             raise ParametersError(
                 f"--{wrong[0].replace('_', '-')} is an option for {other}, but {arguments.source!r} is packed as "
-                f"{kind}: leave it out, or say --kind {other}."
+                f"{kind}: remove it, or pass --kind {other}."
             )
     options = _make(PackOptions, given, source=_make(KINDS[kind], given), limits=limits)
     dest = Path(arguments.dest)
@@ -70,7 +70,7 @@ def _check_remote_dest(dest: Path) -> None:
     for folder in (dest, dest / "train", dest / "test"):
         if is_folder(folder) and any(entry.name.endswith(".pb") for entry in list_folder(folder)):
             raise DataError(
-                f"destination {shown(folder)!r} already holds shards: give another one, or remove them there; "
+                f"destination {shown(folder)!r} already holds shards: pass another one, or delete them there; "
                 "--overwrite replaces local ones only."
             )
 

@@ -45,9 +45,9 @@ def count_bytes(paths: list[Path]) -> int:
 
 
 def is_split_by_document(paths: list[Path], options: TextOptions) -> bool:
-    """Whether documents are numerous enough to be told apart into train and test whole.
+    """Whether documents are numerous enough to be split into train and test as a whole.
 
-    That keeps a test sample from continuing a training sample. With few files samples are told apart instead.
+    That keeps a test sample from continuing a training sample. With few files samples are split instead.
     """
     many = any(path.suffix.lower() in (".jsonl", ".ndjson", ".parquet") for path in paths)
     return many or options.documents == "blank-line" or len(paths) >= 20
@@ -86,7 +86,7 @@ def _whole_characters(text: bytes) -> int:
 
 
 def _read_paragraphs(path: Path, document: int) -> Iterator[DocumentChunk]:
-    """Documents stand between blank lines."""
+    """Documents are between blank lines."""
     lines: list[bytes] = []
     size = 0
     with open(path, "rb") as file:

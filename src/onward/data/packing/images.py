@@ -26,7 +26,7 @@ def open_images(
     """Opens a folder whose folders are classes, numbered in the order of their names; and another for testing alone.
 
     Raises:
-        DataError: an image lies in no class folder, or the test folder has a class that the other one lacks.
+        DataError: an image is in no class folder, or the test folder has a class that the other one lacks.
         UserError: pillow is not installed.
     """
     require("PIL.Image", "packing images")
@@ -51,7 +51,7 @@ def _class_names(folder: Path, paths: Sequence[Path]) -> list[str]:
         parts = path.relative_to(folder).parts
         if len(parts) < 2:
             raise DataError(
-                f"image {str(path)!r} lies in no class folder; expected {str(folder / 'CLASS' / path.name)!r}: the "
+                f"image {str(path)!r} is in no class folder; expected {str(folder / 'CLASS' / path.name)!r}: the "
                 "class is the name of the folder inside the source."
             )
         names.append(parts[0])

@@ -60,7 +60,7 @@ class TextOptions:
 
     objective: Literal["causal", "masked", "bert"] = option(
         "causal",
-        "what is learned: the next token, masked tokens, or masked tokens and the next sentence",
+        "the objective: the next token, masked tokens, or masked tokens and the next sentence",
         choices=("causal", "masked", "bert"),
     )
     sequence_length: int = option(256, "tokens of a sample", parse=int)
@@ -70,7 +70,7 @@ class TextOptions:
     position_ids: bool = option(False, "also write position_ids, int64 [sequence_length], counting from 0")
     documents: Literal["file", "blank-line"] = option(
         "file",
-        "what a document of plain text is: a file, or what stands between blank lines",
+        "what a document of plain text is: a file, or what is between blank lines",
         choices=("file", "blank-line"),
     )
     text_field: str = option("text", "key or column of JSONL or Parquet that holds the text")
@@ -139,7 +139,7 @@ class TableOptions:
         "", "with --text: a tokenizer.json, a vocab.txt, a vocab.json next to a merges.txt, or a folder that holds one"
     )
     text_length: int = option(128, "with --text: tokens of a sample", parse=int)
-    delimiter: str = option(",", "between the columns of CSV; TSV files always use the tabulator")
+    delimiter: str = option(",", "between the columns of CSV; TSV files always use tabs")
     header: bool = option(True, "the first line of CSV names the columns; else they are column_0, column_1, ...")
     missing: Literal["error", "skip", "keep"] = option(
         "error",
@@ -166,14 +166,14 @@ class ImageOptions:
     )
     image_mode: Literal["rgb", "grayscale"] = option("rgb", "three channels or one", choices=("rgb", "grayscale"))
     resize: Literal["crop", "stretch"] = option(
-        "crop", "fill the size and crop the centre, or stretch to it", choices=("crop", "stretch")
+        "crop", "fill the size and crop the center, or stretch to it", choices=("crop", "stretch")
     )
     mean: tuple[float, ...] = option((0.0,), "subtracted: one number, or one per channel", parse=parse_floats)
     std: tuple[float, ...] = option((1.0,), "divided by: one number, or one per channel", parse=parse_floats)
     unreadable: Literal["error", "skip"] = option(
         "error", "what to do with an image that cannot be decoded", choices=("error", "skip")
     )
-    shuffle_images: bool = option(True, "mix the classes; else the images stand class by class")
+    shuffle_images: bool = option(True, "shuffle the classes; otherwise images are in the order of their classes")
 
     def __post_init__(self) -> None:
         channels = 3 if self.image_mode == "rgb" else 1
@@ -218,8 +218,10 @@ class PackOptions:
         "a second file or folder of the same kind, which goes to DEST/test, SOURCE to DEST/train; found out where "
         "SOURCE is a folder of nothing but train and val (or valid, validation, dev, test, eval)",
     )
-    shuffle_buffer: int = option(0, "mix the samples within a buffer of this many before they are written", parse=int)
-    seed: int = option(0, "of splitting, mixing and masking", parse=int)
+    shuffle_buffer: int = option(
+        0, "shuffle the samples within a buffer of this many before they are written", parse=int
+    )
+    seed: int = option(0, "of splitting, shuffling and masking", parse=int)
     transform: tuple[tuple[str, str], ...] = option(
         (),
         "an operation on a feature, in the order given: NAME=transpose:2,0,1, reshape:1x28x28, resize:224x224, "

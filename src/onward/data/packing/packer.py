@@ -1,4 +1,4 @@
-"""Any source -> a directory of shards that appears complete or not at all, with a manifest beside them."""
+"""Any source -> a directory of shards that appears complete or not at all, with a manifest next to them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _check_not_empty(manifest: Manifest, split: str, options: PackOptions, sourc
         return
     if options.test_source:
         name = options.test_source if split == "test" else source
-        raise DataError(f"{name!r} gave no samples; nothing was packed. Add samples, or pack the other part alone.")
+        raise DataError(f"{name!r} gave no samples; nothing was packed. Add samples, or pack the other split alone.")
     if split:
         raise DataError(
             f"no sample of {source!r} fell into {split!r} with test_fraction {options.test_fraction}; the source is "

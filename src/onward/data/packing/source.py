@@ -44,7 +44,7 @@ class Source:
         total: how many of them there are.
         read: gives ("train" or "test", sample) in a fixed order.
         details: what the manifest says of this kind; may be filled while reading.
-        files: name -> text of files that belong beside the shards.
+        files: name -> text of files that belong next to the shards.
     """
 
     unit: str
@@ -127,7 +127,7 @@ def _kind_of_suffix(path: Path) -> str:
             return kind
     known = ", ".join(suffix for kind, suffixes in SUFFIXES.items() if kind != "images" for suffix in suffixes)
     raise DataError(
-        f"the kind of {str(path)!r} cannot be told from its suffix (known: {known}); say --kind text, arrays or table."
+        f"the kind of {str(path)!r} is not clear from its suffix (known: {known}); pass --kind text, arrays or table."
     )
 
 
@@ -142,6 +142,6 @@ def _kind_of_folder(folder: Path, paths: Sequence[Path], pattern: str) -> str:
     found = ", ".join(f"{count} of {kind}" for kind, count in counts.items()) or "none of a known suffix"
     named = f" named {pattern!r}" if pattern else ""
     raise DataError(
-        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Say which to pack with --kind text, "
+        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Choose with --kind text, "
         "arrays, table or images, or with --pattern."
     )

@@ -1,4 +1,4 @@
-"""Packed shards on their way to their folder: written beside it, moved there when all are complete."""
+"""Packed shards on their way to their folder: written next to it, moved there when all are complete."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _read_sequences(
     if number == 0:
         raise DataError(
             f"the text has {total} tokens, fewer than one sample of sequence_length {length} and its last label needs "
-            f"({length + 1}): give more text, or a smaller --sequence-length."
+            f"({length + 1}): pass more text, or a smaller --sequence-length."
         )
 
 
@@ -136,7 +136,7 @@ def _read_bert(
     choose_split: ChooseSplit,
     advance: Advance,
 ) -> Iterator[tuple[str, Sample]]:
-    """Non-empty lines are sentences; a split has a sampler of its own, so that no test sentence is seen in training."""
+    """Non-empty lines are sentences; a split has its own sampler, so that no test sentence is seen in training."""
     samplers: dict[str, BertSampler] = {}
     number, rest = 0, b""
     for chunk in _decodable(read_documents(paths, options), paths, options, tokenizer, details):
@@ -154,7 +154,7 @@ def _read_bert(
             yield (document_split if by_document else choose_split(number)), sample
             number += 1
     if number == 0:
-        raise DataError("the text has no lines that hold anything; nothing can be learnt from it.")
+        raise DataError("the text has only empty lines; pass a file with text.")
 
 
 def _decodable(
@@ -180,7 +180,8 @@ def _decodable(
                 name = f"text {str(paths[chunk.document])!r}" if _one_document_per_file(paths, options) else "a text"
                 raise DataError(
                     f"{name} (document {chunk.document}) is not UTF-8: {error.reason} at byte {start + error.start}. "
-                    "Convert it, leave it out with --undecodable skip, or put marks there with --undecodable replace."
+                    "Convert it, leave it out with --undecodable skip, or replace such bytes by U+FFFD with "
+                    "--undecodable replace."
                 ) from error
             if options.undecodable == "replace":
                 chunk = chunk._replace(text=chunk.text.decode("utf-8", "replace").encode())

@@ -55,7 +55,7 @@ def arrays_of_parts(data: Any, names: FeatureNames) -> tuple[dict[str, np.ndarra
     if isinstance(data, tuple) and data and is_frame(data[0]):
         if len(data) > 2:
             raise DataError(
-                f"the data are a frame and {len(data) - 1} further parts; pass (frame, labels) or one frame."
+                f"the data are a frame and {len(data) - 1} further elements; pass (frame, labels) or one frame."
             )
         features, notes = arrays_of_frame(data[0], replace(names, labels=()))
         labels = names.labels[:1] if len(data) > 1 else ()

@@ -97,7 +97,7 @@ class IndexedDataLoader:
 
         Raises:
             ParametersError: `batch_size` is not a positive integer.
-            DataError: `cursor` lies outside of the data; a batch is larger than an epoch and may not wrap.
+            DataError: `cursor` is outside of the data; a batch is larger than an epoch and may not wrap.
         """
         check_batch_size(batch_size)
         if cursor.sample > self.sample_count:

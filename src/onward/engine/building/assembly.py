@@ -1,6 +1,6 @@
 """From a training graph and a plan to what one rank trains: its network or stages, its optimizer, all that changes.
 
-The order of events is: cut, lower, distribute, and only then make the optimizer, which sees this rank's parts alone.
+The order of events is: cut, lower, distribute, and only then make the optimizer, which sees this rank's shards alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Assembly:
     """What one rank trains.
 
     Attributes:
-        graph: the whole one.
+        graph: of the entire network.
         plan: who does what.
         stages: of this rank's pipeline; None where there is one stage.
         networks: the weights of this rank's stages, in their segments.
@@ -104,7 +104,7 @@ class Assembly:
         label_ranges: Mapping[str, LabelRange],
         instrument: Callable[[Program], Program] | None,
     ) -> MicroBatches:
-        """What computes gradients; without a pipeline, `values` of the graph are given out beside the loss.
+        """What computes gradients; without a pipeline, `values` of the graph are given out in addition to the loss.
 
         The stages of a pipeline know the values that they keep from the beginning.
         """
@@ -177,7 +177,7 @@ def assemble(
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
     partial = plan.horizontal.partial_gradients
     exchange = GradientExchange(
-        mesh=mesh, parameters=distributed, partial=partial, pipeline=pipeline, replicas_are_wrapped=is_wrapped
+        mesh=mesh, distributed=distributed, partial=partial, pipeline=pipeline, replicas_are_wrapped=is_wrapped
     )
     return Assembly(
         graph=graph,
@@ -266,7 +266,7 @@ def network_of(
         net.to(mesh.device)
     low = net.keep_fp32_master_weights()
     if low and notes is not None:
-        notes.append(f"{len(low)} weights are 16-bit in the model; they train as fp32 masters.")
+        notes.append(f"{len(low)} weights are 16-bit in the model; they are trained as fp32 master weights.")
     is_cut = compilation is not None or (parameters.distributed.zero_stage > 0 and mesh.data is not None)
     segments = plan_segments(
         graph.model.graph,
@@ -322,7 +322,7 @@ def _holders(plan: Plan, stages: StagePlan | None) -> dict[str, tuple[int, ...]]
 
 
 class _NormSums:
-    """Sums of squares over whole weights, out of those over this rank's parts."""
+    """Sums of squares over full weights, out of those over this rank's shards."""
 
     def __init__(self, mesh: Mesh, weights: Mapping[str, LocalWeight]) -> None:
         self.mesh = mesh
@@ -334,8 +334,8 @@ class _NormSums:
             for weight in weights.values()
         }
 
-    def __call__(self, parameters: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
+    def __call__(self, weights: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
         if self.mesh.data is None and self.mesh.horizontal is None:
             return squares
-        copies = tuple(self.copies[id(parameter)] for parameter in parameters)
+        copies = tuple(self.copies[id(parameter)] for parameter in weights)
         return sum_over_shards(self.mesh, squares, self.counts(squares.device, copies))

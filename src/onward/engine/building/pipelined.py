@@ -72,7 +72,7 @@ class StageCompute:
 
 
 class PipelinedForward:
-    """Values of the whole network by name, through all stages, on every rank; for evaluation."""
+    """Values of the entire network by name, through all stages, on every rank; for evaluation."""
 
     def __init__(self, pipeline: Pipeline, reader: FeatureReader, outputs: Sequence[str]) -> None:
         self.pipeline = pipeline

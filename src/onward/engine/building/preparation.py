@@ -100,7 +100,7 @@ def read_training_graph(
 
 
 def _prove_rebatching(parameters: Parameters, model: ModelSource, fixed: int) -> str:
-    """What to tell of a model whose batch size is another than its export fixed.
+    """What to report of a model whose batch size is another than its export fixed.
 
     Raises:
         ParametersError: the model cannot compute other numbers of samples.
@@ -139,17 +139,17 @@ def loss_spec(parameters: Parameters) -> LossSpec:
     return LossSpec(**{name: getattr(parameters.loss, name) for name in names}, limits=parameters.limits)
 
 
-def label_ranges(parameters: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
+def label_ranges(loss: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
     """Features that are class labels, with their classes, where the model fixes how many there are."""
     classes = {} if graph.loss_names is None else graph.loss_names.classes
-    ignored: dict[str, int | None] = dict.fromkeys(classes, parameters.ignore_index)
-    if parameters.type == "ctc":
-        padding = DEFAULT_PADDING if parameters.ignore_index is None else parameters.ignore_index
-        blank = DEFAULT_BLANK if parameters.blank is None else parameters.blank
+    ignored: dict[str, int | None] = dict.fromkeys(classes, loss.ignore_index)
+    if loss.type == "ctc":
+        padding = DEFAULT_PADDING if loss.ignore_index is None else loss.ignore_index
+        blank = DEFAULT_BLANK if loss.blank is None else loss.blank
         return {label: LabelRange(count, padding, blank) for label, count in classes.items()}
-    if parameters.type == "bert":
-        ignored[parameters.masked_lm_ids] = 0 if parameters.ignore_index is None else parameters.ignore_index
-        ignored[parameters.next_sentence_label] = None
+    if loss.type == "bert":
+        ignored[loss.masked_lm_ids] = 0 if loss.ignore_index is None else loss.ignore_index
+        ignored[loss.next_sentence_label] = None
     return {label: LabelRange(count, ignored[label]) for label, count in classes.items()}
 
 
@@ -188,13 +188,13 @@ def check_dimensions(mapped: Mapping[str, int], graph: TrainingGraph) -> None:
             )
 
 
-def check_step(parameters: Training, step: int) -> None:
-    """Checks that a round that is resumed does not stand between two updates.
+def check_step(training: Training, step: int) -> None:
+    """Checks that a round that is resumed is not between two updates.
 
     Raises:
         ParametersError: the accumulation was changed to a number of steps that does not divide `step`.
     """
-    accumulation = parameters.gradient_accumulation_steps
+    accumulation = training.gradient_accumulation_steps
     if step % accumulation:
         raise ParametersError(
             f"training.gradient_accumulation_steps is {accumulation}, but the run resumes from step {step}, which "
@@ -232,8 +232,8 @@ def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str
     ]
     if missing:
         raise ParametersError(
-            f"the sizes of {', '.join(missing[:5])} are open in the model, and must be known before the first "
-            "batch here: for a plan of several processes, a forecast of memory or synthetic data. Give them in "
+            f"the sizes of {', '.join(missing[:5])} are symbolic in the model, and must be known before the first "
+            "batch here: for a plan of several processes, a forecast of memory or synthetic data. Set them in "
             "training.mapped_dimensions, like {sequence: 128}."
         )
     return {
@@ -262,7 +262,7 @@ def plan_run(
     Args:
         parameters: of the run.
         topology: the mesh.
-        graph: whole, with its loss.
+        graph: of the entire network, with its loss.
         specs: what the data's samples have, where it is known.
 
     Raises:

@@ -1,4 +1,4 @@
-"""EvaluateStep: means over a whole test set, by the trained graph or by a separate one with the same weights."""
+"""EvaluateStep: means over an entire test set, by the trained graph or by a separate one with the same weights."""
 
 from __future__ import annotations
 
@@ -167,43 +167,43 @@ class EvaluationOutputs:
         return weights[labels].sum()
 
 
-def _evaluation_outputs(loss: LossNames, parameters: Loss) -> EvaluationOutputs:
+def _evaluation_outputs(loss: LossNames, settings: Loss) -> EvaluationOutputs:
     """The metrics of an evaluation: the loss, its parts under their own names, labels hit and counted."""
     has_classes = loss.counted is not None
     if loss.outputs:
         return EvaluationOutputs(means={})
-    if parameters.type == "bert":
+    if settings.type == "bert":
         masked_lm, next_sentence = loss.parts
         means = {masked_lm: masked_lm, next_sentence: next_sentence}
         per_label, totals = frozenset({masked_lm}), {"loss": (masked_lm, next_sentence)}
     else:
         means, totals = {"loss": loss.loss, **{part: part for part in loss.parts}}, {}
-        is_per_label = has_classes and not parameters.dense_labels and parameters.type == "softmax_cross_entropy"
+        is_per_label = has_classes and not settings.dense_labels and settings.type == "softmax_cross_entropy"
         per_label = frozenset({"loss"}) if is_per_label else frozenset[str]()
-    ignored = 0 if parameters.type == "bert" and parameters.ignore_index is None else parameters.ignore_index
+    ignored = 0 if settings.type == "bert" and settings.ignore_index is None else settings.ignore_index
     return EvaluationOutputs(
         means=means,
         correct=loss.correct,
         counted=loss.counted,
-        are_sums=parameters.reduction == "sum",
+        are_sums=settings.reduction == "sum",
         per_label=per_label,
         totals=totals,
-        accuracy="sequence_accuracy" if parameters.type == "ctc" else "accuracy",
-        label=parameters.masked_lm_ids if parameters.type == "bert" else parameters.label,
-        class_weights=None if parameters.dense_labels else parameters.class_weights,
+        accuracy="sequence_accuracy" if settings.type == "ctc" else "accuracy",
+        label=settings.masked_lm_ids if settings.type == "bert" else settings.label,
+        class_weights=None if settings.dense_labels else settings.class_weights,
         ignore_index=ignored,
     )
 
 
-def _own_loss(parameters: Loss) -> dict[str, MetricFunction]:
+def _own_loss(settings: Loss) -> dict[str, MetricFunction]:
     """A loss outside of the graph, as a metric."""
-    function = parameters.function
+    function = settings.function
     if function is None:
         return {}
 
     def loss(outputs: Tensors, batch: Tensors) -> Any:
         value = call_loss(function, outputs, batch)
-        return value if parameters.reduction == "mean" else (value, len(next(iter(batch.values()))))
+        return value if settings.reduction == "mean" else (value, len(next(iter(batch.values()))))
 
     return {"loss": loss}
 
@@ -217,7 +217,7 @@ def _read_evaluation_graph(parameters: Parameters, path: Path, assembly: Assembl
     sizes = parameters.distributed
     if sizes.horizontal_parallel_size * sizes.pipeline_parallel_size > 1 or sizes.zero_stage:
         raise ParametersError(
-            "paths.eval_model_path: a separate evaluation model needs every weight whole on each process; leave it "
+            "paths.eval_model_path: a separate evaluation model needs every full weight on each process; leave it "
             "out, or train without horizontal_parallel_size, pipeline_parallel_size and zero_stage."
         )
     graph = read_training_graph(parameters, path, choose=False)
@@ -248,7 +248,7 @@ def _evaluate(
     batches: Iterable[Batch],
     exchange: GradientExchange | None,
 ) -> tuple[dict[str, float], int]:
-    """EvaluateStep over a whole test set: what one batch of all its samples would give, and their number.
+    """EvaluateStep over an entire test set: what one batch of all its samples would give, and their number.
 
     A mean over labels is weighted by the labels that count, whatever batch they are in; accuracy is labels that were
     hit over all that count. With `exchange` every replica has a part of the test set.

@@ -25,7 +25,7 @@ _SHORT = 24
 def digests_of(parameters: Parameters, graph: TrainingGraph) -> dict[str, str]:
     """Name -> digest, or the value itself where it is short: versions, fields of RUN.yaml, files.
 
-    Where files lie does not count, since machines may keep the same files in different places; what is in them does.
+    Where files are does not count, since machines may keep the same files in different places; what is in them does.
     """
     found = {
         "onward": __version__,
@@ -68,7 +68,7 @@ def _of_text(text: str) -> str:
 
 
 def _of_model(paths: Iterable[Path], graph: TrainingGraph) -> str:
-    """The bytes of the files themselves, and names and shapes of what may lie in other files."""
+    """The bytes of the files themselves, and names and shapes of what may be in other files."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(_of_file(path).encode())

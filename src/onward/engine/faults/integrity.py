@@ -20,8 +20,8 @@ _LISTED = 8
 _AT_REST = ("weights/", "slots/")
 _UNTOUCHED = -1
 GO_BACK = (
-    "Checkpoints hold only what all replicas agreed on: the same command goes on from the last one. If it happens "
-    "again on the same machine, take that out and have its memory and processors tested."
+    "Checkpoints hold only what all replicas agreed on: the same command resumes from the last one. If it happens "
+    "again on the same machine, remove that machine and test its memory and processors."
 )
 
 
@@ -31,7 +31,8 @@ class StateDigests:
     Args:
         state: of the run.
         is_deterministic: equal work gives equal bits on every rank. On GPUs it need not, and copies of a weight that
-            horizontal ranks compute apart are then not compared; replicas take the same mean of gradients in any case.
+            tensor-parallel ranks compute apart are then not compared; replicas take the same mean of gradients in any
+            case.
     """
 
     def __init__(self, state: TrainState, is_deterministic: bool) -> None:
@@ -83,7 +84,7 @@ class StateDigests:
         """Which elements of a tensor these are, and whose copies are compared with them."""
         place = self._state.mesh.place
         apart = "" if self._is_exact else f"{place.pipeline}.{place.horizontal}"
-        # A statistic is what each stage and horizontal rank found by itself.
+        # A statistic is what each stage and tensor-parallel rank found by itself.
         return (
             f"{apart}{tuple(shards)!r}" if name.startswith(_AT_REST) else f"{place.pipeline}{place.horizontal}{shards}"
         )

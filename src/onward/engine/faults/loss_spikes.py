@@ -139,7 +139,7 @@ class LossSpikes:
 
 
 def _deviations(value: float, window: Sequence[float], least: float, *, is_relative: bool) -> float:
-    """How many robust standard deviations a value lies above the median of a window."""
+    """How many robust standard deviations a value is above the median of a window."""
     if not window:
         return 0.0
     median = statistics.median(window)

@@ -28,7 +28,7 @@ _LISTED = 8
 class RecomputationWatch:
     """Lets every replica compute the first micro-batch of one of them, drawn anew each time, and compares the results.
 
-    Compared are the loss and all gradients before they are averaged; with ZeRO, which holds no whole gradients, the
+    Compared are the loss and all gradients before they are averaged; with ZeRO, which holds no full gradients, the
     loss alone. Gradients, running statistics and random states are as before afterwards.
 
     Args:
@@ -121,8 +121,8 @@ def _words(differing: Sequence[Difference], replica: int, processes: list[str], 
     if ranks == everybody:
         finding = f"{name_ranks(ranks)} computed it and got different bits"
     else:
-        finding = f"{name_ranks(ranks)} got other bits than {name_ranks([r for r in everybody if r not in ranks])}"
+        finding = f"{name_ranks(ranks)} got different bits than {name_ranks([r for r in everybody if r not in ranks])}"
     return (
         f"silent corruption before update {update}: a micro-batch of replica {replica} was computed by every replica, "
-        f"and {finding} of {listed} ({who}). A processor computed something wrong. {GO_BACK}"
+        f"and {finding} of {listed} ({who}). A processor computed a wrong result. {GO_BACK}"
     )

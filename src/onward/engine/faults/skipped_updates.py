@@ -33,7 +33,7 @@ class SkippedUpdates:
     Args:
         state: of the run, at the beginning of the round.
         most_in_a_row: as `on_bad_loss.skip`.
-        say: is told of the first of several.
+        say: called with the first of several.
     """
 
     def __init__(self, state: TrainState, most_in_a_row: int, say: Callable[[str], None]) -> None:
@@ -132,7 +132,7 @@ def _describe(batches: Sequence[Origin], most: int) -> str:
     for path, rows in (part for batch in batches for part in batch):
         numbers.setdefault(path.name if isinstance(path, Path) else f"data in {path}", []).extend(map(int, rows))
     if not numbers:
-        return "data that do not tell where they come from"
+        return "data of unknown origin"
     return ", ".join(f"{name}: {_listed(rows, most)}" for name, rows in numbers.items())
 
 

@@ -48,7 +48,7 @@ class Lag:
         lag = self.own_seconds - self.expected_seconds
         share = self.data_seconds / max(self.own_seconds, 1e-9)
         cause = (
-            f"{self.data_seconds:.2f} s of it is waiting for data: look at the disk or network that its shards are on."
+            f"{self.data_seconds:.2f} s of it is waiting for data: check the disk or network that its shards are on."
             if share > 0.5
             else "Look for other programs on that machine, throttled hardware, and longer samples in its data."
         )

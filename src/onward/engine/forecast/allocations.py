@@ -1,6 +1,6 @@
 """What tensors are alive when: a log of every allocation while it is active, of fake tensors or real ones.
 
-Kinds are told afterwards, since only then is it known what was kept for a backward pass and what was a gradient.
+Kinds are found afterwards, since only then is it known what was kept for a backward pass and what was a gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORKING, ACTIVATIONS, COMMUNICATION, GATHERED = "working memory", "activations",
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Logs what operators allocate and when it goes; a tensor counts with its whole storage, once."""
+    """Logs what operators allocate and when it goes; a tensor counts with its full storage, once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = original(storage, size)
             self._note_size(storage, None)
-            self._kinds[self._number(storage)] = GATHERED  # ZeRO gives whole weights back in this way
+            self._kinds[self._number(storage)] = GATHERED  # ZeRO gives full weights back in this way
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
@@ -154,7 +154,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    """Those with a storage of their own; sparse ones are made of others, which count."""
+    """Those with their own storage; sparse ones are made of others, which count."""
     leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return [local_part(leaf) for leaf in leaves if leaf.layout is torch.strided]
 

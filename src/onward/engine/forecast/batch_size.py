@@ -39,7 +39,7 @@ class BatchSizes:
     Attributes:
         found: number of the round -> [samples of an update, micro-batch], as it goes into checkpoints.
         largest: the most samples of a micro-batch that memory suffices for, as far as it is known.
-        begun_round: in the middle of which the checkpoint stands that the run goes on from; None: of none.
+        begun_round: in the middle of which the checkpoint stands that the run resumes from; None: of none.
     """
 
     found: dict[str, list[int]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class BatchSizes:
         if self.found.get(str(number), [0])[0] == samples:
             chosen = self.known(parameters, number)
             if number not in self._reported:
-                say(f"training.find_batch_size: {outcome(parameters, chosen)}, as this run was begun with.")
+                say(f"training.find_batch_size: {outcome(parameters, chosen)}, as in this run so far.")
         else:
             self._refuse_another(parameters, number)
             chosen, note = find_batch_size(parameters, mesh, graph, specs)
@@ -107,11 +107,11 @@ class BatchSizes:
         if number != self.begun_round:
             return
         samples, size = self.found.get(str(number), (0, 0))
-        begun = f"{size} samples, {samples // size} an update" if size else "the size that was given by hand"
+        begun = f"{size} samples, {samples // size} an update" if size else "the configured size"
         raise ParametersError(
-            f"training.find_batch_size: the checkpoint stands in round {number}, which was begun with "
-            f"micro-batches of {begun}; now {samples_of_update(parameters)} samples are to make an update. Keep what "
-            "the round was begun with to its end."
+            f"training.find_batch_size: the checkpoint is in round {number}, which was begun with micro-batches of "
+            f"{begun}; now {samples_of_update(parameters)} samples would make an update. Keep the settings of the "
+            "round until it ends."
         )
 
     def known(self, parameters: Parameters, number: int) -> Parameters:
@@ -149,7 +149,7 @@ def find_batch_size(
     Args:
         parameters: of a round.
         mesh: all ranks; each calls this.
-        graph: whole, with its loss.
+        graph: of the entire network, with its loss.
         specs: what the samples of the data have, where it is known.
 
     Raises:
@@ -200,7 +200,7 @@ def find_by_forecast(
         except ParametersError as error:  # no stages of this size can be cut (distributed.stage_memory_gb)
             refusals[size] = error
         is_below = size in needs and needs[size] <= share * limit
-        # Ranks whose parts are of unequal sizes would go on in different ways, and wait for each other for ever.
+        # Ranks whose parts are of unequal sizes would continue in different ways, and wait for each other for ever.
         return is_below if mesh is None else bool(agree_on_least(mesh, float(is_below)))
 
     sizes = micro_batch_sizes(parameters)
@@ -232,7 +232,7 @@ def has_fixed_batch(parameters: Parameters, graph: TrainingGraph) -> bool:
 
 
 def _is_replicated(parameters: Parameters) -> bool:
-    """Whether a rank can try a step by itself: it holds the whole network."""
+    """Whether a rank can try a step by itself: it holds the entire network."""
     split = parameters.distributed
     return split.horizontal_parallel_size * split.pipeline_parallel_size == 1 and split.zero_stage == 0
 
@@ -246,18 +246,19 @@ def _refuse_fixed_batch(parameters: Parameters, graph: TrainingGraph) -> None:
         where = "in training.mapped_dimensions" if isinstance(shape[0], str) else "in the model"
         size = mapped[shape[0]] if isinstance(shape[0], str) else shape[0]
         raise ParametersError(
-            f"training.find_batch_size: the batch of input {name!r} is fixed to {size} {where}, so that no other "
-            "micro-batch can be tried. Leave that size open, or give training.batch_size by hand."
+            f"training.find_batch_size: the batch of input {name!r} is fixed to {size} {where}, so no other "
+            "micro-batch can be tried. Export the model with that dimension dynamic, or set training.batch_size and "
+            "find_batch_size: false."
         )
 
 
 def outcome(asked: Parameters, chosen: Parameters) -> str:
-    """What a run has in the place of what was asked for, in words."""
+    """What a run has instead of what was asked for, in words."""
     one, other = asked.training, chosen.training
     if one.batch_size == other.batch_size:
         return f"micro-batches of {one.batch_size} samples, {one.gradient_accumulation_steps} an update, as asked"
     text = (
-        f"micro-batches of {other.batch_size} samples, {other.gradient_accumulation_steps} an update, in the place of "
+        f"micro-batches of {other.batch_size} samples, {other.gradient_accumulation_steps} an update, instead of "
         f"{one.batch_size} and {one.gradient_accumulation_steps}"
     )
     if one.num_train_steps is not None:
@@ -269,8 +270,8 @@ def outcome(asked: Parameters, chosen: Parameters) -> str:
 
 def _too_small(what: str) -> str:
     return (
-        f"training.find_batch_size: {what}. Save memory by recompute, mixed_precision or distributed.zero_stage, share "
-        "the network out over more ranks, or raise machine.memory_gb if there is more memory than that."
+        f"training.find_batch_size: {what}. Save memory by recompute, mixed_precision or distributed.zero_stage, shard "
+        "the network over more ranks, or raise machine.memory_gb if there is more memory than that."
     )
 
 

@@ -64,8 +64,8 @@ def measure_stage(
     """Runs the last micro-batches of an update, and the update, on tensors without memory.
 
     Args:
-        graph: of the stage on one horizontal rank; its weights are not read.
-        stage: what it receives and sends; None: the graph is the whole network.
+        graph: of the stage on one tensor-parallel rank; its weights are not read.
+        stage: what it receives and sends; None: the graph is the entire network.
         parameters: of the run.
         topology: the mesh.
         place: of the rank.
@@ -168,10 +168,10 @@ class _Measuring:
             log.note(tensor, "constants")
         shapes = {name: tuple(weight.shape) for name, weight in network.weights.items()}
         self.weights = local_weights([network], self.mesh, {}, shapes, {})
-        parameters = {name: weight.parameter for name, weight in self.weights.items()}
+        updated = {name: weight.parameter for name, weight in self.weights.items()}
         graph = network.net.graph
         rules = with_exact_names(self.parameters.optimizer, graph.weights, graph.known_as)
-        optimizer = make_optimizer(rules, parameters)
+        optimizer = make_optimizer(rules, updated)
         for slots in optimizer.state.values():
             for tensor in slots.values():
                 log.note(tensor, "moments")
@@ -208,7 +208,7 @@ class _Measuring:
         for weight in self.network.parameters():
             if weight.grad is not None:
                 log.name([weight.grad], "gradients")
-        # ZeRO 1 adds up whole gradients out of sight; nothing else outlives both passes.
+        # ZeRO 1 adds up full gradients out of sight; nothing else outlives both passes.
         log.rename_alive("activations", "gradients")
         counts = tuple((name, log.exchanges[name], log.exchanged_bytes[name]) for name in log.exchanges)
         return (forward, log.now), counts, sent

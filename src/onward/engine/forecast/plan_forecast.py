@@ -41,7 +41,7 @@ def forecast(
 
     Args:
         parameters: of the run.
-        graph: whole, with its loss.
+        graph: of the entire network, with its loss.
         plan: for any number of ranks.
         specs: what the data's samples have, where it is known.
 

@@ -37,9 +37,9 @@ def trial_bytes(
     counted one by one, uncompiled.
 
     Args:
-        parameters: of the run; the rank must hold the whole network.
+        parameters: of the run; the rank must hold the entire network.
         mesh: of the run; nothing is exchanged.
-        graph: whole, with its loss.
+        graph: of the entire network, with its loss.
         specs: what the samples of the data have, where it is known.
 
     Returns:

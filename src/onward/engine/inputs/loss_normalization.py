@@ -27,19 +27,19 @@ class LossNormalization:
         function: the user's own; None: the loss is in the graph.
     """
 
-    def __init__(self, mesh: Mesh, parameters: Loss, loss: LossNames, batches_may_differ: bool) -> None:
+    def __init__(self, mesh: Mesh, settings: Loss, loss: LossNames, batches_may_differ: bool) -> None:
         self.mesh = mesh
-        self._parameters = parameters
-        self._labels_count = parameters.type == "bert" or (
-            parameters.type == "softmax_cross_entropy"
-            and not parameters.dense_labels
-            and (parameters.ignore_index is not None or parameters.class_weights is not None)
+        self._settings = settings
+        self._labels_count = settings.type == "bert" or (
+            settings.type == "softmax_cross_entropy"
+            and not settings.dense_labels
+            and (settings.ignore_index is not None or settings.class_weights is not None)
         )
         self._is_counted = (
-            mesh.data is not None and parameters.reduction == "mean" and (self._labels_count or batches_may_differ)
+            mesh.data is not None and settings.reduction == "mean" and (self._labels_count or batches_may_differ)
         )
-        self.names = loss.parts if self._is_counted and parameters.type == "bert" else loss.computed
-        self.function = parameters.function
+        self.names = loss.parts if self._is_counted and settings.type == "bert" else loss.computed
+        self.function = settings.function
 
     def of(self, features: Mapping[str, Any], samples: int) -> torch.Tensor | None:
         """What each of `names` is multiplied by, so that the mean over the replicas is the loss of the union.
@@ -54,7 +54,7 @@ class LossNormalization:
         if self.mesh.data is None:
             return None
         size = self.mesh.topology.data_size
-        if self._parameters.reduction == "sum":
+        if self._settings.reduction == "sum":
             return torch.full((len(self.names),), float(size), device=self.mesh.device)
         if not self._is_counted:
             return None
@@ -65,7 +65,7 @@ class LossNormalization:
         return torch.where(total > 0, own * size / total, torch.ones_like(own)).float()
 
     def _counts(self, features: Mapping[str, Any], samples: int) -> list[float]:
-        loss = self._parameters
+        loss = self._settings
         if not self._labels_count:
             return [float(samples)]
         if loss.type == "bert":

@@ -17,7 +17,7 @@ class RunData:
     """Opens data as the parameters of a run say, and remembers what is open.
 
     Args:
-        say: is told what the user should know of the data.
+        say: called with what the user should know of the data.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -33,7 +33,7 @@ _UNCHANGED = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY | F
 _SINGLE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Gelu", "LayerNormalization"}
 )
-"""What is one kernel compiled or not: nothing is gained unless another stands beside it."""
+"""What is one kernel compiled or not: nothing is gained unless another is next to it."""
 
 CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
 
@@ -168,7 +168,7 @@ class Compilation:
 
 
 def options_for_cpus() -> dict[str, Any]:
-    """What torch's compiler is told on a CPU, so that it asks the C++ compiler as seldom as it can.
+    """Options of torch's compiler on a CPU, so that it asks the C++ compiler as seldom as it can.
 
     The code of a pass is one file, calls and kernels together, instead of one for each kernel. And three trials are
     spared, as dear as a layer's code, which tell whether code for wide vectors runs here: it does if torch's own
@@ -229,7 +229,7 @@ class _CompiledGraph:
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         if self.is_compiled:
             return self._compiled(*arguments)  # type: ignore[no-any-return]
-        # Inside of DDP torch would cut the code once more, at its buckets: segments are small enough.
+        # Inside of DDP torch would cut the code again, at its buckets: segments are small enough.
         with torch._dynamo.config.patch(optimize_ddp=False):
             results: tuple[Any, ...] = self._compiled(*arguments)
         self.is_compiled = True
@@ -263,7 +263,7 @@ class _SharedCode:
         except Exception as error:
             if graph.is_compiled or not _is_of_compiler(error):
                 raise
-            results = self.code(*arguments)  # a mistake in the model shows here again, and is told as its own
+            results = self.code(*arguments)  # a mistake in the model shows here again, and is reported as its own
             self.compilation.failed(error)
             graph.is_plain = True
             return results  # type: ignore[no-any-return]

@@ -35,8 +35,8 @@ class Forward:
             whose weights are found in the network by name).
         dimensions: sizes that symbolic dimensions of the inputs must have.
         label_ranges: features that are class labels -> which there are.
-        instrument: gives the program to call in the place of one (a profiler's twin).
-        module: what is called in the place of `network`: the same, wrapped by an engine that reduces gradients.
+        instrument: gives the program to call instead of one (a profiler's twin).
+        module: what is called instead of `network`: the same, wrapped by an engine that reduces gradients.
         exact: inputs that mixed precision leaves as they are: activations of an earlier stage.
     """
 
@@ -132,7 +132,7 @@ class Forward:
         return self._keeping_less(program) if compilation is None else compilation.of_segments(program, device)
 
     def _keeping_less(self, program: SegmentedProgram) -> SegmentedProgram:
-        """The program, whose segments leave out of memory what can be made again; those recomputed as a whole stay."""
+        """The program, whose segments leave out of memory what can be recomputed; those recomputed as a whole stay."""
         if self._is_separate:
             return program
         recomputed, how = self.network.plan.recomputed, self.network.linear_layers

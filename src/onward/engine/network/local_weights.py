@@ -32,7 +32,7 @@ class LocalWeight:
         copies: how many ranks hold the same elements.
         is_written: whether this is the one of them that writes these elements into checkpoints.
         is_first: whether this rank is the first of all that hold any of the weight.
-        is_sharded_horizontally: whether the ranks of the horizontal group hold different elements.
+        is_sharded_horizontally: whether the ranks of the tensor-parallel group hold different elements.
         is_sharded_by_zero: whether the replicas do.
         followers: further copies on this rank, in other stages.
     """

@@ -28,18 +28,18 @@ class Precision:
 
     Attributes:
         dtype: torch.float16, torch.bfloat16 or None.
-        float8: products with weights are computed in 8-bit floats.
+        float8: matmuls with weights are computed in 8-bit floats.
     """
 
     dtype: torch.dtype | None
     float8: bool = False
 
     @classmethod
-    def of(cls, parameters: MixedPrecision) -> Precision:
+    def of(cls, settings: MixedPrecision) -> Precision:
         """The precision that a run asks for."""
-        if not parameters.use_mixed_precision:
-            return cls(None, parameters.float8)
-        return cls(torch.bfloat16 if parameters.use_bfloat16 else torch.float16, parameters.float8)
+        if not settings.use_mixed_precision:
+            return cls(None, settings.float8)
+        return cls(torch.bfloat16 if settings.use_bfloat16 else torch.float16, settings.float8)
 
     def program(self, program: Program, tensors: Mapping[str, torch.Tensor]) -> Program:
         """A program as it is computed in this precision; `tensors` are those that it is called with."""
@@ -71,7 +71,7 @@ def float8_notes(precision: Precision, nets: Sequence[OnnxModule], device: torch
         precision: of the run.
         nets: of this rank.
         device: of this rank.
-        is_whole: they are the whole network, so that nothing in 8-bit floats would be a mistake.
+        is_whole: they are the entire network, so that nothing in 8-bit floats would be a mistake.
 
     Raises:
         ParametersError: the device has no such products, or the networks have none that could be.
@@ -80,7 +80,7 @@ def float8_notes(precision: Precision, nets: Sequence[OnnxModule], device: torch
         return []
     obstacle = why_not(device)
     if obstacle is not None:
-        raise ParametersError(f"mixed_precision.float8 is true, but {obstacle} Leave it out, or train elsewhere.")
+        raise ParametersError(f"mixed_precision.float8 is true, but {obstacle} Remove it, or use another device.")
     found = [with_float8_products(net.program, net.tensors_by_name()) for net in nets]
     weights = [name for one in found for name in one.weights]
     others = {name: reason for one in found for name, reason in one.others.items()}
@@ -88,11 +88,11 @@ def float8_notes(precision: Precision, nets: Sequence[OnnxModule], device: torch
     more = f"; and {len(others) - LISTED} more" if len(others) > LISTED else ""
     if not weights and is_whole:
         raise ParametersError(
-            "mixed_precision.float8 is true, but no product with a weight can be computed in 8-bit floats"
+            "mixed_precision.float8 is true, but no matmul with a weight can be computed in FP8"
             + (f" ({listed}{more})" if others else ": the network has none")
             + ". Leave it out."
         )
-    note = f"mixed_precision.float8: products with {len(weights)} weights are in 8-bit floats"
+    note = f"mixed_precision.float8: matmuls with {len(weights)} weights are in FP8"
     notes = [note + (f"; with {len(others)} they are not ({listed}{more})." if others else ", which are all.")]
     if device.type == "cpu":
         notes.append(

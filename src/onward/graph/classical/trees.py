@@ -198,7 +198,7 @@ def _old_trees(at: NodeRewriter, kind: str, targets: int) -> Trees:
 
 
 class _Places:
-    """Where nodes lie in the arrays, by the numbers of their tree and within it."""
+    """Where nodes are in the arrays, by the numbers of their tree and within it."""
 
     def __init__(self, at: NodeRewriter, trees: Array, nodes: Array) -> None:
         self.at = at
@@ -259,7 +259,7 @@ def _new_trees(at: NodeRewriter, targets: int) -> Trees:
 
 
 def _members(at: NodeRewriter, splits: Array, modes: Array) -> tuple[Array, Array]:
-    """Thresholds, and the sets of `BRANCH_MEMBER` nodes, which stand one after the other with NaN between them."""
+    """Thresholds, and the sets of `BRANCH_MEMBER` nodes, which are one after the other with NaN between them."""
     attribute = at.node.attributes.get("membership_values")
     where = np.flatnonzero(modes == MEMBER)
     if attribute is None or not where.size:

@@ -1,4 +1,4 @@
-"""Writing real arithmetic in the place of quantized operators: nodes before another, constants, values that take over.
+"""Writing real arithmetic instead of quantized operators: nodes before another, constants, values that take over.
 
 A quantized tensor becomes real by a `DequantizeLinear`, stored ones included; `stored.py` makes weights of those.
 """
@@ -104,7 +104,7 @@ def stored(value: ir.Value | None) -> np.ndarray | None:
 
 
 def is_per_tensor(value: ir.Value | None) -> bool:
-    """Whether a scale or zero point is known to be of one element; one that is computed is of the whole tensor."""
+    """Whether a scale or zero point is known to be of one element; one that is computed is of the full tensor."""
     if value is None:
         return True
     array = stored(value)

@@ -26,7 +26,7 @@ _LARGEST_SEARCHED = 400
 
 
 def fuse_attention(editor: Editor) -> None:
-    """Replaces attention that is written out, wherever a softmax stands in the middle of it."""
+    """Replaces attention that is written out, wherever a softmax is in the middle of it."""
     writer = _MaskWriter(editor)
     for softmax in editor.nodes("Softmax"):
         found = find_attention(editor, softmax)

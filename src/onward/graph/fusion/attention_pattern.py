@@ -1,7 +1,7 @@
 """Finding attention that is written out: from a softmax back to the product of queries and keys, and on to the values.
 
 Exporters differ in where they put the scale (on the queries, the keys, both by its square root, or the scores), in how
-they mask (adding, or choosing by a condition), and in what stands between softmax and values.
+they mask (adding, or choosing by a condition), and in what is between softmax and values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What stands before a softmax.
+    """What is before a softmax.
 
     Attributes:
         query, key: the operands of the product.

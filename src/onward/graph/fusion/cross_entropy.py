@@ -58,7 +58,9 @@ def _fuse(editor: Editor, node: ir.Node) -> None:
         name=KIND,
         **attributes,
     )
-    editor.replace(node.outputs[0], output, KIND, len(steps) + 2, "with the last linear layer, logits never whole")
+    editor.replace(
+        node.outputs[0], output, KIND, len(steps) + 2, "with the last linear layer, without materializing all logits"
+    )
 
 
 def _path_to_linear(editor: Editor, scores: ir.Value) -> tuple[LinearLayer, list[ir.Node]] | None:

@@ -25,7 +25,7 @@ class LinearLayer:
         weight: [V, W] if `rows_are_outputs`, else [W, V].
         bias: [V], or None.
         result: [..., V].
-        nodes: the product, and the sum where it is a node of its own.
+        nodes: the product, and the sum where it is its own node.
     """
 
     hidden: ir.Value

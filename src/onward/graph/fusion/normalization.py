@@ -15,7 +15,7 @@ LAYER, RMS = "layer_normalization", "rms_normalization"
 
 
 def fuse_normalization(editor: Editor) -> None:
-    """Replaces normalizations, wherever the root of a mean of squares stands in the middle of one."""
+    """Replaces normalizations, wherever the root of a mean of squares is in the middle of one."""
     for node in editor.nodes("Sqrt", "Pow"):
         if node.op_type == "Pow" and not (
             editor.facts.is_number(node.inputs[1], 0.5) or editor.facts.is_number(node.inputs[1], -0.5)

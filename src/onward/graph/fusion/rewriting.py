@@ -1,4 +1,4 @@
-"""Putting one node in the place of several, in place, without losing a name that somebody asks for."""
+"""Putting one node instead of several, in place, without losing a name that somebody asks for."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The second operand of a binary operator beside a value; None if both are that value, or none is."""
+    """The second operand of a binary operator next to a value; None if both are that value, or none is."""
     if len(node.inputs) != 2:
         return None
     left, right = node.inputs

@@ -130,7 +130,7 @@ class AxisTracker:
     def _gathered(self, node: ir.Node, axis: int, rank: int, rank_after: int) -> int | None:
         given = node.attributes.get("axis")
         chosen = 0 if given is None else given.as_int() % rank
-        added = rank_after - rank + 1  # axes of the indices, in the place of the one they choose from
+        added = rank_after - rank + 1  # axes of the indices, instead of the one they choose from
         if chosen <= axis < chosen + added:
             return None
         return axis if axis < chosen else axis - added + 1

@@ -12,7 +12,7 @@ from onward.graph.reading.model_file import ModelSource, read_model
 from onward.graph.writing.model_saving import save_model
 
 LARGEST_INLINE_BYTES = 1 << 30
-"""Above this, weights go to a file beside the model: one protobuf holds at most 2 GiB."""
+"""Above this, weights go to a file next to the model: one protobuf holds at most 2 GiB."""
 
 
 def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.PathLike[str]) -> LossNames:
@@ -21,7 +21,7 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
     Args:
         source: the model; it is not changed.
         spec: which loss, and what the model may ask of the machine.
-        path: of the file to write; weights above 1.5 GB in all go to `<path>.data` beside it.
+        path: of the file to write; weights above 1.5 GB in all go to `<path>.data` next to it.
 
     Raises:
         ModelError: the model cannot be read, the loss cannot be added to it, or `path` is the model itself.

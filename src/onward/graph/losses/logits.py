@@ -198,7 +198,7 @@ class _Search:
         return None if axis is None else self.axes.before(node, axis)
 
     def _repeat(self, node: ir.Node, logits: Sequence[ir.Value | None], like: ir.Value) -> ir.Value:
-        """The node once more, on logits."""
+        """The node again, on logits."""
         stem = f"{self.writer.prefix}logits/{node.name or node.op_type}"
         output = ir.Value(name=self.writer.unique(stem), type=like.type, shape=like.shape)
         inputs = [*logits, *node.inputs[len(logits) :]]

@@ -161,7 +161,7 @@ def count_up(writer: NodeWriter, value: ir.Value, axis: int, size: int | None, n
     if writer.opset < 11:
         raise ModelError(
             f"the loss of a model of opset {writer.opset} needs to know the size of axis {axis} of {value.name!r}, "
-            "which the model leaves open; fix it with mapped_dimensions, or convert the model to opset 12 or newer."
+            "which is symbolic; set it in mapped_dimensions, or convert the model to opset 12 or newer."
         )
     end = writer.squeeze(writer.size_of(value, axis), 0)
     return writer.apply("Range", writer.constant(0, "first"), end, writer.constant(1, "step"), name=name)

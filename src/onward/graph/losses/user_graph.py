@@ -149,7 +149,7 @@ def _bind_inputs(
     if not any(name in outputs for name in wanted.values()):
         raise ModelError(
             f"{where} reads no output of the model: its inputs are {', '.join(str(v.name) for v in graph.inputs)}, "
-            f"the model's outputs {', '.join(outputs)}. Tie them with loss.graph_inputs."
+            f"the model's outputs {', '.join(outputs)}. Connect them with loss.graph_inputs."
         )
     for value, name in wanted.items():
         if name in outputs:

@@ -21,7 +21,7 @@ def infer(model: ir.Model, *, strict: bool) -> ir.Model:
     """A copy of the model without its large initializers, with every type and shape that follows from the rest.
 
     Raises:
-        Exception: whatever onnx finds contradictory; if not `strict`, only what it cannot go on with.
+        Exception: whatever onnx finds contradictory; if not `strict`, only what it cannot continue with.
     """
     if any(_ends_the_process(node, model) for node in model.graph):
         raise ValueError("onnx's shape inference of LabelEncoder-1 does not survive an input whose type is not known")

@@ -1,4 +1,4 @@
-"""Weights that a model stores as fills: `ConstantOfShape` nodes in the place of initializers.
+"""Weights that a model stores as fills: `ConstantOfShape` nodes instead of initializers.
 
 The `light_*` models of the onnx package are written so, and tools that strip weights write them too.
 """
@@ -16,7 +16,7 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16,
 def fold_constant_fills(model: ir.Model) -> None:
     """Turns each float `ConstantOfShape` of a stored shape that feeds a weight into an initializer of its name.
 
-    It feeds a weight if every node that reads it reads it in the place of a parameter: of a convolution, a matrix
+    It feeds a weight if every node that reads it reads it instead of a parameter: of a convolution, a matrix
     product, a normalization, a recurrent net; or, rearranged, as factor or summand of channels. The other fills
     (initial states, masks) stay nodes. The new tensors are views of one number until they are used.
     """

@@ -1,4 +1,4 @@
-"""The operator `Gradient` of ai.onnx.preview.training: what it differentiates becomes a graph of its own.
+"""The operator `Gradient` of ai.onnx.preview.training: what it differentiates becomes its own graph.
 
 The standard names that part by its borders, the values `xs`, `zs` and `y` of the surrounding graph. For lowering it
 is copied into a graph-valued attribute `body`, which computes `y` from `xs` and `zs`.

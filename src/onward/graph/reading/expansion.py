@@ -48,7 +48,7 @@ def expand_function_operators(model: ir.Model, has_lowering: HasLowering) -> tup
             return tuple(lines)
         _infer_types(model, nodes)
         for number, node in enumerate(nodes):
-            lines.append(f"node {node.name!r} ({node.op_type}) was written out in simpler operators.")
+            lines.append(f"node {node.name!r} ({node.op_type}) was expanded into simpler operators.")
             _make_call(model, node, f"{node.op_type}_{len(lines)}_{number}")
         passes.InlinePass(criteria=lambda function: function.domain == _DOMAIN)(model)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -143,7 +143,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _set_folder(model: ir.Model, folder: Path) -> None:
-    """External data are found beside the model, also after a change of the working directory."""
+    """External data are found next to the model, also after a change of the working directory."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         ir.external_data.set_base_dir(graph, folder)
 

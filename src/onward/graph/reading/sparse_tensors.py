@@ -27,7 +27,7 @@ Stored = Mapping[str, tuple[int, int]]
 
 
 def with_dense_tensors(proto: onnx.ModelProto, where: str) -> tuple[onnx.ModelProto, Stored]:
-    """The model with a dense tensor in the place of every sparse initializer and every `Constant`'s `sparse_value`.
+    """The model with a dense tensor instead of every sparse initializer and every `Constant`'s `sparse_value`.
 
     https://onnx.ai/onnx/repo-docs/IR.html (SparseTensorProto). A model without any is returned itself, another as a
     copy, with the names and counts of what was sparse.
@@ -124,7 +124,7 @@ def _dense(sparse: onnx.SparseTensorProto, name: str, what: str) -> onnx.TensorP
 
 
 def _places(indices: np.ndarray, count: int, dims: Sequence[int], what: str) -> np.ndarray:
-    """Where each value lies in the flat dense tensor: indices are (count,), or (count, rank), in ascending order."""
+    """Where each value is in the flat dense tensor: indices are (count,), or (count, rank), in ascending order."""
     linear = indices.shape == (count,)
     if not linear and indices.shape != (count, len(dims)):
         raise ModelError(

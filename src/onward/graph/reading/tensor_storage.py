@@ -117,7 +117,7 @@ def _check_external(tensor: ir.ExternalTensor, name: str, folder: Path | None, w
         raise ModelError(f"{where}: {name} cannot be read from its external data: {error}") from error
     if not path.is_file():
         what = "is no regular file" if path.exists() else "is missing"
-        raise ModelError(f"{where}: {name} is stored in {location!r}, which {what}; copy it beside the model.")
+        raise ModelError(f"{where}: {name} is stored in {location!r}, which {what}; copy it next to the model.")
     status = path.stat()
     if status.st_nlink > 1:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The batch followed through a graph: the shape of every value with a large prime in the place of the batch size.
+"""The batch followed through a graph: the shape of every value with a large prime instead of the batch size.
 
 Shapes come from ONNX's own shape inference, node by node; integers that follow from shapes are computed as well.
 """
@@ -25,7 +25,7 @@ _KEEPS_SHAPE = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "Simplifi
 
 
 class NotRebatched(Exception):
-    """Why a graph cannot compute another number of samples; the text goes on after "because"."""
+    """Why a graph cannot compute another number of samples; the text continues after "because"."""
 
 
 class BatchFollower:
@@ -226,7 +226,7 @@ class BatchFollower:
         return value
 
     def set_input(self, node: ir.Node, place: int, array: np.ndarray) -> None:
-        """Lets a node read stored integers in the place of those it has."""
+        """Lets a node read stored integers instead of those it has."""
         node.replace_input_with(place, self.constant(array, f"{node.name or node.op_type}_sizes"))
         self.changes[node.op_type] += 1
 

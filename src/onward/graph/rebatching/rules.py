@@ -155,7 +155,7 @@ def slices(walk: BatchFollower, node: ir.Node) -> None:
 
 
 def concat(walk: BatchFollower, node: ir.Node) -> None:
-    """What is the same for all samples is repeated for each beside what is not."""
+    """What is the same for all samples is repeated for each, where it meets what is not."""
     axes = [walk.batch_axis(value) for value in node.inputs]
     batched = next((axis for axis in axes if axis is not None), None)
     if batched is None or node.outputs[0] in walk.known:

@@ -49,8 +49,8 @@ def notes_on_export(model: ir.Model, weights: Collection[str], known_as: WeightN
             len(sources) > 1 or (value is not None and value.shape is not None and len(value.shape) != 2)
         ):
             notes.append(
-                f"{known_as.shown(name)!r} was computed at export from {_quoted(parameters)}; it trains as a weight of "
-                f"its own{_said_of_rows(value)}."
+                f"{known_as.shown(name)!r} was computed at export from {_quoted(parameters)}; it trains as a separate "
+                f"weight{_said_of_rows(value)}."
             )
     return (*notes, *notes_on_split_parameters(model.graph))
 
@@ -75,7 +75,7 @@ def _said_of_rows(value: ir.Value | None) -> str:
         return ""
     if (array[0] == array.flat[0]).all():
         return ""
-    return f", and each of its {len(array)} equal rows apart from the others; a dynamic batch axis at export keeps one"
+    return f", and each of its {len(array)} equal rows separately; a dynamic batch axis at export keeps one"
 
 
 def _holds_batch_norm(node: ir.Node) -> bool:

@@ -15,7 +15,7 @@ from onward.graph.weights.evidence import folded_parameters
 from onward.graph.weights.gradients import is_without_gradient
 
 _CONSTANT_PLACES = frozenset({("Where", 1), ("Where", 2), ("Max", 1), ("Min", 1), ("Pow", 1)})
-"""Inputs where an all-equal tensor is a constant and no layer's weight, beside initial states."""
+"""Inputs where an all-equal tensor is a constant and no layer's weight, in addition to initial states."""
 
 _REARRANGING = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW) - {"Identity"}
 """Without `Identity`, which has the name of a parameter that was merged."""
@@ -26,7 +26,7 @@ class Owner:
     """Who reads a merged tensor.
 
     Attributes:
-        key: tells owners apart.
+        key: distinguishes owners.
         name: the weight's rebuilt name, "" where it is not known.
         is_weight: false for what reads a constant or a running statistic.
         sources: the parameters that a folded tensor was computed from for this owner, where they are known.
@@ -75,7 +75,7 @@ def find_owners(
 def _owner(
     value: ir.Value, node: ir.Node, index: int, paths: frozenset[str], missing: frozenset[str], position: int | None
 ) -> Owner | None:
-    """Whose weight a use is; None: nobody knows. `position` is given for all-equal tensors, which are told apart by
+    """Whose weight a use is; None: nobody knows. `position` is given for all-equal tensors, which are distinguished by
     module or, where no module is known, by node."""
     scope, role = provenance.module_scope(node), role_of(node, index)
     if node.op_type == "BatchNormalization" and index > 2:  # the calls name its statistics as buffers
@@ -181,7 +181,7 @@ def _numbered(name: str) -> str:
 def _copied(
     graph: ir.Graph, value: ir.Value, module: str, scope: str, copies: dict[tuple[ir.Value, str], ir.Value]
 ) -> ir.Value:
-    """What the nodes of `module` compute a value with, once more for the module `scope`."""
+    """What the nodes of `module` compute a value with, again for the module `scope`."""
     maker = value.producer()
     if maker is None or provenance.module_scope(maker) != module:
         return value
@@ -233,7 +233,7 @@ def _owner_by_traced_value(value: ir.Value, node: ir.Node, missing: frozenset[st
     others = [one for one in read if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", one) and one not in computed]
     if len(others) != 1:
         return None
-    if not missing:  # every parameter is in the file: the same one was rearranged once more
+    if not missing:  # every parameter is in the file: the same one was rearranged again
         return Owner(key=f"%{name}", name=name, is_weight=True)
     return Owner(
         key=f"%{others[0]}",
@@ -247,12 +247,12 @@ def _owner_by_traced_value(value: ir.Value, node: ir.Node, missing: frozenset[st
 def _owner_by_call(
     value: ir.Value, node: ir.Node, index: int, called: Sequence[str], missing: frozenset[str]
 ) -> Owner | None:
-    """By the text of the traced call: which of its parameters stands at this input."""
+    """By the text of the traced call: which of its parameters is at this input."""
     folded = provenance.KIND not in value.metadata_props
     own = folded_parameters(value) if folded else [str(value.name)]
     marks, role = [provenance.placeholder(one) for one in own], role_of(node, index)
     fitting = [name for name in called if name.endswith(role) or ("_" in role and role in name)]
-    # A weight and a bias of ones are one tensor, too: what stands at the place decides, not that the call reads both.
+    # A weight and a bias of ones are one tensor, too: what is at the place decides, not that the call reads both.
     if any(mark in called and (mark in fitting or len(fitting) != 1) for mark in marks):
         return Owner(key=marks[0], name=str(value.name), is_weight=True)
     if not marks:

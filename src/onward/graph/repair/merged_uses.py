@@ -1,7 +1,7 @@
 """Which uses of a merged tensor belong to one parameter of the exported module, where no traced call names it.
 
 torch's older exporter leaves an `Identity` for each tensor that it merged, and module paths as node names; where both
-are gone, the tensors that a layer computes with beside the merged one tell layers apart.
+are gone, the tensors that a layer computes with in addition to the merged one distinguish layers.
 """
 
 from __future__ import annotations
@@ -253,7 +253,9 @@ def _is_distinctive(value: ir.Value, is_asked: bool) -> bool:
 
 
 def companions(value: ir.Value, unit: Unit) -> list[ir.Value]:
-    """The stored tensors that the layers of a unit compute with beside a merged one: to a bias the weight, and back."""
+    """The stored tensors that the layers of a unit compute with in addition to a merged one: to a bias the weight, and
+    back.
+    """
     found: dict[int, ir.Value] = {}
     for node, index in unit.uses:
         for other in _beside(node, index):

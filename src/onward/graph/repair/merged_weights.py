@@ -48,9 +48,9 @@ class SplitWeights:
 def split_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Sequence[str] = ()) -> SplitWeights:
     """Gives every layer its own copy of a float initializer that an exporter merged, in place.
 
-    Layers are told apart by what the exporter wrote down (traced calls, an `Identity` with the parameter's name, module
-    paths), else by the other weights that they compute with. Without any of that a tensor filled with one number is
-    split by node and another stays shared, and both are reported.
+    Layers are distinguished by what the exporter wrote down (traced calls, an `Identity` with the parameter's name,
+    module paths), else by the other weights that they compute with. Without any of that a tensor filled with one
+    number is split by node and another stays shared, and both are reported.
 
     Args:
         model: as it was read.

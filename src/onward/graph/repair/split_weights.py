@@ -1,7 +1,7 @@
 """Weights that an exporter split: copies of one weight, each rearranged for the call that reads it, tied again.
 
-Exporters fold what a call does with a parameter into a tensor of its own: the transpose for each call of a linear
-layer, slices, the first step of a recurrent net repeated for each sample. Each would then be a weight of its own.
+Exporters fold what a call does with a parameter into its own tensor: the transpose for each call of a linear
+layer, slices, the first step of a recurrent net repeated for each sample. Each would then be its own weight.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def _note_on_undecided(undecided: Mapping[str, str]) -> str:
     listed = ", ".join(pairs[:_SHOWN]) + (f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else "")
     return (
         f"Tensors hold the same numbers as others that are read with another bias: {listed}. The file does not say "
-        "whether each pair is one weight or was equal when exported, and they train apart. List the first of a pair in "
-        "training.tied_weights to train it as one."
+        "whether each pair is one weight or was equal when exported, and they are trained separately. List the first "
+        "of a pair in training.tied_weights to train it as one."
     )
 
 

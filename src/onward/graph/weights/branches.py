@@ -53,7 +53,7 @@ def _note(node: ir.Node, only: dict[str, list[str]], known_as: WeightNames) -> s
 
 
 def note_on_missing_gradients(missing: Collection[str], weights: int, known_as: WeightNames) -> str:
-    """What to tell a user after the first update, if some weights got no gradient."""
+    """What to report to a user after the first update, if some weights got no gradient."""
     return (
         f"{len(missing)} of {weights} weights got no gradient in the first update "
         f"({known_as.listed(missing, _SHOWN)}): no computed node reads them, for example in a branch that is not "

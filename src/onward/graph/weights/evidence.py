@@ -125,7 +125,7 @@ def _is_folded_weight(value: ir.Value) -> bool:
     """Whether a folded initializer was computed from parameters, and from no mask or table of angles.
 
     Where the exporter did not declare the parameters, that is a matrix from one dotted name; what one parameter was
-    reshaped to; or what an operator reads in the place of its parameters (the stacked gates of an LSTM).
+    reshaped to; or what an operator reads instead of its parameters (the stacked gates of an LSTM).
     """
     tensor = value.const_value
     assert tensor is not None

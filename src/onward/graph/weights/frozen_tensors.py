@@ -69,7 +69,7 @@ def note_on_frozen(
 def why_nothing_trains(
     graph: ir.Graph, frozen: Mapping[str, str], known_as: WeightNames, constants: Collection[str] = ()
 ) -> str:
-    """What to tell a user whose model has no trainable weights; no rule makes `constants` trainable."""
+    """What to report to a user whose model has no trainable weights; no rule makes `constants` trainable."""
     groups = frozen_groups(graph, frozen)
     if not groups:
         return (

@@ -1,6 +1,6 @@
 """By which names people know a weight: its initializer's, which is its identity, and its path in the module it is of.
 
-Exporters make up names such as `val_76`; what they note beside them, or the names of nodes, says which layer it is.
+Exporters make up names such as `val_76`; what they note next to them, or the names of nodes, says which layer it is.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class WeightNames:
 
 
 def weight_names(graph: ir.Graph) -> WeightNames:
-    """The module paths of a graph's initializers; two weights of one path are told apart by `#2`, `#3`, ..."""
+    """The module paths of a graph's initializers; two weights of one path are distinguished by `#2`, `#3`, ..."""
     targets = {provenance.placeholder(name): name for name in provenance.declared_kinds(graph)}
     prefixes = provenance.module_paths(graph)
     taken = set(graph.initializers)

@@ -25,7 +25,7 @@ _SHORTEST = 64
 _FEWEST = 8
 _LEAST_ENERGY = 0.9
 _LEAST_DIFFERENT = 0.25
-"""The share of rows with a frequency of their own: a table has a cosine and a sine of each, a fill has one in all."""
+"""The share of rows with their own frequency: a table has a cosine and a sine of each, a fill has one in all."""
 
 
 def why_signal_table(value: ir.Value) -> str:

@@ -15,7 +15,7 @@ _SHOWN = 4
 def notes_on_split_parameters(graph: ir.Graph) -> tuple[str, ...]:
     """A sentence for each parameter that the file holds as it is, or rearranged, and computed with, too.
 
-    `exp(w)` beside `w` is such; copies that are rearranged only are tied by now, and halves of one parameter have the
+    `exp(w)` next to `w` is such; copies that are rearranged only are tied by now, and halves of one parameter have the
     gradients that they should have.
     """
     kinds = provenance.declared_kinds(graph)
@@ -57,7 +57,7 @@ def _is_computed(value: ir.Value, parameter: str) -> bool:
 
 
 def _is_of_sizes(number: float) -> bool:
-    """Whether a number is a whole one, its root or the inverse of that: computed from a shape, as 1 / sqrt(d) is."""
+    """Whether a number is an integer, its root or the inverse of that: computed from a shape, as 1 / sqrt(d) is."""
     powers = [abs(number) ** exponent for exponent in (1, 2, 4)]
     both = [one for power in powers for one in (power, 1 / power)]
     return any(0.5 < one < 1e4 and abs(one - round(one)) < 1e-5 * one for one in both)

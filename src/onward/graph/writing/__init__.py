@@ -1,1 +1,1 @@
-"""From a model to files: beside their place first, and moved there when they are complete."""
+"""From a model to files: next to their place first, and moved there when they are complete."""

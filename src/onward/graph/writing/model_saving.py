@@ -1,4 +1,4 @@
-"""Writing ONNX files: beside their place first, and moved there when they are complete.
+"""Writing ONNX files: next to their place first, and moved there when they are complete.
 
 A failure, or a second process, leaves the files that were there before.
 """
@@ -21,11 +21,11 @@ from onward.parameters.limits import UNLIMITED
 from onward.retries import persistently
 
 EXTERNAL_ABOVE_BYTES = 1_500_000_000
-"""Protobuf ends at 2 GiB; above this, weights go to a file beside the model."""
+"""Protobuf ends at 2 GiB; above this, weights go to a file next to the model."""
 
 
 def has_external_data(model: ir.Model) -> bool:
-    """Whether some of its weights are in files beside it."""
+    """Whether some of its weights are in files next to it."""
     return any(isinstance(tensor, ir.ExternalTensor) for tensor in _initial_tensors(model))
 
 
@@ -37,11 +37,11 @@ def _initial_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 
 def save_model(model: ir.Model, path: Path, external: bool = False, readers: Iterable[ir.Model] = ()) -> None:
-    """Writes to a temporary folder beside the target and moves the files in place when they are complete.
+    """Writes to a temporary folder next to the target and moves the files in place when they are complete.
 
     Args:
         model: what to write.
-        path: where to; `<path>.data` beside it holds the weights of models above 1.5 GB.
+        path: where to; `<path>.data` next to it holds the weights of models above 1.5 GB.
         external: write weights there in any case; so it is where some are external now.
         readers: models that may read the file that is replaced; they read the new one from then on.
 
@@ -125,5 +125,5 @@ def storage_error(path: Path, needed_bytes: int, error: OSError) -> StorageError
         )
     return StorageError(
         f"the model {str(path)!r} cannot be written: {error.strerror or error}. "
-        "Choose another place, or make this one writable."
+        "Choose another path, or make this one writable."
     )

@@ -1,4 +1,4 @@
-"""Writes an ONNX file tensor by tensor, so that a model whose weights are elsewhere never stands in memory as a whole.
+"""Writes an ONNX file tensor by tensor, so that a model whose weights are elsewhere is never in memory as a whole.
 
 The bytes are those that protobuf itself would write: fields in the order of their numbers.
 """
@@ -114,7 +114,7 @@ def _copy_field(target: Message, name: str, value: object) -> None:
 
 
 def _start(message: Message, field: str, size_bytes: int) -> bytes:
-    """What stands before the bytes of a field of known length: its number with wire type 2, and the length."""
+    """What is before the bytes of a field of known length: its number with wire type 2, and the length."""
     return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2) + _varint(size_bytes)
 
 

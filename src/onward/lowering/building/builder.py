@@ -81,7 +81,7 @@ def build_program(
 
 @dataclass(kw_only=True)
 class _Builder:
-    """Turns one graph into one fx graph; a nested graph gets a builder of its own with this one as parent."""
+    """Turns one graph into one fx graph; a nested graph gets its own builder with this one as parent."""
 
     graph: ir.Graph
     opsets: Mapping[str, int]
@@ -97,7 +97,7 @@ class _Builder:
     names: set[str] = field(default_factory=set)
 
     def build(self, outputs: Sequence[str] | None) -> Program:
-        """The whole program of a main graph."""
+        """The entire program of a main graph."""
         self._open_placeholders()
         values = list(self.graph.outputs) if outputs is None else [self._value_named(name) for name in outputs]
         self._lower_nodes()

@@ -98,7 +98,7 @@ def _is_host(value: Any) -> bool:
 
 
 class _Rewriter:
-    """Copies a program, with known values in the place of the nodes that computed them."""
+    """Copies a program, with known values instead of the nodes that computed them."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ LARGEST_RATIO = 2.0
 
 
 def may_lose_digits(X: Tensor) -> bool:
-    """Whether torch normalizes X [N, C, ...] by a channels-last kernel of its own."""
+    """Whether torch normalizes X [N, C, ...] by its own channels-last kernel."""
     if torch.compiler.is_compiling() or type(X) is not Tensor or is_functorch_wrapped_tensor(X):
         return False
     is_dense = X.dim() in (4, 5) and X.numel() > 0 and X.device.type == "cpu" and X.dtype.itemsize >= 4

@@ -1,4 +1,5 @@
-"""How images lie in memory while they are convolved: with the channels of a pixel side by side (channels-last).
+"""How images are laid out in memory while they are convolved: with the channels of a pixel side by side
+(channels-last).
 
 Values and shapes are the same in every layout. What follows a convolution keeps its layout as long as it can.
 """
@@ -30,7 +31,7 @@ def convolve_images(
     Without `channels_last_images` X stays in the layout that it comes in.
 
     A kernel of one pixel is a linear layer over the channels of every pixel, a single product of matrices. Where the
-    weight is larger than the image it is the image that is turned around, there and back.
+    weight is larger than the image it is the image that is converted, and its result converted back.
     """
     if not (channels_last_images and _helps(X)):
         with saved_tensor_hook(X):

@@ -55,7 +55,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor) -> Tensor:
-    """`X' G` of X [M, K] and the gradient G [M, N] of `X W`, which lies in memory as W [K, N] does."""
+    """`X' G` of X [M, K] and the gradient G [M, N] of `X W`, which is laid out in memory like W [K, N]."""
     return (G.T @ X).T if W.stride(0) == 1 else X.T @ G
 
 

@@ -35,7 +35,7 @@ def _gains(X: Tensor, stride: Sequence[int]) -> bool:
 
 
 class _MaxPool(torch.autograd.Function):
-    """torch's own pooling; a place is how far it lies behind its window's first, which fits a byte or two."""
+    """torch's own pooling; a place is how far it is behind its window's first, which fits a byte or two."""
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, *along: Any) -> Tensor:

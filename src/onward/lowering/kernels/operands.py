@@ -51,7 +51,7 @@ def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def beside(value: HostValue, other: Tensor, dtype: torch.dtype | None = None) -> Any:
-    """A host value as an operand beside a tensor: a number where that keeps the tensor's shape, else a tensor.
+    """A host value as an operand next to a tensor: a number where that keeps the tensor's shape, else a tensor.
 
     Args:
         value: a number or nested tuples of numbers.

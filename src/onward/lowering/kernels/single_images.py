@@ -13,7 +13,7 @@ from onward.lowering.passes import is_plain
 
 
 def canonicalize_strides(X: Tensor) -> Tensor:
-    """X [N, C, ...], copied if it is one image whose strides do not tell its layout."""
+    """X [N, C, ...], copied if it is one image whose strides do not determine its layout."""
     if X.dim() not in (4, 5) or X.shape[0] != 1 or X.stride(0) >= X.numel():
         return X
     last = torch.channels_last if X.dim() == 4 else torch.channels_last_3d
@@ -23,7 +23,7 @@ def canonicalize_strides(X: Tensor) -> Tensor:
 
 
 def with_canonical_gradient(Y: Tensor) -> Tensor:
-    """Y [N, C, ...]; the gradient that reaches its operator is told plainly."""
+    """Y [N, C, ...]; the gradient that reaches its operator has canonical strides."""
     if Y.dim() in (4, 5) and Y.shape[0] == 1 and Y.requires_grad and not torch.compiler.is_compiling() and is_plain(Y):
         Y.register_hook(canonicalize_strides)  # type: ignore[no-untyped-call]
     return Y

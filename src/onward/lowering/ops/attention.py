@@ -211,7 +211,7 @@ def _full_mask(
     queries, keys = query.shape[2], key.shape[2]
     allowed = None
     if rules.is_causal or rules.left_window_size >= 0 or rules.right_window_size >= 0:
-        # Distance from a query's own place among the keys; positive: the key lies before it.
+        # Distance from a query's own place among the keys; positive: the key is before it.
         place = torch.arange(queries, device=query.device).unsqueeze(-1)
         if lengths is None:
             place = place + past

@@ -224,7 +224,7 @@ def group_query_attention(
 
     query (B, L, N*D), or Q, K and V side by side; past_key (B, G, P, D); `seqlens_k` (B) is the number of keys of
     each sequence, past ones included, less one. Outputs (B, L, N*D) and the keys and values (B, G, S, D): a
-    sequence's past, then its new keys. Padding stands at the end of a sequence.
+    sequence's past, then its new keys. Padding is at the end of a sequence.
     """
     q, k, v = _query_key_value(query, key, value, num_heads, kv_num_heads)
     length = query.shape[1]

@@ -1,4 +1,4 @@
-"""Normalizations of the domain com.microsoft, fused with what stands before them.
+"""Normalizations of the domain com.microsoft, fused with what is before them.
 
 Their meaning is that of onnxruntime's documentation (docs/ContribOperators.md) and of its CPU kernels.
 """

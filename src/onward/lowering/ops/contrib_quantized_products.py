@@ -109,7 +109,7 @@ def dynamic_quantize_lstm(
     Scales and zero points are (D) or (D, 4*H). The gradient passes the rounding unchanged.
     """
     if sequence_lens is not None:
-        # What lies behind the longest sequence is not read, so its range does not count.
+        # What is behind the longest sequence is not read, so its range does not count.
         read = torch.arange(X.shape[0], device=X.device) < sequence_lens.max()
         X = torch.where(read[:, None, None], X, 0)
     return recur_lstm(

@@ -82,7 +82,7 @@ def convolve(
     group: int,
     channels_last_images: bool = True,
 ) -> Tensor:
-    """The convolution over any number of spatial axes, as many as X has beside batch and channels."""
+    """The convolution over any number of spatial axes, as many as X has in addition to batch and channels."""
     n = X.dim() - 2
     if n == 2:
         return convolve_images(X, W, B, tuple(stride), tuple(padding), tuple(dilation), group, channels_last_images)
@@ -159,7 +159,7 @@ def conv_transpose(
 
 
 def _convolve_transposed(X: Tensor, W: Tensor, stride: Sequence[int], dilation: Sequence[int], group: int) -> Tensor:
-    """The whole transposed convolution, nothing cut off or added, over any number of spatial axes."""
+    """The entire transposed convolution, nothing cut off or added, over any number of spatial axes."""
     n = X.dim() - 2
     if n in _CONVOLVE_TRANSPOSED:
         return _CONVOLVE_TRANSPOSED[n](X, W, None, tuple(stride), 0, 0, group, tuple(dilation))
@@ -253,7 +253,7 @@ def _window_places(
     sizes: Sequence[int],
     like: Tensor,
 ) -> Tensor:
-    """Where each kernel element of each window lies in the input: (k1*..*kn, n, O1..On), in elements."""
+    """Where each kernel element of each window is in the input: (k1*..*kn, n, O1..On), in elements."""
     n = len(kernel)
     axes = []
     for axis in range(n):

@@ -56,7 +56,7 @@ def linear_cross_entropy(
         bias: [V].
         ignore_index: label that does not count.
         reduction: `mean` over the labels that count, each with its class's weight, or `sum`.
-        rows_are_classes: how the weight lies.
+        rows_are_classes: how the weight is laid out.
 
     Raises:
         ValueError: shapes do not fit, or (on the CPU) a label is out of range.
@@ -170,7 +170,7 @@ class _Chunked(torch.autograd.Function):
                     of_rows[chunk] = multiply(low, matrix)
                 if of_matrix is not None:
                     _add_product(of_matrix, low.T, part, is_first=not start)
-                del gradient, low  # or they would live beside the next chunk
+                del gradient, low  # or they would live alongside the next chunk
         scale = torch.ones((), dtype=wide, device=rows.device)
         if mean:
             count = shares.sum()

@@ -81,12 +81,12 @@ def _normalize_by_running(X: Tensor, scale: Tensor, B: Tensor, mean: Tensor, var
 
 
 def _shaped(Y: Tensor, shape: Sequence[int]) -> Tensor:
-    """Y in a shape; as it is where it has it, since a view of one image no longer tells how it lies in memory."""
+    """Y in a shape; as it is where it has it, since a view of one image no longer has its memory layout."""
     return Y if Y.shape == torch.Size(shape) else Y.reshape(shape)
 
 
 def _apply(x: Tensor, scale: Tensor, B: Tensor, mean: Tensor, variance: Tensor, epsilon: float) -> Tensor:
-    """The formula, written out; the parameters lie along axis 1."""
+    """The formula, written out; the parameters are along axis 1."""
     channels = [1, -1, *[1] * (x.dim() - 2)]
     factor = scale * (variance + epsilon).rsqrt()
     return (x - mean.reshape(channels)) * factor.reshape(channels) + B.reshape(channels)

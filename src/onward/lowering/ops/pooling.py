@@ -1,4 +1,4 @@
-"""Pooling over windows, over whole images, and its inverses.
+"""Pooling over windows, over entire images, and its inverses.
 
 Legend: N batch, C channels, D1...Dn spatial axes.
 """
@@ -44,7 +44,7 @@ def max_pool(
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/onnx__MaxPool.html; outputs Y and Indices (int64).
 
-    Indices count elements of the whole X in row-major order; with `storage_order=1` the spatial axes within
+    Indices count elements of the full X in row-major order; with `storage_order=1` the spatial axes within
     one channel are counted with the first axis fastest.
     """
     spatial = _spatial(X)
@@ -102,7 +102,7 @@ def _pool_max(
 def _flat_indices(
     places: Tensor, shape: Sequence[int], extent: Sequence[int], origin: Sequence[int], storage_order: int
 ) -> Tensor:
-    """torch's indices within one padded channel become ONNX's within the whole unpadded tensor."""
+    """torch's indices within one padded channel become ONNX's within the full unpadded tensor."""
     coordinates = []
     for size in reversed(extent):
         coordinates.append(places % size)
@@ -225,7 +225,7 @@ def max_unpool(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__MaxUnpool.html; I counts elements of the whole unpooled tensor.
+    """https://onnx.ai/onnx/operators/onnx__MaxUnpool.html; I counts elements of the full unpooled tensor.
 
     The indices refer to the tensor that the attributes imply; a larger `output_shape` adds zeros at the ends,
     as the standard's example does.

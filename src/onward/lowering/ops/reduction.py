@@ -1,6 +1,6 @@
 """Reductions along axes: sums, means, extremes, norms, and the positions of extremes.
 
-Up to a version of its own, each Reduce operator takes the axes as an attribute, from then on as an input.
+Up to its own version, each Reduce operator takes the axes as an attribute, from then on as an input.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def _repeats(axis: Axis, rules: Rules) -> bool:
 
 
 def _source_places(axis: Axis, rules: Rules, device: torch.device) -> Tensor:
-    """Where each element of the result lies in the input, in elements: float64 (target)."""
+    """Where each element of the result is in the input, in elements: float64 (target)."""
     y = torch.arange(axis.target, dtype=torch.float64, device=device)
     # The length that the ratio implies: fractional, where the result's own is rounded.
     length = axis.target if axis.exact else axis.scale * axis.size
@@ -321,7 +321,7 @@ def _cubic_weight(distance: Tensor, a: float) -> Tensor:
 
 
 def _extrapolate(Y: Tensor, axis: Axis, rules: Rules, places: Tensor) -> Tensor:
-    """tf_crop_and_resize: what lies outside of the input is a constant."""
+    """tf_crop_and_resize: what is outside of the input is a constant."""
     if rules.coordinates != "tf_crop_and_resize":
         return Y
     outside = (places < 0) | (places > axis.size - 1)

@@ -32,7 +32,7 @@ def _as_signal(input: Tensor) -> Tensor:
 def _transform(input: Tensor, length: int | None, axis: int, inverse: bool, onesided: bool) -> Tensor:
     axis = normalize_axis(axis, input.dim())
     if axis == input.dim() - 1:
-        raise ValueError(f"axis {axis} holds the parts of complex numbers; it cannot be transformed.")
+        raise ValueError(f"axis {axis} holds real and imaginary parts; it cannot be transformed.")
     signal = _as_signal(input)
     result: Tensor
     if inverse and onesided:
@@ -146,7 +146,7 @@ def mel_weight_matrix(
     output_datatype: int = 1,
     device: torch.device,
 ) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__MelWeightMatrix.html; triangles of height 1, edges on whole DFT bins."""
+    """https://onnx.ai/onnx/operators/onnx__MelWeightMatrix.html; triangles of height 1, edges on integer DFT bins."""
     bands, length, rate = (int(numbers_of(value)[0]) for value in (num_mel_bins, dft_length, sample_rate))
     low, high = (_to_mel(numbers_of(value)[0]) for value in (lower_edge_hertz, upper_edge_hertz))
     step = (high - low) / (bands + 2)

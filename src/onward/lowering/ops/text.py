@@ -47,7 +47,7 @@ def tf_idf_vectorizer(
 
 
 def _count(rows: Tensor, grams: Tensor, max_skip_count: int) -> Tensor:
-    """How often each n-gram (G, n) stands in each row (B, T), with up to so many tokens left out between two."""
+    """How often each n-gram (G, n) is in each row (B, T), with up to so many tokens left out between two."""
     length = grams.shape[1]
     found = torch.zeros(rows.shape[0], grams.shape[0], device=rows.device)
     for skip in range(max_skip_count + 1 if length > 1 else 1):

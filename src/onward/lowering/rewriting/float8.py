@@ -88,7 +88,7 @@ def _weight_of(node: fx.Node, names: Mapping[fx.Node, str]) -> str | None:
 def _obstacle(node: fx.Node, weight: Tensor) -> str | None:
     """Why a product cannot be computed in 8 bits; None: it can."""
     if node.target is linear_cross_entropy:
-        return "it is computed with the loss, a piece at a time"
+        return "it is computed with the loss, in chunks"
     if weight.dim() != 2:
         return f"it has {weight.dim()} axes, a matrix has 2"
     if weight.dtype not in TYPES:
@@ -197,7 +197,7 @@ def why_not(device: torch.device) -> str | None:
         if capability < (8, 9):
             name = torch.cuda.get_device_name(device)
             return (
-                f"{name} (compute capability {capability[0]}.{capability[1]}) has no products of 8-bit floats; they "
+                f"{name} (compute capability {capability[0]}.{capability[1]}) has no FP8 matmuls; they "
                 "need an Ada, Hopper or newer GPU (8.9 or higher)."
             )
     try:
@@ -205,5 +205,5 @@ def why_not(device: torch.device) -> str | None:
         scale = torch.ones((), device=device)
         _multiply(ones.to(GRADIENTS), ones.to(VALUES), scale, scale, torch.bfloat16)
     except Exception as error:  # torch has no one class for what a device lacks
-        return f"torch {torch.__version__} cannot multiply 8-bit floats here ({str(error).strip().splitlines()[0]})."
+        return f"torch {torch.__version__} has no FP8 matmuls here ({str(error).strip().splitlines()[0]})."
     return None

@@ -1,6 +1,6 @@
 """Linear layers that read the same input, as one function: what it keeps, and how their gradients add up.
 
-The input is kept, or made again of what it was made of, once for all of them; its gradient is one sum in one place.
+The input is kept, or recomputed of what it was made of, once for all of them; its gradient is one sum in one place.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ CHEAP = frozenset(
 """Functions of a few operations for an element that need their inputs for the backward pass, and not their result."""
 
 KEPT = frozenset({attention})
-"""Functions that need their result for the backward pass: a copy of it in another order need not be kept beside it."""
+"""Functions that need their result for the backward pass: a copy of it in another order need not be kept next to it."""
 
 VIEWS = frozenset({pick, reshape, transpose, flatten, identity, squeeze, unsqueeze})
 KEEP_NOTHING = frozenset({add, sub, shape, float8_product, linear_cross_entropy})
@@ -45,8 +45,8 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
     """A program whose linear layers keep less, and add up the gradient of an input that several of them read.
 
     Args:
-        program: a segment's, or a whole graph's; it is left as it is, and so is its code in the result, which is called
-            for the names of nodes in errors and profiles.
+        program: a segment's, or an entire graph's; it is left as it is, and so is its code in the result, which is
+            called for the names of nodes in errors and profiles.
         recomputes_inputs: inputs that are cheap and that nothing else keeps are computed again in the backward pass.
         joins: layers that read the same become one function; not for schedules that compute the gradients of weights
             later than those of inputs, which know a function by its first result.
@@ -77,7 +77,7 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
 
 
 def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, sources: Sequence[fx.Node]) -> None:
-    """Puts one call in the place of all, where the first of them stands."""
+    """Puts one call instead of all, where the first of them stands."""
     layers = [_layer(call) for call in group]
     kinds, weights, biases = (tuple(layer[place] for layer in layers) for place in range(3))
     arguments = (group[0].args[0], kinds, weights, biases, recipe, tuple(sources))

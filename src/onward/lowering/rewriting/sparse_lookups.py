@@ -1,6 +1,6 @@
 """Lookups in a table that the last layer reads, too, as in tied embeddings: their gradient is a few rows of it.
 
-torch makes a whole table of them, mostly zeros, beside the one that the last layer has given, and adds the two.
+torch makes an entire table of them, mostly zeros, next to the one that the last layer has given, and adds the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onward.lowering.program import Program
 
 
 def with_sparse_lookups(program: Program) -> Program:
-    """A whole network's program in which lookups give sparse gradients, where the last layer gives a dense one.
+    """An entire network's program in which lookups give sparse gradients, where the last layer gives a dense one.
 
     Autograd adds them in place before anybody else sees them: optimizers, hooks and other ranks get the dense sum.
     """

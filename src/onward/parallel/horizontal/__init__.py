@@ -1,4 +1,4 @@
-"""Horizontal parallelism at work: the collective operators of a rank's graph. Importing it registers them."""
+"""Tensor parallelism at work: the collective operators of a rank's graph. Importing it registers them."""
 
 from onward.parallel.horizontal import attention, loss, operators, random, tokens
 

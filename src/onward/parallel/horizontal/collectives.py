@@ -1,4 +1,4 @@
-"""Exchanges between the horizontal ranks: sums, maxima, all parts of a tensor; each in both directions of a pass.
+"""Exchanges between the tensor-parallel ranks: sums, maxima, all parts of a tensor; each in both directions of a pass.
 
 The exchanges are custom operators of torch, so that fake tensors and compilers know their shapes without exchanging
 anything; each takes the name of the process group.
@@ -19,7 +19,7 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 @torch.library.custom_op("onward::horizontal_all_reduce", mutates_args=())
 def all_reduce(x: Tensor, operation: str, group: str) -> Tensor:
-    """The sum or the maximum of a tensor over the ranks; without a gradient of its own."""
+    """The sum or the maximum of a tensor over the ranks; without its own gradient."""
     result = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(result, _OPERATIONS[operation], group=group_named(group))
     return result
@@ -32,7 +32,7 @@ def _(x: Tensor, operation: str, group: str) -> Tensor:
 
 @torch.library.custom_op("onward::horizontal_all_gather", mutates_args=())
 def all_gather(x: Tensor, size: int, group: str) -> Tensor:
-    """The tensors of all ranks, of one shape, stacked: [size, *x.shape]; without a gradient of its own."""
+    """The tensors of all ranks, of one shape, stacked: [size, *x.shape]; without its own gradient."""
     result = x.new_empty((size, *x.shape))
     dist.all_gather(list(result.unbind(0)), x.contiguous(), group=group_named(group))
     return result
@@ -45,7 +45,7 @@ def _(x: Tensor, size: int, group: str) -> Tensor:
 
 @torch.library.custom_op("onward::horizontal_reduce_scatter", mutates_args=())
 def reduce_scatter(x: Tensor, axis: int, size: int, group: str) -> Tensor:
-    """A rank's equal share, along an axis, of the sum over the ranks; without a gradient of its own."""
+    """A rank's equal share, along an axis, of the sum over the ranks; without its own gradient."""
     shares = [share.contiguous() for share in x.chunk(size, axis)]
     result = torch.empty_like(shares[0])
     dist.reduce_scatter(result, shares, group=group_named(group))
@@ -60,7 +60,7 @@ def _(x: Tensor, axis: int, size: int, group: str) -> Tensor:
 
 
 class EnterRegion(torch.autograd.Function):
-    """A whole tensor, read by every rank's part of a region: as it is; its gradients are added up.
+    """A full tensor, read by every rank's shard of a region: as it is; its gradients are added up.
 
     Shoeybi et al., 2019 (Megatron-LM), section 3: the operator f.
     """

@@ -87,7 +87,9 @@ def sharded_cross_entropy(
     share = counted.to(losses.dtype)
     if weights is not None:
         if weights.requires_grad:
-            raise ValueError("class weights cannot be trained where the classes are cut over horizontal ranks.")
+            raise ValueError(
+                "class weights cannot be trained where the classes are sharded over tensor-parallel ranks."
+            )
         share = share * weights.to(losses.dtype)[labels]
     losses = torch.where(counted, losses, 0) * share
     if reduction == "none":

@@ -1,4 +1,4 @@
-"""The operators of the domain `onward.parallel`, beside the loss and dropout.
+"""The operators of the domain `onward.parallel`, in addition to the loss and dropout.
 
 Each knows from its attributes how its operand is cut: along `cut_axis`, into `blocks` that `size` ranks share, of which
 this is `rank`.
@@ -20,7 +20,7 @@ from onward.plan.shards import Sharding, range_of_rank
 
 @lowers("Enter", domain=DOMAIN)
 def enter(X: Tensor, *, horizontal_group: str) -> Tensor:
-    """A whole value on its way into a region; its gradient is added up over the ranks."""
+    """A full value on its way into a region; its gradient is added up over the ranks."""
     return EnterRegion.apply(X, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -32,7 +32,7 @@ def add_up(X: Tensor, *, horizontal_group: str) -> Tensor:
 
 @lowers("LocalPart", domain=DOMAIN)
 def local_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
-    """A rank's part of a whole value; without blocks the axis is one, of any length."""
+    """A rank's shard of a full value; without blocks the axis is one, of any length."""
     blocks = _blocks_of(X.shape[cut_axis], blocks)
     parts, place = [], 0
     for block in blocks:
@@ -83,7 +83,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """The rank's part."""
+        """The rank's shard."""
         cut = ctx.cut
         part = local_part(gradients[0], cut_axis=cut.axis, blocks=cut.blocks, rank=ctx.rank, size=ctx.size)
         return part, None, None, None, None
@@ -93,7 +93,7 @@ class _Gathered(torch.autograd.Function):
 def gather_full(
     X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
 ) -> Tensor:
-    """The whole value of which every rank has a part."""
+    """The full value of which every rank has a part."""
     cut = Sharding(cut_axis, blocks)
     return _Gathered.apply(X, cut, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -109,11 +109,12 @@ def sharded_gather(
     rank: int,
     size: int,
 ) -> Tensor:
-    """Rows of a table of which the ranks hold ranges: zeros for rows of others, so that the sum over ranks is whole.
+    """Rows of a table of which the ranks hold ranges: zeros for rows of others, so that the sum over ranks is
+    complete.
 
     Args:
         data: the rank's rows, [n, ...].
-        indices: of the whole table, any shape; negative ones count from its end.
+        indices: of the entire table, any shape; negative ones count from its end.
 
     Raises:
         ValueError: an index is out of range (seen on the CPU only).
@@ -146,7 +147,7 @@ def sharded_arg_max(
     size: int,
     horizontal_group: str,
 ) -> Tensor:
-    """The place of the maximum of a whole axis: the first one (or the last) where several are equal."""
+    """The place of the maximum of a full axis: the first one (or the last) where several are equal."""
     values = data.detach()
     best = values.amax(cut_axis, keepdim=True)
     places = _places(blocks, rank, size, data.device).reshape([-1 if a == cut_axis else 1 for a in range(data.ndim)])
@@ -165,7 +166,7 @@ def sharded_arg_max(
 
 
 def _places(blocks: tuple[int, ...], rank: int, size: int, device: torch.device) -> Tensor:
-    """Where the rank's elements are on the whole axis."""
+    """Where the rank's elements are on the full axis."""
     firsts = itertools.accumulate(blocks, initial=0)
     ranges = [(first, *range_of_rank(block, rank, size)) for first, block in zip(firsts, blocks, strict=False)]
     return torch.cat([torch.arange(first + start, first + end, device=device) for first, start, end in ranges])

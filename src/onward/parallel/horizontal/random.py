@@ -2,7 +2,7 @@
 
 The numbers of a rank follow from the state of the device's default generator and the rank. So there is no second state
 to save: a checkpoint, or the repetition of a segment, restores them with the default generator, which must have the
-same seed on all horizontal ranks, for dropout of whole values to agree.
+same seed on all tensor-parallel ranks, for dropout of full values to agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 
 @contextlib.contextmanager
 def numbers_of_rank(device: torch.device, rank: int) -> Iterator[None]:
-    """What draws inside of it draws the rank's own numbers; the default generator goes on alike on all ranks."""
+    """What draws inside of it draws the rank's own numbers; the default generator continues alike on all ranks."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
@@ -97,7 +97,7 @@ def dropout(
     owned: tuple[bool, ...],
     output_count: int,
 ) -> tuple[Tensor, ...]:
-    """ONNX's `Dropout` of any version, on a rank's part; which mode decides is as in `onward.lowering.ops.random`."""
+    """ONNX's `Dropout` of any version, on a rank's shard; which mode decides is as in `onward.lowering.ops.random`."""
     decided = training_mode is not None and not owned[2]
     active = bool(training_mode) if decided else training
     share = ratio if ratio_input is None else float(ratio_input)

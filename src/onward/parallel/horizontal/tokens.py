@@ -27,8 +27,8 @@ def _all(x: Tensor, axis: int, size: int, group: str) -> Tensor:
 def _share_of(x: Tensor, axis: int, size: int) -> int:
     if x.shape[axis] % size:
         raise ValueError(
-            f"{x.shape[axis]} tokens cannot be shared by {size} horizontal ranks; pad the sequences to a multiple, or "
-            "turn sequence_parallel off."
+            f"{x.shape[axis]} tokens cannot be divided among {size} tensor-parallel ranks; pad the sequences to a "
+            "multiple, or set distributed.sequence_parallel: false."
         )
     return x.shape[axis] // size
 
@@ -66,7 +66,7 @@ def _exchange(x: Tensor, kind: str, axis: int, rank: int, size: int, group: str)
 def gather_tokens(
     X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, partial: int = 0, horizontal_group: str
 ) -> Tensor:
-    """All tokens; where every rank goes on with a part of the features (`partial`), their gradients are added up."""
+    """All tokens; where every rank continues with a part of the features (`partial`), their gradients are added up."""
     backward = "sum" if partial else "own"
     return _Move.apply(X, "gather", backward, cut_axis, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -83,5 +83,5 @@ def add_up_own_tokens(
 def own_tokens(
     X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
 ) -> Tensor:
-    """A rank's tokens of a value that every rank has computed whole."""
+    """A rank's tokens of a value that every rank has computed in full."""
     return _Move.apply(X, "own", "gather", cut_axis, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]

@@ -40,19 +40,19 @@ POLL_SECONDS = 0.05
 """How often this process looks whether a worker has ended."""
 
 
-def worker_count(parameters: Distributed) -> int:
-    """How many processes parameters ask for."""
-    return parameters.data_parallel_size * parameters.horizontal_parallel_size * parameters.pipeline_parallel_size
+def worker_count(distributed: Distributed) -> int:
+    """How many processes the sizes ask for."""
+    return distributed.data_parallel_size * distributed.horizontal_parallel_size * distributed.pipeline_parallel_size
 
 
-def check_room(parameters: Distributed, device_kind: DeviceKind) -> None:
+def check_room(distributed: Distributed, device_kind: DeviceKind) -> None:
     """Whether this machine can run all the processes.
 
     Raises:
         ParametersError: this is not Linux, there are not enough GPUs, or NCCL is demanded on CPUs.
     """
-    choose_backend(parameters.use_nccl, device_kind)
-    count, gpus = worker_count(parameters), torch.cuda.device_count()
+    choose_backend(distributed.use_nccl, device_kind)
+    count, gpus = worker_count(distributed), torch.cuda.device_count()
     if count > 1 and not operating_system.is_linux():
         raise ParametersError(
             f"distributed asks for {count} processes, which onward starts on Linux only; this is {sys.platform}. "
@@ -60,9 +60,9 @@ def check_room(parameters: Distributed, device_kind: DeviceKind) -> None:
         )
     if device_kind == "cuda" and count > gpus:
         raise ParametersError(
-            f"distributed: data_parallel_size {parameters.data_parallel_size} * horizontal_parallel_size "
-            f"{parameters.horizontal_parallel_size} * pipeline_parallel_size {parameters.pipeline_parallel_size} = "
-            f"{count} processes, each with a GPU of its own, but this machine has {gpus}. Make the product at most "
+            f"distributed: data_parallel_size {distributed.data_parallel_size} * horizontal_parallel_size "
+            f"{distributed.horizontal_parallel_size} * pipeline_parallel_size {distributed.pipeline_parallel_size} = "
+            f"{count} processes, each with its own GPU, but this machine has {gpus}. Make the product at most "
             f"{gpus}, start on several machines (torchrun, mpirun or srun), or set machine.execution_provider to CPU."
         )
 
@@ -193,7 +193,7 @@ def _explain(ended: Sequence[EndedWorker], count: int, is_memory: bool = False) 
     name = signal.Signals(-first.exit_code).name
     hint = " The kernel does so when memory runs out; look at dmesg." if name == "SIGKILL" else ""
     if name == "SIGKILL" and is_memory:
-        hint = " The kernel has killed a process for lack of memory meanwhile."
+        hint = " The kernel has killed a process for lack of memory in the meantime."
     text = f"rank {first.rank} of {count} (process {first.pid}) was ended by {name}; all ranks end.{hint}"
     sys.stderr.write(f"onward train: {text}\n")
     return 1, Cause("out of memory" if name == "SIGKILL" and is_memory else "death", text)

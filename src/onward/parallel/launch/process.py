@@ -74,7 +74,7 @@ def in_world_of_one(device_kind: DeviceKind = "cpu") -> Mesh:
 
 
 def start(
-    parameters: Distributed,
+    distributed: Distributed,
     device_kind: DeviceKind,
     run_folder: Path | None = None,
     membership: Membership | None = None,
@@ -82,7 +82,7 @@ def start(
     """Meets the other processes and builds the mesh; uses the default group of a program that has one already.
 
     Args:
-        parameters: sizes and timeouts.
+        distributed: sizes and timeouts.
         device_kind: what the run computes on.
         run_folder: where a file is written that tells what every rank was doing, if they hang.
         membership: from `ending_together`, which reports failures through it; one is made where none is given.
@@ -91,15 +91,15 @@ def start(
         ParametersError: sizes, devices, `use_nccl` or the launcher's variables are impossible, or the others did not
             come within `start_timeout_seconds`.
     """
-    timeout = timedelta(seconds=parameters.timeout_seconds)
+    timeout = timedelta(seconds=distributed.timeout_seconds)
     membership = membership or Membership()
     if dist.is_initialized():
-        topology = Topology.of(parameters, dist.get_world_size())
+        topology = Topology.of(distributed, dist.get_world_size())
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         return _make_mesh(topology, _device(device_kind, local_rank), timeout, membership)
     launch = detect()
-    topology = Topology.of(parameters, launch.world_size)
-    backend = choose_backend(parameters.use_nccl, device_kind)
+    topology = Topology.of(distributed, launch.world_size)
+    backend = choose_backend(distributed.use_nccl, device_kind)
     check_devices(device_kind, launch)
     if launch.world_size == 1:
         return in_world_of_one(device_kind)
@@ -107,10 +107,10 @@ def start(
     if device_kind == "cuda":
         torch.cuda.set_device(device)
     _check_launcher()
-    store = rendezvous(launch, parameters.start_timeout_seconds)
-    membership.begin(store, launch, parameters.timeout_seconds, run_folder)
+    store = rendezvous(launch, distributed.start_timeout_seconds)
+    membership.begin(store, launch, distributed.timeout_seconds, run_folder)
     record_collectives(run_folder)
-    wait_for_all(store, launch, parameters.start_timeout_seconds)
+    wait_for_all(store, launch, distributed.start_timeout_seconds)
     choose_interface(launch)
     dist.init_process_group(
         backend,
@@ -168,7 +168,7 @@ def choose_backend(use_nccl: bool | None, device_kind: DeviceKind) -> str:
 
 
 def check_devices(device_kind: DeviceKind, launch: Launch) -> None:
-    """Each process of a machine needs a GPU of its own.
+    """Each process of a machine needs its own GPU.
 
     Raises:
         ParametersError: there are more processes than GPUs.
@@ -179,7 +179,7 @@ def check_devices(device_kind: DeviceKind, launch: Launch) -> None:
     if launch.local_size > count:
         raise ParametersError(
             f"{launch.launcher} started {launch.local_size} processes on this machine, which has {count} "
-            f"GPU{'' if count == 1 else 's'}; each process needs one of its own. Start {count} on each machine like "
+            f"GPU{'' if count == 1 else 's'}; each process needs its own. Start {count} on each machine like "
             "this, or set machine.execution_provider to CPU."
         )
 

@@ -45,7 +45,7 @@ class Restarts:
     Attributes:
         most: restarts without a new checkpoint in between.
         newest_checkpoint: the name of the newest complete one; None: there is none.
-        smaller_batches: after memory ran out with micro-batches of so many samples: the sizes to go on with, the
+        smaller_batches: after memory ran out with micro-batches of so many samples: the sizes to continue with, the
             smallest first; None: they stay as they are.
         largest_batch: no micro-batch may have more samples from now on.
     """
@@ -78,12 +78,12 @@ class Restarts:
         if self._without_progress > self.most:
             since = "no checkpoint was saved" if checkpoint is None else f"no checkpoint was saved after {checkpoint}"
             return False, (
-                f"not restarted: {self.most} restart{'s' if self.most > 1 else ''} (distributed.max_restarts) changed "
-                f"nothing, {since}. Fix the cause above; the same command then resumes."
+                f"not restarted: {self.most} restart{'s' if self.most > 1 else ''} (distributed.max_restarts) did "
+                f"not help, {since}. Fix the cause above; the same command then resumes."
             )
         if before is not None and before == self._last and end.cause is not None and end.cause.kind == "error":
             return False, (
-                f"not restarted: the same error came back at the same place ({where}, then {end.cause.updates} "
+                f"not restarted: the same error occurred again at the same point ({where}, then {end.cause.updates} "
                 "updates). Fix the cause above; the same command then resumes."
             )
         return True, f"restarting all ranks {where} (restart {self._without_progress} of {self.most} without progress)."

@@ -250,13 +250,14 @@ def check_torch(schedule: PipelineSchedule, plan: StagePlan) -> None:
     if schedule in SPLITS_BACKWARD:
         raise ParametersError(
             f"distributed.pipeline_schedule {schedule} splits backward passes, and torch {torch.__version__} does so "
-            "only where every value that travels has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
+            "only where every value that is sent has a gradient. Use Interleaved1F1B, or torch 2.13 or newer."
         )
     others = [transfer.name for stage in plan.stages for transfer in stage.received if not transfer.with_gradient]
     if others:
         raise ParametersError(
             f"torch {torch.__version__} sends only values with a gradient from stage to stage; {', '.join(others)} "
-            "would travel without. Cut elsewhere (distributed.pipeline_partition_cut_list), or use torch 2.13 or newer."
+            "would be sent without. Cut elsewhere (distributed.pipeline_partition_cut_list), or use torch 2.13 or "
+            "newer."
         )
 
 
@@ -270,12 +271,12 @@ def check_wrapping(schedule: PipelineSchedule, modules: Iterable[nn.Module]) -> 
     """Checks that a schedule computes gradients in a way that the modules' wrapping notices.
 
     Raises:
-        ParametersError: DDP waits for gradients of whole backward passes, which zero-bubble schedules do not make.
+        ParametersError: DDP waits for gradients of entire backward passes, which zero-bubble schedules do not make.
     """
     if schedule in SPLITS_BACKWARD and any(isinstance(module, DistributedDataParallel) for module in modules):
         raise ParametersError(
-            f"distributed.pipeline_schedule {schedule} computes gradients of weights apart from those of activations, "
-            "which torch's DistributedDataParallel does not see. Use Interleaved1F1B, or set zero_stage."
+            f"distributed.pipeline_schedule {schedule} computes gradients of weights separately from those of "
+            "activations, which torch's DistributedDataParallel does not see. Use Interleaved1F1B, or set zero_stage."
         )
 
 

@@ -1,4 +1,4 @@
-"""Weights that lie on several pipeline stages (tied embeddings): their gradients are summed, and copies stay equal."""
+"""Weights that are on several pipeline stages (tied embeddings): their gradients are summed, and copies stay equal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _distinct(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _gradient(weight: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a weight's gradient, made if there is none."""
+    """This rank's shard of a weight's gradient, made if there is none."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return local_part(weight.grad)

@@ -55,7 +55,7 @@ class StageModule(nn.Module):
     def feed(self, features: Sequence[Mapping[str, torch.Tensor]], wanted: tuple[str, ...] | None = None) -> None:
         """Sets the features of the micro-batches to come.
 
-        With `wanted`, forward passes give these values after those that are sent, in the place of the loss.
+        With `wanted`, forward passes give these values after those that are sent, instead of the loss.
         """
         self._features, self._wanted = features, wanted
         self.losses.clear()
@@ -101,7 +101,7 @@ class _Arrival(torch.autograd.Function):
 
 
 class _Departure(torch.autograd.Function):
-    """Passes a value on to be sent, as a tensor of its own.
+    """Passes a value on to be sent, as its own tensor.
 
     It hangs on a received value, too, though no gradient goes there: schedules that compute gradients of weights later
     find only weights whose value meets one that depends on what was received.

@@ -17,7 +17,7 @@ from onward.operating_system import starter_of_session
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20000, 10000
-"""Ports derived from job ids lie here: below those that Linux hands out by itself (32768 and up)."""
+"""Ports derived from job ids are here: below those that Linux hands out by itself (32768 and up)."""
 
 LAUNCHED_BY_US = "ONWARD_LAUNCHED"
 """Environment variable of workers that `onward train` started itself, and sees end: its process number."""
@@ -119,7 +119,7 @@ def _check_possible(launch: Launch, variables: Mapping[str, str], names: tuple[s
     if problems:
         raise ParametersError(
             f"{_shown(variables, names)} contradict each other: {'; '.join(problems)}. They come from {launch.launcher}"
-            ", or were set by hand; unset what was left over from another start."
+            ", or were set by hand; unset what was left over from another launch."
         )
 
 
@@ -131,7 +131,7 @@ def _check_agree(variables: Mapping[str, str], around: Launch) -> None:
         raise ParametersError(
             f"{_shown(variables, given)} {'is' if len(given) == 1 else 'are'} set, but {around.launcher} says "
             f"{', '.join(f'{name}={said[name]}' for name in given)}. Unset {', '.join(given)}; they seem to be left "
-            "over from another start."
+            "over from another launch."
         )
 
 
@@ -140,7 +140,7 @@ def _with_torchrun_store(variables: Mapping[str, str], launch: Launch) -> Launch
     if not address or not port:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]
         raise ParametersError(
-            f"{_shown(variables, _TORCHRUN)} are set, but not {' and '.join(missing)}, where the processes meet. "
+            f"{_shown(variables, _TORCHRUN)} are set, but not {' and '.join(missing)}, where the processes rendezvous. "
             "Start with torchrun, which sets them, or set them to the first machine's address and a free port."
         )
     values = {
@@ -203,7 +203,7 @@ def _with_rendezvous_address(variables: Mapping[str, str], launch: Launch) -> La
     if not address:
         raise ParametersError(
             f"{launch.launcher} started {launch.world_size} processes on several machines ({launch.local_size} on "
-            "this one), and does not say where they can meet. Set MASTER_ADDR to the address of the machine of rank "
+            "this one), and gives no rendezvous address. Set MASTER_ADDR to the address of the machine of rank "
             "0 on all of them (mpirun -x MASTER_ADDR=HOST for Open MPI, -genv MASTER_ADDR HOST for MPICH)."
         )
     port = _number(variables, "MASTER_PORT") if variables.get("MASTER_PORT") else derived_port(launch.job)

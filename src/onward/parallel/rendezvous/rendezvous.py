@@ -182,7 +182,7 @@ def _sign_in(store: RunStore, launch: Launch) -> None:
     if seen != written.encode():
         other = _parse_peer_info(launch.rank, seen)
         raise ParametersError(
-            f"rank {launch.rank} is there twice: {other}; and {me}. Give every process its own rank, and every start "
+            f"rank {launch.rank} exists twice: {other}; and {me}. Give every process its own rank, and every launch "
             "its own MASTER_PORT."
         )
 
@@ -194,9 +194,9 @@ def _roll(store: RunStore, launch: Launch, present: list[int], waited: float) ->
     missing = [rank for rank in range(launch.world_size) if rank not in present]
     came = "; ".join(f"{name_ranks(ranks)} on {host}" for host, ranks in hosts.items())
     return (
-        f"waited {waited:.0f} s for {launch.world_size} processes; {len(present)} came ({came}), "
-        f"{name_ranks(missing)} did not. Look at their machines' output, check that all of them were started with the "
-        "same sizes, or raise distributed.start_timeout_seconds."
+        f"waited {waited:.0f} s for {launch.world_size} processes; {len(present)} came ({came}), {name_ranks(missing)} "
+        "did not. Check the output of their machines, check that all of them were started with the same sizes, or "
+        "raise distributed.start_timeout_seconds."
     )
 
 

@@ -60,7 +60,7 @@ class RunStore:
         self._below = plain
 
     def clone(self) -> RunStore:
-        """The same entries through a connection of its own."""
+        """The same entries through its own connection."""
         return RunStore(self._below.clone(), self._prefix, self._secret)  # type: ignore[attr-defined]
 
     def set(self, name: str, text: str) -> None:
@@ -101,7 +101,9 @@ class RunStore:
     def _verified(self, name: str, content: bytes) -> bytes:
         if self._secret is None:
             if content.startswith(_MARK):
-                raise ForeignEntryError(name, content, f"signed with a secret that this rank has not: set {SECRET}")
+                raise ForeignEntryError(
+                    name, content, f"signed with a secret that this rank does not have: set {SECRET}"
+                )
             return content
         signature, _, text = content.removeprefix(_MARK).partition(b":")
         if not content.startswith(_MARK) or not hmac.compare_digest(signature, self._signature(name, text)):

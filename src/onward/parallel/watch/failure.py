@@ -1,4 +1,4 @@
-"""One failure ends all: whatever ends a rank is told to all ranks, and shown once, with the rank that it came from.
+"""One failure ends all: whatever ends a rank is reported to all ranks, and shown once, with the rank that it came from.
 
 The first failure is shown by the rank that has it (or that found another one dead); only then the rest end, without a
 word and with the same exit code.

@@ -31,7 +31,7 @@ from onward.parallel.watch.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.watch.peer import BEAT_SECONDS, WatchedPeer, describe_silent, read_beat
 
 DIAGNOSIS_SECONDS = 3.0
-"""After a failed exchange: how long to look for the rank that caused it, before it is reported as it stands."""
+"""After a failed exchange: how long to look for the rank that caused it, before it is reported as it is."""
 SHOWING_SECONDS = 5.0
 """How long the other ranks wait for the words of the first failure to be on the screen before they end."""
 SHUTDOWN_GRACE_SECONDS = 5.0
@@ -76,7 +76,7 @@ class HeartbeatMonitor:
     """The thread that tells others that this rank lives, and ends this process when another one failed.
 
     Args:
-        store: of this start; the watch talks through a connection of its own.
+        store: of this start; the watch talks through its own connection.
         launch: this process among the others.
         timeout_seconds: of exchanges, for messages.
         folder: of the file that tells where every rank is when they hang.
@@ -158,7 +158,7 @@ class HeartbeatMonitor:
         self._leave(exit_code)
 
     def _wake_silent(self) -> None:
-        """A process of this machine that somebody stopped goes on and sees that all end; a signal would only wait."""
+        """A process of this machine that somebody stopped continues and sees that all end; a signal would only wait."""
         for rank in self._silent:
             with self._talk():
                 who = peer_info(self._store, rank)
@@ -227,19 +227,19 @@ class HeartbeatMonitor:
             self._silent = silent
             with self._talk():
                 who = "; ".join(describe_silent(rank, peer_info(self._store, rank)) for rank in silent[:8])
-            why = f"No sign of life from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
+            why = f"No heartbeat from {name_ranks(silent)} ({who}): stopped, dead, or the machine is gone."
         elif busy:
             who = ", ".join(f"rank {rank} after {beats[rank][1]} updates" for rank in busy[:8])
             why = (
-                f"{name_ranks(busy).capitalize()} did not come to it ({who}): it lives, and does something else. If it "
-                "is only slow (reading data, writing a checkpoint), raise distributed.timeout_seconds."
+                f"{name_ranks(busy).capitalize()} did not join it ({who}): the process is alive and does something "
+                "else. If it is only slow (reading data, writing a checkpoint), raise distributed.timeout_seconds."
             )
         else:
-            why = "All ranks live, and all of them wait: look at the network between them."
+            why = "All ranks are alive, and all of them wait: check the network between them."
         what = "lost its connection to another rank"
         if _TIMEOUT.search(words(error)):
-            what = f"waited {self.timeout_seconds:g} s (distributed.timeout_seconds) in an exchange for another rank"
-        return f"rank {self.launch.rank} {what}. {why}\nThe engine said: {words(error)}"
+            what = f"waited {self.timeout_seconds:g} s (distributed.timeout_seconds) in a collective for another rank"
+        return f"rank {self.launch.rank} {what}. {why}\ntorch reported: {words(error)}"
 
     def _beats(self) -> dict[int, tuple[int, int]]:
         """Of every rank: how often it has given a sign of life, and which update it is at."""

@@ -38,8 +38,8 @@ class WatchedPeer:
             if is_running(self._who.pid) or store.check([f"done/{self.rank}"]):
                 return None
             return (
-                f"rank {self.rank} ({self._who}) has died without a word: killed by a signal (the kernel does so when "
-                "memory runs out), or crashed in a library; all ranks end."
+                f"rank {self.rank} ({self._who}) died without an error message: killed by a signal (the kernel does so "
+                "when memory runs out), or crashed in a library; all ranks end."
             )
         beat = store.get(f"beat/{self.rank}") if store.check([f"beat/{self.rank}"]) else b""
         if beat != self._last[0]:
@@ -48,7 +48,7 @@ class WatchedPeer:
         if not self._last[1].is_over:
             return None
         silent = self._last[1].waited_seconds
-        return f"rank {self.rank} ({self._who}) has given no sign of life for {silent:.0f} s: dead, or unreachable."
+        return f"rank {self.rank} ({self._who}) has sent no heartbeat for {silent:.0f} s: dead, or unreachable."
 
 
 def read_beat(rank: int, content: bytes) -> tuple[int, int]:

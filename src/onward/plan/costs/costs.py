@@ -202,7 +202,7 @@ def _cost_of(node: ir.Node, roles: ValueRoles, shapes: _Shapes, kept: frozenset[
 
 
 def _bytes_read(node: ir.Node, value: ir.Value, shapes: _Shapes) -> float:
-    """A table is not read whole by a lookup."""
+    """A table is not read in full by a lookup."""
     if node.op_type in ("Gather", "GatherND", "GatherElements") and value is node.inputs[0]:
         return 0.0
     return shapes.bytes(value)

@@ -1,6 +1,6 @@
 """What is computed again for the backward pass instead of being kept: which attention, and which segments for a budget.
 
-Recompute of whole layers is Chen et al., 2016 (arXiv 1604.06174); of attention alone, Korthikanti et al., 2022 (arXiv
+Recompute of entire layers is Chen et al., 2016 (arXiv 1604.06174); of attention alone, Korthikanti et al., 2022 (arXiv
 2205.05198, section 5): its scores are large and cheap.
 """
 
@@ -47,7 +47,7 @@ def count_fused_attention(graph: ir.Graph) -> int:
 
 
 def check_recompute(graph: ir.Graph, recompute: Recompute) -> str | None:
-    """Looks whether there is what is to be recomputed, in the whole graph; what to tell the user, if anything.
+    """Looks whether there is what is to be recomputed, in the entire graph; what to report to the user, if anything.
 
     Raises:
         ParametersError: `attention` is asked for, and the model has none.
@@ -57,12 +57,12 @@ def check_recompute(graph: ir.Graph, recompute: Recompute) -> str | None:
     fused = count_fused_attention(graph)
     if not fused:
         raise ParametersError(
-            "recompute.attention is true, but the model has no attention: no softmax between two products of "
+            "recompute.attention is true, but the model has no attention: no softmax between two matmuls of "
             "activations. Use recompute.segments or recompute.memory_budget instead."
         )
     return (
         f"recompute.attention: nothing to do. All {fused} attentions are computed by one kernel each, which keeps no "
-        "scores (speed.fusions_off: [attention] would write them out again)."
+        "scores (speed.fusions_off: [attention] would expand them again)."
     )
 
 

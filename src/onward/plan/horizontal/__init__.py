@@ -1,1 +1,1 @@
-"""Horizontal parallelism: which weights are cut, why that is sound, and the graph that one rank computes."""
+"""Tensor parallelism: which weights are cut, why that is sound, and the graph that one rank computes."""

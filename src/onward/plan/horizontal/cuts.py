@@ -19,7 +19,7 @@ from onward.plan.shards import Sharding
 Sizes = tuple[int, ...]
 
 DOMAIN = "onward.parallel"
-"""Of the collective operators that a rank's graph has beside the user's own."""
+"""Of the collective operators that a rank's graph has in addition to the user's own."""
 
 
 class CannotShardError(Exception):
@@ -36,7 +36,7 @@ class SetEntry:
     """One number of a vector of sizes or bounds becomes the rank's: `cut.local_size`; without a cut -1.
 
     `target` is the index of the input that holds the vector, or the name of the attribute; -1: the node's own result,
-    which is a shape and becomes that of the whole value.
+    which is a shape and becomes that of the full value.
     """
 
     target: int | str
@@ -71,7 +71,7 @@ class AddBiasAfterReduce:
 
 @dataclass(frozen=True)
 class TakeInputs:
-    """The node goes on with these of its inputs, in this order, and without these attributes."""
+    """The node continues with these of its inputs, in this order, and without these attributes."""
 
     inputs: tuple[int, ...]
     without: tuple[str, ...]
@@ -82,13 +82,13 @@ Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddBiasAfterReduce
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What a node computes on: which operands are cut and how; everything else is whole.
+    """What a node computes on: which operands are cut and how; everything else is unsharded.
 
     Attributes:
         inputs, outputs: index -> cut.
         partial: the results are partial sums, to be added up over the ranks.
         counts: units (heads, groups, channels) that the number of ranks must divide, each with its name.
-        gathers: the node itself reduces over the ranks and gives whole results.
+        gathers: the node itself reduces over the ranks and gives full results.
         edits: how the node is written for one rank.
         finer: blocks of an input's axis that the node could take as well, to be tried if these fail.
     """
@@ -201,7 +201,7 @@ def follow(
         fits = all(link.inputs.get(i) == cut.axis for i, cut in inputs.items())
         if fits and all(link.outputs.get(o) == cut.axis for o, cut in outputs.items()):
             if len(blocks) > 1:
-                raise CannotShardError(f"{context.name}: its operands are cut into different blocks")
+                raise CannotShardError(f"{context.name}: its operands are sharded into different blocks")
             (own,) = blocks
             edits = (
                 (AddBiasAfterReduce(*link.bias),) if link.bias is not None and context.has_input(link.bias[0]) else ()
@@ -239,7 +239,7 @@ def broadcast_links(context: NodeContext, operands: Sequence[int], first_axis: i
 
 
 def units(blocks: Sizes, unit: int) -> int | None:
-    """How many units of a size every rank's parts must be made of: the greatest common divisor of blocks in units."""
+    """How many units of a size every rank's shards must be made of: the greatest common divisor of blocks in units."""
     if any(block % unit for block in blocks):
         return None
     return math.gcd(*(block // unit for block in blocks))
@@ -257,7 +257,7 @@ def split_at(blocks: Sizes, borders: Iterable[int]) -> Sizes:
 
 
 def within(blocks: Sizes, start: int, end: int) -> Sizes | None:
-    """The blocks that make up a range of the axis; None if one lies across its border."""
+    """The blocks that make up a range of the axis; None if one is across its border."""
     found, place = [], 0
     for block in blocks:
         if place >= start and place + block <= end:

@@ -1,6 +1,6 @@
 """Regions that could be cut, but into other numbers of parts: their heads, groups or channels, and the sizes that fit.
 
-Such a run is refused, unless the weights concerned are few or the user allows it; then the user is told.
+Such a run is refused, unless the weights concerned are few or the user allows it; then the user is notified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onward.errors import ParametersError
 from onward.plan.horizontal.regions import Region
 
 MOST_LEFT_WHOLE = 0.05
-"""Share of the layers' numbers that may stay whole for want of a divisor before a run is refused."""
+"""Share of the layers' numbers that may stay unsharded for want of a divisor before a run is refused."""
 
 _LARGEST_LISTED = 1024
 _MOST_NAMED = 3
@@ -40,7 +40,7 @@ class IndivisibleRegion:
     sizes: tuple[int, ...]
 
     def reason(self, size: int) -> str:
-        """Why these weights are whole, as `onward plan` says it."""
+        """Why these weights are unsharded, as `onward plan` says it."""
         return f"{size} ranks cannot share the {self.count} {self.unit}; {_that_can(self.sizes)}"
 
 
@@ -66,15 +66,16 @@ def check_divisibility(
     cut: Collection[str],
     allowed: bool,
 ) -> tuple[str, ...]:
-    """What to tell the user of weights that stay whole only because `size` does not divide them; a sentence or none.
+    """What to report to the user of weights that stay unsharded only because `size` does not divide them; a sentence
+    or none.
 
     Args:
-        size: horizontal ranks.
+        size: tensor-parallel ranks.
         indivisible: what a size that divides everything would cut, and this one does not.
         common: greatest common divisor of whatever the ranks would then share.
         numbers: trained weight of any layer that could be cut, also by other sizes -> how many numbers it has.
         cut: those that are cut.
-        allowed: whether the user takes whatever is left whole.
+        allowed: whether the user takes whatever is left unsharded.
 
     Raises:
         ParametersError: they hold more than `MOST_LEFT_WHOLE` of these numbers, and that is not allowed.
@@ -87,13 +88,11 @@ def check_divisibility(
     text = _sentences(size, lost, cut)
     fitting = _divisors(common)
     if share <= MOST_LEFT_WHOLE or (allowed and cut):
-        return (f"every horizontal rank holds {share:.1%} of the layers whole: {text}.",)
+        return (f"every tensor-parallel rank holds {share:.1%} of the layers unsharded: {text}.",)
     listed = ", ".join(map(str, fitting))
     remedy = f"Sizes that divide every layer: {listed}." if listed else "No size divides every layer."
     way_out = (
-        " distributed.allow_whole_layers: true trains all the same, with these layers whole on every rank."
-        if cut
-        else ""
+        " distributed.allow_whole_layers: true trains anyway, with these layers unsharded on every rank." if cut else ""
     )
     raise ParametersError(
         f"distributed.horizontal_parallel_size is {size}, but {text}. {remedy}{way_out} Data and pipeline parallelism "

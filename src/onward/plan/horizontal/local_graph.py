@@ -1,6 +1,7 @@
-"""The graph that one horizontal rank computes: an ordinary ONNX graph with its parts of the weights and collectives.
+"""The graph that one tensor-parallel rank computes: an ordinary ONNX graph with its parts of the weights and
+collectives.
 
-Shape arithmetic keeps the sizes of whole values; where a node makes a part by them, its own part's size is put in.
+Shape arithmetic keeps the sizes of full values; where a node makes a part by them, its own shard's size is put in.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ VERSION = 1
 
 
 def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, whole: Sequence[str] = ()) -> TrainingGraph:
-    """One rank's graph, with the names of the whole one; what it computes for a name that is cut is a part.
+    """One rank's graph, with the names of the full one; what it computes for a name that is cut is a part.
 
-    Outputs of the graph stay whole: the parts of a cut one are gathered, which costs nothing where nobody asks for it.
+    Outputs of the graph stay unsharded: the parts of a cut one are gathered, which costs nothing where nobody asks for
+    it.
 
     Args:
         graph: what the plan was made for; it is left as it is, and its weights are read when the rank's are.
         plan: the decision.
-        rank: horizontal rank.
+        rank: tensor-parallel rank.
         whole: further cut values that are to be gathered under their own names.
 
     Raises:
@@ -72,7 +74,9 @@ class _Localizer:
     def run(self, whole: Sequence[str]) -> None:
         unknown = [name for name in (*self.plan.shardings, *self.plan.values) if name not in self.values]
         if unknown:
-            raise ValueError(f"the plan cuts {unknown[0]!r}, which the graph has not; was it made for another graph?")
+            raise ValueError(
+                f"the plan shards {unknown[0]!r}, which the graph does not have; was it made for another graph?"
+            )
         for name, cut in self.plan.shardings.items():
             self._cut_initializer(self.values[name], cut)
         for name, cut in self.plan.values.items():
@@ -115,7 +119,7 @@ class _Localizer:
             value.shape = ir.Shape(sizes)
 
     def _open_regions(self) -> None:
-        """Where whole values enter regions: one node a value, whose gradient is added up."""
+        """Where full values enter regions: one node a value, whose gradient is added up."""
         for key, index in self.plan.entries:
             axis = self.plan.token_axes.get(self._operand(key, index))
             if axis is None:
@@ -124,7 +128,7 @@ class _Localizer:
                 self._replace_operand(key, index, "GatherTokens", "entered", Sharding(axis, ANY_LENGTH), partial=1)
 
     def _move_tokens(self) -> None:
-        """Where shared and whole values meet: all tokens are gathered, or a rank's own are taken."""
+        """Where shared and full values meet: all tokens are gathered, or a rank's own are taken."""
         for key, index in self.plan.token_gathers:
             axis = self.plan.token_axes[self._operand(key, index)]
             self._replace_operand(key, index, "GatherTokens", "gathered", Sharding(axis, ANY_LENGTH))
@@ -155,7 +159,7 @@ class _Localizer:
         node.replace_input_with(index, self.inserted[place])
 
     def _slice_operands(self) -> None:
-        """Parts of masks and constants, which others may read whole."""
+        """Parts of masks and constants, which others may read in full."""
         for (key, index), cut in self.plan.slices.items():
             self._replace_operand(key, index, "LocalPart", "part", cut)
 
@@ -203,7 +207,7 @@ class _Localizer:
             node.replace_input_with(target, self._with_entries(value, found, edits[0].length))
 
     def _full_shape(self, shape: ir.Value, edit: SetEntry) -> ir.Value:
-        """The shape of a whole value from that of a part, whose token axis is a fixed share of any length."""
+        """The shape of a full value from that of a part, whose token axis is a fixed share of any length."""
         assert edit.cut is not None
         if edit.cut.blocks:
             return self._with_entries(shape, {edit.position: sum(edit.cut.blocks)}, edit.length)
@@ -275,7 +279,7 @@ class _Localizer:
         return self._node("Add", [result, bias], name, after=last, like=result, domain="")
 
     def _gather(self, value: ir.Value, op_type: str, cut: Sharding) -> None:
-        """The whole value under the value's name; the part gets another one."""
+        """The full value under the value's name; the part gets another one."""
         name = str(value.name)
         self._rename(value, f"{name}/part")
         whole = self._node(op_type, [value], name, after=value, like=value, attributes=self._of_cut(cut))

@@ -1,4 +1,4 @@
-"""The decision of horizontal parallelism: which regions of a graph are cut, and why every other weight is whole."""
+"""The decision of tensor parallelism: which regions of a graph are cut, and why every other weight is unsharded."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class HorizontalPlan:
     """How `size` ranks share a graph. Nodes are named by their first output.
 
     Attributes:
-        size: horizontal ranks.
+        size: tensor-parallel ranks.
         shardings: initializer -> how it is cut: weights, running statistics, frozen weights.
         values: activation -> how it is cut.
-        slices: (node, input) -> the part that it reads of a value which others read whole.
+        slices: (node, input) -> the part that it reads of a value which others read in full.
         edits: node -> how it is written for one rank.
         reduced: values that are partial sums: added up over the ranks in the forward pass.
-        entries: (node, input) where a whole value enters a region: its gradient is added up in the backward pass.
-        partial_gradients: whole weights whose gradient every rank has only a part of; the parts are to be added up
-            over the horizontal ranks before an update.
+        entries: (node, input) where a full value enters a region: its gradient is added up in the backward pass.
+        partial_gradients: full weights whose gradient every rank has only a part of; the parts are to be added up
+            over the tensor-parallel ranks before an update.
         reasons: trained weight that is not cut -> why.
         regions: for each region, the trained weights cut in it, in order.
         notes: for the user, one sentence each.
         token_axes: value between regions -> axis of its tokens, which the ranks share (`sequence_parallel`).
         token_gathers: (node, input) that reads all tokens of such a value, as every rank does.
-        token_scatters: (node, input) that reads a rank's tokens of a value that is whole -> their axis.
+        token_scatters: (node, input) that reads a rank's tokens of a value that is unsharded -> their axis.
     """
 
     size: int
@@ -74,12 +74,12 @@ def plan_horizontal(
 
     Args:
         graph: with its loss.
-        size: horizontal ranks.
+        size: tensor-parallel ranks.
         shapes: sizes of the graph's values for one batch (`onward.lowering.building.shapes.find_value_facts`).
         numbers: shape arithmetic of the same.
-        sequence_parallel: what lies between cut layers of token sequences is shared by tokens (Korthikanti et al.,
-            2022): reduce-scatter and all-gather in the place of all-reduce, activations of one rank's tokens only.
-        allow_whole_layers: layers whose heads, groups or channels `size` does not divide may stay whole.
+        sequence_parallel: what is between cut layers of token sequences is shared by tokens (Korthikanti et al.,
+            2022): reduce-scatter and all-gather instead of all-reduce, activations of one rank's tokens only.
+        allow_whole_layers: layers whose heads, groups or channels `size` does not divide may stay unsharded.
 
     Raises:
         ParametersError: `size` does not divide the heads, groups or channels of layers that could be cut, nothing can
@@ -94,11 +94,11 @@ def plan_horizontal(
     if not chosen:
         raise ParametersError(_nothing_to_cut(size, reasons))
     for bias in _biases_after_sums(chosen):
-        reasons.pop(bias, None)  # a cut of its own, tried and failed, is no reason: its layer is cut
+        reasons.pop(bias, None)  # its own cut, tried and failed, is no reason: its layer is cut
     for region in candidates:
         if region not in chosen:
             rival = next((r for r in chosen if _clash(r, region)), None)
-            because = "another cut was worth more" if rival is None else _of_rival(rival, graph)
+            because = "another sharding saves more" if rival is None else _of_rival(rival, graph)
             for weight in region.weights(graph.weights):
                 reasons.setdefault(str(weight.name), because)
     tokens = _share_tokens(partitioning, chosen, size) if sequence_parallel else TokenRegion()
@@ -148,14 +148,14 @@ def _share_tokens(partitioning: PartitioningContext, chosen: Sequence[Region], s
     lengths = sorted({shape[1] for shape in shapes if len(shape) == 3})
     found = f"are of {', '.join(map(str, lengths))} tokens" if lengths else "have no axis of tokens"
     raise ParametersError(
-        f"distributed.sequence_parallel is true, but {size} ranks cannot share what lies between the cut layers: their "
-        f"sums {found}. Sequences of a multiple of {size} tokens are needed; else leave it out."
+        f"distributed.sequence_parallel is true, but {size} ranks cannot shard the activations between the sharded "
+        f"layers: their sums {found}. Use sequences of a multiple of {size} tokens, or remove it."
     )
 
 
 def _of_rival(rival: Region, graph: TrainingGraph) -> str:
     named = ", ".join(repr(weight.name) for weight in rival.weights(graph.weights)[:3])
-    return f"it could be cut only in the place of {named}, which hold more"
+    return f"it could be sharded only instead of {named}, which hold more"
 
 
 def _find_regions(
@@ -208,10 +208,10 @@ def _why_not(partitioning: PartitioningContext, region: Region, size: int) -> st
     """Why a sound region is not cut all the same; empty if it is."""
     weights = region.weights(partitioning.graph.weights)
     if not weights:
-        return "no trained weight would be cut"
+        return "no trainable weight would be sharded"
     ends = [a for a in region.assignments.values() if a.partial or (a.gathers and a.edits)]
     if not any(a.partial for a in ends) and not any(_is_loss(a) for a in ends):
-        return "cutting it would end in gathering its result, with no second product to share the work"
+        return "sharding it would end in gathering its result, with no second matmul to shard"
     return _why_not_worth_it(partitioning, region, size)
 
 
@@ -225,7 +225,7 @@ def _why_not_worth_it(partitioning: PartitioningContext, region: Region, size: i
         return ""
     rows = max(sum(cut.blocks) for cut in region.cuts.values())
     if rows < SMALLEST_CLASSES_PER_RANK * size:
-        return f"{rows} rows or classes are too few to be worth an exchange between {size} ranks"
+        return f"{rows} rows or classes are too few to be worth a collective between {size} ranks"
     multiplies = any(node.op_type in MATMUL_OPERATORS and not a.partial for node, a in region.assignments.items())
     if multiplies:
         return ""
@@ -233,7 +233,7 @@ def _why_not_worth_it(partitioning: PartitioningContext, region: Region, size: i
     summed = sum(math.prod(shapes[str(n.outputs[0].name)]) for n, a in region.assignments.items() if a.partial)
     held = sum(math.prod(shapes[str(w.name)]) for w in region.weights(partitioning.graph.weights))
     if held <= 2 * summed:
-        return f"a table of {held} numbers is too small to be worth adding up {summed} numbers a step"
+        return f"a table of {held} elements is too small to be worth all-reducing {summed} elements a step"
     return ""
 
 
@@ -297,10 +297,10 @@ def _clash(left: Region, right: Region) -> bool:
 def _nothing_to_cut(size: int, reasons: Mapping[str, str]) -> str:
     listed = (
         "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:3])
-        or "it has no products with weights"
+        or "it has no matmuls with weights"
     )
     return (
-        f"distributed.horizontal_parallel_size is {size}, but no weight of the model can be cut at all ({listed}). "
+        f"distributed.horizontal_parallel_size is {size}, but no weight of the model can be sharded ({listed}). "
         "Set it to 1, and use data or pipeline parallelism."
     )
 
@@ -348,7 +348,9 @@ def _write_plan(
         entries=tuple((_key(n), i) for n, i in edges if _name(n, i) not in whole),
         partial_gradients=partial,
         reasons={
-            name: reasons.get(name, "it belongs to what lies between the cut layers, which every rank computes whole")
+            name: reasons.get(
+                name, "it belongs to the operators between the sharded layers, which every rank computes in full"
+            )
             for name in left
         },
         regions=tuple(tuple(str(w.name) for w in region.weights(graph.weights)) for region in chosen),
@@ -359,7 +361,7 @@ def _write_plan(
 
 
 def _entries(partitioning: PartitioningContext, node: ir.Node, assignment: Assignment) -> list[tuple[ir.Node, int]]:
-    """Inputs of a node that are whole while it computes a part, so that their gradient is a part of a sum."""
+    """Inputs of a node that are unsharded while it computes a part, so that their gradient is a part of a sum."""
     if not assignment.outputs and not assignment.partial:
         return []
     biases = {edit.input for edit in assignment.edits if isinstance(edit, AddBiasAfterReduce)}

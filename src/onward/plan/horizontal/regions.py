@@ -1,7 +1,7 @@
 """Regions: all that must be cut together, grown from one cut until every path ends in a sum over the ranks.
 
 A region begins at the output axis of a product with a weight, or at the rows of a table. Cuts spread to every node that
-reads or computes a cut value, and back to whatever must be cut beside it: other weights, masks, other products.
+reads or computes a cut value, and back to whatever must be cut with it: other weights, masks, other products.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Region:
     Attributes:
         seed: the value it was grown from.
         cuts: values and own initializers.
-        slices: (node, input) that reads a part of a value which others read whole.
-        assignments: every node that computes on parts.
+        slices: (node, input) that reads a part of a value which others read in full.
+        assignments: every node that computes on shards.
         finer: other blocks for the seed's axis, found on the way.
     """
 
@@ -180,7 +180,7 @@ def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, c
         known = region.cuts.get(value)
         if known is not None:
             if known != wanted:
-                raise CannotShardError(f"{value.name!r} would have to be cut in two ways")
+                raise CannotShardError(f"{value.name!r} would have to be sharded in two ways")
             return
         region.cuts[value] = wanted
         producer = value.producer()
@@ -218,7 +218,7 @@ def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, c
     for node, index in region.slices:
         value = node.inputs[index]
         if value is not None and _follows_cut(region, value):
-            raise CannotShardError(f"{value.name!r}, which {label(node)} reads, is computed from what would be cut")
+            raise CannotShardError(f"{value.name!r}, which {label(node)} reads, is computed from what would be sharded")
 
 
 def _follows_cut(region: Region, value: ir.Value) -> bool:
@@ -238,7 +238,7 @@ def _follows_cut(region: Region, value: ir.Value) -> bool:
 
 
 def find_seeds(partitioning: PartitioningContext) -> Iterator[tuple[ir.Value, int]]:
-    """Axes where a cut may begin: outputs of products with weights, rows of tables of weights; in order of nodes."""
+    """Axes where a cut may begin: outputs of matmuls with weights, rows of tables of weights; in order of nodes."""
     for node in partitioning.nodes:
         if node.domain not in ("", FUSED):
             continue

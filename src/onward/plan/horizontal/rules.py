@@ -45,10 +45,10 @@ def apply_rule(context: NodeContext, inputs: Known, outputs: Known) -> Assignmen
     node = context.node
     found = _rules.get((node.domain, node.op_type))
     if found is None:
-        raise CannotShardError(f"{context.name}: nothing is known of how {node.op_type} computes on parts")
+        raise CannotShardError(f"{context.name}: nothing is known of how {node.op_type} computes on shards")
     assignment = found(context, inputs, outputs)
     for given, made in ((inputs, assignment.inputs), (outputs, assignment.outputs)):
         for index, cut in given.items():
             if made.get(index) != cut:
-                raise CannotShardError(f"{context.name} needs its operand {index} whole or cut otherwise")
+                raise CannotShardError(f"{context.name} needs its operand {index} unsharded or sharded in another way")
     return assignment

@@ -131,7 +131,7 @@ def group_normalization(context: NodeContext, inputs: Known, outputs: Known) -> 
     )
     count = units(cut.blocks, channels // groups)
     if count is None:
-        raise CannotShardError(f"{context.name}: a group of channels would be cut")
+        raise CannotShardError(f"{context.name}: a group of channels would be split")
     of_groups = Sharding(0, tuple(block * groups // channels for block in cut.blocks))
     weights = {1: of_groups, 2: of_groups} if context.version < 21 else {}
     return Assignment(
@@ -151,9 +151,9 @@ def _data(inputs: Known) -> Known:
     "AdaptiveAveragePool", "LRN",
 )  # fmt: skip
 def pooling(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """The channels; an index of the maximum would be one of the whole tensor."""
+    """The channels; an index of the maximum would be one of the full tensor."""
     if len(context.outputs()) > 1:
-        raise CannotShardError(f"{context.name} gives positions in the whole tensor")
+        raise CannotShardError(f"{context.name} gives positions in the full tensor")
     links = [Link({0: 0}, {0: 0})]
     if context.node.op_type != "LRN":
         links.append(Link({0: 1}, {0: 1}))
@@ -252,7 +252,7 @@ def cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assign
     """The classes: every rank knows the logits of its own, and the ranks exchange each row's maximum and sums."""
     cut = inputs.get(0)
     if cut is None or cut.axis != 1 or set(inputs) != {0} or len(cut.blocks) > 1:
-        raise CannotShardError(f"{context.name} can be cut by classes only")
+        raise CannotShardError(f"{context.name} can be sharded by classes only")
     if len(context.outputs()) > 1 or outputs:
         raise CannotShardError(f"{context.name} also gives the logarithms of all probabilities")
     return Assignment(inputs={0: cut}, gathers=True, edits=(Replace("ShardedCrossEntropy", cut),))
@@ -260,7 +260,7 @@ def cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assign
 
 @rule("Shape")
 def shape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """The shape of the whole value, which shape arithmetic goes on with."""
+    """The shape of the full value, which shape arithmetic continues with."""
     cut, rank = inputs[0], len(context.shape(0))
     start, end, _ = slice(context.attribute("start", 0), context.attribute("end")).indices(rank)
     edits = (SetEntry(-1, cut.axis - start, cut, end - start),) if start <= cut.axis < end else ()

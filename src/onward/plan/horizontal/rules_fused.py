@@ -1,4 +1,4 @@
-"""Rules of the operators of `onward.fused`, which fusion puts in the place of several of the user's nodes."""
+"""Rules of the operators of `onward.fused`, which fusion puts instead of several of the user's nodes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def linear_cross_entropy(context: NodeContext, inputs: Known, outputs: Known) ->
     blocks = {cut.blocks for cut in inputs.values()}
     fits = all(axes.get(index) == cut.axis for index, cut in inputs.items())
     if outputs or not fits or len(blocks) != 1 or len(next(iter(blocks))) != 1:
-        raise CannotShardError(f"{context.name} can be cut by classes only")
+        raise CannotShardError(f"{context.name} can be sharded by classes only")
     (own,) = blocks
     cuts = {index: Sharding(axis, own) for index, axis in axes.items() if context.has_input(index)}
     edits = (TakeInputs((3, 2, 5), ("rows_are_classes",)), Replace("ShardedCrossEntropy", cuts[3]))

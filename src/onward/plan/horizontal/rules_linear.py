@@ -1,4 +1,4 @@
-"""Rules of products with weights: matrix products, convolutions, embeddings, attention."""
+"""Rules of matmuls with weights: matrix products, convolutions, embeddings, attention."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def _grouped(context: NodeContext, inputs: Known, outputs: Known, groups: int, w
     of_groups = set()
     for cut, total, axis in known:
         if cut.axis != axis:
-            raise CannotShardError(f"{context.name} is cut by other axes than its groups")
+            raise CannotShardError(f"{context.name} is sharded along other axes than its groups")
         if units(cut.blocks, total // groups) is None:
-            raise CannotShardError(f"{context.name}: a group of channels would be cut")
+            raise CannotShardError(f"{context.name}: a group of channels would be split")
         of_groups.add(tuple(block * groups // total for block in cut.blocks))
     if len(of_groups) > 1:
-        raise CannotShardError(f"{context.name}: its operands are cut into different groups")
+        raise CannotShardError(f"{context.name}: its operands are sharded into different groups")
     (blocks,) = of_groups
     cuts = {key: tuple(block * total // groups for block in blocks) for key, total in totals.items()}
     given = {i: Sharding(axis, cuts[key]) for key, (i, axis) in operands.items() if context.has_input(i)}
@@ -146,7 +146,7 @@ def gather(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     if cut is not None and cut.axis == own:
         assert table is not None
         if str(table.name) in context.facts.from_inputs or own != 0 or len(data) < 2 or len(cut.blocks) > 1:
-            raise CannotShardError(f"{context.name} picks elements of the cut axis")
+            raise CannotShardError(f"{context.name} picks elements of the sharded axis")
         return Assignment(inputs={0: cut}, partial=True, edits=(Replace("ShardedGather", cut),))
     links = [
         Link({0: axis}, {0: axis if axis < own else axis - 1 + len(indices)})

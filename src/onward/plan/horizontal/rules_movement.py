@@ -39,7 +39,7 @@ def reshape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     made = through_reshape(given, before, after) if 0 in inputs else through_reshape(given, after, before)
     if made is None:
         raise CannotShardError(
-            f"{context.name} mixes the cut axis {given.axis} with others: {list(before)} to {list(after)}"
+            f"{context.name} mixes the sharded axis {given.axis} with others: {list(before)} to {list(after)}"
         )
     own, result = (given, made) if 0 in inputs else (made, given)
     edits = _sizes_of_reshape(context, own, result) if context.node.op_type == "Reshape" else ()
@@ -63,12 +63,12 @@ def _sizes_of_reshape(context: NodeContext, own: Sharding, result: Sharding) -> 
         return (SetEntry(target, result.axis, None, length),)
     sizes = context.node.inputs[1]
     if len(result.blocks) > len(own.blocks) and sizes is not None and not sizes.is_initializer():
-        raise CannotShardError(f"{context.name}: the size of its cut axis may differ from batch to batch")
+        raise CannotShardError(f"{context.name}: the size of its sharded axis may differ from batch to batch")
     return (SetEntry(target, result.axis, result, length),)
 
 
 def through_reshape(cut: Sharding, before: Sizes, after: Sizes) -> Sharding | None:
-    """The same cut seen through a reshape, or None where a rank's part is no cut of the new shape.
+    """The same cut seen through a reshape, or None where a rank's shard is no cut of the new shape.
 
     Axes are grouped by equal products; within a group, the parts of a rank are looked at as ranges of the flattened
     group, and an axis of the other side is sought whose cut has just those ranges; if several have, the one that can be
@@ -164,7 +164,7 @@ def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         links = [Link(dict.fromkeys(operands, a), {0: a}) for a in range(rank) if a != own]
         return follow(links, context, inputs, outputs)
     if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        raise CannotShardError(f"{context.name}: its operands are cut along different axes")
+        raise CannotShardError(f"{context.name}: its operands are sharded along different axes")
     ends = list(itertools.accumulate(context.shape(i)[own] for i in operands))
     cuts: dict[int, Sharding] = {}
     for index, end in zip(operands, ends, strict=True):
@@ -175,7 +175,7 @@ def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
             blocks = within(outputs[0].blocks, start, end)
             if blocks is None:
                 hint = split_at(outputs[0].blocks, ends)
-                raise CannotShardError(f"{context.name}: the cut of its result crosses an operand's border", hint)
+                raise CannotShardError(f"{context.name}: a shard of its result crosses an operand's border", hint)
             cuts[index] = Sharding(own, blocks)
         elif end > start:
             cuts[index] = Sharding(own, natural_blocks(context, index, own))
@@ -212,7 +212,7 @@ _KEEPS_CHANNELS = frozenset(
 
 @rule("Split")
 def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """Other axes than its own; along its own, the blocks are handed to the parts they lie in."""
+    """Other axes than its own; along its own, the blocks are handed to the parts they are in."""
     rank = len(context.shape(0))
     own = context.axis("axis", 0, rank)
     parts = range(len(context.node.outputs))
@@ -220,7 +220,7 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         links = [Link({0: a}, dict.fromkeys(context.outputs(), a)) for a in range(rank) if a != own]
         return follow(links, context, inputs, outputs)
     if any(cut.axis != own for cut in (*inputs.values(), *outputs.values())):
-        raise CannotShardError(f"{context.name}: its parts are cut along different axes")
+        raise CannotShardError(f"{context.name}: its outputs are sharded along different axes")
     sizes = [context.result(o)[own] for o in parts]
     ends = list(itertools.accumulate(sizes))
     cuts = {}
@@ -230,12 +230,12 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
             blocks = within(inputs[0].blocks, end - sizes[index], end)
         if blocks is None:
             hint = split_at(inputs[0].blocks, ends)
-            raise CannotShardError(f"{context.name}: the cut of its operand crosses a part's border", hint)
+            raise CannotShardError(f"{context.name}: a shard of its operand crosses an output's border", hint)
         cuts[index] = Sharding(own, blocks)
     whole = Sharding(own, tuple(block for index in parts for block in cuts[index].blocks))
     target: int | str | None = 1 if context.has_input(1) else "split" if "split" in context.node.attributes else None
     if target is None and len(set(sizes)) > 1:
-        raise CannotShardError(f"{context.name} has parts of different sizes that it does not name")
+        raise CannotShardError(f"{context.name} has outputs of different sizes that it does not list")
     edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
     counts = tuple((block, f"parts of {context.name}") for cut in cuts.values() for block in cut.blocks)
     return Assignment(inputs={0: whole}, outputs=cuts, counts=counts, edits=edits)
@@ -243,7 +243,7 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
 
 @rule("Slice")
 def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """Axes that are not sliced; along one that is, whole blocks."""
+    """Axes that are not sliced; along one that is, full blocks."""
     before, after = context.shape(0), context.result()
     cut = inputs.get(0) or outputs[0]
     axis = cut.axis
@@ -252,12 +252,12 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     bounds = _bounds(context, axis)
     start, end, step = slice(*bounds[:3]).indices(before[axis])
     if step != 1:
-        raise CannotShardError(f"{context.name} takes every {step}th element of the cut axis")
+        raise CannotShardError(f"{context.name} takes every {step}th element of the sharded axis")
     if 0 in inputs:
         blocks = within(inputs[0].blocks, start, end)
         if blocks is None:
             hint = split_at(inputs[0].blocks, [start, end])
-            raise CannotShardError(f"{context.name}: the cut of its operand crosses the slice's border", hint)
+            raise CannotShardError(f"{context.name}: a shard of its operand crosses the slice's border", hint)
         whole = inputs[0].blocks
     else:
         blocks = outputs[0].blocks
@@ -295,11 +295,11 @@ def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:
 
 
 def _full_slice(context: NodeContext, found: Assignment) -> Assignment:
-    """A slice of the whole axis; bounds beyond a rank's part are cut back to it, as the standard says."""
+    """A slice of the full axis; bounds beyond a rank's shard are cut back to it, as the standard says."""
     try:
         step = _bounds(context, found.inputs[0].axis)[2]
     except (CannotShardError, ValueError):
         return found
     if step != 1:
-        raise CannotShardError(f"{context.name} reverses the cut axis")
+        raise CannotShardError(f"{context.name} reverses the sharded axis")
     return found

@@ -1,4 +1,4 @@
-"""Sequence parallelism: what lies between the cut layers is shared by tokens (Korthikanti et al., 2022, section 4.2.2).
+"""Sequence parallelism: what is between the cut layers is shared by tokens (Korthikanti et al., 2022, section 4.2.2).
 
 Where partial sums are added up, each rank takes the sums of its own tokens, and keeps to them through norms, dropout
 and residuals, until a cut layer reads all tokens again.
@@ -29,7 +29,7 @@ class TokenRegion:
         assignments: every node that computes on a rank's tokens.
         slices: (node, input) that reads a rank's tokens of a value without a gradient.
         gathers: (node, input) outside that reads all tokens.
-        scatters: (node, input) that reads a rank's tokens of a value computed whole -> their axis.
+        scatters: (node, input) that reads a rank's tokens of a value computed in full -> their axis.
     """
 
     axes: dict[ir.Value, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class TokenRegion:
 def share_tokens(partitioning: PartitioningContext, regions: Sequence[Region], size: int) -> TokenRegion:
     """Follows sums [batch, tokens, features] from the end of one region forward to the next.
 
-    Sums of another rank, and such whose number of tokens `size` does not divide, stay whole.
+    Sums of another rank, and such whose number of tokens `size` does not divide, stay unsharded.
     """
     found = TokenRegion()
     cut_nodes = {node: a for region in regions for node, a in region.assignments.items()}
@@ -118,5 +118,5 @@ class _Follower:
             elif isinstance(edit, Replace) and edit.op_type == "Dropout":
                 edits.append(replace(edit, cut=Sharding(edit.cut.axis, ANY_LENGTH)))
             else:
-                raise CannotShardError("the node is written for one number of tokens")
+                raise CannotShardError("the node is written for a fixed number of tokens")
         return replace(assignment, edits=tuple(edits))

@@ -34,7 +34,7 @@ class _Line:
 
     Attributes:
         nodes: in topological order.
-        places: how many nodes lie before each place that may be cut; 0 and all of them at the ends.
+        places: how many nodes are before each place that may be cut; 0 and all of them at the ends.
         cost: of all nodes before each place, forward and backward.
         sent: cost of what travels across each place.
         trained: at each place, how many nodes before it read a trained weight.

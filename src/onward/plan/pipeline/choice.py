@@ -38,7 +38,7 @@ def choose_stages(
         requested: what the model's own annotations ask for; the parameters come first.
 
     Returns:
-        The stage of every node that is computed on one stage only, and what to tell the user of the choice.
+        The stage of every node that is computed on one stage only, and what to report to the user of the choice.
 
     Raises:
         ParametersError: what is asked for does not fit the network, or the schedule.

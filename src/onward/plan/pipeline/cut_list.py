@@ -123,7 +123,7 @@ def stages_by_cut_list(
 ) -> dict[ir.Node, int]:
     """The stage of every bound node, by cutting edges: what still hangs together is one stage.
 
-    Cut number i lies between stages i and i+1: its tensors are computed on stage i or before, and the consumers it
+    Cut number i is between stages i and i+1: its tensors are computed on stage i or before, and the consumers it
     names are on stage i+1 or later. Edges from masks, positions and the like may be named; they cut nothing, since
     every stage computes these for itself.
 
@@ -239,7 +239,7 @@ def _place(
     if unused:
         raise ParametersError(
             f"{_CUTS} leaves stage {unused[0]} of {stage_count} without nodes: no tensor leads from cut "
-            f"{unused[0] - 1} to cut {unused[0]}. Each cut must separate its own piece of the network."
+            f"{unused[0] - 1} to cut {unused[0]}. Each cut must split the network in two."
         )
     return {node: stages[component] for node, component in components.items()}
 
@@ -270,7 +270,7 @@ def _refuse_connected(roles: ValueRoles, cut_edges: CutNumbers, number: int, val
     listed = [f"{name!r} (read by {node.name or node_id(node)!r})" for name, node in crossing.items()]
     shown = ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
     raise ParametersError(
-        f"{_CUTS}: cut {number} cuts {value.name!r}, but its two sides still hang together through {shown}. "
+        f"{_CUTS}: cut {number} cuts {value.name!r}, but its two sides are still connected through {shown}. "
         "Add that to the cut."
     )
 

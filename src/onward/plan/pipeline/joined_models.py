@@ -14,7 +14,7 @@ from onward.plan.pipeline.cut_list import STAGE_NOTE
 
 
 def join_stage_models(sources: Sequence[ModelSource], limits: Limits = DEFAULT_LIMITS) -> ir.Model:
-    """The whole network, with the stage of every node noted in its metadata under `onward.stage`.
+    """The entire network, with the stage of every node noted in its metadata under `onward.stage`.
 
     An input of a later model is the output of that name of an earlier one; any other input is an input of the network,
     the same one where several models name it. Initializers of one name and one content are one weight, tied; what only

@@ -60,7 +60,7 @@ class Timeline:
 
 
 def rank_of_stage(schedule: PipelineSchedule, pipeline_size: int, stage: int) -> int:
-    """Which rank of the pipeline holds a stage: round and round, or there and back again for `ZBVZeroBubble`."""
+    """Which rank of the pipeline holds a stage: round and round, or forth and back for `ZBVZeroBubble`."""
     turn, place = divmod(stage, pipeline_size)
     return pipeline_size - 1 - place if schedule == "ZBVZeroBubble" and turn % 2 else place
 
@@ -300,7 +300,7 @@ def _peak(spans: Sequence[Span], stage: int, splits: bool) -> int:
 def ideal_bubble_share(
     schedule: PipelineSchedule, pipeline_size: int, micro_batches: int, stages_per_rank: int = 1
 ) -> float | None:
-    """The bubble that the papers give for equal stages, as a share of the whole time; None where none is given.
+    """The bubble that the papers give for equal stages, as a share of the entire time; None where none is given.
 
     GPipe and 1F1B: (p - 1) / (m + p - 1). Interleaved: a v-th of the idle time, (p - 1) / (v m + p - 1). ZB-V: 0 where
     forward and both backward parts take the same time and m >= 2 p - 1.

@@ -21,7 +21,7 @@ def stage_graph(graph: TrainingGraph, plan: StagePlan, index: int) -> TrainingGr
     its nodes read: the tensors themselves are shared with `graph`, and read from the file when they are used.
 
     Args:
-        graph: the whole network, as it was when the plan was made.
+        graph: the entire network, as it was when the plan was made.
         plan: of its stages.
         index: which stage.
     """

@@ -1,7 +1,7 @@
 """Pipeline stages: which nodes, weights and inputs each has, and which values travel from one to the next.
 
 Only neighbors talk: what a later stage needs is relayed through those between. Weights that several stages read (tied
-embeddings) lie on each of them; `shared_weights` says whose gradients have to be summed.
+embeddings) are on each of them; `shared_weights` says whose gradients have to be summed.
 """
 
 from __future__ import annotations
@@ -183,12 +183,12 @@ class _Routes:
             raise ParametersError(
                 f"the stages go backward: {value.name!r}, which node {producer.name or node_id(producer)!r} "
                 f"computes on stage {home}, is read by node {reader.name or node_id(reader)!r} on stage {stage}. "
-                "Values travel forward only: move one of the two nodes."
+                "Values are sent forward only: move one of the two nodes."
             )
         if home < stage and not _is_tensor(value):
             raise ModelError(
-                f"{value.name!r} is a {value.type or 'value without a known type'}, no tensor, and would have to "
-                f"travel from stage {home} to stage {stage}; cut the network elsewhere."
+                f"{value.name!r} is a {value.type or 'value without a known type'}, not a tensor, and would have "
+                f"to be sent from stage {home} to stage {stage}; cut the network elsewhere."
             )
         for index in range(home + 1, stage + 1):
             self.received[index].add(value)
@@ -254,8 +254,8 @@ def _check(graph: TrainingGraph, stages: Sequence[Stage]) -> None:
             )
         if stage.index and not stage.received:
             raise ParametersError(
-                f"stage {stage.index} of {len(stages)} receives nothing from the stages before it, so that they have "
-                "nothing to do with the loss. Cut elsewhere."
+                f"stage {stage.index} of {len(stages)} receives nothing from the stages before it, so the loss does "
+                "not depend on them. Cut elsewhere."
             )
     _check_loss(graph, stages)
     for name in graph.states:

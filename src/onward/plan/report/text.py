@@ -33,7 +33,7 @@ def render(
 
     Args:
         parameters: of the run.
-        graph: whole, with its loss.
+        graph: of the entire network, with its loss.
         plan: who does what.
         forecast: what that takes.
         memory_limit_bytes: of one rank; the verdict is about it.
@@ -42,7 +42,7 @@ def render(
     sections = [
         _heading(parameters, graph, plan, forecast),
         _section("Weights", [*_weights(graph, plan, forecast), *_holdings(plan, forecast)]),
-        _section("Weights that are unsharded on every horizontal rank", _reasons(graph, plan)),
+        _section("Weights that are unsharded on every tensor-parallel rank", _reasons(graph, plan)),
         _section("Stages", _stages(plan, forecast)),
         _section("Peak memory of each rank, in MB", _memory(plan, forecast)),
         _section("Communication of a rank per weight update", _communication(plan, forecast)),

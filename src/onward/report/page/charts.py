@@ -30,7 +30,7 @@ class Series:
         name: in the legend.
         points: (update, value), in order of update; None breaks the line.
         color: of `COLORS`, by number.
-        is_dashed: drawn dashed, as evaluations are beside training.
+        is_dashed: drawn dashed, as evaluations are next to training.
     """
 
     name: str
@@ -56,7 +56,7 @@ def thin_out(points: Sequence[tuple[int, float | None]], most: int = MOST_POINTS
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten that lie in a range, about `count` of them."""
+    """Multiples of 1, 2 or 5 times a power of ten that are in a range, about `count` of them."""
     if high <= low:
         return [low]
     raw = (high - low) / count
@@ -149,7 +149,7 @@ def _grid(across: _Axis, up: _Axis) -> list[str]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """`0.05`, `12,000`, `2.5M`, `1e-07`; with as many digits as it takes to tell neighbors apart."""
+    """`0.05`, `12,000`, `2.5M`, `1e-07`; with as many digits as it takes to distinguish neighbors."""
     labels: list[str] = []
     for digits in range(3, 12):
         labels = [_short(value, digits) for value in ticks]

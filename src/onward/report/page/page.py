@@ -251,6 +251,6 @@ def _notes(run: RunRecord, count: int) -> str:
     rows = [
         f'<tr><td class="number">{update:,}</td><td>{_text(text).replace(chr(10), "<br>")}</td></tr>'
         for update, text in run.messages
-        if "\n" not in text  # the table of a profile, which has a section of its own
+        if "\n" not in text  # the table of a profile, which has its own section
     ]
     return _heading(run, count) + _table(["update", "note"], rows) if rows else ""

@@ -17,7 +17,7 @@ from onward.untrusted_files import parse_json, read_text
 
 METRICS_NAME = "metrics.jsonl"
 RESOLVED_NAME = "resolved.yaml"
-"""The run's parameters as they were resolved, beside its trained model."""
+"""The run's parameters as they were resolved, next to its trained model."""
 RUN_NAME = "run.json"
 """Command line, versions, devices and git state."""
 
@@ -167,7 +167,7 @@ _COUNTERS = frozenset({"kind", "time", "update", "round", "batch_size", "gradien
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """From the resolved parameters beside the model, else from the newest checkpoint's manifest."""
+    """From the resolved parameters next to the model, else from the newest checkpoint's manifest."""
     resolved = _newest(folder.rglob(RESOLVED_NAME))
     if resolved is not None:
         try:
