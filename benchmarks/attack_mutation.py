@@ -77,7 +77,8 @@ def mutate(source: random.Random, data: bytes, others: Sequence[bytes]) -> bytes
 
 def explore(target: Callable[[bytes], object], seeds: Sequence[bytes], seconds: float, seed: int) -> Result:
     """Tries mutations of `seeds` for so long; what runs new lines joins them."""
-    source, corpus, lost = random.Random(seed), [*seeds], {}
+    lost: dict[Any, Any] = {}
+    source, corpus = random.Random(seed), [*seeds]
     known: set[tuple[CodeType, int, int]] = set()
     tried, end = 0, time.monotonic() + seconds
     for data in seeds:

@@ -292,7 +292,7 @@ def main() -> None:
         tables.append(table(results[-1]))
         print(tables[-1], flush=True)
         record = {"date": date, "hardware": hardware(options.device, options.threads), "missing": missing}
-        record["results"] = results
+        record["results"] = results  # type: ignore[assignment]
         (options.out / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
         (options.out / f"{stem}.md").write_text(heading + command + "\n" + "\n".join(tables))
 

@@ -67,7 +67,7 @@ def prepare(task: Task, folder: Path) -> None:
     size = SIZES[task.model][task.size]
     batches = make_batches(task.model, size, BATCHES)
     flat = {f"{index}/{name}": value.numpy() for index, batch in enumerate(batches) for name, value in batch.items()}
-    np.savez(folder / "batches.npz", **flat)
+    np.savez(folder / "batches.npz", **flat)  # type: ignore[arg-type]
     network = make_network(task.model, size)
     example = (batches[0][task.feature],)
     with FlopCounterMode(display=False) as counter, torch.device("meta"):
@@ -240,7 +240,7 @@ def let_initializers_train(network: nn.Module) -> None:
     for name, tensor in list(container.named_buffers()) if container is not None else ():
         if tensor.is_floating_point() and tensor.numel() > 1:
             delattr(container, name)
-            container.register_parameter(name, nn.Parameter(tensor))
+            container.register_parameter(name, nn.Parameter(tensor))  # type: ignore[union-attr]
 
 
 def make_product(task: Task) -> Step:
@@ -282,7 +282,7 @@ def peak_of_tensors(task: Task, step: Callable[[], float]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     now = most = sum(alive.values())
-    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)

@@ -40,7 +40,7 @@ class Size:
 def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, causal: bool) -> Tensor:
     """Attention of [batch, tokens, heads * size] tensors through torch's own kernel."""
     split = [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value)]
-    return F.scaled_dot_product_attention(*split, is_causal=causal).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(*split, is_causal=causal).transpose(1, 2).flatten(2)  # type: ignore[misc]
 
 
 class GPT2Layer(nn.Module):
@@ -141,7 +141,7 @@ class Llama(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         x, length = self.tokens(input_ids), input_ids.shape[1]
         for layer in self.layers:
-            x = layer(x, self.cosine[:length], self.sine[:length])
+            x = layer(x, self.cosine[:length], self.sine[:length])  # type: ignore[index]
         return self.head(self.norm(x))
 
 

@@ -101,7 +101,7 @@ def make_onnx2torch_check() -> Callable[[Case], None] | None:
     for name in ("roi_align", "nms", "batched_nms", "deform_conv2d"):
         setattr(stub.ops, name, None)
     sys.modules.setdefault("torchvision", stub)
-    sys.modules.setdefault("torchvision.ops", stub.ops)  # type: ignore[attr-defined]
+    sys.modules.setdefault("torchvision.ops", stub.ops)
     try:
         convert = importlib.import_module("onnx2torch").convert
     except ImportError:

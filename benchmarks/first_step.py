@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ def measure_apart(way: str, path: Path, layers: int, width: int, profile: Path |
 def export(path: Path, size: Size) -> None:
     """The module as an ONNX file."""
     tokens = make_batches("gpt2", size, 1)[0]["input_ids"]
-    names = {"input_names": ["input_ids"], "output_names": ["logits"]}
+    names: dict[str, Any] = {"input_names": ["input_ids"], "output_names": ["logits"]}
     network = make_network("gpt2", size).eval()
     program = torch.onnx.export(network, (tokens,), dynamo=True, optimize=False, verbose=False, **names)
     assert program is not None

@@ -93,7 +93,7 @@ class Checks:
         """Updates of Adam on a fixed batch lower the loss there."""
         if not self.net.weights:
             return Outcome(None, "no trainable weights")
-        objective = choose_objective(self.outputs, [value.name for value in self.net.graph.model.graph.outputs])
+        objective = choose_objective(self.outputs, [value.name for value in self.net.graph.model.graph.outputs])  # type: ignore[misc]
         if objective is None:
             return Outcome(None, "no floating-point output")
         if any(weight.dtype == torch.float16 for weight in self.net.weights.values()):
@@ -144,7 +144,7 @@ def largest_difference(expected: list[Array], actual: list[Array]) -> float:
     worst = 0.0
     for one, other in zip(expected, actual, strict=True):
         if not isinstance(one, np.ndarray):
-            continue
+            continue  # type: ignore[unreachable]
         if one.shape != np.shape(other):
             return float("inf")
         if one.dtype.kind != "f":

@@ -54,7 +54,7 @@ def write_data(
         count += batch
     arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
     kind, label = _label(np.concatenate([batch[LABEL] for batch in batches]))
-    np.savez(path, **arrays, **{LABEL: label})
+    np.savez(path, **arrays, **{LABEL: label})  # type: ignore[arg-type]
     return f"{kind} from {outputs[index]}"
 
 

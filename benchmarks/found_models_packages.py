@@ -134,12 +134,12 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
-                yield info.filename, info.file_size, lambda info=info: packed.read(info)
+                yield info.filename, info.file_size, lambda info=info: packed.read(info)  # type: ignore[misc]
         return
     with tarfile.open(archive) as packed:
         for member in packed:
             if member.isfile():
-                yield member.name, member.size, lambda member=member: packed.extractfile(member).read()
+                yield member.name, member.size, lambda member=member: packed.extractfile(member).read()  # type: ignore[misc, union-attr]
 
 
 def _license(metadata: str) -> str:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -58,7 +59,7 @@ class Found:
 
 def _export(module: nn.Module, example: torch.Tensor, path: Path) -> None:
     batch = torch.export.Dim.DYNAMIC
-    names = {"input_names": ["x"], "output_names": ["y"]}
+    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"]}
     torch.onnx.export(
         module.eval(), (example,), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False, **names
     )

@@ -103,13 +103,13 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     original = (
         Forward.__call__,
         torch.autograd.backward,
-        engine_steps.clip_grads_with_norm_,
-        engine_exchange.get_total_norm,
+        engine_steps.clip_grads_with_norm_,  # type: ignore[attr-defined]
+        engine_exchange.get_total_norm,  # type: ignore[attr-defined]
     )
     Forward.__call__ = watch.wrap(original[0])  # type: ignore[method-assign]
-    torch.autograd.backward = watch.wrap(original[1])  # type: ignore[assignment]
-    engine_steps.clip_grads_with_norm_ = watch.wrap(original[2])
-    engine_exchange.get_total_norm = watch.wrap(original[3])
+    torch.autograd.backward = watch.wrap(original[1])
+    engine_steps.clip_grads_with_norm_ = watch.wrap(original[2])  # type: ignore[attr-defined]
+    engine_exchange.get_total_norm = watch.wrap(original[3])  # type: ignore[attr-defined]
     shown = Stopwatch()
     runner.save_checkpoint = shown.wrap(runner.save_checkpoint)  # type: ignore[method-assign]
     runner.watchers.on_step = shown.wrap(runner.watchers.on_step)  # type: ignore[method-assign]
@@ -127,8 +127,8 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
         with DataLoader({}, folder / "data", shuffle=True) as loader:
             summary = runner.run(loader)
     finally:
-        Forward.__call__, torch.autograd.backward = original[0], original[1]  # type: ignore[method-assign,assignment]
-        engine_steps.clip_grads_with_norm_, engine_exchange.get_total_norm = original[2], original[3]
+        Forward.__call__, torch.autograd.backward = original[0], original[1]  # type: ignore[method-assign]
+        engine_steps.clip_grads_with_norm_, engine_exchange.get_total_norm = original[2], original[3]  # type: ignore[attr-defined]
     runner.watchers.close()
     first = next(mark for mark in marks if mark[0] >= warm)
     last = marks[-1]

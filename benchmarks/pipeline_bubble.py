@@ -20,6 +20,7 @@ import onnx_ir as ir
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch._C._distributed_c10d import FileStore
 
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
@@ -51,7 +52,7 @@ class _SleepBackward(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         time.sleep(ctx.seconds)
         return gradient, None
 
@@ -157,7 +158,7 @@ def measure_stage(module: StageModule, real: bool) -> StageCost:
 def on_rank(rank: int, arguments: argparse.Namespace, folder: str) -> None:
     """Measures every schedule; rank 0 prints the table."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), arguments.ranks)
+    store = FileStore(str(Path(folder) / "store"), arguments.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
     mesh = start(Distributed(pipeline_parallel_size=arguments.ranks), "cpu")
     if rank == 0:
@@ -206,7 +207,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="stages of a GPT-2 instead of sleeping ones")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(on_rank, args=(arguments, folder), nprocs=arguments.ranks)
+        torch.multiprocessing.spawn(on_rank, args=(arguments, folder), nprocs=arguments.ranks)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def batches(rank: int, updates: int) -> np.ndarray:
 
 def by_hand(weights: dict[str, torch.Tensor], ids: np.ndarray, kind: str, attention: str) -> Iterator[float]:
     """An update of torch's own engine each time it is asked; gives its loss."""
-    config = GPT2Config(
+    config = GPT2Config(  # type: ignore[call-arg]
         n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, vocab_size=WORDS, n_positions=TOKENS, attn_implementation=attention,
         activation_function="gelu_new", embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -76,7 +77,8 @@ def _pairs(
     without: Callable[[], object], with_: Callable[[], object], repeats: int, before: Callable[[], object]
 ) -> tuple[float, float, float]:
     """CPU and wall seconds of the first, and CPU seconds that the second takes more; medians."""
-    a, b = [], []
+    a: list[Any] = []
+    b: list[Any] = []
     for number in range(repeats):
         for action, found in ((without, a), (with_, b)) if number % 2 else ((with_, b), (without, a)):
             before()
@@ -127,7 +129,7 @@ def main() -> None:
                 (f"read from the page cache, {name}", lambda: _each_block(shards, len),
                  lambda add=add: _each_block(shards, add), nothing)  # type: ignore[misc]
             )  # fmt: skip
-        decoded = (lambda: _decode(shards, {}), lambda: _decode(shards, checksums))
+        decoded = (lambda: _decode(shards, {}), lambda: _decode(shards, checksums))  # type: ignore[arg-type]
         batched = (lambda: _batches(plain), lambda: _batches(shards))
         lines += [("load_shard from the page cache", *decoded, nothing), ("load_shard from the disk", *decoded, evict)]
         lines += [("batches of 32, page cache", *batched, nothing), ("batches of 32, disk", *batched, evict)]

@@ -74,7 +74,7 @@ def timed(
     )
     runner.initialize(data.feature_specs())
     checks: list[float] = []
-    shard.new_checksum = lambda: _TimedChecksum(checks)  # type: ignore[assignment,return-value]
+    shard.new_checksum = lambda: _TimedChecksum(checks)  # type: ignore[assignment, attr-defined, return-value]
 
     def timing(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def timed(
             updates.append(time.perf_counter() - started - (sum(checks) - before))
             yield done
 
-    TrainingRound._steps = stepping  # type: ignore[method-assign]
+    TrainingRound._steps = stepping  # type: ignore[assignment, method-assign]
     runner.run(data)
     return updates[2:], checks
 

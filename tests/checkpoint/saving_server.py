@@ -52,7 +52,7 @@ def around_disk_changes(pause: Callable[[], None]) -> None:
 
     storage.CHUNK_BYTES = 4096
     storage._chunks = paused_chunks(storage._chunks, pause)
-    storage.write_manifest = wrapped(manifest.write_manifest)
+    storage.write_manifest = wrapped(manifest.write_manifest)  # type: ignore[attr-defined]
     for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
         setattr(os, name, wrapped(getattr(os, name)))
 

@@ -12,11 +12,11 @@ aten = torch.ops.aten
 
 
 def _softmax_in_float32(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
-    return aten._softmax(x.float() if half_to_float else x, axis, False)  # type: ignore[no-any-return]
+    return aten._softmax(x.float() if half_to_float else x, axis, False)
 
 
 def _log_softmax_in_float32(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
-    return aten._log_softmax(x.float() if half_to_float else x, axis, False)  # type: ignore[no-any-return]
+    return aten._log_softmax(x.float() if half_to_float else x, axis, False)
 
 
 def _scaled_product(

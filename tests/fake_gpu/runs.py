@@ -65,7 +65,7 @@ class Recurrent(nn.Module):
         self.classes = nn.Linear(16, WORDS)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.classes(self.lstm(self.words(input_ids))[0])  # type: ignore[no-any-return]
+        return self.classes(self.lstm(self.words(input_ids))[0])
 
 
 def created(name: str, **options: Any) -> Callable[[Path], None]:
@@ -159,7 +159,7 @@ def run(case: Case, kind: str, folder: Path, compiled: bool = False) -> dict[str
     for end in (steps // 2, steps) if case.resumes else (steps,):
         sections["training"]["num_train_steps"] = end
         recorder = AfterTheFirst()
-        environment = Environment(execution_provider=kind, threads=1)
+        environment = Environment(execution_provider=kind, threads=1)  # type: ignore[arg-type]
         runner = TrainingRunner(Parameters.from_mapping(sections), environment, [recorder], progress=False)
         runner.initialize()
         runner.run(loader)

@@ -191,7 +191,7 @@ def _live(start: _Start, is_launcher: bool, variables: Mapping[str, str]) -> NoR
     command = ["train", "run.yaml", *into, *start.options]
     if is_launcher:
         popen = lambda arguments, env, start_new_session: _ForkedWorker(start, arguments, env)  # noqa: E731
-        launching.subprocess = SimpleNamespace(Popen=popen)  # type: ignore[assignment]
+        launching.subprocess = SimpleNamespace(Popen=popen)  # type: ignore[assignment, attr-defined]
         _run(start, -1, command)
     _run(start, int(variables.get("RANK", "0")), command)
 
@@ -258,7 +258,7 @@ _SLOW_DISK_SECONDS = 0.01
 
 def _watch_export(output: str, rank: int) -> None:
     """Writes down how long the trained model took to write, and kills whom an order says on the way."""
-    export = runner.export_run
+    export = runner.export_run  # type: ignore[attr-defined]
     is_exporting = False
 
     def slow_down(event: str, arguments: object) -> None:
@@ -278,7 +278,7 @@ def _watch_export(output: str, rank: int) -> None:
 
     sys.addaudithook(slow_down)
 
-    runner.export_run = watched_export  # type: ignore[assignment]
+    runner.export_run = watched_export  # type: ignore[assignment, attr-defined]
 
 
 def _obey(order: KillInExport, rank: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from tests.ranks import _CONTEXT, _receive
 
@@ -75,7 +76,7 @@ def _serve(rank: int, world_size: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
         store, function, arguments = pipe.recv()
-        dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", store=FileStore(store, world_size), rank=rank, world_size=world_size)
         try:
             answer = (True, function(*arguments))
         except BaseException:

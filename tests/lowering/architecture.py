@@ -40,7 +40,7 @@ class Architecture:
 
 def export_program(module: nn.Module, architecture: Architecture) -> Any:
     """The exporter's own program, before its optimizer; parameters keep their names."""
-    shapes = None
+    shapes: Any = None
     if architecture.axes:
         shapes = tuple(
             {axis: torch.export.Dim.DYNAMIC for axis in architecture.axes if axis < x.dim()}

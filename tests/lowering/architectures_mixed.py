@@ -23,7 +23,7 @@ class FourierFeatures(nn.Module):
         self.second = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        angles = 2 * torch.pi * x @ self.frequencies
+        angles = 2 * torch.pi * x @ self.frequencies  # type: ignore[operator]
         return self.second(torch.sin(3.0 * self.first(torch.cat([angles.sin(), angles.cos()], -1))))
 
 
@@ -321,7 +321,7 @@ class RelativeAttention(nn.Module):
         x = torch.roll(self.stem(x).permute(0, 2, 3, 1), (-2, -2), (1, 2))
         windows = x.unflatten(1, (2, 4)).unflatten(3, (2, 4)).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, 8)
         q, k, v = self.project(windows).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
-        scores = q @ k.transpose(-1, -2) * 0.5 + self.table[self.place_index].permute(2, 0, 1)
+        scores = q @ k.transpose(-1, -2) * 0.5 + self.table[self.place_index].permute(2, 0, 1)  # type: ignore[index]
         return self.leave((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 

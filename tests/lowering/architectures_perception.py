@@ -13,7 +13,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 WAVES = torch.randn(2, 400, generator=torch.Generator().manual_seed(2))
 SPECTRA = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(3))
 
-VISION = {
+VISION: dict[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -22,7 +22,7 @@ VISION = {
     "patch_size": 8,
     "num_labels": 5,
 }
-SPEECH = {
+SPEECH: dict[str, Any] = {
     "vocab_size": 12,
     "hidden_size": 16,
     "num_hidden_layers": 2,

@@ -51,7 +51,7 @@ def made(
     return make
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 50,
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -59,10 +59,10 @@ SIZES = {
     "intermediate_size": 24,
     "max_position_embeddings": 32,
 }
-GROUPED = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
-EAGER = {"attn_implementation": "eager"}
+GROUPED: dict[str, Any] = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 """The exporter's decomposition of the fused attention cannot view what it made of an attention with added biases."""
-DECODER = (("input_ids",), ("logits",), {"use_cache": False})
+DECODER: tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]] = (("input_ids",), ("logits",), {"use_cache": False})
 MASKED = (("input_ids", "attention_mask"),)
 
 

@@ -65,7 +65,7 @@ def llama() -> nn.Module:
 def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,

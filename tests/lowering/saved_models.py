@@ -111,8 +111,8 @@ def _with_statistics(module: nn.Module) -> nn.Module:
     """Running statistics and normalization weights as after some training."""
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
-            nn.init.uniform_(part.running_var, 0.5, 1.5)
-            nn.init.normal_(part.running_mean, std=0.2)
+            nn.init.uniform_(part.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+            nn.init.normal_(part.running_mean, std=0.2)  # type: ignore[arg-type]
         if isinstance(part, nn.BatchNorm2d | nn.LayerNorm):
             nn.init.uniform_(part.weight, 0.8, 1.2)
             nn.init.normal_(part.bias, std=0.1)
@@ -124,7 +124,7 @@ def trace(module: nn.Module, data: Tensor, opset: int = 13) -> onnx.ModelProto:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(module, (data,), file, dynamo=False, opset_version=opset, input_names=["x"])
+        torch.onnx.export(module, (data,), file, dynamo=False, opset_version=opset, input_names=["x"])  # type: ignore[arg-type]
     return onnx.load_from_string(file.getvalue())
 
 

@@ -152,7 +152,7 @@ class NormedHeads(nn.Module):
         query = self.query_norm(self.query(y).reshape(batch, tokens, 8, 4)).transpose(1, 2)
         key = self.key(y).reshape(batch, tokens, 1, 4).transpose(1, 2).expand(-1, 8, -1, -1)
         value = self.value(y).reshape(batch, tokens, 1, 4).transpose(1, 2)
-        scores = query @ key.transpose(-1, -2) * self.slopes.reshape(1, 8, 1, 1) + self.far * 0.5
+        scores = query @ key.transpose(-1, -2) * self.slopes.reshape(1, 8, 1, 1) + self.far * 0.5  # type: ignore[operator]
         merged = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, tokens, 32)
         return self.head(x + self.out(merged)).transpose(1, 2)
 

@@ -149,14 +149,15 @@ def in_a_pipeline(
             module.train()
     losses = pipeline.run(features, factors)
     pipeline.sum_shared_gradients()
-    gradients, states = {}, {}
+    gradients: dict[str, torch.Tensor] = {}
+    states: dict[str, torch.Tensor] = {}
     for index in own:
         network = pipeline._stages[index].network
-        for key, weight in network.weights.items():
+        for key, weight in network.weights.items():  # type: ignore[operator, union-attr]
             gradient = weight.grad
             gradients[key] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
         buffers = dict(network.named_buffers())
-        states |= {state: buffers[state].clone() for state in network.graph.states}
+        states |= {state: buffers[state].clone() for state in network.graph.states}  # type: ignore[union-attr]
     for module in modules.values():
         module.eval()
     values = pipeline.evaluate(features[0], watched) if watched else {}

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,8 +81,5 @@ def misbehave(what: str) -> None:
 if __name__ == "__main__":
     options = dict(one.split("=") for one in sys.argv[2:])
     with ending_together() as membership:
-        run(
-            sys.argv[1],
-            Distributed(**{name: float(v) if "timeout" in name else int(v) for name, v in options.items()}),
-            membership,
-        )
+        sizes: dict[str, Any] = {name: float(v) if "timeout" in name else int(v) for name, v in options.items()}
+        run(sys.argv[1], Distributed(**sizes), membership)

@@ -56,7 +56,7 @@ def read_run(path: Path) -> OfflineRun:
 
     run = OfflineRun()
     for content in records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
         if kind == "run":
