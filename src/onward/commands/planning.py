@@ -20,7 +20,6 @@ from onward.graph.training_graph import TrainingGraph
 from onward.graph.writing.model_saving import save_model
 from onward.parameters import Parameters
 from onward.plan.annotations import annotate
-from onward.plan.costs.recompute import check_recompute
 from onward.plan.pipeline.schedules import rank_of_stage
 from onward.plan.report.drawing import picture
 from onward.plan.report.text import recompute_note, render, zero_note
@@ -68,16 +67,9 @@ def plan(
         parameters, said = _with_found_batch(parameters, topology, graph, specs, limit)
         found_batch.append(said)
     decided = plan_run(parameters, topology, graph, specs)
-    note = check_recompute(graph.model.graph, parameters.recompute)
     phases.begin("forecasting memory and communication")
     found = forecast(parameters, graph, decided, specs)
-    told = (
-        *found_batch,
-        *decided.notes,
-        note,
-        recompute_note(parameters, found),
-        zero_note(parameters, decided, found),
-    )
+    told = (*found_batch, *decided.notes, recompute_note(parameters, found), zero_note(decided, found))
     notes = [one for one in told if one is not None]
     text = render(parameters, graph, decided, found, limit, notes)
     phases.begin("writing" if image or write else None)

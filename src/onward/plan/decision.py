@@ -14,8 +14,10 @@ import onnx_ir as ir
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
-from onward.parameters.distributed import PipelineSchedule, stages_of_a_rank
+from onward.parameters.distributed import PipelineSchedule, Recompute, stages_of_a_rank
 from onward.plan.annotations import compare_splits, read_requested_sharding
+from onward.plan.costs.costs import NodeCost, measure_costs
+from onward.plan.costs.recompute import check_recompute
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.pipeline.choice import choose_stages
@@ -38,7 +40,8 @@ class Plan:
         schedule: in which order the stages compute.
         micro_batches: of one update.
         zero_stage: what replicas shard.
-        sizes: symbolic dimension of the inputs -> size in a micro-batch, as far as they were looked up.
+        recompute: what is computed twice to keep less.
+        costs: of nodes, by the name of their first output, where recompute has a budget.
         notes: for the user, one sentence each.
     """
 
@@ -49,7 +52,8 @@ class Plan:
     schedule: PipelineSchedule
     micro_batches: int
     zero_stage: int
-    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
+    recompute: Recompute
+    costs: Mapping[str, NodeCost] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
@@ -89,7 +93,7 @@ def make_plan(
         graph: of the entire network, with its loss.
         shapes, numbers: what its values are for one micro-batch (`lowering/building/shapes.py`); read for horizontal
             parallelism only.
-        sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages only.
+        sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages and a budget of recompute.
 
     Raises:
         ParametersError: nothing can be cut as asked.
@@ -115,6 +119,9 @@ def make_plan(
         stages = plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
         _check_split_backward(stages, distributed.pipeline_schedule)
         stage_of = {node_id(node): stage for node, stage in chosen.items()}
+    recompute = parameters.recompute
+    note = check_recompute(graph.model.graph, recompute)
+    notes += [] if note is None else [note]
     return Plan(
         topology=topology,
         horizontal=horizontal,
@@ -123,7 +130,8 @@ def make_plan(
         schedule=distributed.pipeline_schedule,
         micro_batches=parameters.training.gradient_accumulation_steps,
         zero_stage=distributed.zero_stage if topology.data_size > 1 else 0,
-        sizes=dict(sizes),
+        recompute=recompute,
+        costs=None if recompute.memory_budget is None else measure_costs(graph, sizes).nodes,
         notes=tuple(notes),
     )
 

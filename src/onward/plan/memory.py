@@ -10,6 +10,7 @@ from onward.parameters.distributed import PipelineSchedule
 from onward.plan.costs.costs import GraphCosts, NodeCost
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, Span, Timeline
 from onward.plan.pipeline.stages import Stage, StagePlan
+from onward.plan.rank import RankPlan
 
 KINDS = (
     "weights", "gathered weights", "low-precision copies", "gradients", "moments", "activations", "constants",
@@ -189,8 +190,7 @@ class Forecast:
     Attributes:
         ranks: one for each place of the pipeline; all ranks there need the same.
         footprints: of every stage.
-        local: the graph of the first rank, all stages in one.
-        stages: of it; None where there is one.
+        planned: the first rank with all stages of its pipeline.
         timeline: of one update of the pipeline, in operations.
         costs: of every node of the entire graph.
         inputs: name -> sizes and type in one micro-batch.
@@ -198,11 +198,20 @@ class Forecast:
 
     ranks: tuple[RankForecast, ...]
     footprints: Mapping[int, StageFootprint]
-    local: TrainingGraph
-    stages: StagePlan | None
+    planned: RankPlan
     timeline: Timeline | None
     costs: GraphCosts
     inputs: Mapping[str, str]
+
+    @property
+    def local(self) -> TrainingGraph:
+        """The graph of the first rank, all stages in one."""
+        return self.planned.local
+
+    @property
+    def stages(self) -> StagePlan | None:
+        """Of the first rank's pipeline; None where there is one stage."""
+        return self.planned.stages
 
 
 def stage_cost(stage: Stage, costs: GraphCosts) -> NodeCost:

@@ -41,13 +41,10 @@ from onward.parallel.launch.process import Mesh
 from onward.parallel.pipeline.pipeline import Pipeline
 from onward.parallel.pipeline.stage import StageModule
 from onward.parameters import Parameters
-from onward.plan.costs.costs import NodeCost, measure_costs
-from onward.plan.costs.recompute import check_recompute
-from onward.plan.costs.segments import plan_segments
-from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
+from onward.plan.decision import Plan
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, rank_of_stage
-from onward.plan.pipeline.stage_graph import stage_graph
 from onward.plan.pipeline.stages import Stage, StagePlan
+from onward.plan.rank import PlannedStage, plan_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,31 +136,16 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     watched = watched_names(parameters.tensorboard, graph)
-    local = graph_of_rank(graph, plan, mesh.place, watched.values)
-    stages = stages_of_local_graph(local, plan, watched.values) if plan.stage_count > 1 else None
-    own = plan.stages_of(mesh.place)
-    parts = [local] if stages is None else [stage_graph(local, stages, index) for index in own]
-    note = check_recompute(graph.model.graph, parameters.recompute)
-    notes = [*plan.notes, *([] if note is None else [note])]
-    by_budget = parameters.recompute.memory_budget is not None
-    costs = measure_costs(graph, plan.sizes).nodes if by_budget else None
-    compilation = _compilation(parameters, graph, mesh, notes, say)
-    networks = [network_of(part, parameters, mesh, costs, notes, compilation=compilation) for part in parts]
-    if compilation is None:
-        joining = [part for part, network in zip(parts, networks, strict=True) if network.linear_layers.joins]
-        notes += note_on_joined([g for p in joining for g in layers_that_read_the_same(p.model.graph, p.weights)])
-    nets, is_whole = [network.net for network in networks], stages is None
-    notes += float8_notes(precision, nets, mesh.device, is_whole)
+    compilation, told = _compilation(parameters, graph, mesh, say)
+    planned = plan_rank(graph, plan, mesh.place, watched=watched.values, is_compiled=compilation is not None)
+    stages, own = planned.stages, planned.own
+    networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
+    notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh))
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
-    if distributed.zero_offload_to_cpu and not offloads(distributed, mesh):
-        notes.append("distributed.zero_offload_to_cpu changes nothing: this run is in host memory already.")
     if stages is not None:
         computes = [_stage_compute(stages.stages[i], one, precision) for i, one in zip(own, networks, strict=True)]
-        modules = [
-            _stage_module(stages.stages[index], network, compute, watched.values)
-            for index, network, compute in zip(own, networks, computes, strict=True)
-        ]
+        modules = [_stage_module(stages.stages[i], one, watched.values) for i, one in zip(own, computes, strict=True)]
     # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.
     is_wrapped = distributed.zero_stage > 0 or stages is None or plan.schedule not in SPLITS_BACKWARD
     if is_wrapped:
@@ -223,8 +205,9 @@ def _train_state(
 
 
 def _compilation(
-    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, notes: list[str], say: Callable[[str], None]
-) -> Compilation | None:
+    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, say: Callable[[str], None]
+) -> tuple[Compilation | None, list[str]]:
+    """What compiles segments, where they are to be compiled, and notes on it."""
     wanted, recorded = parameters.speed.compile, parameters.speed.cuda_graphs
     if recorded and mesh.device.type != "cuda":
         raise ParametersError(
@@ -232,10 +215,24 @@ def _compilation(
             "it out, or train on a GPU."
         )
     choice = choose(wanted, graph, mesh.device)
-    notes += [] if choice.note is None else [choice.note]
+    notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")
-    return Compilation(wanted is True, say, recorded) if choice.is_on else None
+    return (Compilation(wanted is True, say, recorded) if choice.is_on else None), notes
+
+
+def _notes_on(networks: Sequence[Network], parameters: Parameters, mesh: Mesh) -> list[str]:
+    """What the user should know of the networks of this rank."""
+    distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
+    nets = [network.net for network in networks]
+    low = [len(net.graph_dtypes) for net in nets if net.graph_dtypes]
+    notes = [f"{count} weights are 16-bit in the model; they are trained as fp32 master weights." for count in low]
+    joining = [one.net.graph for one in networks if one.compilation is None and one.linear_layers.joins]
+    notes += note_on_joined([g for one in joining for g in layers_that_read_the_same(one.model.graph, one.weights)])
+    notes += float8_notes(precision, nets, mesh.device, distributed.pipeline_parallel_size == 1)
+    if distributed.zero_offload_to_cpu and not offloads(distributed, mesh):
+        notes.append("distributed.zero_offload_to_cpu changes nothing: this run is in host memory already.")
+    return notes
 
 
 def execution_context(parameters: Parameters, mesh: Mesh) -> ExecutionContext:
@@ -249,42 +246,24 @@ def execution_context(parameters: Parameters, mesh: Mesh) -> ExecutionContext:
 
 
 def network_of(
-    graph: TrainingGraph,
+    planned: PlannedStage,
     parameters: Parameters,
     mesh: Mesh,
-    costs: Mapping[str, NodeCost] | None,
-    notes: list[str] | None = None,
     read: Callable[[ir.Value], torch.Tensor] | None = None,
     compilation: Compilation | None = None,
 ) -> Network:
     """The weights of a rank, or of one of its stages, in their segments; `read` makes them instead of the file."""
-    outputs = None if graph.loss_names is None else graph.loss_names.computed
-    if parameters.distributed.pipeline_parallel_size > 1:
-        outputs = None
+    graph, is_stage = planned.graph, planned.stage is not None
+    outputs = None if graph.loss_names is None or is_stage else graph.loss_names.computed
     net = OnnxModule(graph, outputs, read, execution_context(parameters, mesh))
     if read is None:
         net.to(mesh.device)
-    low = net.keep_fp32_master_weights()
-    if low and notes is not None:
-        notes.append(f"{len(low)} weights are 16-bit in the model; they are trained as fp32 master weights.")
-    is_cut = compilation is not None or (parameters.distributed.zero_stage > 0 and mesh.data is not None)
-    segments = plan_segments(
-        graph.model.graph,
-        graph.weights,
-        is_cut,
-        parameters.recompute,
-        holds_loss=graph.loss_names is not None,
-        is_stage=parameters.distributed.pipeline_parallel_size > 1,
-        joins_blocks=compilation is not None,
-        costs=costs,
-    )
-    distributed = parameters.distributed
+    net.keep_fp32_master_weights()
     # Schedules that compute gradients of weights later find them by a function's first result.
-    is_split = distributed.pipeline_parallel_size > 1 and distributed.pipeline_schedule in SPLITS_BACKWARD
+    is_split = is_stage and parameters.distributed.pipeline_schedule in SPLITS_BACKWARD
     layers = LinearOptions(parameters.recompute.cheap_activations, parameters.speed.join_layers and not is_split)
     # Stages may take a weight's gradients one by one, and compilers know nothing of sparse ones.
-    is_whole = compilation is None and distributed.pipeline_parallel_size == 1
-    return Network(net, segments, compilation, layers, is_whole)
+    return Network(net, planned.segments, compilation, layers, compilation is None and not is_stage)
 
 
 def _uses_all_weights(network: Network) -> bool:
@@ -293,8 +272,8 @@ def _uses_all_weights(network: Network) -> bool:
     return is_inside and not any(has_fact(node.op_type, Fact.CONTROL_FLOW) for node in graph)
 
 
-def _stage_module(stage: Stage, network: Network, compute: StageCompute, watched: Sequence[str]) -> StageModule:
-    names = network.net.graph.loss_names
+def _stage_module(stage: Stage, compute: StageCompute, watched: Sequence[str]) -> StageModule:
+    network, names = compute.network, compute.loss
     kept = tuple(name for name in watched if name in stage.outputs)
     return StageModule(stage, network, compute, None if names is None else names.loss, kept)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -157,16 +157,3 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     """Those with their own storage; sparse ones are made of others, which count."""
     leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return [local_part(leaf) for leaf in leaves if leaf.layout is torch.strided]
-
-
-def naming(log: Allocations, kind: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The same function, what it makes anew being of a kind."""
-
-    @functools.wraps(function)
-    def named(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        result = function(name, tensor)
-        if result is not tensor:
-            log.name([result], kind)
-        return result
-
-    return named

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onward.engine.building.assembly import network_of
-from onward.engine.forecast.allocations import Allocations, naming
+from onward.engine.forecast.allocations import Allocations
 from onward.engine.network.forward import Forward
 from onward.engine.network.local_weights import local_weights
 from onward.engine.network.network import Network
@@ -29,9 +29,8 @@ from onward.parallel.data_parallel import local_part, micro_batch, replicate
 from onward.parallel.fake_replicas import COLLECTIVES, fake_replicas
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
-from onward.plan.costs.costs import NodeCost
 from onward.plan.memory import StageFootprint, Traffic
-from onward.plan.pipeline.stages import Stage
+from onward.plan.rank import PlannedStage
 from onward.plan.topology import Place, Topology
 
 TensorShape = tuple[tuple[int, ...], torch.dtype]
@@ -52,26 +51,22 @@ class Measured:
 
 
 def measure_stage(
-    graph: TrainingGraph,
-    stage: Stage | None,
+    planned: PlannedStage,
     parameters: Parameters,
     topology: Topology,
     place: Place,
     inputs: Mapping[str, TensorShape],
     micro_batches: int,
-    costs: Mapping[str, NodeCost] | None = None,
 ) -> Measured:
     """Runs the last micro-batches of an update, and the update, on tensors without memory.
 
     Args:
-        graph: of the stage on one tensor-parallel rank; its weights are not read.
-        stage: what it receives and sends; None: the graph is the entire network.
+        planned: the stage on one tensor-parallel rank; its weights are not read.
         parameters: of the run.
         topology: the mesh.
         place: of the rank.
         inputs: of the graph, of one micro-batch: what the network reads and what the stage receives.
         micro_batches: of one update.
-        costs: of nodes, for `recompute.memory_budget`.
 
     Raises:
         Exception: of torch, where a shape depends on data.
@@ -81,10 +76,10 @@ def measure_stage(
     fake = fake_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
     with fake as mesh, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # engines warn of what a run would do, which a forecast does not
-        network = network_of(graph, parameters, mesh, costs, read=functools.partial(_empty_weight, mode))
+        network = network_of(planned, parameters, mesh, read=functools.partial(_empty_weight, mode))
         network.train()
         network.net.train()
-        return _Measuring(graph, stage, parameters, topology, mesh, mode, log, network, inputs).run(micro_batches)
+        return _Measuring(planned, parameters, topology, mesh, mode, log, network, inputs).run(micro_batches)
 
 
 def _empty_weight(mode: FakeTensorMode, value: ir.Value) -> torch.Tensor:
@@ -99,8 +94,7 @@ class _Measuring:
 
     def __init__(
         self,
-        graph: TrainingGraph,
-        stage: Stage | None,
+        planned: PlannedStage,
         parameters: Parameters,
         topology: Topology,
         mesh: Mesh,
@@ -109,7 +103,8 @@ class _Measuring:
         network: Network,
         inputs: Mapping[str, TensorShape],
     ) -> None:
-        self.graph, self.stage, self.parameters, self.topology = graph, stage, parameters, topology
+        graph, stage = planned.graph, planned.stage
+        self.stage, self.parameters, self.topology = stage, parameters, topology
         self.mesh, self.mode, self.log, self.network, self.inputs = mesh, mode, log, network, inputs
         distributed = parameters.distributed
         self.zero = distributed.zero_stage if topology.data_size > 1 else 0
@@ -124,17 +119,18 @@ class _Measuring:
         if self.zero:
             with mode:
                 self.module = replicate(network, network.units, mesh, distributed, precision.dtype, True)
-        self.forward = Forward(network, self.outputs, precision, module=self.module)
-        self.forward.cast = naming(log, "low-precision copies", self.forward.cast)  # type: ignore[method-assign]
+        self.forward = Forward(network, self.outputs, precision, module=self.module, note_cast=self._note_cast)
         self.given = {name: inputs[name] for name in self.forward.program.inputs}
+
+    def _note_cast(self, weight: torch.Tensor, lowered: torch.Tensor) -> None:
+        if lowered is not weight:
+            self.log.name([lowered], "low-precision copies")
 
     def run(self, micro_batches: int) -> Measured:
         """Two or three micro-batches where there are several, and an update."""
         examples = {name: torch.empty((), dtype=d).expand(shape) for name, (shape, d) in self.given.items()}
-        device = self.network.net.device
-        with self.precision.autocast(device):
-            # Shapes become numbers on real tensors: constants are, and programs are kept for the shapes they are for.
-            self.forward._program_for(tuple(examples[name] for name in self.forward.program.inputs), device)
+        # Shapes become numbers on real tensors: constants are, and programs are kept for the shapes they are for.
+        self.forward.specialize([examples[name] for name in self.forward.program.inputs])
         with self.mode, self.log:
             optimizer = self._hold()
             first = self._pass(is_last=False)[1] if micro_batches > 1 else ()
@@ -164,7 +160,7 @@ class _Measuring:
         log, network = self.log, self.network
         for weight in network.parameters():
             log.note(local_part(weight.detach()), "weights")
-        for tensor in (*self.forward._tensors.values(), *self.forward.program.attribute_tensors.values()):
+        for tensor in self.forward.constants:
             log.note(tensor, "constants")
         shapes = {name: tuple(weight.shape) for name, weight in network.weights.items()}
         self.weights = local_weights([network], self.mesh, {}, shapes, {})

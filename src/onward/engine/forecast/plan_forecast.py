@@ -16,7 +16,7 @@ from onward.parallel.data_parallel import REDUCTION_TYPES
 from onward.parameters import Parameters
 from onward.plan.communication import replica_traffic, stage_traffic, tied_traffic, weight_elements
 from onward.plan.costs.costs import GraphCosts, measure_costs
-from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
+from onward.plan.decision import Plan
 from onward.plan.memory import (
     Forecast,
     RankForecast,
@@ -26,8 +26,8 @@ from onward.plan.memory import (
     stage_cost,
 )
 from onward.plan.pipeline.schedules import Timeline, simulate
-from onward.plan.pipeline.stage_graph import stage_graph
-from onward.plan.pipeline.stages import Stage, StagePlan
+from onward.plan.pipeline.stages import StagePlan
+from onward.plan.rank import PlannedStage, plan_rank
 from onward.plan.topology import Place
 
 SLOTS = {"SGDOptimizer": 1, "Adam": 2, "AdamW": 2, "Lamb": 2}
@@ -51,16 +51,14 @@ def forecast(
     dimensions = known_dimensions(parameters.training, graph, specs or {})
     shapes = input_shapes_of(graph, input_sizes(graph, dimensions))
     costs = measure_costs(graph, dimensions)
-    local = graph_of_rank(graph, plan, Place(0, 0, 0))
-    stages = stages_of_local_graph(local, plan) if plan.stage_count > 1 else None
+    rank = plan_rank(graph, plan, Place(0, 0, 0), indices=range(plan.stage_count))
+    local, stages = rank.local, rank.stages
     timeline = None if stages is None else _timeline(plan, stages, costs)
     footprints: dict[int, StageFootprint] = {}
     arrived: dict[str, TensorShape] = {}
-    for index in range(plan.stage_count):
-        part = local if stages is None else stage_graph(local, stages, index)
+    for index, planned in rank.own.items():
         place = Place(0, 0, 0 if timeline is None else timeline.rank_of_stage[index])
-        stage = None if stages is None else stages.stages[index]
-        measured = _measure(part, stage, parameters, plan, place, stage_inputs(part, shapes, arrived), costs)
+        measured = _measure(planned, parameters, plan, place, stage_inputs(planned.graph, shapes, arrived), costs)
         footprints[index] = measured.footprint
         arrived |= measured.sent
     ranks = []
@@ -77,8 +75,7 @@ def forecast(
     return Forecast(
         ranks=tuple(ranks),
         footprints=footprints,
-        local=local,
-        stages=stages,
+        planned=rank,
         timeline=timeline,
         costs=costs,
         inputs=_as_text(shapes),
@@ -86,8 +83,7 @@ def forecast(
 
 
 def _measure(
-    part: TrainingGraph,
-    stage: Stage | None,
+    planned: PlannedStage,
     parameters: Parameters,
     plan: Plan,
     place: Place,
@@ -95,9 +91,8 @@ def _measure(
     costs: GraphCosts,
 ) -> Measured:
     """What a stage needs: measured, or, where it cannot run without its data, estimated with the reason."""
-    by_budget = costs.nodes if parameters.recompute.memory_budget is not None else None
     try:
-        return measure_stage(part, stage, parameters, plan.topology, place, inputs, plan.micro_batches, by_budget)
+        return measure_stage(planned, parameters, plan.topology, place, inputs, plan.micro_batches)
     except (ModelError, ParametersError) as error:
         if not isinstance(error, NodeError):
             raise
@@ -105,6 +100,7 @@ def _measure(
     except Exception as error:  # shapes that depend on data, operators without a fake twin: torch has no one class
         lines = str(error).splitlines()
         why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    part, stage = planned.graph, planned.stage
     data, zero = plan.topology.data_size, plan.zero_stage
     known = [name for node in part.model.graph for name in [str(node.outputs[0].name)] if name in costs.nodes]
     estimated = estimated_footprint(

@@ -38,6 +38,7 @@ class Forward:
         instrument: gives the program to call instead of one (a profiler's twin).
         module: what is called instead of `network`: the same, wrapped by an engine that reduces gradients.
         exact: inputs that mixed precision leaves as they are: activations of an earlier stage.
+        note_cast: called with each weight that a pass casts, and the result.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Forward:
         instrument: Callable[[Program], Program] | None = None,
         module: nn.Module | None = None,
         exact: Sequence[str] = (),
+        note_cast: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> None:
         net = network.net
         owner = net if graph_net is None else graph_net
@@ -60,7 +62,7 @@ class Forward:
         self.precision = precision
         self.module: nn.Module = network if module is None else module
         self._is_separate = graph_net is not None
-        self._instrument = instrument
+        self._instrument, self._note_cast = instrument, note_cast
         own, shared = owner.tensors_by_name(), net.tensors_by_name()
         self.program = precision.program(owner.program_for(self.outputs), own)
         loss = owner.graph.loss_names
@@ -99,7 +101,20 @@ class Forward:
     def cast(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """A weight as the pass computes with it: in the graph's own type, or in that of mixed precision."""
         dtype = self._graph_dtypes.get(name)
-        return self.precision.lower(weight) if dtype is None else weight.to(dtype)
+        lowered = self.precision.lower(weight) if dtype is None else weight.to(dtype)
+        if self._note_cast is not None:
+            self._note_cast(weight, lowered)
+        return lowered
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """What a pass reads besides weights and inputs, in the type that it computes with."""
+        return (*self._tensors.values(), *self.program.attribute_tensors.values())
+
+    def specialize(self, inputs: Sequence[torch.Tensor]) -> SegmentedProgram:
+        """The segments for inputs of these shapes, in the order of the program; made at their first use."""
+        with self.precision.autocast(self.net.device):
+            return self._program_for(tuple(inputs), self.net.device)
 
     def _lower_unless_exact(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if name in self._exact else self.precision.lower(tensor)

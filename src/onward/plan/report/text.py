@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
-from onward.plan.costs.segments import plan_segments
 from onward.plan.decision import Plan
 from onward.plan.memory import KINDS, Forecast, RankForecast, stage_cost
 from onward.plan.pipeline.schedules import draw, ideal_bubble_share
-from onward.plan.pipeline.stage_graph import stage_graph
 from onward.plan.topology import Place, Topology
 
 _WIDTH = 118
@@ -271,20 +269,16 @@ def recompute_note(parameters: Parameters, forecast: Forecast) -> str | None:
     asked = parameters.recompute
     if not (asked.segments or asked.attention or asked.memory_budget is not None):
         return None
-    local = forecast.local
-    plan = plan_segments(local.model.graph, local.weights, False, asked, costs=forecast.costs.nodes)
-    return f"recompute: {len(plan.recomputed)} of {plan.count} segments of the network are recomputed."
+    plans = [planned.segments for planned in forecast.planned.own.values()]
+    recomputed, count = sum(len(plan.recomputed) for plan in plans), sum(plan.count for plan in plans)
+    return f"recompute: {recomputed} of {count} segments of the network are recomputed."
 
 
-def zero_note(parameters: Parameters, plan: Plan, forecast: Forecast) -> str | None:
+def zero_note(plan: Plan, forecast: Forecast) -> str | None:
     """What ZeRO all-gathers and reduce-scatters at once, over all stages; None without ZeRO."""
     if not plan.zero_stage:
         return None
-    local, stages = forecast.local, forecast.stages
-    parts = [local] if stages is None else [stage_graph(local, stages, index) for index in range(plan.stage_count)]
-    asked, costs = parameters.recompute, forecast.costs.nodes
-    cut = [plan_segments(part.model.graph, part.weights, True, asked, costs=costs).units for part in parts]
-    sizes = [unit.nbytes for units in cut for unit in units]
+    sizes = [unit.nbytes for planned in forecast.planned.own.values() for unit in planned.segments.units]
     if not sizes:
         return "ZeRO all-gathers all weights of a rank at once and reduce-scatters their gradients at once."
     units = f"{len(sizes)} unit{'s' if len(sizes) > 1 else ''}"
