@@ -41,9 +41,9 @@ def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
     if state.mesh.world_size == 1:
         export(state.networks[0].net, path)
         return
-    whole = gather_full(state.mesh, _exported_tensors(state))
+    full = gather_full(state.mesh, _exported_tensors(state))
     if state.mesh.rank == 0:
-        export_weights(graph, lambda name: whole[name], path)
+        export_weights(graph, lambda name: full[name], path)
 
 
 def trained_model_path(parameters: Parameters) -> Path:

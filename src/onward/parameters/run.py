@@ -111,8 +111,8 @@ class Parameters:
     @property
     def model_files(self) -> tuple[Path, ...]:
         """The files of the model to train: one for each stage where `distributed.pipeline_stage_paths` is given."""
-        whole = self.paths.model_path
-        return self.distributed.pipeline_stage_paths or (() if whole is None else (whole,))
+        single = self.paths.model_path
+        return self.distributed.pipeline_stage_paths or (() if single is None else (single,))
 
     def to_mapping(self) -> dict[str, Any]:
         """Nested dictionaries of plain values, as they go into a checkpoint; a function is named, not stored."""

@@ -149,12 +149,12 @@ def _check_split_backward(stages: StagePlan, schedule: PipelineSchedule) -> None
             )
 
 
-def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, whole: Sequence[str] = ()) -> TrainingGraph:
+def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, gathered: Sequence[str] = ()) -> TrainingGraph:
     """The graph that a rank shares with its pipeline: its parts of the weights, all stages still in one.
 
-    `whole` names values that are to be gathered where the tensor-parallel ranks have parts of them.
+    `gathered` names values that are to be gathered where the tensor-parallel ranks have parts of them.
     """
-    return localize(graph, plan.horizontal, place.horizontal, whole=whole)
+    return localize(graph, plan.horizontal, place.horizontal, gathered=gathered)
 
 
 def stages_of_local_graph(local: TrainingGraph, plan: Plan, watched: Sequence[str] = ()) -> StagePlan:

@@ -65,13 +65,13 @@ def format_duration(seconds: float) -> str:
     if seconds < 59.5:
         decimals = 2 if seconds < 1 else 1 if seconds < 9.95 else 0
         return f"{seconds:.{decimals}f} s"
-    whole = round(seconds)
-    if whole < _SECONDS_PER_HOUR:
-        return f"{whole // _SECONDS_PER_MINUTE}m {whole % _SECONDS_PER_MINUTE:02d}s"
-    minutes = whole // _SECONDS_PER_MINUTE
-    if whole < _SECONDS_PER_DAY:
+    rounded = round(seconds)
+    if rounded < _SECONDS_PER_HOUR:
+        return f"{rounded // _SECONDS_PER_MINUTE}m {rounded % _SECONDS_PER_MINUTE:02d}s"
+    minutes = rounded // _SECONDS_PER_MINUTE
+    if rounded < _SECONDS_PER_DAY:
         return f"{minutes // 60}h {minutes % 60:02d}m"
-    return f"{whole // _SECONDS_PER_DAY}d {whole % _SECONDS_PER_DAY // _SECONDS_PER_HOUR:02d}h"
+    return f"{rounded // _SECONDS_PER_DAY}d {rounded % _SECONDS_PER_DAY // _SECONDS_PER_HOUR:02d}h"
 
 
 def format_metric(name: str, value: float) -> str:

@@ -31,7 +31,7 @@ class _TableColumn:
 
     name: str
     words: dict[str, int] | None
-    whole: bool
+    is_integer: bool
 
 
 def open_table(paths: list[Path], options: TableOptions, test_paths: Sequence[Path] = ()) -> Source:
@@ -163,13 +163,13 @@ def _describe(name: str, words: dict[str, int] | None, block: Block, options: Ta
         return _TableColumn(name, words, True)
     values = [value for value in block.columns[name] if not is_missing(value)]
     try:
-        whole = all(_is_whole(value) for value in values) and options.missing != "keep"
+        is_integer = all(_is_whole(value) for value in values) and options.missing != "keep"
     except ValueError as error:
         raise DataError(
             f"table {str(block.path)!r}: column {name!r} holds {error}, which is not a number. Make it a class with "
             f"--categories {name}, or leave it out by naming the features' columns with --columns NAME=COLUMN,..."
         ) from error
-    return _TableColumn(name, None, whole)
+    return _TableColumn(name, None, is_integer)
 
 
 def _is_whole(value: Any) -> bool:
@@ -267,10 +267,10 @@ def _convert(block: Block, column: _TableColumn, rows: list[int]) -> list[np.nda
     values = [block.columns[column.name][row] for row in rows]
     if column.words is not None:
         return [np.array(column.words[_word(value)], np.int64) for value in values]
-    dtype = np.dtype(np.int64 if column.whole else np.float32)
+    dtype = np.dtype(np.int64 if column.is_integer else np.float32)
     values = [math.nan if is_missing(value) else value for value in values]
     try:
-        if column.whole and not all(_is_whole(value) for value in values):
+        if column.is_integer and not all(_is_whole(value) for value in values):
             raise ValueError
         if not any(isinstance(value, list) for value in values):
             return list(np.array(values).astype(dtype))
@@ -284,12 +284,12 @@ def _find_bad_value(block: Block, column: _TableColumn, rows: list[int], dtype: 
         value = block.columns[column.name][row]
         try:
             np.array(value).astype(dtype)
-            fits = not column.whole or _is_whole(value)
+            fits = not column.is_integer or _is_whole(value)
         except (ValueError, TypeError, OverflowError):
             fits = False
         if not fits:
             break
-    kind = "whole numbers" if column.whole else "numbers"
+    kind = "whole numbers" if column.is_integer else "numbers"
     return DataError(
         f"table {str(block.path)!r}, {block.where(row)}: column {column.name!r} holds {value!r}, but {kind} before. "
         f"Fix the value, or make the column a class with --categories {column.name}."

@@ -77,16 +77,16 @@ def _resize(argument: str) -> Step:
         if array.ndim < 2:
             raise ValueError("it has no height and width")
         planes = array.reshape(-1, *array.shape[-2:])
-        whole = array.dtype.kind in "iub"
+        is_integer = array.dtype.kind in "iub"
         # Interpolated labels would be other labels.
-        is_image = array.dtype == np.uint8 or not whole
+        is_image = array.dtype == np.uint8 or not is_integer
         method = pil.Resampling.BILINEAR if is_image else pil.Resampling.NEAREST
         resized = [
             np.asarray(pil.fromarray(plane.astype(np.float32), mode="F").resize((width, height), method))
             for plane in planes
         ]
         stacked = np.stack(resized).reshape(*array.shape[:-2], height, width)
-        return (np.round(stacked) if whole else stacked).astype(array.dtype)
+        return (np.round(stacked) if is_integer else stacked).astype(array.dtype)
 
     return resize
 

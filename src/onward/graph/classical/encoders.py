@@ -56,8 +56,8 @@ def rewrite_one_hot_encoder(at: NodeRewriter) -> None:
         raise ModelError(f"{at.what} has no categories. Export it again.")
     table = at.constant(categories, "categories", np.int64)
     value = at.input()
-    whole = at.cast(value, ir.DataType.INT64)
-    result = at.apply("OneHotCategories", whole, table, domain=DOMAIN, what="one_hot", zeros=at.integer("zeros", 1))
+    integers = at.cast(value, ir.DataType.INT64)
+    result = at.apply("OneHotCategories", integers, table, domain=DOMAIN, what="one_hot", zeros=at.integer("zeros", 1))
     given = value.shape
     if given is not None and at.node.outputs[0].shape is None:
         at.node.outputs[0].shape = ir.Shape([*given, len(categories)])

@@ -232,8 +232,8 @@ def _new_trees(at: NodeRewriter, targets: int) -> Trees:
         to, is_leaf = np.asarray(at.ints(f"nodes_{way}nodeids")), np.asarray(at.ints(f"nodes_{way}leafs"), bool)
         ways.append(np.concatenate([np.where(is_leaf, to + nodes, to), own]))
     follow, roots = np.stack(ways), np.asarray(at.ints("tree_roots"), np.int64)
-    whole = np.concatenate([modes, np.full(leaves, LEAF)])
-    if follow.shape[1] != whole.size or (follow < 0).any() or (follow >= whole.size).any():
+    all_modes = np.concatenate([modes, np.full(leaves, LEAF)])
+    if follow.shape[1] != all_modes.size or (follow < 0).any() or (follow >= all_modes.size).any():
         raise ModelError(
             f"{at.what} has attributes of unequal lengths, or refers to nodes it does not have. Export it again."
         )
@@ -246,7 +246,7 @@ def _new_trees(at: NodeRewriter, targets: int) -> Trees:
     return Trees(
         features=np.concatenate([np.asarray(at.ints("nodes_featureids"), np.int64), filled]),
         thresholds=np.concatenate([thresholds, filled.astype(thresholds.dtype)]),
-        modes=whole,
+        modes=all_modes,
         follow=follow,
         missing=np.concatenate([missing if missing.size == nodes else np.zeros(nodes, bool), filled.astype(bool)]),
         members=members,
@@ -254,7 +254,7 @@ def _new_trees(at: NodeRewriter, targets: int) -> Trees:
         rows=rows,
         weights=weights,
         present=present,
-        depth=_depth(at, follow, roots, whole == LEAF),
+        depth=_depth(at, follow, roots, all_modes == LEAF),
     )
 
 

@@ -86,8 +86,8 @@ def _real(value: ir.Value, node: ir.Node, scale: np.ndarray, zero: np.ndarray | 
     shift = None if zero is None else _spread(zero, numbers, node)
     if factor is None or (zero is not None and shift is None):
         return None
-    whole = numbers.astype(np.float64) - (0 if shift is None else shift.astype(np.float64))
-    return np.asarray(whole * factor.astype(np.float64)).astype(scale.dtype)
+    shifted = numbers.astype(np.float64) - (0 if shift is None else shift.astype(np.float64))
+    return np.asarray(shifted * factor.astype(np.float64)).astype(scale.dtype)
 
 
 def _spread(parameter: np.ndarray, numbers: np.ndarray, node: ir.Node) -> np.ndarray | None:

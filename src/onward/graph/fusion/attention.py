@@ -197,9 +197,9 @@ def _ungrouped(editor: Editor, value: ir.Value, groups: ir.Value, before: ir.Nod
 
 def _joined(editor: Editor, lead: ir.Value, value: ir.Value, before: ir.Node) -> ir.Value:
     """The sizes in `lead`, then the last two of a value."""
-    whole = editor.write("Shape", [value], before)
+    full = editor.write("Shape", [value], before)
     ends = [editor.integers([-2]), editor.integers([2**63 - 1])]
-    tail = editor.write("Slice", [whole, *ends], before)
+    tail = editor.write("Slice", [full, *ends], before)
     return editor.write("Concat", [lead, tail], before, axis=0)
 
 

@@ -121,7 +121,7 @@ def _reshaped(editor: Editor, value: ir.Value, node: ir.Node, before: ir.Node) -
     """A value [..., W] in the shape that a node gives to [..., V], but for its last axis."""
     ends = [editor.integers([0]), editor.integers([-1])]
     lead = editor.write("Slice", [node.inputs[1], *ends], before)
-    whole = editor.write("Shape", [value], before)
-    last = editor.write("Slice", [whole, editor.integers([-1]), editor.integers([2**63 - 1])], before)
+    full = editor.write("Shape", [value], before)
+    last = editor.write("Slice", [full, editor.integers([-1]), editor.integers([2**63 - 1])], before)
     sizes = editor.write("Concat", [lead, last], before, axis=0)
     return editor.write("Reshape", [value, sizes], before)

@@ -51,10 +51,10 @@ def _sizes(facts: Facts, node: ir.Node) -> tuple[int, ...] | None:
     if given is not None and facts.rank(given) == 1:
         return numbers
     shape = facts.shape(source)
-    whole = None if shape is None else shape[integer(node, "axis", 0)]
-    if not isinstance(whole, int) or numbers[0] < 1 or whole // numbers[0] > MOST_PARTS:
+    total = None if shape is None else shape[integer(node, "axis", 0)]
+    if not isinstance(total, int) or numbers[0] < 1 or total // numbers[0] > MOST_PARTS:
         return None
-    return tuple(min(numbers[0], whole - begin) for begin in range(0, whole, numbers[0]))
+    return tuple(min(numbers[0], total - begin) for begin in range(0, total, numbers[0]))
 
 
 def _positions(facts: Facts, node: ir.Node, count: int) -> dict[ir.Node, int] | None:

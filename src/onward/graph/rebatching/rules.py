@@ -51,10 +51,10 @@ def _place(walk: BatchFollower, target: list[int], sizes: list[int], axis: int, 
             now = place - len(target) + len(sizes)
             stays = now >= 0 and now != axis and sizes[now] == size
             fitting.append((place == len(target) - 1, stays, outside != before, place))
-    whole = [place for *_, place in fitting if target[place] == walk.size and prod(target[:place]) == before]
-    if axis in whole:
+    exact = [place for *_, place in fitting if target[place] == walk.size and prod(target[:place]) == before]
+    if axis in exact:
         return axis
-    return next(iter(whole), min(fitting)[-1] if fitting else None)
+    return next(iter(exact), min(fitting)[-1] if fitting else None)
 
 
 def unsqueeze(walk: BatchFollower, node: ir.Node) -> None:

@@ -144,11 +144,11 @@ def conv_transpose(
     stride, dilation = per_axis("strides", strides, n), per_axis("dilations", dilations, n)
     extra = tuple(output_padding) if output_padding else (0,) * n
     check_length("output_padding", extra, n)
-    whole = [
+    unpadded = [
         s * (size - 1) + (k - 1) * d + 1 + o
         for size, k, s, d, o in zip(spatial, W.shape[2:], stride, dilation, extra, strict=True)
     ]
-    begin, end = _transposed_pads(spatial, whole, stride, pads, auto_pad, output_shape)
+    begin, end = _transposed_pads(spatial, unpadded, stride, pads, auto_pad, output_shape)
     # torch takes output_padding only below the stride or dilation, and pads alike on both sides.
     direct = n in _CONVOLVE_TRANSPOSED and all(b >= 0 and b == e for b, e in zip(begin, end, strict=True))
     if direct and all(o < max(s, d) for o, s, d in zip(extra, stride, dilation, strict=True)):
@@ -178,7 +178,7 @@ def _convolve_transposed(X: Tensor, W: Tensor, stride: Sequence[int], dilation: 
 
 def _transposed_pads(
     spatial: Sequence[int],
-    whole: Sequence[int],
+    unpadded: Sequence[int],
     stride: Sequence[int],
     pads: Sequence[int] | None,
     auto_pad: str,
@@ -189,9 +189,9 @@ def _transposed_pads(
     if output_shape:
         wanted = list(output_shape)[-n:]
         check_length("output_shape", wanted, n)
-        return _split_transposed([w - o for w, o in zip(whole, wanted, strict=True)], auto_pad)
+        return _split_transposed([w - o for w, o in zip(unpadded, wanted, strict=True)], auto_pad)
     if auto_pad.startswith("SAME"):
-        totals = [w - size * s for w, size, s in zip(whole, spatial, stride, strict=True)]
+        totals = [w - size * s for w, size, s in zip(unpadded, spatial, stride, strict=True)]
         return _split_transposed([max(total, 0) for total in totals], auto_pad)
     if auto_pad == "VALID":
         return split_pads(None, n)

@@ -154,7 +154,7 @@ def rotary_embedding(X: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: in
 def _fits(table: Tensor, X: Tensor) -> bool:
     """Whether X has the shape that both broadcast to."""
     own = X.shape[X.dim() - table.dim() :]
-    return table.dim() <= X.dim() and all(size in (1, whole) for size, whole in zip(table.shape, own, strict=True))
+    return table.dim() <= X.dim() and all(size in (1, full) for size, full in zip(table.shape, own, strict=True))
 
 
 def _pairs(tensor: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:

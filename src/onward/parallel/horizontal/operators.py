@@ -121,15 +121,16 @@ def sharded_gather(
     """
     (rows,) = blocks
     start, end = range_of_rank(rows, rank, size)
-    whole = torch.where(indices < 0, indices + rows, indices)
-    if whole.device.type == "cpu" and type(whole) is Tensor and not torch.compiler.is_compiling() and whole.numel():
-        low, high = int(whole.min()), int(whole.max())
+    positions = torch.where(indices < 0, indices + rows, indices)
+    is_eager_on_cpu = type(positions) is Tensor and positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    if is_eager_on_cpu and positions.numel():
+        low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= rows:
             raise ValueError(
                 f"index {high if high >= rows else low - rows} is out of range for a table of {rows} rows."
             )
-    own = (whole >= start) & (whole < end)
-    local = torch.where(own, whole - start, 0)
+    own = (positions >= start) & (positions < end)
+    local = torch.where(own, positions - start, 0)
     found = data[local]
     return found.masked_fill(~own.reshape(*own.shape, *[1] * (found.ndim - own.ndim)), 0)
 

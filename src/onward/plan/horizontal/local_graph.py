@@ -32,7 +32,7 @@ VERSION = 1
 """Of the operators of `DOMAIN`."""
 
 
-def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, whole: Sequence[str] = ()) -> TrainingGraph:
+def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, gathered: Sequence[str] = ()) -> TrainingGraph:
     """One rank's graph, with the names of the full one; what it computes for a name that is cut is a part.
 
     Outputs of the graph stay unsharded: the parts of a cut one are gathered, which costs nothing where nobody asks for
@@ -42,7 +42,7 @@ def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, whole: Se
         graph: what the plan was made for; it is left as it is, and its weights are read when the rank's are.
         plan: the decision.
         rank: tensor-parallel rank.
-        whole: further cut values that are to be gathered under their own names.
+        gathered: further cut values that are to be gathered under their own names.
 
     Raises:
         ValueError: a value of the plan is not in the graph.
@@ -51,7 +51,7 @@ def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, whole: Se
         return graph
     model = graph.model.clone()
     model.opset_imports[DOMAIN] = VERSION
-    _Localizer(model, plan, rank).run(whole)
+    _Localizer(model, plan, rank).run(gathered)
     return replace(graph, model=model)
 
 
@@ -71,7 +71,7 @@ class _Localizer:
         self.vectors: dict[tuple[str, Any], ir.Value] = {}
         self.inserted: dict[tuple[Any, ...], ir.Value] = {}
 
-    def run(self, whole: Sequence[str]) -> None:
+    def run(self, gathered: Sequence[str]) -> None:
         unknown = [name for name in (*self.plan.shardings, *self.plan.values) if name not in self.values]
         if unknown:
             raise ValueError(
@@ -91,7 +91,7 @@ class _Localizer:
         for name in self.plan.reduced:
             self._reduce(self.values[name])
         outputs = [str(value.name) for value in self.graph.outputs]
-        for name in dict.fromkeys((*outputs, *whole)):
+        for name in dict.fromkeys((*outputs, *gathered)):
             if name in self.plan.values:
                 self._gather(self.values[name], "AllGather", self.plan.values[name])
             elif name in self.plan.token_axes:
@@ -197,9 +197,9 @@ class _Localizer:
         elif target < 0:
             result = node.outputs[0]
             readers = list(result.uses())
-            whole = self._full_shape(result, edits[0])
+            full = self._full_shape(result, edits[0])
             for user, index in readers:
-                user.replace_input_with(index, whole)
+                user.replace_input_with(index, full)
         else:
             value = node.inputs[target]
             assert value is not None
@@ -282,12 +282,12 @@ class _Localizer:
         """The full value under the value's name; the part gets another one."""
         name = str(value.name)
         self._rename(value, f"{name}/part")
-        whole = self._node(op_type, [value], name, after=value, like=value, attributes=self._of_cut(cut))
-        if whole.shape is not None and cut.blocks:
-            sizes = list(whole.shape)
+        full = self._node(op_type, [value], name, after=value, like=value, attributes=self._of_cut(cut))
+        if full.shape is not None and cut.blocks:
+            sizes = list(full.shape)
             sizes[cut.axis] = sum(cut.blocks)
-            whole.shape = ir.Shape(sizes)
-        self._replace_output(value, whole)
+            full.shape = ir.Shape(sizes)
+        self._replace_output(value, full)
 
     def _replace_output(self, value: ir.Value, other: ir.Value) -> None:
         for place, output in enumerate(self.graph.outputs):

@@ -334,9 +334,9 @@ def _write_plan(
             edits[_key(node)] = assignment.edits
         edges.extend(_entries(partitioning, node, assignment))
     slices.update({(_key(node), index): cut for (node, index), cut in tokens.slices.items()})
-    whole = _weights_only_in_regions(partitioning, edges)
+    full = _weights_only_in_regions(partitioning, edges)
     taken = {name for name in shardings if name in graph.weights}
-    partial = tuple(name for name in graph.weights if name in whole)
+    partial = tuple(name for name in graph.weights if name in full)
     left = [name for name in graph.weights if name not in taken]
     return HorizontalPlan(
         size=size,
@@ -345,7 +345,7 @@ def _write_plan(
         slices=slices,
         edits=edits,
         reduced=tuple(reduced),
-        entries=tuple((_key(n), i) for n, i in edges if _name(n, i) not in whole),
+        entries=tuple((_key(n), i) for n, i in edges if _name(n, i) not in full),
         partial_gradients=partial,
         reasons={
             name: reasons.get(

@@ -197,11 +197,11 @@ def attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
             found[3] = Sharding(place, (heads,))
     results = {}
     for index in context.outputs():
-        whole = context.result(index)
+        full = context.result(index)
         if index in (1, 2) and key_heads > 1:
             results[index] = Sharding(1, (key_heads,))
         elif index == 0 or index == 3:
-            results[index] = Sharding(axis if index == 0 else 1, (whole[axis] if index == 0 else heads,))
+            results[index] = Sharding(axis if index == 0 else 1, (full[axis] if index == 0 else heads,))
     past = {
         i: Sharding(1, (key_heads,))
         for i in (4, 5)

@@ -232,13 +232,13 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
             hint = split_at(inputs[0].blocks, ends)
             raise CannotShardError(f"{context.name}: a shard of its operand crosses an output's border", hint)
         cuts[index] = Sharding(own, blocks)
-    whole = Sharding(own, tuple(block for index in parts for block in cuts[index].blocks))
+    full = Sharding(own, tuple(block for index in parts for block in cuts[index].blocks))
     target: int | str | None = 1 if context.has_input(1) else "split" if "split" in context.node.attributes else None
     if target is None and len(set(sizes)) > 1:
         raise CannotShardError(f"{context.name} has outputs of different sizes that it does not list")
     edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
     counts = tuple((block, f"parts of {context.name}") for cut in cuts.values() for block in cut.blocks)
-    return Assignment(inputs={0: whole}, outputs=cuts, counts=counts, edits=edits)
+    return Assignment(inputs={0: full}, outputs=cuts, counts=counts, edits=edits)
 
 
 @rule("Slice")
@@ -258,11 +258,11 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         if blocks is None:
             hint = split_at(inputs[0].blocks, [start, end])
             raise CannotShardError(f"{context.name}: a shard of its operand crosses the slice's border", hint)
-        whole = inputs[0].blocks
+        full = inputs[0].blocks
     else:
         blocks = outputs[0].blocks
-        whole = tuple(b for b in (start, *blocks, before[axis] - end) if b)
-    first = within(whole, 0, start)
+        full = tuple(b for b in (start, *blocks, before[axis] - end) if b)
+    first = within(full, 0, start)
     assert first is not None
     place, length = bounds[3], bounds[4]
     targets: tuple[int | str, int | str] = (1, 2) if context.version >= 10 else ("starts", "ends")
@@ -270,7 +270,7 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         SetEntry(targets[0], place, Sharding(axis, first), length),
         SetEntry(targets[1], place, Sharding(axis, (*first, *blocks)), length),
     )
-    return Assignment(inputs={0: Sharding(axis, whole)}, outputs={0: Sharding(axis, blocks)}, edits=edits)
+    return Assignment(inputs={0: Sharding(axis, full)}, outputs={0: Sharding(axis, blocks)}, edits=edits)
 
 
 def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:
