@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
+from onward.cli import main
 from onward.data.shard_writer import ShardWriter
 from onward.environment import Environment
 from onward.parameters import Parameters
@@ -164,3 +165,42 @@ def write_adam_run(folder: Path, **training: int) -> Path:
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     return folder / "run.yaml"
+
+
+def write_sgd_run(folder: Path, **sections: Any) -> Path:
+    """A RUN.yaml of 8 steps of plain SGD over 32 samples in order, with the model and shards it names."""
+    save_mlp(folder)
+    write_shards(folder / "train", data(32), files=1)
+    run = {
+        "paths": {"model_path": "mlp.onnx", "train_data_dir": "train", "output_dir": "out"},
+        "loss": SQUARES,
+        "training": {"batch_size": 4, "num_train_steps": 8},
+        "learning_rate": {"initial_lr": 0.1},
+        "data": {"shuffle_data": False},
+        "optimizer": {"training_optimizer_name": "SGDOptimizer"},
+        **sections,
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    return folder / "run.yaml"
+
+
+def train_run(path: Path) -> dict[str, torch.Tensor]:
+    """The weights after `onward train` of a RUN.yaml of `write_sgd_run`."""
+    assert main(["train", str(path)]) == 0
+    trained = onnx.load(path.parent / "out" / "mlp_trained.onnx").graph.initializer
+    return {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in trained}
+
+
+def train_by_torch(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rates: Sequence[float]
+) -> dict[str, Any]:
+    """The weights that torch's autograd and SGD make of the batches of `write_sgd_run`."""
+    held = {name: torch.tensor(array, requires_grad=True) for name, array in weights().items()}
+    optimizer = torch.optim.SGD(held.values(), lr=0.0)
+    for batch, rate in zip(batches_of(data(32), 4), rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        hidden = torch.relu(torch.from_numpy(batch["x"]) @ held["w1"] + held["b1"])
+        loss(hidden @ held["w2"] + held["b2"], torch.from_numpy(batch["target"])).backward()
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in held.items()}

@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from onward.graph.operators import OPERATORS, Fact, operators_with
+from onward.losses.registry import LOSSES
+from onward.schedules.learning_rate.registry import DECAYS
+from onward.schedules.pipeline.registry import PIPELINES
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
     "errors", "untrusted_files", "onnx_files", "tables", "operating_system", "spelling", "deadline", "retries",
-    "remote", "exclusive", "parameters", "environment", "graph", "plan", "lowering", "parallel", "optim", "data",
-    "engine", "checkpoint", "report", "artifacts", "models", "proposal", "run",
+    "remote", "exclusive", "losses", "schedules", "parameters", "environment", "graph", "plan", "lowering", "parallel",
+    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "run",
     "training_round", "runner", "fitting", "diagnosis", "commands",
     "cli", "__main__",
 )  # fmt: skip
@@ -298,6 +301,68 @@ def test_what_the_law_on_state_sees() -> None:
         assert module_state(ast.parse(text)) == {name}, text
     for text in unseen:
         assert not module_state(ast.parse(text)), text
+
+
+REGISTERED = {
+    "losses": {kind.name for kind in LOSSES},
+    "schedules": {kind.name for kind in (*DECAYS, *PIPELINES)},
+}
+"""Folder with a file for each of them -> the names that RUN.yaml knows them by."""
+NAMES_OF_OTHERS = {"bert", "graph", "output", "function", "none", "constant", "linear"}
+"""Registered names that objectives, nodes of torch.fx and modes of operators have as well: those are compared with."""
+_ASKS_FOR_ONE = re.compile(r"loss|spec\b|\btype\b|warmup|schedule|decay")
+
+
+def _decides_by(node: ast.AST) -> tuple[set[str], str]:
+    """The texts by which a piece of code decides, and what it compares them with."""
+    deciding: list[ast.expr] = []
+    if isinstance(node, ast.Compare):
+        deciding = [node.left, *node.comparators]
+    elif isinstance(node, ast.Dict):
+        deciding = [key for key in node.keys if key is not None]
+    elif isinstance(node, ast.MatchValue):
+        deciding = [node.value]
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        deciding = [node.slice]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+        deciding = node.args
+    elif isinstance(node, ast.Tuple | ast.List | ast.Set) and len(node.elts) > 1:
+        deciding = node.elts if all(isinstance(one, ast.Constant) for one in node.elts) else []
+    texts = [one.value for part in deciding for one in ast.walk(part) if isinstance(one, ast.Constant)]
+    others = [ast.unparse(part) for part in deciding if not isinstance(part, ast.Constant | ast.Tuple | ast.Set)]
+    return {text for text in texts if isinstance(text, str) and text}, " ".join(others)
+
+
+def _compared_with_registered(tree: ast.Module, names: set[str]) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        texts, other = _decides_by(node)
+        is_prefix = isinstance(node, ast.Call) and any(name.startswith(t) for name in names for t in texts if t[3:])
+        shared = texts & NAMES_OF_OTHERS & names if _ASKS_FOR_ONE.search(other) else set()
+        if texts & (names - NAMES_OF_OTHERS) or shared or is_prefix or len(texts & names) > 2:
+            found.append(f"{getattr(node, 'lineno', 0)}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("folder", REGISTERED)
+def test_facts_of_losses_and_schedules_stand_in_their_files(folder: str) -> None:
+    """No other module decides by the name of one, so that a new one is one file and one line."""
+    for path in source_files():
+        if path.relative_to(SOURCE).parts[0] != folder:
+            assert _compared_with_registered(tree_of(path), REGISTERED[folder]) == [], f"{path}: ask the {folder}"
+
+
+def test_what_the_law_on_registered_names_sees() -> None:
+    losses, schedules = REGISTERED["losses"], REGISTERED["schedules"]
+    for text in (
+        "loss.type == 'ctc'", "spec.type in ('graph', 'bert')", "{'l1': 1}", "loss.type != 'output'", "rules['ctc']",
+        "('l1', 'ctc')", "{'output': 1, 'graph': 2, 'function': 3}",
+    ):  # fmt: skip
+        assert _compared_with_registered(ast.parse(text), losses), text
+    for text in ("schedule == '1F1B'", "schedule.startswith('Interleaved')", "rate.warmup_mode == 'none'"):
+        assert _compared_with_registered(ast.parse(text), schedules), text
+    for text in ("node.op == 'output'", "options.objective == 'bert'", "mode == 'constant'", "name.startswith('o')"):
+        assert not _compared_with_registered(ast.parse(text), losses | schedules), text
 
 
 def test_nothing_loads_pickle() -> None:

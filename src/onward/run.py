@@ -30,11 +30,11 @@ from onward.engine.faults.digests import digests_of
 from onward.engine.forecast.batch_size import BatchSizes
 from onward.engine.functions import MetricFunction
 from onward.engine.inputs.epochs import count_in_steps, count_in_steps_of
-from onward.engine.inputs.features import LabelRange
 from onward.engine.reports import CheckpointReport, EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
+from onward.losses.labels import LabelRange
 from onward.optim.building import unmatched_rules
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.agreement import check_same

@@ -19,7 +19,9 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from onward.optim.schedules import DecayMode, LearningRateSchedule, factor, parse_mode
+from onward.optim.schedules import LearningRateSchedule, factor
+from onward.schedules.learning_rate.polynomial import POLYNOMIAL
+from onward.schedules.learning_rate.registry import decay_named
 
 STEPS = 50
 MODES = ["none", "constant", "linear", "polynomial", "cosine"]
@@ -94,8 +96,8 @@ def test_equal_to_the_formulas_in_shares_of_the_round(mode: str, warmup_ratio: f
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_without_a_warmup_and_with_nothing_else(mode: str) -> None:
     """W = 0 starts the descent at the first step; W = N ends at the highest rate."""
-    assert factor(1, STEPS, DecayMode(mode), 0) == pytest.approx(1.0, abs=0.025)
-    rates = [factor(step, STEPS, DecayMode(mode), STEPS) for step in range(1, STEPS + 1)]
+    assert factor(1, STEPS, decay_named(mode), 0) == pytest.approx(1.0, abs=0.025)
+    rates = [factor(step, STEPS, decay_named(mode), STEPS) for step in range(1, STEPS + 1)]
     assert rates == [step / STEPS for step in range(1, STEPS)] + [1.0]
 
 
@@ -103,7 +105,7 @@ def test_without_a_warmup_and_with_nothing_else(mode: str) -> None:
 @pytest.mark.parametrize("warmup_steps", [0, 7, STEPS])
 def test_never_a_jump_up_or_below_zero(mode: str, warmup_steps: int) -> None:
     """The factor rises to 1 at the end of the warm-up and only falls after it; past the end it stays where it was."""
-    rates = [factor(step, STEPS, DecayMode(mode), warmup_steps) for step in range(1, STEPS + 6)]
+    rates = [factor(step, STEPS, decay_named(mode), warmup_steps) for step in range(1, STEPS + 6)]
     assert all(0 <= rate <= 1 for rate in rates)
     if warmup_steps:
         assert rates[warmup_steps - 1] == 1.0
@@ -115,18 +117,16 @@ def test_never_a_jump_up_or_below_zero(mode: str, warmup_steps: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_round_of_one_step(mode: str) -> None:
-    assert 0 <= factor(1, 1, DecayMode(mode)) <= 1
-    assert factor(1, 1, DecayMode(mode), 1) == 1.0
+    assert 0 <= factor(1, 1, decay_named(mode)) <= 1
+    assert factor(1, 1, decay_named(mode), 1) == 1.0
 
 
 def test_the_names_of_the_original_runner_are_known() -> None:
     original = ["None", "Cosine", "Constant", "Linear", "Poly"]
-    assert [parse_mode(name) for name in original] == ["none", "cosine", "constant", "linear", "polynomial"]
-    assert parse_mode("POLYNOMIAL") is DecayMode.POLYNOMIAL
-    with pytest.raises(
-        ValueError, match=r"warmup_mode is 'Exp'; expected one of none, constant, linear, polynomial, c"
-    ):
-        parse_mode("Exp")
+    assert [decay_named(name).name for name in original] == ["none", "cosine", "constant", "linear", "polynomial"]
+    assert decay_named("POLYNOMIAL") is POLYNOMIAL
+    with pytest.raises(ValueError, match="expected none, constant, linear, polynomial or cosine"):
+        decay_named("Exp")
 
 
 def test_impossible_schedules_are_refused_before_the_first_step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.losses.registry import losses_for_init
 from onward.report.phases import Phases
 
 DESCRIPTION = (
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--loss",
-        choices=("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1", "ctc"),
+        choices=losses_for_init(),
         help="the loss to minimize",
     )
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training data")

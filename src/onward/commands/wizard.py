@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from onward.errors import DataError, ParametersError, UserError
+from onward.losses.registry import losses_for_init
 from onward.proposal.data_facts import DataFacts
 from onward.proposal.model_facts import ModelFacts
 from onward.proposal.proposal import Answers, Proposal
 from onward.proposal.propose import propose
-
-LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mean_squared_error", "l1", "ctc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +124,9 @@ def _value(field: str) -> Callable[[Proposal], Any]:
 
 
 def _loss(text: str) -> str:
-    matching = [name for name in LOSSES if name.startswith(text)]
+    matching = [name for name in losses_for_init() if name.startswith(text)]
     if len(matching) != 1:
-        raise ValueError(f"expected one of {', '.join(LOSSES)}")
+        raise ValueError(f"expected one of {', '.join(losses_for_init())}")
     return matching[0]
 
 

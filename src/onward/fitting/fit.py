@@ -28,6 +28,7 @@ from onward.fitting.history import History
 from onward.fitting.request import ModelPorts, Wanted, loss_of, parameters_of
 from onward.fitting.result import FitResult, was_interrupted
 from onward.graph.reading.model_file import ModelSource, read_model
+from onward.losses.registry import loss_named
 from onward.parallel.agreement import agree_on_least
 from onward.parallel.launch.process import Mesh, start
 from onward.parallel.rendezvous.launcher import detect
@@ -258,8 +259,8 @@ def _names(wanted: Wanted, ports: ModelPorts) -> FeatureNames:
 
 
 def _labels(loss: Any, named: str | None) -> tuple[str, ...]:
-    if isinstance(loss, Loss) and loss.type == "bert":
-        return (loss.masked_lm_positions, loss.masked_lm_ids, loss.next_sentence_label)
+    if isinstance(loss, Loss) and len(loss_named(loss.type).labels) > 1:
+        return tuple(getattr(loss, field) for field in loss_named(loss.type).labels)
     return ("label" if named is None else named,)
 
 

@@ -9,23 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from onward.data.batches import BatchSource
 from onward.data.sources.iterated import IteratedDataLoader
 from onward.errors import ParametersError
+from onward.losses import registry
 from onward.parameters import Loss, Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
-from onward.parameters.loss import LossType
 from onward.proposal.matching import is_label_name
-
-LOSS_NAMES = {
-    "cross_entropy": "softmax_cross_entropy",
-    "mse": "mean_squared_error",
-    "bce": "binary_cross_entropy",
-    "mae": "l1",
-}
-"""Short names of losses -> values of `loss.type`."""
 
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_LEARNING_RATE = 1e-3
@@ -88,22 +80,21 @@ def loss_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> Loss:
         return Loss(type="function", function=loss)
     if isinstance(loss, Mapping):
         return Loss(**loss)
-    if not isinstance(loss, str) or loss == "function":
+    short = {kind.short_name: kind.name for kind in registry.LOSSES if kind.short_name}
+    kind = next((one for one in registry.LOSSES if isinstance(loss, str) and one.name == short.get(loss, loss)), None)
+    if not isinstance(loss, str) or (kind is not None and kind.add is None):
         raise ParametersError(f"loss is {loss!r}; expected a name, a Loss, or a function of (outputs, batch).")
-    kind = LOSS_NAMES.get(loss, loss)
-    known = LossType.__args__  # type: ignore[attr-defined]
-    if kind not in known:
-        names = ", ".join([*known, *LOSS_NAMES])
+    if kind is None:
+        names = ", ".join([*(one.name for one in registry.LOSSES), *short])
         raise ParametersError(f"loss is {loss!r}; expected one of {names}, a Loss or a function.")
-    if kind in ("graph", "bert"):
-        raise ParametersError(f"loss {loss!r} needs further fields; pass loss=Loss(type={kind!r}, ...) with them.")
+    if "prediction" not in kind.required:
+        raise ParametersError(f"loss {loss!r} needs further fields; pass loss=Loss(type={kind.name!r}, ...) with them.")
     prediction = wanted.prediction or _only("prediction", "output of the model", model.outputs, model, features)
-    if kind == "output":
-        return Loss(type="output", prediction=prediction)
+    if kind.is_an_output:
+        return Loss(type=kind.name, prediction=prediction)
     # With from_logits, an output that is a probability already is recognized and not squashed again.
-    is_binary = kind == "binary_cross_entropy"
     label = label_of(wanted, model, features)
-    return Loss(type=cast(LossType, kind), prediction=prediction, label=label, from_logits=is_binary)
+    return Loss(type=kind.name, prediction=prediction, label=label, from_logits="from_logits" in kind.reads)
 
 
 def label_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> str:

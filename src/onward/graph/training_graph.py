@@ -33,6 +33,7 @@ from onward.graph.weights.choice import ImmutableWeights, choose_weights, find_r
 from onward.graph.weights.frozen_tensors import note_on_frozen, why_nothing_trains
 from onward.graph.weights.lifted_tensors import note_on_lifted
 from onward.graph.weights.names import WeightNames, weight_names
+from onward.losses.registry import loss_named
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.training import DropoutRule
 
@@ -201,8 +202,7 @@ def _check_prediction(loss: LossSpec | None, left_out: Mapping[str, str], model:
     """A loss of an output that is not computed."""
     if loss is None:
         return
-    wanted = (loss.prediction,) if loss.type != "bert" else (loss.masked_lm_prediction, loss.next_sentence_prediction)
-    for name in wanted:
+    for name in (getattr(loss, port) for port in loss_named(loss.type).predictions or ("prediction",)):
         if name is not None and name in left_out:
             others = ", ".join(repr(str(value.name)) for value in model.graph.outputs)
             raise ModelError(
@@ -213,14 +213,14 @@ def _check_prediction(loss: LossSpec | None, left_out: Mapping[str, str], model:
 
 def _note_of_reduced_output(source: ir.Model, loss: LossSpec | None) -> tuple[str, ...]:
     """An output that is more than one number may be a loss of each sample, or not a loss at all."""
-    if loss is None or loss.type != "output":
+    if loss is None or not loss_named(loss.type).is_an_output:
         return ()
     shapes = {value.name: tuple(value.shape or ()) for value in source.graph.outputs}
     shape = shapes.get(loss.prediction, ())
     if all(size == 1 for size in shape):
         return ()
     return (
-        f"loss.type is 'output', and {loss.prediction!r} has shape [{', '.join(map(str, shape))}]: the "
+        f"loss.type is {loss.type!r}, and {loss.prediction!r} has shape [{', '.join(map(str, shape))}]: the "
         f"{loss.reduction} of its numbers is minimized. If they are predictions, choose a type that compares them "
         "with a label.",
     )

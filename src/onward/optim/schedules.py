@@ -3,56 +3,27 @@ ones of ONNX Runtime's training runner, except that what follows the warm-up beg
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class DecayMode(StrEnum):
-    """How the learning rate continues after the warm-up; `NONE` is constant without any."""
-
-    NONE = "none"
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    POLYNOMIAL = "polynomial"
-    COSINE = "cosine"
-
+from onward.schedules.learning_rate.decay import Decay
+from onward.schedules.learning_rate.registry import decay_named
 
 DEFAULT_POWER = 0.5
 """Of the polynomial schedule: ONNX Runtime's runner took the square root."""
 
 
-def parse_mode(name: str) -> DecayMode:
-    """The mode of a name in any case; ONNX Runtime's "Poly" too.
-
-    Raises:
-        ValueError: there is no such mode.
-    """
-    lower = name.lower()
-    try:
-        return DecayMode("polynomial" if lower == "poly" else lower)
-    except ValueError:
-        raise ValueError(f"learning_rate.warmup_mode is {name!r}; expected one of {', '.join(DecayMode)}") from None
-
-
 def factor(
-    step: int, num_train_steps: int, mode: DecayMode, warmup_steps: float = 0.0, power: float = DEFAULT_POWER
+    step: int, num_train_steps: int, decay: Decay, warmup_steps: float = 0.0, power: float = DEFAULT_POWER
 ) -> float:
     """The share of the highest learning rate that applies at a step.
 
-    With N steps, W of them warm-up, and the share s = (N - step) / (N - W) of what is left after the warm-up:
-
-        none          1, also during the warm-up
-        step < W      step / W
-        constant      1
-        linear        s
-        polynomial    s ** power
-        cosine        (1 + cos(pi * (1 - s))) / 2
+    With N steps, W of them warm-up, it is step / W before step W, and then what the decay makes of the share of steps
+    that is left after the warm-up, s = (N - step) / (N - W).
 
     Args:
         step: which forward/backward pass of the round, the first being 1.
         num_train_steps: passes in the round; at the last one, and after it, s is 0, or 1 if W = N.
-        mode: what follows the warm-up.
+        decay: what follows the warm-up.
         warmup_steps: passes over which the factor rises from 0 to 1; need not be whole.
         power: exponent of the polynomial schedule.
 
@@ -65,18 +36,11 @@ def factor(
         raise ValueError(
             f"a warm-up of {warmup_steps:g} steps; expected 0 to {num_train_steps}, the steps of the round"
         )
-    if mode is DecayMode.NONE:
-        return 1.0
-    if step < warmup_steps:
+    if decay.has_warmup and step < warmup_steps:
         return step / warmup_steps
-    if mode is DecayMode.CONSTANT or warmup_steps == num_train_steps:
+    if warmup_steps == num_train_steps:
         return 1.0
-    left = max(num_train_steps - step, 0) / (num_train_steps - warmup_steps)
-    if mode is DecayMode.LINEAR:
-        return left
-    if mode is DecayMode.POLYNOMIAL:
-        return math.pow(left, power)
-    return 0.5 * (1.0 + math.cos(math.pi * (1.0 - left)))
+    return decay.factor(max(num_train_steps - step, 0) / (num_train_steps - warmup_steps), power)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +49,7 @@ class LearningRateSchedule:
 
     Attributes:
         initial_lr: the highest rate.
-        mode: a name that `parse_mode` knows.
+        mode: a name that `decay_named` knows.
         warmup_ratio: share of the round that is warm-up; None or 0: none.
         warmup_steps: the same in steps; one of the two at most.
         num_train_steps: forward/backward passes in the round.
@@ -113,7 +77,7 @@ class LearningRateSchedule:
             warmup_steps = float(self.warmup_steps)
         else:
             warmup_steps = (self.warmup_ratio or 0.0) * self.num_train_steps
-        return self.initial_lr * factor(step, self.num_train_steps, parse_mode(self.mode), warmup_steps, self.power)
+        return self.initial_lr * factor(step, self.num_train_steps, decay_named(self.mode), warmup_steps, self.power)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from onward.losses import registry
 from onward.parameters.distributed import distribution_problems
 from onward.parameters.effects import fields_without_effect
 from onward.parameters.evaluation import read_metrics
+from onward.schedules.learning_rate.registry import decay_named
 
 if TYPE_CHECKING:
     from onward.parameters import Parameters
-    from onward.parameters.loss import Loss
     from onward.parameters.optimizer import AttributeRule, Optimizer
     from onward.parameters.reporting import Checkpoint
     from onward.parameters.speed import MixedPrecision
@@ -37,9 +38,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_model(parameters),
         *_check_steps(parameters),
         *_check_learning_rate(parameters.learning_rate, parameters.training),
-        *_check_loss(parameters.loss),
-        *_check_loss_function(parameters),
-        *_check_ctc(parameters),
+        *_check_loss(parameters),
         *_check_precision(parameters.mixed_precision),
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
         *_check_optimizer(parameters.optimizer),
@@ -140,94 +139,27 @@ def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
             f"learning_rate.warmup_steps is {rate.warmup_steps}, more than training.num_train_steps, which is "
             f"{steps}; the rate would never reach initial_lr."
         )
-    if rate.warmup_mode == "none" and (rate.warmup_ratio or rate.warmup_steps):
+    if not decay_named(rate.warmup_mode).has_warmup and (rate.warmup_ratio or rate.warmup_steps):
         given = "warmup_ratio" if rate.warmup_ratio else "warmup_steps"
         problems.append(
-            "learning_rate.warmup_mode is none, which has no warm-up; use constant for a warm-up followed by a "
-            f"constant rate, or leave learning_rate.{given} out."
+            f"learning_rate.warmup_mode is {rate.warmup_mode}, which has no warm-up; use constant for a warm-up "
+            f"followed by a constant rate, or leave learning_rate.{given} out."
         )
     return problems
 
 
-def _check_loss(loss: Loss) -> list[str]:
-    problems = []
-    needs = _NEEDS.get(loss.type, ("prediction", "label"))
-    for name in needs:
-        if name == "function" and loss.function is None:
-            problems.append("loss.type 'function' is for Python: pass loss=Loss(type='function', function=...) there.")
-        elif getattr(loss, name) is None:
-            problems.append(f"loss.{name} is missing; loss.type {loss.type!r} needs it.")
-    for name, types in _LOSS_TYPES_WITH.items():
+def _check_loss(parameters: Parameters) -> list[str]:
+    loss = parameters.loss
+    kind = registry.loss_named(loss.type)
+    missing = [name for name in kind.required if getattr(loss, name) is None]
+    problems = [f"loss.{name} is missing; loss.type {loss.type!r} needs it." for name in missing]
+    for name in dict.fromkeys(name for one in registry.LOSSES for name in one.reads):
         given = getattr(loss, name)
         left_out = given is None or given is False or given == {}
-        if loss.type not in types and not left_out:
-            problems.append(f"loss.{name} is given, but belongs to {' and '.join(types)}, not to {loss.type!r}.")
-    return problems
-
-
-def _check_loss_function(parameters: Parameters) -> list[str]:
-    """A loss outside of the graph: what is sharded or written of the graph cannot hold it."""
-    if parameters.loss.type != "function":
-        return []
-    split, paths, training = parameters.distributed, parameters.paths, parameters.training
-    obstacles = {
-        "distributed.pipeline_parallel_size": split.pipeline_parallel_size > 1 or split.pipeline_stage_paths,
-        "distributed.horizontal_parallel_size": split.horizontal_parallel_size > 1,
-        "paths.model_with_loss_func_path": paths.model_with_loss_func_path,
-        "paths.model_with_training_graph_path": paths.model_with_training_graph_path,
-        "paths.optimizer_graph_path": paths.optimizer_graph_path,
-        "training.find_batch_size": training.find_batch_size,
-        "training.is_perf_test": training.is_perf_test,
-    }
-    return [
-        f"loss.type is 'function', which is computed outside of the graph from complete outputs, and {field} needs the "
-        "loss in the graph; use a type of loss that is part of the graph ('graph' takes an ONNX model of your own), or "
-        f"leave {field} out."
-        for field, is_met in obstacles.items()
-        if is_met
-    ]
-
-
-def _check_ctc(parameters: Parameters) -> list[str]:
-    """A loss that ONNX has no operator for, computed on the host in part: not in files, not in CUDA graphs."""
-    if parameters.loss.type != "ctc":
-        return []
-    paths = parameters.paths
-    problems = [
-        f"loss.type is 'ctc', for which ONNX has no operator, so that {field} cannot be written; leave it out."
-        for field, is_met in {
-            "paths.model_with_loss_func_path": paths.model_with_loss_func_path,
-            "paths.model_with_training_graph_path": paths.model_with_training_graph_path,
-        }.items()
-        if is_met
-    ]
-    if parameters.speed.cuda_graphs:
-        problems.append(
-            "loss.type is 'ctc', which reads labels on the host in every pass, and speed.cuda_graphs records passes "
-            "that do not; set speed.cuda_graphs: false."
-        )
-    return problems
-
-
-_NEEDS = {"output": ("prediction",), "graph": ("graph",), "bert": (), "function": ("function",)}
-"""Type of loss -> fields that it needs; others need `prediction` and `label`."""
-
-
-_LOSS_TYPES_WITH = {
-    "function": ("function",),
-    "ignore_index": ("softmax_cross_entropy", "ctc", "bert"),
-    "class_weights": ("softmax_cross_entropy", "bert"),
-    "dense_labels": ("softmax_cross_entropy",),
-    "from_logits": ("binary_cross_entropy",),
-    "blank": ("ctc",),
-    "time_axis": ("ctc",),
-    "prediction_lengths": ("ctc",),
-    "zero_infinity": ("ctc",),
-    "graph": ("graph",),
-    "graph_inputs": ("graph",),
-    "graph_output": ("graph",),
-}
-"""Field of the section `loss` -> the types of loss that read it; others would leave it unread without a word."""
+        if name not in kind.reads and not left_out:
+            readers = " and ".join(one.name for one in registry.LOSSES if name in one.reads)
+            problems.append(f"loss.{name} is given, but belongs to {readers}, not to {loss.type!r}.")
+    return problems + kind.find_problems(parameters)
 
 
 def _check_precision(precision: MixedPrecision) -> list[str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, Positive, Share, ZeroStage
+from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, OneOf, Positive, Share, ZeroStage
 from onward.parameters.renamed import accepts_old_names
+from onward.schedules.pipeline import registry
 
-PipelineSchedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+PipelineSchedule = Annotated[str, OneOf(lambda: [(kind.name, "") for kind in registry.PIPELINES])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Distributed:
         op_id_to_stage: name of a node, or of its output -> stage; another way to set the same.
         pipeline_stage_paths: one ONNX model per stage, cut already; the inputs of each are outputs of earlier ones.
             They are trained instead of `paths.model_path`.
-        pipeline_schedule: `1F1B`, `GPipe`, `Interleaved1F1B`, `InterleavedZeroBubble` or `ZBVZeroBubble`.
+        pipeline_schedule: {names}.
         stage_memory_gb: where stages are balanced by cost, no stage may need more than this for weights, gradients,
             Adam's moments and kept activations, in 10^9 bytes, as if nothing else sharded them.
         stages_per_rank: of the interleaved schedules (absent: 2); `ZBVZeroBubble` always has 2, the others 1.
@@ -105,11 +106,7 @@ class Recompute:
 
 def stages_of_a_rank(distributed: Distributed) -> int:
     """How many pipeline stages one process holds under the schedule that is asked for."""
-    if distributed.pipeline_schedule == "ZBVZeroBubble":
-        return 2
-    if distributed.pipeline_schedule in ("1F1B", "GPipe"):
-        return 1
-    return distributed.stages_per_rank or 2
+    return registry.pipeline_named(distributed.pipeline_schedule).stages_per_rank or distributed.stages_per_rank or 2
 
 
 def distribution_problems(distributed: Distributed, gradient_accumulation_steps: int) -> list[str]:
@@ -137,6 +134,7 @@ def distribution_problems(distributed: Distributed, gradient_accumulation_steps:
 
 def _pipeline_problems(distributed: Distributed, micro_batches: int) -> list[str]:
     size, schedule = distributed.pipeline_parallel_size, distributed.pipeline_schedule
+    kind = registry.pipeline_named(schedule)
     ways = ("pipeline_partition_cut_list", "op_id_to_stage", "pipeline_stage_paths")
     given = [name for name in ways if getattr(distributed, name)]
     problems = []
@@ -158,16 +156,16 @@ def _pipeline_problems(distributed: Distributed, micro_batches: int) -> list[str
             f"distributed.stages_per_rank is {distributed.stages_per_rank}, but {schedule} has "
             f"{stages_of_a_rank(distributed)}; leave it out, or use an interleaved schedule."
         )
-    if size > 1 and schedule.startswith("Interleaved") and micro_batches % size:
+    if size > 1 and kind.takes_groups and micro_batches % size:
         problems.append(
             f"distributed.pipeline_schedule is {schedule}, whose micro-batches come in groups of the pipeline's size, "
             f"{size}; training.gradient_accumulation_steps, the micro-batches of an update, is {micro_batches}. "
             f"Use a multiple of {size}."
         )
-    if size > 1 and schedule == "1F1B" and micro_batches < size:
+    if size > 1 and kind.needs_one_for_each_rank and micro_batches < size:
         problems.append(
-            f"distributed.pipeline_schedule is 1F1B over {size} processes, which needs at least {size} micro-batches "
-            f"for an update; training.gradient_accumulation_steps is {micro_batches}. Raise it to {size} or more "
-            "(a multiple of it wastes least), or use GPipe."
+            f"distributed.pipeline_schedule is {schedule} over {size} processes, which needs at least {size} "
+            f"micro-batches for an update; training.gradient_accumulation_steps is {micro_batches}. Raise it to {size} "
+            "or more (a multiple of it wastes least), or use GPipe."
         )
     return problems

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from onward.losses.registry import LOSSES
+from onward.schedules.learning_rate.registry import DECAYS, decay_named
+
 if TYPE_CHECKING:
     from onward.parameters import Parameters
 
@@ -46,7 +49,11 @@ _FLAGS_DECIDE = Need("without recompute.memory_budget", lambda p: p.recompute.me
 _WANDB = Need("with wandb.project", lambda p: p.wandb.project is not None)
 _MLFLOW = Need("with mlflow.experiment", lambda p: p.mlflow.experiment is not None)
 _AIM = Need("with aim.experiment", lambda p: p.aim.experiment is not None)
-_BERT = Need("with loss.type bert", lambda p: p.loss.type == "bert")
+
+
+def _with_loss(name: str) -> Need:
+    return Need(f"with loss.type {name}", lambda p: p.loss.type == name)
+
 
 _WHOLE_REPLICAS = Need(
     "with distributed.data_parallel_size above 1 and pipeline_parallel_size 1",
@@ -57,22 +64,14 @@ _WHOLE_REPLICAS = Need(
 NEEDS: dict[str, Need] = {
     "paths.eval_model_path": _EVALUATED,
     "paths.test_data_dir": _EVALUATED,
-    **{
-        f"loss.{name}": _BERT
-        for name in (
-            "masked_lm_prediction",
-            "next_sentence_prediction",
-            "masked_lm_positions",
-            "masked_lm_ids",
-            "next_sentence_label",
-        )
-    },
+    **{f"loss.{name}": _with_loss(kind.name) for kind in LOSSES for name in kind.own_ports},
     "training.eval_batch_size": _EVALUATED,
     "training.evaluation_period": _EVALUATED,
     "training.evaluation_period_epochs": _EVALUATED,
     "training.metrics": _EVALUATED,
     "learning_rate.power": Need(
-        "with learning_rate.warmup_mode polynomial", lambda p: p.learning_rate.warmup_mode == "polynomial"
+        f"with learning_rate.warmup_mode {' or '.join(decay.name for decay in DECAYS if decay.reads_power)}",
+        lambda p: decay_named(p.learning_rate.warmup_mode).reads_power,
     ),
     "data.test_data": _REPLICAS,
     "speed.fusions_off": Need("with speed.fuse", lambda p: p.speed.fuse),

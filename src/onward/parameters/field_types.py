@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
+from pydantic_core import core_schema
 
 STRICT = ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
 """Of every section of the parameters."""
@@ -26,3 +29,37 @@ Ratio = Annotated[float, Field(strict=True, ge=0, lt=1)]
 """Of dropout: the share that is set to zero."""
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
 """Of a moving average: what remains of it at each update."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotates a field that takes one of the names in a registry, which are looked up when it is checked.
+
+    Attributes:
+        names: as the field takes them -> what the reference says of each, or nothing.
+    """
+
+    names: Callable[[], Sequence[tuple[str, str]]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def check(self, value: Any) -> str:
+        """The name itself.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        names = [name for name, _ in self.names()]
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"expected {listed([repr(name) for name in names])}")
+        return value
+
+    def described(self) -> str:
+        """All names, each with what the reference says of it."""
+        return listed([f"`{name}` ({remark})" if remark else f"`{name}`" for name, remark in self.names()])
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)

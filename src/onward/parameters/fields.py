@@ -11,6 +11,7 @@ import typing
 from typing import Any
 
 from onward.errors import ParametersError
+from onward.parameters.field_types import OneOf
 from onward.parameters.run import Parameters
 from onward.parameters.yaml_file import alternatives
 from onward.spelling import did_you_mean
@@ -80,8 +81,8 @@ def summary_of(kind: type) -> str:
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Field name -> what the class's docstring says of it."""
-    text = inspect.getdoc(kind) or ""
+    """Field name -> what the class's docstring says of it, `{names}` being those that a registry has."""
+    text, hints = inspect.getdoc(kind) or "", typing.get_type_hints(kind, include_extras=True)
     found: dict[str, str] = {}
     names: list[str] = []
     for line in text.partition("Attributes:\n")[2].splitlines():
@@ -91,6 +92,9 @@ def meanings(kind: type) -> dict[str, str]:
             found |= dict.fromkeys(names, match[2])
         elif line.strip():
             found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    for name, meaning in found.items():
+        for one in _registries(hints.get(name)):
+            found[name] = meaning.replace("{names}", one.described())
     return found
 
 
@@ -111,7 +115,7 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 def fields_of(section: str, kind: type) -> list[FieldHelp]:
     """The fields of a section."""
-    told, hints = meanings(kind), typing.get_type_hints(kind)
+    told, hints = meanings(kind), typing.get_type_hints(kind, include_extras=True)
     return [
         FieldHelp(
             name=f"{section}.{one.name.rstrip('_')}",
@@ -189,6 +193,7 @@ def _type_in_words(field: dataclasses.Field[Any], hint: Any) -> str:
     choices = [
         c for one in alternatives(hint) if typing.get_origin(one) is typing.Literal for c in typing.get_args(one)
     ]
+    choices += [name for names in _registries(hint) for name, _ in names.names()]
     if choices:
         chosen = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
         words = [*words, f"one of {', '.join(chosen)}"]
@@ -200,6 +205,10 @@ def _type_in_words(field: dataclasses.Field[Any], hint: Any) -> str:
     elif text.startswith("Mapping"):
         words = ["names with values"]
     return " or ".join(words) if words else "a value"
+
+
+def _registries(hint: Any) -> list[OneOf]:
+    return [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, OneOf)]
 
 
 def _unit(name: str) -> str:

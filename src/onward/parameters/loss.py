@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from onward.parameters.field_types import STRICT, FiniteNumber, Flag, WholeNumber
+from onward.losses import registry
+from onward.parameters.field_types import STRICT, FiniteNumber, Flag, OneOf, WholeNumber
 
-LossType = Literal[
-    "softmax_cross_entropy",
-    "mean_squared_error",
-    "binary_cross_entropy",
-    "l1",
-    "ctc",
-    "bert",
-    "graph",
-    "output",
-    "function",
-]
+LossType = Annotated[str, OneOf(lambda: [(kind.name, kind.remark) for kind in registry.LOSSES])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +18,7 @@ class Loss:
     """What training minimizes.
 
     Attributes:
-        type: `softmax_cross_entropy`, `mean_squared_error`, `binary_cross_entropy`, `l1`,
-            `ctc` (connectionist temporal classification: sequences of labels without positions in time), `bert`,
-            `graph` (your own ONNX loss model), `output` (an output of the model is the loss already) or
-            `function` (in Python only).
+        type: {names}.
         prediction: the output of the model that is compared; for `output`, the loss itself.
         label: the feature of the data that it is compared with.
         class_axis: axis of the classes in the prediction (softmax_cross_entropy, ctc).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -21,11 +21,13 @@ from onward.parameters.field_types import (
     Flag,
     NonNegative,
     Number,
+    OneOf,
     Positive,
     Ratio,
     Seed,
     Share,
 )
+from onward.schedules.learning_rate import registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +127,16 @@ class Training:
         return self.num_train_steps
 
 
+WarmupMode = Annotated[str, OneOf(lambda: [(decay.name, "") for decay in registry.DECAYS])]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
     """The learning rate over the steps of a round.
 
     Attributes:
         initial_lr: the peak learning rate.
-        warmup_mode: `none`, `constant`, `linear`, `polynomial` or `cosine`: what follows the warm-up; `none` has none.
+        warmup_mode: {names}: what follows the warm-up; `none` has none.
         warmup_ratio: fraction of the round's steps over which the rate rises from 0.
         warmup_steps: the same in steps; set one of the two.
         power: exponent of `polynomial`.
@@ -139,7 +144,7 @@ class LearningRate:
 
     __pydantic_config__ = STRICT
     initial_lr: NonNegative
-    warmup_mode: str = "none"
+    warmup_mode: WarmupMode = "none"
     warmup_ratio: Share | None = None
     warmup_steps: CountFromZero | None = None
     power: Positive = 0.5
@@ -147,9 +152,4 @@ class LearningRate:
     @pydantic.field_validator("warmup_mode", mode="before")
     @classmethod
     def _mode(cls, value: Any) -> str:
-        names = {"poly": "polynomial"}
-        mode = "none" if value is None else str(value).lower()
-        mode = names.get(mode, mode)
-        if mode not in ("none", "constant", "linear", "polynomial", "cosine"):
-            raise ValueError("expected none, constant, linear, polynomial or cosine")
-        return mode
+        return registry.decay_named("none" if value is None else str(value)).name

@@ -8,6 +8,7 @@ from typing import Any
 
 from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError, ParametersError
+from onward.losses.registry import loss_named
 from onward.proposal.data_facts import WORDS
 from onward.proposal.fitting import fits
 from onward.proposal.label import Label, same_word_twice
@@ -102,10 +103,9 @@ def _as_asked(task: Task, loss: str | None, port: Port) -> Task:
     if loss is None or any(choice.field == "loss.type" and choice.value == loss for choice in task.loss):
         return task
     kept = [Choice("loss.type", loss, "set on the command line or in the wizard"), Choice("loss.prediction", port.name)]
-    if loss == "binary_cross_entropy":
-        kept += [choice for choice in task.loss if choice.field == "loss.from_logits"]
-    kinds = {"mean_squared_error": "regression", "l1": "regression", "binary_cross_entropy": "binary"}
-    kind = kinds.get(loss, task.kind)
+    asked = loss_named(loss)
+    kept += [choice for choice in task.loss if choice.field.removeprefix("loss.") in asked.reads]
+    kind = {"": "regression", "multiclass": task.kind}.get(asked.task, asked.task)
     return replace(task, kind=kind, text=kind.replace("_", " "), loss=tuple(kept), operations=(), cast="", reasons=())
 
 
@@ -266,9 +266,10 @@ def _as_sequences(port: Port, model: ModelFacts, label: Label, asked_loss: str |
     """Labels without a place in time each; None: they are not, and `ctc` was not asked for."""
     values, sizes = label.feature.values, port.shape
     fits_ctc = label.are_whole and values is not None and len(label.feature.shape) == 1 and len(sizes or ()) == 3
-    if asked_loss == "ctc" and not fits_ctc:
+    is_asked = asked_loss is not None and loss_named(asked_loss).is_of_sequences
+    if is_asked and not fits_ctc:
         return "CTC needs scores of three axes, as [batch, time, classes], and labels of whole numbers [length]."
-    if asked_loss not in (None, "ctc") or not fits_ctc:
+    if not (asked_loss is None or is_asked) or not fits_ctc:
         return None
     assert sizes is not None
     assert values is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onward.errors import DataError
+from onward.losses.registry import loss_named
 from onward.proposal.matching import Match, free_label_name, needed_inputs
 from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Choice, Question
@@ -32,16 +33,14 @@ def match_nothing(model: ModelFacts, answers: Answers) -> Match:
     if answers.loss is not None:
         kind, why = answers.loss, "set on the command line or in the wizard."
     choices = [Choice("loss.type", kind, why), Choice("loss.prediction", port.name)]
-    if kind == "binary_cross_entropy" and model.ends_in.get(port.name) not in ("Sigmoid", "Softmax", "HardSigmoid"):
+    chosen = loss_named(kind)
+    if "from_logits" in chosen.reads and model.ends_in.get(port.name) not in ("Sigmoid", "Softmax", "HardSigmoid"):
         choices.append(Choice("loss.from_logits", True))
-    if kind == "softmax_cross_entropy" and port.shape is not None and len(port.shape) == 4:
+    if chosen.task == "multiclass" and port.shape is not None and len(port.shape) == 4:
         choices.append(Choice("loss.class_axis", 1))
-    texts = {
-        "softmax_cross_entropy": "classification",
-        "binary_cross_entropy": "classification into two classes",
-        "mean_squared_error": "regression",
-    }
-    task = Task(kind="classification", text=texts.get(kind, kind), prediction=port.name, loss=tuple(choices))
+    texts = {"multiclass": "classification", "binary": "classification into two classes"}
+    text = kind if chosen.is_of_sequences else texts.get(chosen.task, "regression")
+    task = Task(kind="classification", text=text, prediction=port.name, loss=tuple(choices))
     name = free_label_name(model, "label" if port.shape is None or len(port.shape) < 3 else "labels")
     return Match(task=task, label=name, questions=(Question("loss", _GUESS, kind),))
 
@@ -78,18 +77,16 @@ def _shape(sample: tuple[int | str, ...] | None) -> str:
 
 
 def _label_text(task: Task, port: Port | None) -> str:
-    kind = task.loss[0].value
+    kind = loss_named(task.loss[0].value)
     sample = None if port is None else port.sample
-    if kind == "softmax_cross_entropy":
+    if kind.task == "multiclass":
         axis = next((choice.value for choice in task.loss if choice.field == "loss.class_axis"), -1)
         if sample is None:
             return "int64, the number of the class"
         place = axis - 1 if axis > 0 else len(sample) - 1
         rest = tuple(size for index, size in enumerate(sample) if index != place)
         return f"int64 {_shape(rest)}, the number of the class, 0 to {_last(sample[place])}"
-    if kind == "ctc":
-        return "int64 [length], the numbers of the classes in order, -1 at the end of shorter ones; 0 is the blank"
-    return f"float32 {_shape(sample)}" + (", 0 or 1" if kind == "binary_cross_entropy" else "")
+    return kind.label_text or f"float32 {_shape(sample)}" + (", 0 or 1" if kind.task == "binary" else "")
 
 
 def _last(size: int | str) -> str:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from onward.data.shard import FeatureSpec
-from onward.engine.inputs.features import FeatureReader, LabelRange
+from onward.engine.inputs.features import FeatureReader
 from onward.errors import DataError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
+from onward.losses.labels import LabelRange
 from tests.mlp import CROSS_ENTROPY, FEATURES, build_mlp
 
 

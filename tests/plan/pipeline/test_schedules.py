@@ -9,9 +9,8 @@ from torch.distributed.pipelining import schedules as of_torch
 
 from onward.errors import ParametersError
 from onward.parameters.distributed import PipelineSchedule
+from onward.plan.costs.stage_cost import StageCost
 from onward.plan.pipeline.schedules import (
-    Action,
-    StageCost,
     draw,
     ideal_bubble_share,
     order_of,
@@ -19,6 +18,7 @@ from onward.plan.pipeline.schedules import (
     simulate,
     stages_of_rank,
 )
+from onward.schedules.pipeline.actions import Action
 
 KINDS = {
     "FORWARD": "forward",
@@ -93,7 +93,7 @@ def test_stages_lie_on_the_ranks_where_torch_looks_for_them(size: int) -> None:
     for schedule, style in (("ZBVZeroBubble", "v"), ("Interleaved1F1B", "loop")):
         places = of_torch.generate_stage_to_rank_mapping(size, 2 * size, style=style)
         for stage in range(2 * size):
-            assert rank_of_stage(schedule, size, stage) == places[stage]  # type: ignore[arg-type]
+            assert rank_of_stage(schedule, size, stage) == places[stage]
     assert stages_of_rank("ZBVZeroBubble", size, 2 * size, 0) == (0, 2 * size - 1)
     assert stages_of_rank("Interleaved1F1B", size, 2 * size, 0) == (0, size)
 

@@ -16,7 +16,7 @@ from torch import nn
 from onward.engine.building.pipelined import PipelinedForward, StageCompute
 from onward.engine.building.preparation import make_loss_scale, watched_names
 from onward.engine.exchange import GradientExchange
-from onward.engine.inputs.features import FeatureReader, LabelRange
+from onward.engine.inputs.features import FeatureReader
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
 from onward.engine.network.compilation import Compilation, choose
@@ -30,6 +30,7 @@ from onward.errors import ParametersError
 from onward.graph.operators import Fact, has_fact
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
+from onward.losses.labels import LabelRange
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program

@@ -11,18 +11,18 @@ import torch
 
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
-from onward.engine.inputs.features import LabelRange
 from onward.engine.inputs.sample_shapes import fit_sample_shape
 from onward.engine.reports import RunStart
 from onward.engine.state import TrainState
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
-from onward.graph.losses.ctc import DEFAULT_BLANK, DEFAULT_PADDING
 from onward.graph.losses.file import write_model_with_loss
 from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.reading.model_file import ModelSource
 from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of
+from onward.losses.labels import LabelRange
+from onward.losses.registry import loss_named
 from onward.lowering.building.shapes import ValueFacts, find_value_facts
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import input_types
@@ -78,7 +78,7 @@ def read_training_graph(
         immutable_weights=training.immutable_weights,
         revive_dropout=training.revive_dropout,
         freeze_batch_norm=training.freeze_batch_norm,
-        loss=None if parameters.loss.type == "function" else loss_spec(parameters),
+        loss=None if loss_named(parameters.loss.type).add is None else loss_spec(parameters),
         count_correct=True,
         fuse=speed.fuse,
         fusions_off=off,
@@ -142,15 +142,8 @@ def loss_spec(parameters: Parameters) -> LossSpec:
 def label_ranges(loss: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
     """Features that are class labels, with their classes, where the model fixes how many there are."""
     classes = {} if graph.loss_names is None else graph.loss_names.classes
-    ignored: dict[str, int | None] = dict.fromkeys(classes, loss.ignore_index)
-    if loss.type == "ctc":
-        padding = DEFAULT_PADDING if loss.ignore_index is None else loss.ignore_index
-        blank = DEFAULT_BLANK if loss.blank is None else loss.blank
-        return {label: LabelRange(count, padding, blank) for label, count in classes.items()}
-    if loss.type == "bert":
-        ignored[loss.masked_lm_ids] = 0 if loss.ignore_index is None else loss.ignore_index
-        ignored[loss.next_sentence_label] = None
-    return {label: LabelRange(count, ignored[label]) for label, count in classes.items()}
+    kind = loss_named(loss.type)
+    return {label: kind.label_range(loss, label, count) for label, count in classes.items()}
 
 
 def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:

@@ -11,12 +11,12 @@ from onward.engine.faults.integrity import IntegrityWatch
 from onward.engine.faults.out_of_memory import explaining_out_of_memory
 from onward.engine.faults.recomputation import RecomputationWatch
 from onward.engine.faults.slow_ranks import SlowRanks
-from onward.engine.inputs.features import LabelRange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.loop import Clock, StepDone, train_steps
 from onward.engine.micro_batches import SequentialMicroBatches
 from onward.engine.steps import Steps
 from onward.graph.weights.branches import note_on_missing_gradients
+from onward.losses.labels import LabelRange
 from onward.lowering.program import Program
 from onward.parallel.watch.waiting import WaitClock
 from onward.parameters import Parameters

@@ -19,12 +19,13 @@ from onward.engine.building.preparation import read_training_graph
 from onward.engine.evaluating.metrics import Metric, MetricSums, make_metrics
 from onward.engine.exchange import GradientExchange
 from onward.engine.functions import FunctionMetrics, MetricFunction, Tensors, call_loss, features_on
-from onward.engine.inputs.features import LabelRange
 from onward.engine.network.forward import Forward
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.losses.spec import LossNames
 from onward.graph.training_graph import TrainingGraph, outputs_of
+from onward.losses.labels import LabelCount, LabelRange
+from onward.losses.registry import loss_named
 from onward.lowering.module import OnnxModule
 from onward.parallel.data_parallel import reshard
 from onward.parameters import Loss, Parameters
@@ -128,24 +129,18 @@ class EvaluationOutputs:
         means: metric name -> value computed for each batch.
         correct, counted: values that count labels, those that were hit and all; None where there are no classes.
         are_sums: the values are sums over the batch; their metric is the sum over the test set by its samples.
-        per_label: metrics that are means over the labels that count, not over the samples.
+        per_label: metrics that are means over labels, not over the samples -> over which.
         totals: metric name -> metrics that it is the sum of.
         accuracy: name of the metric that `correct` of `counted` are.
-        label: feature with the class labels.
-        class_weights: weight of each class in the means over labels; None: all alike.
-        ignore_index: label that does not count.
     """
 
     means: Mapping[str, str]
     correct: str | None = None
     counted: str | None = None
     are_sums: bool = False
-    per_label: frozenset[str] = frozenset()
+    per_label: Mapping[str, LabelCount] = field(default_factory=dict)
     totals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     accuracy: str = "accuracy"
-    label: str | None = None
-    class_weights: tuple[float, ...] | None = None
-    ignore_index: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -156,42 +151,38 @@ class EvaluationOutputs:
         """What a batch's value weighs in the mean over the test set: what it is itself a mean over."""
         if metric not in self.per_label:
             return samples
-        if self.class_weights is None:
+        counted = self.per_label[metric]
+        if counted.class_weights is None:
             assert self.counted is not None
             return values[self.counted]
-        assert self.label is not None
-        labels = features[self.label].long()
-        if self.ignore_index is not None:
-            labels = labels[labels != self.ignore_index]
-        weights = torch.tensor(self.class_weights, dtype=torch.float64, device=labels.device)
+        labels = features[counted.feature].long()
+        if counted.ignored is not None:
+            labels = labels[labels != counted.ignored]
+        weights = torch.tensor(counted.class_weights, dtype=torch.float64, device=labels.device)
         return weights[labels].sum()
 
 
 def _evaluation_outputs(loss: LossNames, settings: Loss) -> EvaluationOutputs:
     """The metrics of an evaluation: the loss, its parts under their own names, labels hit and counted."""
-    has_classes = loss.counted is not None
     if loss.outputs:
         return EvaluationOutputs(means={})
-    if settings.type == "bert":
-        masked_lm, next_sentence = loss.parts
-        means = {masked_lm: masked_lm, next_sentence: next_sentence}
-        per_label, totals = frozenset({masked_lm}), {"loss": (masked_lm, next_sentence)}
+    kind = loss_named(settings.type)
+    normalizer = kind.normalizer(settings)
+    if len(normalizer) > 1:
+        names, totals = loss.parts, {"loss": loss.parts}
+        means = {part: part for part in loss.parts}
     else:
-        means, totals = {"loss": loss.loss, **{part: part for part in loss.parts}}, {}
-        is_per_label = has_classes and not settings.dense_labels and settings.type == "softmax_cross_entropy"
-        per_label = frozenset({"loss"}) if is_per_label else frozenset[str]()
-    ignored = 0 if settings.type == "bert" and settings.ignore_index is None else settings.ignore_index
+        names, totals = ("loss",), {}
+        means = {"loss": loss.loss, **{part: part for part in loss.parts}}
+    counted = zip(names, normalizer, strict=True) if loss.counted is not None else ()
     return EvaluationOutputs(
         means=means,
         correct=loss.correct,
         counted=loss.counted,
         are_sums=settings.reduction == "sum",
-        per_label=per_label,
+        per_label={name: labels for name, labels in counted if labels is not None},
         totals=totals,
-        accuracy="sequence_accuracy" if settings.type == "ctc" else "accuracy",
-        label=settings.masked_lm_ids if settings.type == "bert" else settings.label,
-        class_weights=None if settings.dense_labels else settings.class_weights,
-        ignore_index=ignored,
+        accuracy=kind.accuracy,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
+from onward.losses.registry import loss_named
 from onward.parameters import Loss
 from onward.parameters.evaluation import MetricRequest
 from onward.spelling import did_you_mean
@@ -102,15 +103,15 @@ def make_metrics(requests: Sequence[MetricRequest], loss: Loss, graph: TrainingG
     """
     assert graph.loss_names is not None
     # "accuracy" of class labels is counted by the graph itself.
-    counted = graph.loss_names.counted is not None and loss.type != "ctc"
+    counted = graph.loss_names.counted is not None and loss_named(loss.type).accuracy == "accuracy"
     wanted = [r for r in requests if not (counted and r == MetricRequest(name="accuracy", title="accuracy"))]
     return tuple(_make(request, loss, graph) for request in wanted)
 
 
 def _make(request: MetricRequest, loss: Loss, graph: TrainingGraph) -> Metric:
     kind = _find_class(request)
-    prediction = request.prediction or (loss.prediction if loss.type not in ("bert", "graph", "output") else None)
-    label = request.label or (loss.label if loss.type not in ("bert", "graph", "output") else None)
+    compared = loss_named(loss.type).compared(loss)
+    prediction, label = request.prediction or compared[0], request.label or compared[1]
     where = f"training.metrics: {request.title!r}"
     if prediction is None or label is None:
         raise ParametersError(
@@ -122,7 +123,7 @@ def _make(request: MetricRequest, loss: Loss, graph: TrainingGraph) -> Metric:
         listed = ", ".join(repr(str(v.name)) for v in graph.source.graph.outputs)
         raise ParametersError(f"{where}: {prediction!r} is not an output of the model; its outputs are: {listed}.")
     inputs = [str(value.name) for value in graph.model.graph.inputs]
-    if label not in inputs and loss.type != "function":
+    if label not in inputs and loss_named(loss.type).add is not None:
         raise ParametersError(
             f"{where}: {label!r} is not a label or input of the run; those are: {', '.join(map(repr, inputs))}."
         )
@@ -203,7 +204,7 @@ def _settings(
     options["task"] = task
     if loss.ignore_index is not None and "ignore_index" in known:
         options.setdefault("ignore_index", loss.ignore_index)
-    sigmoid = not are_probabilities and (loss.type != "binary_cross_entropy" or loss.from_logits)
+    sigmoid = not are_probabilities and (loss_named(loss.type).task != "binary" or loss.from_logits)
     if task == "multiclass":
         options.setdefault("num_classes", _classes(request, shape, axis))
         return options, _as_classes(axis, not are_probabilities, loss.dense_labels and request.label is None)
@@ -214,14 +215,13 @@ def _settings(
 
 
 def _task_of(request: MetricRequest, loss: Loss, shape: Sequence[int | None]) -> str:
-    if loss.type == "softmax_cross_entropy":
-        return "multiclass"
-    if loss.type == "binary_cross_entropy":
-        return "multilabel" if len(shape) == 2 and shape[1] != 1 else "binary"
-    raise ParametersError(
-        f"training.metrics: {request.title!r} is a classification metric, and loss.type {loss.type!r} does not "
-        f"determine its task. Set task: {', '.join(TASKS[:-1])} or {TASKS[-1]}."
-    )
+    task = loss_named(loss.type).task
+    if not task:
+        raise ParametersError(
+            f"training.metrics: {request.title!r} is a classification metric, and loss.type {loss.type!r} does not "
+            f"determine its task. Set task: {', '.join(TASKS[:-1])} or {TASKS[-1]}."
+        )
+    return "multilabel" if task == "binary" and len(shape) == 2 and shape[1] != 1 else task
 
 
 def _classes(request: MetricRequest, shape: Sequence[int | None], axis: int) -> int:

@@ -9,13 +9,13 @@ import torch
 
 from onward.data.in_memory import InMemoryDataLoader, SyntheticFeature, make_synthetic_loader
 from onward.engine.building.preparation import input_sizes
-from onward.engine.inputs.features import LabelRange
 from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.engine.network.precision import Precision
 from onward.engine.reports import RunSummary
 from onward.graph.cuts import reads
 from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
+from onward.losses.labels import LabelRange
 from onward.lowering.module import input_types
 from onward.parameters import Parameters
 from onward.plan.costs.costs import measure_costs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,50 +13,9 @@ from onward.data.shard import FeatureSpec
 from onward.engine.inputs.sample_shapes import fit_sample_shape
 from onward.errors import DataError
 from onward.graph.training_graph import TrainingGraph
+from onward.losses.labels import LabelRange
 from onward.lowering.kernels.dtypes import tensor_from_array
 from onward.lowering.module import input_types
-
-
-@dataclass(frozen=True)
-class LabelRange:
-    """Which class labels there are: 0 to `classes` - 1, and one that does not count.
-
-    Attributes:
-        classes: how many there are.
-        ignored: label that does not count.
-        blank: class that only pads (ctc).
-    """
-
-    classes: int
-    ignored: int | None = None
-    blank: int | None = None
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """From which label to which, the end excluded, all count."""
-        if self.blank is None:
-            return 0, self.classes
-        return (self.blank + 1, self.classes) if self.blank < self.classes // 2 else (0, self.blank)
-
-    def check(self, name: str, labels: np.ndarray) -> None:
-        """Checks a feature of a batch here, where its numbers still are at hand: a GPU would stop without a word.
-
-        Raises:
-            DataError: a label is out of range, with its place and how many there are.
-        """
-        if not labels.size or (labels.min() >= 0 and labels.max() < self.classes):
-            return
-        outside = (labels < 0) | (labels >= self.classes)
-        if self.ignored is not None:
-            outside &= labels != self.ignored
-        if outside.any():
-            place = tuple(int(index) for index in np.argwhere(outside)[0])
-            ignored = "" if self.ignored is None else f" or {self.ignored}, which does not count"
-            raise DataError(
-                f"feature {name!r} holds the label {labels[place]}; expected 0 to {self.classes - 1}{ignored}, since "
-                f"{_classes(self.classes)}. {int(outside.sum())} of the {labels.size} labels of this batch "
-                f"are out of range, the first at {list(place)} (sample first). Fix the data, or set loss.ignore_index."
-            )
 
 
 class FeatureReader:
@@ -167,9 +125,3 @@ def _short(dtype: torch.dtype) -> str:
 def _suggestion(missing: list[str], given: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(missing[0], list(given), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
-
-
-def _classes(count: int) -> str:
-    if count > 1:
-        return f"the model has {count} classes"
-    return "the model has 1 output per sample. For labels of 0 and 1, set loss.type: binary_cross_entropy"

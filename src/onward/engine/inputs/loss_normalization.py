@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from onward.graph.losses.spec import LossNames
+from onward.losses.labels import LabelCount
+from onward.losses.registry import loss_named
 from onward.parallel.gradients import sum_over_replicas
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss
@@ -29,16 +31,11 @@ class LossNormalization:
 
     def __init__(self, mesh: Mesh, settings: Loss, loss: LossNames, batches_may_differ: bool) -> None:
         self.mesh = mesh
-        self._settings = settings
-        self._labels_count = settings.type == "bert" or (
-            settings.type == "softmax_cross_entropy"
-            and not settings.dense_labels
-            and (settings.ignore_index is not None or settings.class_weights is not None)
-        )
-        self._is_counted = (
-            mesh.data is not None and settings.reduction == "mean" and (self._labels_count or batches_may_differ)
-        )
-        self.names = loss.parts if self._is_counted and settings.type == "bert" else loss.computed
+        self._is_sum = settings.reduction == "sum"
+        self._means = loss_named(settings.type).normalizer(settings)
+        differ = batches_may_differ or any(labels is not None and not labels.is_constant for labels in self._means)
+        self._is_counted = mesh.data is not None and not self._is_sum and differ
+        self.names = loss.parts if self._is_counted and len(self._means) > 1 else loss.computed
         self.function = settings.function
 
     def of(self, features: Mapping[str, Any], samples: int) -> torch.Tensor | None:
@@ -54,30 +51,23 @@ class LossNormalization:
         if self.mesh.data is None:
             return None
         size = self.mesh.topology.data_size
-        if self._settings.reduction == "sum":
+        if self._is_sum:
             return torch.full((len(self.names),), float(size), device=self.mesh.device)
         if not self._is_counted:
             return None
-        counts = torch.tensor(self._counts(features, samples), dtype=torch.float64)
+        counted = [float(samples) if one is None or one.is_constant else _count(features, one) for one in self._means]
+        counts = torch.tensor(counted, dtype=torch.float64)
         own = counts.to(self.mesh.device, non_blocking=True)
         total = sum_over_replicas(self.mesh, own)
         # No replica counts anything: every loss is 0/0 or 0, and stays what it is.
         return torch.where(total > 0, own * size / total, torch.ones_like(own)).float()
 
-    def _counts(self, features: Mapping[str, Any], samples: int) -> list[float]:
-        loss = self._settings
-        if not self._labels_count:
-            return [float(samples)]
-        if loss.type == "bert":
-            ignored = 0 if loss.ignore_index is None else loss.ignore_index
-            return [_count(features[loss.masked_lm_ids], ignored, loss.class_weights), float(samples)]
-        return [_count(features[str(loss.label)], loss.ignore_index, loss.class_weights)]
 
-
-def _count(labels: Any, ignored: int | None, class_weights: tuple[float, ...] | None) -> float:
+def _count(features: Mapping[str, Any], counted: LabelCount) -> float:
     """What a mean over labels divides by: how many count, or the sum of their classes' weights."""
+    labels = features[counted.feature]
     array = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
-    counted = array.reshape(-1) if ignored is None else array[array != ignored]
-    if class_weights is None:
-        return float(counted.size)
-    return float(np.asarray(class_weights, dtype=np.float64)[counted].sum())
+    array = array.reshape(-1) if counted.ignored is None else array[array != counted.ignored]
+    if counted.class_weights is None:
+        return float(array.size)
+    return float(np.asarray(counted.class_weights, dtype=np.float64)[array].sum())

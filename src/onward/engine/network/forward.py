@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from onward.engine.inputs.features import FeatureReader, LabelRange
+from onward.engine.inputs.features import FeatureReader
 from onward.engine.network.network import Network, Pass
 from onward.engine.network.precision import Precision
+from onward.losses.labels import LabelRange
 from onward.lowering.building.segments import SegmentedProgram, run_segments, split_program
 from onward.lowering.building.specialization import specialize
 from onward.lowering.kernels.rematerialize import with_rematerialization

@@ -10,6 +10,7 @@ from onward.graph.losses.adding import add_loss
 from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.graph.writing.model_saving import save_model
+from onward.losses import registry
 
 LARGEST_INLINE_BYTES = 1 << 30
 """Above this, weights go to a file next to the model: one protobuf holds at most 2 GiB."""
@@ -30,8 +31,10 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
     target = Path(path)
     if isinstance(source, str | os.PathLike) and target.resolve() == Path(source).resolve():
         raise ModelError(f"the model with its loss cannot be written over the model itself, {str(target)!r}.")
-    if spec.type == "ctc":
-        raise ModelError("loss.type is 'ctc', for which ONNX has no operator; the model with its loss is no ONNX file.")
+    if any(kind.name == spec.type and not kind.has_operators for kind in registry.LOSSES):
+        raise ModelError(
+            f"loss.type is {spec.type!r}, for which ONNX has no operator; the model with its loss is no ONNX file."
+        )
     model = read_model(source, spec.limits)
     names = add_loss(model, spec, count_correct=True)
     save_model(model, target)

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onward.graph.classical.rewriting import DOMAIN as CLASSICAL_DOMAIN
-from onward.graph.losses import terms
 from onward.graph.losses.axes import AxisTracker
+from onward.graph.losses.values import FLOAT_TYPES, clip_to_positive, computing_type, to_computing_type
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.nodes.structure import ML_DOMAIN
 from onward.graph.operators import Fact, operators_with
 
-_SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 _MOVES_ELEMENTS = operators_with(Fact.SAME_ELEMENTS) | {"Cast", "Gather", "Slice"}
 """Operators that give out elements of their first input; they are repeated on the logits."""
 _LINEAR = operators_with(Fact.MATMUL | Fact.CONVOLUTION) | {"Add", "Sub", "BatchNormalization"}
@@ -43,11 +41,12 @@ class LossInput:
 
 
 def for_cross_entropy(
-    writer: NodeWriter, prediction: ir.Value, class_axis: int, loss: str = "softmax_cross_entropy"
+    writer: NodeWriter, prediction: ir.Value, class_axis: int, loss: str, after_sigmoid: str
 ) -> LossInput:
     """What a softmax cross entropy over `class_axis` is to be computed from, given the model's prediction.
 
-    `class_axis` counts from the front, or is -1 where the rank is unknown; `loss` is its type, in messages.
+    `class_axis` counts from the front, or is -1 where the rank is unknown; `loss` is its type and `after_sigmoid` the
+    beginning of what to do for an output of Sigmoid, in messages.
     """
     search = _Search(writer, AxisTracker(writer.model))
     are_probabilities = search.sums_to_one(prediction, class_axis)
@@ -61,7 +60,7 @@ def for_cross_entropy(
             f"used; {loss} is computed from their logarithm. The exported model is unchanged."
         )
         return LossInput(_logarithm(writer, prediction), True, (note,), True)
-    return LossInput(prediction, True, _warnings_for_cross_entropy(search, prediction, class_axis, loss))
+    return LossInput(prediction, True, _warnings_for_cross_entropy(search, prediction, class_axis, loss, after_sigmoid))
 
 
 def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logits: bool) -> LossInput:
@@ -101,20 +100,17 @@ def _note_of_logits(prediction: ir.Value, search: _Search, applies: str) -> tupl
     )
 
 
-def _warnings_for_cross_entropy(search: _Search, prediction: ir.Value, class_axis: int, loss: str) -> tuple[str, ...]:
+def _warnings_for_cross_entropy(
+    search: _Search, prediction: ir.Value, class_axis: int, loss: str, after_sigmoid: str
+) -> tuple[str, ...]:
     origin = search.origin(prediction)
     if origin is None or origin.domain != "":
         return ()
     if origin.op_type == "Sigmoid":
         before = "" if origin.inputs[0] is None else origin.inputs[0].name
-        advice = (
-            "Set"
-            if loss == "ctc"
-            else "For multi-label data set loss.type: binary_cross_entropy; for one class per sample set"
-        )
         return (
             f"loss.prediction: {prediction.name!r} is computed by Sigmoid {origin.name!r}, and {loss} applies a "
-            f"softmax on top of it, which trains slowly. {advice} loss.prediction: {before}.",
+            f"softmax on top of it, which trains slowly. {after_sigmoid} loss.prediction: {before}.",
         )
     if origin.op_type in ("Softmax", "LogSoftmax"):
         return (
@@ -134,12 +130,8 @@ def _describe_like(value: ir.Value, prediction: ir.Value) -> None:
 
 def _logarithm(writer: NodeWriter, probabilities: ir.Value) -> ir.Value:
     """Finite for a probability of 0, with gradient 0 there."""
-    dtype = terms.computing_type(probabilities)
-    value = terms.to_computing_type(writer, probabilities, dtype)
-    if writer.opset < 11:
-        clipped = writer.apply("Clip", value, min=_SMALLEST_PROBABILITY)
-    else:
-        clipped = writer.apply("Clip", value, writer.constant(_SMALLEST_PROBABILITY, "smallest", dtype.numpy()))
+    dtype = computing_type(probabilities)
+    clipped = clip_to_positive(writer, to_computing_type(writer, probabilities, dtype), dtype)
     logarithm = writer.apply("Log", clipped, name="log_probabilities")
     logarithm.shape, logarithm.dtype = probabilities.shape, dtype
     return logarithm
@@ -191,7 +183,7 @@ class _Search:
         if node.domain != "" or len(node.outputs) != 1:
             return False
         if node.op_type == "Cast":
-            return node.outputs[0].dtype in terms.FLOAT_TYPES
+            return node.outputs[0].dtype in FLOAT_TYPES
         return node.op_type in _MOVES_ELEMENTS or node.op_type == "Concat"
 
     def _axis_before(self, node: ir.Node, axis: int | None) -> int | None:

@@ -9,10 +9,6 @@ from typing import Literal
 
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
-LossType = Literal[
-    "softmax_cross_entropy", "mean_squared_error", "binary_cross_entropy", "l1", "ctc", "bert", "graph", "output"
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec:
@@ -45,7 +41,7 @@ class LossSpec:
         limits: what a loss model may ask of the machine; no field of the section.
     """
 
-    type: LossType
+    type: str
     prediction: str | None = None
     label: str | None = None
     class_axis: int = -1

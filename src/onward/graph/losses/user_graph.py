@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.losses.terms import FLOAT_TYPES
-from onward.graph.losses.values import add_label, describe_shape
+from onward.graph.losses.values import FLOAT_TYPES, add_label
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.reading.model_file import prepare_for_lowering, read_model
+from onward.losses.classes import describe_shape
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 

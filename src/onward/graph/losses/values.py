@@ -5,22 +5,50 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
+import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.losses.terms import FLOAT_TYPES, INTEGER_TYPES
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.nodes.shape_inference import inferred_values
+from onward.losses.classes import describe_shape
+
+INTEGER_TYPES = frozenset(
+    {
+        ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
+        ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64,
+    }
+)  # fmt: skip
+FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Smallest normal float32: its inverse is finite, so that the gradient of its logarithm is no infinity."""
 
 Dimension = int | ir.SymbolicDim | None
 
 
-def describe_shape(value: ir.Value) -> str:
-    """`[batch, 10]`, or what is known of it."""
-    if value.shape is None:
-        return "of unknown rank"
-    sizes = (str(d if isinstance(d, int) else d.value if d.value is not None else "?") for d in value.shape)
-    return f"[{', '.join(sizes)}]"
+def computing_type(value: ir.Value) -> ir.DataType:
+    """The type a loss is computed in: float32, or float64 for float64 predictions."""
+    return ir.DataType.DOUBLE if value.dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
+def to_computing_type(writer: NodeWriter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """The value cast to `dtype`; integers only where they are of another type.
+
+    A float is cast even if the model says that it has the type: in mixed precision it is computed in 16 bits.
+    """
+    if value.dtype is dtype and dtype not in FLOAT_TYPES:
+        return value
+    cast = writer.cast(value, dtype)
+    cast.dtype = dtype
+    cast.shape = value.shape
+    return cast
+
+
+def clip_to_positive(writer: NodeWriter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """At least the smallest normal float32, whose inverse is finite: its logarithm has a gradient."""
+    if writer.opset < 11:
+        return writer.apply("Clip", value, min=SMALLEST)
+    return writer.apply("Clip", value, writer.constant(SMALLEST, "smallest", dtype.numpy()))
 
 
 def find_prediction(writer: NodeWriter, name: str, field: str, rank: int | None = None) -> ir.Value:

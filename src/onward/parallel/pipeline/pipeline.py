@@ -27,18 +27,11 @@ from onward.parallel.pipeline.stage import StageModule
 from onward.parameters.distributed import PipelineSchedule
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, check_schedule, rank_of_stage
 from onward.plan.pipeline.stages import StagePlan
+from onward.schedules.pipeline.registry import pipeline_named
 
 Features = Mapping[str, torch.Tensor]
 Weights = Mapping[str, nn.Parameter]
 _Signature = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
-
-_SCHEDULES: dict[PipelineSchedule, Any] = {
-    "1F1B": pipelining.Schedule1F1B,
-    "GPipe": pipelining.ScheduleGPipe,
-    "Interleaved1F1B": pipelining.ScheduleInterleaved1F1B,
-    "InterleavedZeroBubble": pipelining.ScheduleInterleavedZeroBubble,
-    "ZBVZeroBubble": pipelining.ScheduleZBVZeroBubble,
-}
 
 
 class Pipeline:
@@ -226,7 +219,7 @@ class Pipeline:
                     group=self.group,
                 )
             )
-        kind = _SCHEDULES[self.schedule]
+        kind = getattr(pipelining, pipeline_named(self.schedule).torch_class)
         several = issubclass(kind, PipelineScheduleMulti)
         return kind(stages if several else stages[0], self.micro_batches, loss_fn=_times_factor, scale_grads=False)
 

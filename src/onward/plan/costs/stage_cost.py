@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+from onward.schedules.pipeline.actions import ActionKind
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class StageCost:
     backward_input: float = 1.0
     backward_weight: float = 1.0
 
-    def of(self, kind: Kind) -> float:
+    def of(self, kind: ActionKind) -> float:
         """What one action costs."""
         if kind == "backward":
             return self.backward_input + self.backward_weight

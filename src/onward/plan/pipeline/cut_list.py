@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.cuts import reads
-from onward.graph.losses.adding import PREFIX as LOSS_PREFIX
+from onward.graph.losses.writer import PREFIX as LOSS_PREFIX
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.roles import ValueRoles, node_id
 

@@ -1,9 +1,4 @@
-"""Pipeline schedules as plain data: which rank computes which stage of which micro-batch, in which order, and what that
-costs. The orders are those of torch.distributed.pipelining, so that a timeline drawn here is the one that will run.
-
-Sources: GPipe (arXiv 1811.06965), 1F1B as in PipeDream-flush (arXiv 2006.09503), interleaved 1F1B (arXiv 2104.04473),
-zero bubble ZB1P and ZB-V (arXiv 2401.10241).
-"""
+"""Pipeline schedules on paper: which stages a rank holds, in which order it computes them, and what that costs."""
 
 from __future__ import annotations
 
@@ -12,23 +7,16 @@ from dataclasses import dataclass
 
 from onward.errors import ParametersError
 from onward.parameters.distributed import PipelineSchedule
-from onward.plan.costs.stage_cost import Kind, StageCost
+from onward.plan.costs.stage_cost import StageCost
+from onward.schedules.pipeline.actions import Action, ActionKind
+from onward.schedules.pipeline.registry import PIPELINES, pipeline_named
 
-Rows = tuple[tuple["Action", ...], ...]
+Rows = tuple[tuple[Action, ...], ...]
 
-SPLITS_BACKWARD = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble"})
+SPLITS_BACKWARD = frozenset(kind.name for kind in PIPELINES if kind.splits_backward)
 """Schedules that compute gradients of activations first and those of weights later."""
 
 _WAITING = "."
-
-
-@dataclass(frozen=True)
-class Action:
-    """One computation of one micro-batch on one stage."""
-
-    kind: Kind
-    stage: int
-    micro_batch: int
 
 
 @dataclass(frozen=True)
@@ -60,9 +48,9 @@ class Timeline:
 
 
 def rank_of_stage(schedule: PipelineSchedule, pipeline_size: int, stage: int) -> int:
-    """Which rank of the pipeline holds a stage: round and round, or forth and back for `ZBVZeroBubble`."""
+    """Which rank of the pipeline holds a stage: round and round, or forth and back."""
     turn, place = divmod(stage, pipeline_size)
-    return pipeline_size - 1 - place if schedule == "ZBVZeroBubble" and turn % 2 else place
+    return pipeline_size - 1 - place if turn % 2 and pipeline_named(schedule).turns_back else place
 
 
 def stages_of_rank(schedule: PipelineSchedule, pipeline_size: int, stage_count: int, rank: int) -> tuple[int, ...]:
@@ -78,23 +66,20 @@ def check_schedule(schedule: PipelineSchedule, pipeline_size: int, stage_count: 
     """
     per_rank, rest = divmod(stage_count, pipeline_size)
     what = f"distributed.pipeline_schedule {schedule} over {pipeline_size} processes"
-    if schedule in ("1F1B", "GPipe"):
-        expected = per_rank == 1 and rest == 0
-        wanted = f"{pipeline_size} stages, one for each process"
-    elif schedule == "ZBVZeroBubble":
-        expected = per_rank == 2 and rest == 0
-        wanted = f"{2 * pipeline_size} stages, two for each process"
-    else:
-        expected = per_rank >= 2 and rest == 0
+    kind = pipeline_named(schedule)
+    if kind.stages_per_rank is None:
         wanted = f"a multiple of {pipeline_size} stages, at least {2 * pipeline_size}"
-    if not expected:
+    else:
+        count = {1: "one", 2: "two"}.get(kind.stages_per_rank, str(kind.stages_per_rank))
+        wanted = f"{kind.stages_per_rank * pipeline_size} stages, {count} for each process"
+    if rest or (per_rank < 2 if kind.stages_per_rank is None else per_rank != kind.stages_per_rank):
         raise ParametersError(f"{what} needs {wanted}; there are {stage_count}.")
-    if schedule == "1F1B" and micro_batches < pipeline_size:
+    if kind.needs_one_for_each_rank and micro_batches < pipeline_size:
         raise ParametersError(
             f"{what} needs at least {pipeline_size} micro-batches for an update; there are {micro_batches}. "
             "Raise training.gradient_accumulation_steps, or use GPipe."
         )
-    if schedule.startswith("Interleaved"):
+    if kind.takes_groups:
         rounds = max(1, micro_batches // pipeline_size)
         if micro_batches % rounds:
             raise ParametersError(
@@ -111,110 +96,10 @@ def order_of(
     Raises:
         ParametersError: the schedule cannot run these numbers.
     """
-    stage_count = stage_count or pipeline_size * (1 if schedule in ("1F1B", "GPipe") else 2)
+    kind = pipeline_named(schedule)
+    stage_count = stage_count or pipeline_size * (kind.stages_per_rank or 2)
     check_schedule(schedule, pipeline_size, stage_count, micro_batches)
-    ranks = range(pipeline_size)
-    if schedule == "GPipe":
-        return tuple(
-            tuple(Action(kind, rank, m) for kind in ("forward", "backward") for m in range(micro_batches))
-            for rank in ranks
-        )
-    if schedule == "1F1B":
-        return tuple(_one_forward_one_backward(rank, pipeline_size, micro_batches) for rank in ranks)
-    if schedule == "ZBVZeroBubble":
-        return tuple(_zero_bubble_v(rank, pipeline_size, micro_batches) for rank in ranks)
-    split = schedule == "InterleavedZeroBubble"
-    return tuple(_interleaved(rank, pipeline_size, micro_batches, stage_count, split) for rank in ranks)
-
-
-def _one_forward_one_backward(rank: int, size: int, micro_batches: int) -> tuple[Action, ...]:
-    warm_up = size - 1 - rank
-    actions = [Action("forward", rank, m) for m in range(warm_up)]
-    for m in range(micro_batches - warm_up):
-        actions += [Action("forward", rank, warm_up + m), Action("backward", rank, m)]
-    actions += [Action("backward", rank, m) for m in range(micro_batches - warm_up, micro_batches)]
-    return tuple(actions)
-
-
-class _Counter:
-    """Numbers the micro-batches of each stage in the order in which one kind of action comes to them."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind: Kind = kind
-        self._next: dict[int, int] = {}
-
-    def on(self, stage: int) -> Action:
-        number = self._next.get(stage, 0)
-        self._next[stage] = number + 1
-        return Action(self.kind, stage, number)
-
-
-def _interleaved(rank: int, size: int, micro_batches: int, stage_count: int, split: bool) -> tuple[Action, ...]:
-    """Interleaved 1F1B; with `split`, weight gradients come so late that they fill what would be waiting (ZB1P)."""
-    local = stage_count // size
-    in_a_round = micro_batches // max(1, micro_batches // size)
-    total = local * micro_batches
-    warm_up = min((local - 1) * in_a_round + (1 if split else 2) * (size - 1 - rank), total)
-    forward, weight = _Counter("forward"), _Counter("backward_weight")
-    backward = _Counter("backward_input" if split else "backward")
-
-    def forward_stage(step: int) -> int:
-        return (step // in_a_round) % local * size + rank
-
-    def backward_stage(step: int) -> int:
-        return (local - 1 - (step // in_a_round) % local) * size + rank
-
-    actions = [forward.on(forward_stage(step)) for step in range(warm_up)]
-    weights_done = 0
-    for step in range(total):
-        if warm_up + step < total:
-            actions.append(forward.on(forward_stage(warm_up + step)))
-        actions.append(backward.on(backward_stage(step)))
-        if split and step >= rank:
-            actions.append(weight.on(backward_stage(weights_done)))
-            weights_done += 1
-    if split:
-        actions += [weight.on(backward_stage(step)) for step in range(weights_done, total)]
-    return tuple(actions)
-
-
-def _zero_bubble_v(rank: int, size: int, micro_batches: int) -> tuple[Action, ...]:
-    """ZB-V: a rank holds one stage on the way down and one on the way up, and forwards meet backwards between them."""
-    most = max(2 * size - 1, micro_batches)
-    down, up = rank, 2 * size - 1 - rank
-    forward, inputs, weights = _Counter("forward"), _Counter("backward_input"), _Counter("backward_weight")
-    actions: list[Action] = []
-    done = {down: 0, up: 0}
-
-    def ahead(stage: int) -> None:
-        actions.append(forward.on(stage))
-        done[stage] += 1
-
-    def back(stage: int) -> None:
-        actions.append(inputs.on(stage))
-        actions.append(weights.on(stage))
-
-    for _ in range(2 * (size - rank) - 1):
-        ahead(down)
-    for _ in range(rank):
-        ahead(up)
-        ahead(down)
-    for _ in range(size - rank):
-        ahead(up)
-        back(up)
-    while done[up] < done[down] or done[down] < most:
-        if done[down] < most:
-            ahead(down)
-        back(down)
-        ahead(up)
-        back(up)
-    for _ in range(rank):
-        actions += [inputs.on(down), inputs.on(up)]
-    for _ in range(size - rank):
-        back(down)
-    actions += [weights.on(up) for _ in range(rank)]
-    actions += [weights.on(down) for _ in range(rank)]
-    return tuple(action for action in actions if action.micro_batch < micro_batches)
+    return tuple(kind.order(rank, pipeline_size, micro_batches, stage_count) for rank in range(pipeline_size))
 
 
 def simulate(
@@ -273,7 +158,7 @@ def simulate(
 
 def _needed_by(action: Action, stage_count: int, splits: bool) -> Iterator[Action]:
     kind, stage, micro_batch = action.kind, action.stage, action.micro_batch
-    backward: Kind = "backward_input" if splits else "backward"
+    backward: ActionKind = "backward_input" if splits else "backward"
     if kind == "forward":
         if stage > 0:
             yield Action("forward", stage - 1, micro_batch)
@@ -300,17 +185,9 @@ def _peak(spans: Sequence[Span], stage: int, splits: bool) -> int:
 def ideal_bubble_share(
     schedule: PipelineSchedule, pipeline_size: int, micro_batches: int, stages_per_rank: int = 1
 ) -> float | None:
-    """The bubble that the papers give for equal stages, as a share of the entire time; None where none is given.
-
-    GPipe and 1F1B: (p - 1) / (m + p - 1). Interleaved: a v-th of the idle time, (p - 1) / (v m + p - 1). ZB-V: 0 where
-    forward and both backward parts take the same time and m >= 2 p - 1.
-    """
-    p, m = pipeline_size, micro_batches
-    if schedule in ("GPipe", "1F1B"):
-        return (p - 1) / (m + p - 1)
-    if schedule == "Interleaved1F1B":
-        return (p - 1) / (stages_per_rank * m + p - 1)
-    return None
+    """The bubble that the schedule's paper gives for equal stages, as a share of the time; None where none is given."""
+    bubble_share = pipeline_named(schedule).bubble_share
+    return None if bubble_share is None else bubble_share(pipeline_size, micro_batches, stages_per_rank)
 
 
 def draw(timeline: Timeline, width: int = 100) -> str:

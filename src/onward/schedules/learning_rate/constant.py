@@ -1,0 +1,7 @@
+"""The highest rate after the warm-up."""
+
+from __future__ import annotations
+
+from onward.schedules.learning_rate.decay import Decay
+
+CONSTANT = Decay(name="constant", factor=lambda left, power: 1.0)
