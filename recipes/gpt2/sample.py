@@ -1,6 +1,6 @@
 """Continues a text with a trained GPT-2 through ONNX Runtime: `python sample.py MODEL TOKENIZER --prompt "def"`.
 
-The tokenizer is the `tokenizer.json` that `onward pack` wrote beside the shards.
+The tokenizer is the `tokenizer.json` that `onward pack` wrote next to the shards.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 def choose_allocator() -> None:
     """Asks torch's allocator for segments on GPUs that can grow, unless the user has asked it for anything.
 
-    Memory then does not fall to pieces where batches differ in shape. To be called before a GPU is used; processes
+    Memory then does not fragment where batches differ in shape. To be called before a GPU is used; processes
     that this one starts find it in their environment.
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
@@ -31,7 +31,7 @@ def choose_allocator() -> None:
 def keep_freed_memory() -> bool:
     """Asks the C library to keep the memory that tensors free, unless the user has asked it for anything.
 
-    Otherwise it hands large pieces back to the system at once, and gets them again page by page, filled with zeros, a
+    Otherwise it hands large blocks back to the system at once, and gets them again page by page, filled with zeros, a
     step later. Only glibc can be asked; whether it was.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):

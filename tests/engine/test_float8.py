@@ -79,7 +79,7 @@ def test_losses_stay_near_those_without(model: Path, mixed: dict[str, Any]) -> N
     apart = [abs(one / other - 1) for one, other in zip(small, plain, strict=True)]
     assert max(apart) < 0.06
     assert sum(apart) / STEPS < 0.02
-    (note,) = [text for text in messages if text.startswith("mixed_precision.float8: products")]
+    (note,) = [text for text in messages if text.startswith("mixed_precision.float8: matmuls")]
     assert note == (
         "mixed_precision.float8: matmuls with 8 weights are in FP8; with 1 they are not "
         "('wte.weight': 50 of 50x32 does not divide by 16)."

@@ -138,14 +138,14 @@ def rows_of(tensor: torch.Tensor, mesh: Mesh) -> tuple[int, int] | None:
 
 
 def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replaces tensors by their means over a group, in place, all in one exchange for each type."""
+    """Replaces tensors by their means over a group, in place, all in one collective for each type."""
     if group is None or not tensors:
         return
     _exchange(tensors, group, divide_by=dist.get_world_size(group))
 
 
 def add_up(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replaces tensors by their sums over a group, in place, all in one exchange for each type."""
+    """Replaces tensors by their sums over a group, in place, all in one collective for each type."""
     if group is None or not tensors:
         return
     _exchange(tensors, group, divide_by=1)

@@ -166,7 +166,7 @@ def stages_of_local_graph(local: TrainingGraph, plan: Plan, watched: Sequence[st
         watched: values that their stages are to give out in addition to the graph's outputs.
 
     Raises:
-        ParametersError: to compute a watched value, something would have to travel that otherwise does not.
+        ParametersError: to compute a watched value, something would have to be sent that otherwise does not.
     """
     stages = _stages_of_roles(local, plan, find_roles(local))
     if not watched:

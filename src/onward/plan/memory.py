@@ -28,7 +28,7 @@ class Traffic:
 
     Attributes:
         what: in words.
-        calls: how many exchanges.
+        calls: how many collectives.
         payload: bytes of the tensors that are exchanged, whole.
         ranks: how many take part in each.
         share: of the payload that this rank sends: 2 (n - 1) / n for a ring all-reduce, (n - 1) / n for an all-gather
@@ -215,7 +215,7 @@ class Forecast:
 
 
 def stage_cost(stage: Stage, costs: GraphCosts) -> NodeCost:
-    """What a stage costs all its tensor-parallel ranks together; their exchanges count nothing."""
+    """What a stage costs all its tensor-parallel ranks together; their collectives count nothing."""
     return costs.total(name for name in stage.nodes if name in costs.nodes)
 
 

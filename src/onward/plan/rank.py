@@ -63,7 +63,7 @@ def plan_rank(
         indices: of the stages to plan; None: those of the rank.
 
     Raises:
-        ParametersError: to compute a watched value, something would have to travel that otherwise does not.
+        ParametersError: to compute a watched value, something would have to be sent that otherwise does not.
     """
     local = graph_of_rank(graph, plan, place, watched)
     if plan.stage_count == 1:

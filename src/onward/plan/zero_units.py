@@ -1,4 +1,4 @@
-"""Units of ZeRO: which segments' weights are gathered, and whose gradients are sharded, in one exchange.
+"""Units of ZeRO: which segments' weights are gathered, and whose gradients are sharded, in one collective.
 
 A unit is a block of the network, as people wrap it by hand: the layer that repeats, however many segments it has.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_BYTES = 2**20
-"""An exchange of less takes about as long as one of this size."""
+"""A collective of less takes about as long as one of this size."""
 MOST_PARTS = 8
 """A network of few bytes is cut all the same: units need not hold more than one of so many parts of its weights."""
 

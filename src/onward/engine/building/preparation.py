@@ -1,4 +1,4 @@
-"""From parameters to the pieces of a run: the graph with its loss, the schedule, the loss scale, the metrics."""
+"""From parameters to the parts of a run: the graph with its loss, the schedule, the loss scale, the metrics."""
 
 from __future__ import annotations
 

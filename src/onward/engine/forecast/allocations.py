@@ -98,7 +98,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._kinds[number] = new
 
     def forget_counts(self) -> None:
-        """Begins to count exchanges anew."""
+        """Begins to count collectives from zero."""
         self.exchanges.clear()
         self.exchanged_bytes.clear()
 

@@ -178,7 +178,7 @@ class _Measuring:
         return optimizer
 
     def _pass(self, is_last: bool) -> tuple[tuple[int, int], tuple[tuple[str, int, int], ...], dict[str, TensorShape]]:
-        """One micro-batch: points in the log after forward and backward pass, its exchanges, and what is sent."""
+        """One micro-batch: points in the log after forward and backward pass, its collectives, and what is sent."""
         log = self.log
         log.forget_counts()
         received = {} if self.stage is None else {t.name: t.with_gradient for t in self.stage.received}

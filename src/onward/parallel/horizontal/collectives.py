@@ -1,7 +1,8 @@
-"""Exchanges between the tensor-parallel ranks: sums, maxima, all parts of a tensor; each in both directions of a pass.
+"""Collectives between the tensor-parallel ranks: sums, maxima, all parts of a tensor; each in both directions of a
+pass.
 
-The exchanges are custom operators of torch, so that fake tensors and compilers know their shapes without exchanging
-anything; each takes the name of the process group.
+The collectives are custom operators of torch, so that fake tensors and compilers know their shapes without
+communicating anything; each takes the name of the process group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Softmax cross entropy of logits of which every rank has some classes: the logits are never gathered.
 
-Two exchanges forward, of two numbers a row at most; none backward.
+Two collectives forward, of two numbers a row at most; none backward.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def _share_of(x: Tensor, axis: int, size: int) -> int:
 
 
 class _Move(torch.autograd.Function):
-    """One exchange of tokens forward, another one of their gradients backward."""
+    """One collective for tokens forward, another one of their gradients backward."""
 
     @staticmethod
     def forward(x: Tensor, forward: str, backward: str, axis: int, rank: int, size: int, group: str) -> Tensor:

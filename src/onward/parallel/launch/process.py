@@ -43,7 +43,7 @@ class Mesh:
         data, horizontal, pipeline: the groups it belongs to; None where the size is 1.
         device_mesh: torch's view of the same, with dimensions `DIMENSIONS`; None in a world of one.
         control: all ranks over Gloo, for decisions of the host: apart from the groups that carry tensors, so that
-            exchanges of other threads (a checkpoint being written) never mix with it; None in a world of one.
+            collectives of other threads (a checkpoint being written) never mix with it; None in a world of one.
         membership: of this process in the run; counts its updates and ends its part.
     """
 

@@ -1,1 +1,1 @@
-"""How processes of a run watch each other: heartbeats, failures told to all, stacks of a hang."""
+"""How processes of a run watch each other: heartbeats, failures reported to all, stacks of a hang."""

@@ -31,7 +31,7 @@ from onward.parallel.watch.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.watch.peer import BEAT_SECONDS, WatchedPeer, describe_silent, read_beat
 
 DIAGNOSIS_SECONDS = 3.0
-"""After a failed exchange: how long to look for the rank that caused it, before it is reported as it is."""
+"""After a failed collective: how long to look for the rank that caused it, before it is reported as it is."""
 SHOWING_SECONDS = 5.0
 """How long the other ranks wait for the words of the first failure to be on the screen before they end."""
 SHUTDOWN_GRACE_SECONDS = 5.0
@@ -78,7 +78,7 @@ class HeartbeatMonitor:
     Args:
         store: of this start; the watch talks through its own connection.
         launch: this process among the others.
-        timeout_seconds: of exchanges, for messages.
+        timeout_seconds: of collectives, for messages.
         folder: of the file that tells where every rank is when they hang.
     """
 
@@ -203,7 +203,7 @@ class HeartbeatMonitor:
         return False
 
     def _first_after(self, seconds: float) -> Failure | None:
-        """An exchange failed: time for the rank that caused it to say so, and for the others to notice, too."""
+        """A collective failed: time for the rank that caused it to say so, and for the others to notice, too."""
         with self._talk():
             self._store.set(f"echo/{self.launch.rank}", "")
         self._beats_before, deadline = self._beats(), Deadline(seconds)
@@ -215,7 +215,7 @@ class HeartbeatMonitor:
         return None
 
     def _diagnose(self, error: BaseException) -> str:
-        """What is known of the rank that caused a failed exchange: ended, silent, or busy with something else."""
+        """What is known of the rank that caused a failed collective: ended, silent, or busy with something else."""
         beats = self._beats()
         with self._talk():
             gone = [rank for rank in beats if self._store.check([f"done/{rank}"])]

@@ -10,7 +10,7 @@ from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 BEAT_SECONDS = 0.5
 """Between two signs of life of a rank, and two looks at its neighbor's."""
 SILENT_SECONDS = 25.0
-"""A rank on another machine that gives no sign for so long is taken for dead, though no exchange has failed yet: in
+"""A rank on another machine that gives no sign for so long is taken for dead, though no collective has failed yet: in
 start-up and in evaluations there may be none for minutes."""
 
 

@@ -18,7 +18,7 @@ from onward.plan.horizontal.tokens import TokenRegion, share_tokens
 from onward.plan.shards import Sharding
 
 SMALLEST_CLASSES_PER_RANK = 8
-"""Fewer classes or table rows a rank are not worth the exchange."""
+"""Fewer classes or table rows a rank are not worth the collective."""
 
 _MOST_SEARCHED = 16
 

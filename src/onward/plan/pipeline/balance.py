@@ -1,7 +1,7 @@
 """Where to cut when nobody says: stages of equal cost, little to send between them, none above a memory limit.
 
 Any place in the order of the nodes can be cut, since everything alive there is relayed; the price of a place is what
-would have to travel. Between the layers of most networks that is a single tensor.
+would have to be sent. Between the layers of most networks that is a single tensor.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def plan_stages(
         roles: of the graph's nodes, where they are known already.
 
     Raises:
-        ModelError: a value that would have to travel is no tensor, or running statistics are updated on two stages.
+        ModelError: a value that would have to be sent is no tensor, or running statistics are updated on two stages.
         ParametersError: a value goes backward, the loss is not on the last stage, or a stage has nothing to do.
     """
     roles = roles or find_roles(graph)
