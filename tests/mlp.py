@@ -201,6 +201,6 @@ def train_by_torch(
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
         hidden = torch.relu(torch.from_numpy(batch["x"]) @ held["w1"] + held["b1"])
-        loss(hidden @ held["w2"] + held["b2"], torch.from_numpy(batch["target"])).backward()  # type: ignore[no-untyped-call]
+        loss(hidden @ held["w2"] + held["b2"], torch.from_numpy(batch["target"])).backward()
         optimizer.step()
     return {name: tensor.detach() for name, tensor in held.items()}
