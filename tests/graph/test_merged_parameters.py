@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
@@ -30,6 +31,8 @@ UNDECIDED = {
     ("shared_attention", "zero", "old"),
     # A matrix that is folded for two layers, whose biases are equal: shared, or a copy?
     ("tied_head", "zero", "old"),
+    ("tied_head", "fresh", "old, inputs"),
+    ("tied_head", "zero", "old, inputs"),
 }
 """Kind, values and exporter of cases in which the file does not tell: the user is."""
 
@@ -68,6 +71,23 @@ def test_parameters_train_as_in_the_module(kind: str, values: str, exporter: str
 @pytest.mark.parametrize(("kind", "values"), OF_NEWER)
 def test_parameters_by_the_newer_exporter(kind: str, values: str, tmp_path: Path) -> None:
     check(Case(kind, values, 8, "new"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["two_attentions", "norms"])
+def test_constants_that_the_exporter_made_do_not_train_without_its_notes(kind: str, tmp_path: Path) -> None:
+    """The 1 of `x + 1`, and the scale and bias of the instance norm in a group norm."""
+    outcome = train_case(Case(kind, "random", 8, "new", "stripped"), tmp_path)
+    assert outcome.is_right(), outcome
+
+
+def test_a_matrix_that_is_stored_for_each_of_its_layers_is_reported_and_can_be_tied(tmp_path: Path) -> None:
+    """Initializers that are inputs as well are not merged, and the names of the layers are all that differs."""
+    case = Case("tied_head", "fresh", 8, "old, inputs")
+    outcome = train_case(case, tmp_path)
+    assert not outcome.is_right()
+    (note,) = [note for note in outcome.notes if note.startswith("Tensors hold the same numbers as others")]
+    (name,) = re.findall(r"bias: '(onnx::MatMul_\d+)' those of", note)
+    assert train_case(case, tmp_path, tied_weights=[name]).is_right()
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ class CopyEvidence:
     def may_be_unnoted_copy(self, copy: ir.Value, original: ir.Value) -> bool | None:
         """Whether names and readers say so, where no notes do; the numbers are still to be compared.
 
-        None: only the biases of the layers that read them speak against it, which tied layers may have of their own.
+        None: only their readers speak against it, layers with other names or biases, which tied ones may have.
         """
         if provenance.folded_sources(copy):
             return False
@@ -78,12 +78,11 @@ class CopyEvidence:
         if not made_up or (not same_sizes and right.size > LARGEST_FOLDED):
             return False
         modules, others = self._modules(copy), self._modules(original)
-        if modules and others:
-            return not modules.isdisjoint(others)
-        biases, others = _companions(copy), _companions(original)
-        if left.shape != right.shape:
-            return True
-        return True if not biases or not others or not biases.isdisjoint(others) else None
+        biases, other_biases = _companions(copy), _companions(original)
+        is_disjoint = bool(modules and others) and modules.isdisjoint(others)
+        if left.shape == right.shape and biases and other_biases and biases.isdisjoint(other_biases):
+            return None if is_disjoint or not (modules and others) else True
+        return not is_disjoint
 
     def _modules(self, value: ir.Value) -> set[str]:
         """The modules whose nodes read a tensor, and the one that its name says it belongs to."""

@@ -26,6 +26,9 @@ _BUFFER_NAME = re.compile(
 _FOLDED_BY_TF2ONNX = re.compile(r"(^|/)const_fold_opt__\d+(:0)?$")
 """How tf2onnx names what it computed from constants."""
 
+_MADE_BY_TORCH_CALL = re.compile(r"(scalar_tensor|full|full_like|zeros|ones|arange|lift_fresh_copy)_default(_\d+)?$")
+"""How torch's exporter names what calls without parameters made: the 1 of `x + 1`."""
+
 _SELECTOR_NAME = re.compile(r"(^|[._])\w*(ids|index|indices|idx)$")
 """How torch's modules name buffers of whole numbers that select from a parameter."""
 
@@ -91,8 +94,9 @@ def why_constant(value: ir.Value, exporter: Exporter) -> str:
         if name not in exporter.lifted:
             return "a constant of the torch module" if is_lifted(name) else "a buffer of the torch module"
         return "a mask" if _is_mask(tensor, True) or _is_selection(tensor) else ""
-    if _FOLDED_BY_TF2ONNX.search(name) and (tensor.size == 1 or _is_filled(tensor)):
-        return "a constant folded by tf2onnx"
+    made = _why_made_by_exporter(value, exporter)
+    if made:
+        return made
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     # torch's older exporter keeps the names of parameters and buffers and makes up those of constants.
     named = exporter.torch and not exporter.notes_kinds and not provenance.is_automatic_name(name)
@@ -119,6 +123,30 @@ def why_constant(value: ir.Value, exporter: Exporter) -> str:
     elif exporter.notes_folding and provenance.is_automatic_name(name):
         return "a constant that the exporter made"
     return "a mask" if _is_mask(tensor, arithmetic) else ""
+
+
+def _why_made_by_exporter(value: ir.Value, exporter: Exporter) -> str:
+    """Of an initializer without notes: what its name and its place say of a constant; "" for what may be a weight."""
+    tensor, name = value.const_value, str(value.name)
+    assert tensor is not None
+    if _FOLDED_BY_TF2ONNX.search(name) and (tensor.size == 1 or _is_filled(tensor)):
+        return "a constant folded by tf2onnx"
+    if exporter.torch and not exporter.notes_kinds and (_MADE_BY_TORCH_CALL.match(name) or _is_identity_norm(value)):
+        return "a constant that the exporter made"
+    return ""
+
+
+def _is_identity_norm(value: ir.Value) -> bool:
+    """Whether a tensor without a name of its own is the scale 1 or the bias 0 of instance norms alone.
+
+    torch's exporters put them there, for a norm without parameters and for a group norm, which has its own after it.
+    """
+    tensor, places = value.const_value, {(use.node.op_type, use.idx) for use in value.uses()}
+    assert tensor is not None
+    if not provenance.is_automatic_name(str(value.name)) or len(places) != 1:
+        return False
+    number = {("InstanceNormalization", 1): 1, ("InstanceNormalization", 2): 0}.get(places.pop())
+    return number is not None and bool((np.asarray(tensor.numpy()) == number).all())
 
 
 def _is_folded_weight(value: ir.Value) -> bool:
