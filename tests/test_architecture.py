@@ -365,6 +365,35 @@ def test_what_the_law_on_registered_names_sees() -> None:
         assert not _compared_with_registered(ast.parse(text), losses | schedules), text
 
 
+LEAST_MIRRORED_SHARE = 0.49
+"""Of the modules with logic, how many have tests at their own place; it may only rise, and 0.9 is the goal."""
+
+
+def _has_logic(path: Path) -> bool:
+    """Whether one of the functions has more than three statements."""
+    for function in ast.walk(tree_of(path)):
+        if isinstance(function, ast.FunctionDef):
+            statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+            documented = ast.get_docstring(function) is not None
+            if len(statements) - 1 - documented > 3:
+                return True
+    return False
+
+
+def test_modules_with_logic_have_tests_at_their_own_place() -> None:
+    """`graph/cuts.py` is tested by `tests/graph/test_cuts.py`, or `test_cuts_*.py` where it takes several files."""
+    missing, count = [], 0
+    for path in source_files():
+        if path.stem in ("__init__", "__main__") or not _has_logic(path):
+            continue
+        place = ROOT / "tests" / path.relative_to(SOURCE).parent
+        is_tested = (place / f"test_{path.stem}.py").is_file() or any(place.glob(f"test_{path.stem}_*.py"))
+        missing += [] if is_tested else [str(path.relative_to(SOURCE))]
+        count += 1
+    share = 1 - len(missing) / count
+    assert share >= LEAST_MIRRORED_SHARE, f"{share:.3f} of {count} modules have mirrored tests; without: {missing}"
+
+
 def test_nothing_loads_pickle() -> None:
     for path in source_files():
         for module, line, _ in imports(path):

@@ -37,7 +37,8 @@ def hold(folder: Path, seconds: float = 60) -> subprocess.Popen[str]:
         [sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    with process.stdout as output:
+        assert output.readline() == "held\n"
     return process
 
 

@@ -31,7 +31,8 @@ def begin(path: Path) -> tuple[subprocess.Popen[str], str]:
     """A process that writes into a temporary folder next to `path`, and the folder's name."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    return process, process.stdout.readline().strip()
+    with process.stdout as output:
+        return process, output.readline().strip()
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
