@@ -119,7 +119,7 @@ def make_training_graph(
         revive_dropout: rules by which dropout that an export left out is put back, for training only.
         loss: what to minimize; None: only the model's own outputs.
         count_correct: with a class loss, also compute how many labels the prediction hits.
-        fuse: put one node instead of several where `onward.graph.fusion` knows how.
+        fuse: fuse several nodes into one where `onward.graph.fusion` knows how.
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
         fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.

@@ -188,7 +188,7 @@ def _problems_of_spec(where: str, spec: Any, devices: int) -> Iterator[str]:
 def requested_stages(requested: RequestedSharding, roles: ValueRoles) -> dict[ir.Node, int]:
     """The stage of every bound node; one that has none in the annotations goes where what it reads comes from.
 
-    Fusion may have put one node instead of several: its result has the name and so the stage of their last.
+    Fusion may have replaced several nodes by one: its result has the name and so the stage of their last.
     """
     numbers = {stage: index for index, stage in enumerate(sorted(set(requested.stage_of.values())))}
     found: dict[ir.Node, int] = {}

@@ -141,7 +141,7 @@ def _bypass(writer: RealWriter, node: ir.Node, weight: ir.Value | None) -> None:
 
 
 def remove_rounding(writer: RealWriter) -> None:
-    """Puts a `Clip` to the range of the quantized type instead of each quantizing and dequantizing, in place."""
+    """Replaces each pair of quantizing and dequantizing by a `Clip` to the range of the quantized type, in place."""
     for node in [node for node in writer.graph if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")]:
         quantized = node.outputs[0]
         if not is_only_dequantized(quantized) or node.inputs[0] is None:

@@ -1,4 +1,4 @@
-"""Putting one node instead of several, in place, without losing a name that somebody asks for."""
+"""Replacing several nodes by one, in place, without losing a name that somebody asks for."""
 
 from __future__ import annotations
 

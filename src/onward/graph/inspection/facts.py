@@ -98,7 +98,7 @@ class Inspection:
         notes: what was changed on the way to training, and what the export lost.
         operators: most frequent first.
         cut_points: where the network can be cut between layers.
-        fusions: nodes that training would put instead of several; the loss may add one more.
+        fusions: fused nodes that training would use; the loss may add one more.
         joined: linear layers that read the same, group by group, by the names of their results.
         node_count: of the graph with functions inlined, nested graphs included.
     """

@@ -20,7 +20,7 @@ MOST_PARTS = 10_000
 
 
 def unpack_sequences(model: ir.Model, keep: Collection[str] = ()) -> None:
-    """Puts `Split` instead of `SplitToSequence` and the `SequenceAt`s that read it, in place.
+    """Replaces `SplitToSequence` and the `SequenceAt`s that read it by `Split`, in place.
 
     The parts keep their names. It needs sizes and positions that are known, and nobody who reads the sequence whole.
 

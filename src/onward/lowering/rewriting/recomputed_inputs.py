@@ -77,7 +77,7 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
 
 
 def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, sources: Sequence[fx.Node]) -> None:
-    """Puts one call instead of all, where the first of them stands."""
+    """Replaces all calls by one, where the first of them is."""
     layers = [_layer(call) for call in group]
     kinds, weights, biases = (tuple(layer[place] for layer in layers) for place in range(3))
     arguments = (group[0].args[0], kinds, weights, biases, recipe, tuple(sources))

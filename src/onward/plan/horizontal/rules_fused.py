@@ -1,4 +1,4 @@
-"""Rules of the operators of `onward.fused`, which fusion puts instead of several of the user's nodes."""
+"""Rules of the operators of `onward.fused`, by which fusion replaces several of the user's nodes."""
 
 from __future__ import annotations
 
