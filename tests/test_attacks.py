@@ -27,7 +27,7 @@ def test_every_row_is_held(row: Row):
     assert result.lost == ()
 
 
-def test_an_exception_that_is_no_error_of_the_user_is_notified():
+def test_an_exception_that_is_no_error_of_the_user_is_reported():
     """A reader with a bug, which mutations find."""
     from onward.untrusted_files import parse_json
 
@@ -39,6 +39,8 @@ def test_an_exception_that_is_no_error_of_the_user_is_notified():
         if isinstance(value, list) and len(value) > 1:
             raise KeyError("found")
 
-    result = explore(target, [b"[1]", b"1,2"], 2, 0)
+    tries = (explore(target, [b"[1]", b"1,2"], 2, seed) for seed in range(30))  # a busy machine mutates little in 2 s
+    result = next((one for one in tries if one.lost), None)
+    assert result is not None
     assert result.tried > result.held
     assert "KeyError" in result.lost[0]

@@ -128,5 +128,5 @@ def test_forged_headers_of_data_files(checkpoint: Path, kind: str):
     header = HEADERS[kind]
     data.write_bytes(header if kind == "2^40 bytes" else len(header).to_bytes(8, "little") + header + bytes(16))
     forge(checkpoint, lambda content: content["files"][0].update(bytes=data.stat().st_size, sha256=sha256_of(data)))
-    with pytest.raises(CheckpointError, match="is not a file of the checkpoint whose manifest lies beside it"):
+    with pytest.raises(CheckpointError, match="is not a file of the checkpoint whose manifest is next to it"):
         read_new_tensors(checkpoint)

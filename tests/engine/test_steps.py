@@ -39,7 +39,7 @@ def broken(number: float) -> InMemoryDataLoader:
 def test_the_device_skips_what_the_host_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, number: float
 ) -> None:
-    """Weights, moments, step counts, running statistics, and what is notified of it."""
+    """Weights, moments, step counts, running statistics, and what is reported of it."""
     save_mlp(tmp_path, normalized=True)
     found = {}
     for on_device in (False, True):
