@@ -145,9 +145,9 @@ def test_on_eight_ranks(run: tuple[str, Layout, int, Sections]) -> None:
     follows(*run)
 
 
-def test_layers_that_stay_whole_train_as_in_one_process_and_the_run_says_which_they_are() -> None:
+def test_layers_that_stay_unsharded_train_as_in_one_process_and_the_run_says_which_they_are() -> None:
     case = dataclasses.replace(CASES["gpt2"], model=gpt2_of_three_heads)
     actual = train(case, layout(1, 2, 1, allow_whole_layers=True), updates=3)
     assert_follows(actual, train(case, Layout(), updates=3), *BOUNDS["32"])
-    (told,) = [message for message in actual.messages if "whole" in message]
+    (told,) = [message for message in actual.messages if "unsharded" in message]
     assert "2 does not divide the 3 heads of 'h.0.attn.c_attn.weight' and 5 more (sizes that can: 3)" in told
