@@ -91,8 +91,9 @@ class Machine:
         memory_gb: memory for the tensors of one process in GB (10^9 bytes), for `training.find_batch_size` and the
             verdict of `onward plan`; absent: nine tenths of what its GPU, or its share of the machine, has free.
         check_weights_period: weight updates between two checks for silent corruption: digests of weights, moments and
-            running statistics are compared across all processes that hold the same ones, and with themselves between
-            two updates; replicas are compared before every checkpoint, too. What differs ends the run. 0: none.
+            running statistics are compared across all processes that hold the same ones, and with themselves from the
+            first forward pass of an update to its optimizer step; replicas are compared before every checkpoint, too.
+            A difference ends the run. 0: none.
         check_computation_period: weight updates between two micro-batches that every replica computes, comparing losses
             and gradients bit by bit; each costs a micro-batch. 0: none.
     """
