@@ -46,6 +46,7 @@ def test_the_second_run_in_a_folder_is_refused(tmp_path: Path, capsys: pytest.Ca
             assert first.poll() is None
             time.sleep(0.05)
         first.send_signal(signal.SIGSTOP)  # so that two looks at its files can be compared
+        os.waitpid(first.pid, os.WUNTRACED)  # until then it may go on writing
         before = state_of(tmp_path)
         assert main(["train", write_run(tmp_path, 10**9), "--quiet"]) == 2
         said = capsys.readouterr().err

@@ -33,8 +33,8 @@ FAULTS = {
     "killed": ("kill,1,12", "rank 1"),
     "an exception": ("bug,0,12", "a bug"),
     "the user's mistake": ("mistake,1,12", "the shard lies."),
-    "stopped": ("stop,1,12", "No sign of life from rank 1"),
-    "hangs": ("hang,0,12", "No sign of life from rank 0"),
+    "stopped": ("stop,1,12", "No heartbeat from rank 1"),
+    "hangs": ("hang,0,12", "No heartbeat from rank 0"),
 }
 """Name -> the fault as `tests/invariants/faulty/sitecustomize.py` names it, and what the run must print."""
 
