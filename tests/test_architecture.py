@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes_in(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, walked once for all laws."""
+    return tuple(ast.walk(tree))
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -55,7 +62,7 @@ def part_of(path: Path) -> str:
 def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """(module, line, only for type checkers) of every import in a file, lazy ones included."""
     found = []
-    nodes = list(ast.walk(tree_of(path)))
+    nodes = nodes_in(tree_of(path))
     typing_only = {
         id(inner)
         for node in nodes
@@ -134,7 +141,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
     largest = LARGEST_FILE_LINES
     assert text.count("\n") <= largest, f"{path} has {text.count(chr(10))} lines"
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_in(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             documented = node.body[0] if ast.get_docstring(node) else None
             docstring = 0 if documented is None else (documented.end_lineno or 0) - documented.lineno + 1
@@ -169,7 +176,7 @@ def test_facts_of_operators_stand_in_their_table() -> None:
 
 def test_values_with_many_fields_are_built_by_keyword() -> None:
     for path in source_files():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_in(tree_of(path)):
             if not isinstance(node, ast.ClassDef):
                 continue
             makers = [ast.unparse(one) for one in (*node.decorator_list, *node.bases)]
@@ -230,17 +237,18 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
 
 
-def _local_names(function: ast.AST) -> set[str]:
-    """Arguments of a function and names that it assigns, which hide those of the module."""
-    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return stored | {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
+def _local_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """Arguments of a function of these nodes and names that it assigns, which hide those of the module."""
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {n.arg for n in nodes if isinstance(n, ast.arg)}
 
 
 def _changed_in(function: ast.AST, names: set[str]) -> set[str]:
     """Those of a module's names whose value a function changes, and all that it declares `global`."""
-    changed = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
-    seen = names - _local_names(function)
-    for node in ast.walk(function):
+    nodes = list(ast.walk(function))
+    changed = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    seen = names - _local_names(nodes)
+    for node in nodes:
         roots = [_root(target) for target in _targets(node) if not isinstance(target, ast.Name)]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
             roots.append(node.func.value)
@@ -261,7 +269,7 @@ def module_state(tree: ast.Module) -> set[str]:
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-    for node in ast.walk(tree):
+    for node in nodes_in(tree):
         if isinstance(node, ast.FunctionDef | ast.Lambda):
             found |= _changed_in(node, names)
         if isinstance(node, ast.FunctionDef):
@@ -333,10 +341,16 @@ def _decides_by(node: ast.AST) -> tuple[set[str], str]:
     return {text for text in texts if isinstance(text, str) and text}, " ".join(others)
 
 
+@functools.cache
+def _decisions(tree: ast.Module) -> tuple[tuple[ast.AST, set[str], str], ...]:
+    """The nodes of a tree that decide by texts, with `_decides_by` of each."""
+    found = ((node, *_decides_by(node)) for node in nodes_in(tree))
+    return tuple(one for one in found if one[1])
+
+
 def _compared_with_registered(tree: ast.Module, names: set[str]) -> list[str]:
     found = []
-    for node in ast.walk(tree):
-        texts, other = _decides_by(node)
+    for node, texts, other in _decisions(tree):
         is_prefix = isinstance(node, ast.Call) and any(name.startswith(t) for name in names for t in texts if t[3:])
         shared = texts & NAMES_OF_OTHERS & names if _ASKS_FOR_ONE.search(other) else set()
         if texts & (names - NAMES_OF_OTHERS) or shared or is_prefix or len(texts & names) > 2:
@@ -371,7 +385,7 @@ LEAST_MIRRORED_SHARE = 0.48
 
 def _has_logic(path: Path) -> bool:
     """Whether one of the functions has more than three statements."""
-    for function in ast.walk(tree_of(path)):
+    for function in nodes_in(tree_of(path)):
         if isinstance(function, ast.FunctionDef):
             statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
             documented = ast.get_docstring(function) is not None
@@ -407,7 +421,7 @@ def test_no_object_of_another_rank_is_unpickled(path: Path) -> None:
     unpickling = re.compile(
         r"(gather|broadcast|scatter|send|recv)_object|state_dict_saver|distributed\.(elastic|launcher)"
     )
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_in(tree_of(path)):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         assert not unpickling.search(name), f"{path}:{getattr(node, 'lineno', 0)} uses {name}"
     for module, line, _ in imports(path):
@@ -500,7 +514,7 @@ def test_files_are_opened_in_one_place(path: Path) -> None:
     """So that no reader waits for a pipe, reads a device, or follows a name in a file out of its folder."""
     if str(path.relative_to(SOURCE)) in MAY_OPEN:
         return
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_in(tree_of(path)):
         if isinstance(node, ast.Call) and opens_a_file_for_reading(node):
             on_a_stream = ast.unparse(node.func) == "np.memmap" and ast.unparse(node.args[0]) == "stream"
             assert on_a_stream, f"{path}:{node.lineno} opens a file: use onward.untrusted_files, `{ast.unparse(node)}`"
@@ -531,13 +545,13 @@ def _takers_of_limits() -> dict[tuple[str, str], int | None]:
 def _calls_without_limits(path: Path, takers: dict[tuple[str, str], int | None]) -> list[str]:
     module = ".".join(("onward", *path.relative_to(SOURCE).with_suffix("").parts))
     known = {name: at for (home, name), at in takers.items() if home == module}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_in(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 if (node.module, alias.name) in takers:
                     known[alias.asname or alias.name] = takers[node.module, alias.name]
     wrong = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_in(tree_of(path)):
         if not isinstance(node, ast.Call):
             continue
         called = (
