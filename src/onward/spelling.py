@@ -1,9 +1,9 @@
-"""What a misspelled name may have meant: the nearest of the names that are known."""
+"""Names in messages: those that are expected, and the nearest of them to one that is misspelled."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
@@ -17,3 +17,8 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: floa
     """
     near = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from onward.optim.schedules import LearningRateSchedule, factor
+from onward.schedules.learning_rate.linear import LINEAR
 from onward.schedules.learning_rate.polynomial import POLYNOMIAL
 from onward.schedules.learning_rate.registry import decay_named
 
@@ -60,7 +61,12 @@ def test_equal_to_torch_s_schedulers(
 ) -> None:
     """To 1e-12 of the highest rate: torch multiplies rate by rate and so rounds a little."""
     schedule = LearningRateSchedule(
-        initial_lr=0.3, mode=mode, warmup_ratio=None, warmup_steps=warmup_steps, num_train_steps=STEPS, power=power
+        initial_lr=0.3,
+        decay=decay_named(mode),
+        warmup_ratio=None,
+        warmup_steps=warmup_steps,
+        num_train_steps=STEPS,
+        power=power,
     )
     rates = [schedule.at(step) for step in range(1, STEPS + 1)]
     assert rates == pytest.approx(rates_of_torch(after, warmup_steps), rel=0, abs=1e-12)
@@ -85,7 +91,7 @@ def test_equal_to_the_formulas_in_shares_of_the_round(mode: str, warmup_ratio: f
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.7)
     scheduler = LambdaLR(optimizer, formula)
     schedule = LearningRateSchedule(
-        initial_lr=0.7, mode=mode, warmup_ratio=warmup_ratio, warmup_steps=None, num_train_steps=STEPS
+        initial_lr=0.7, decay=decay_named(mode), warmup_ratio=warmup_ratio, warmup_steps=None, num_train_steps=STEPS
     )
     for step in range(1, STEPS + 1):
         assert schedule.at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=0, abs=1e-12)
@@ -133,10 +139,10 @@ def test_impossible_schedules_are_refused_before_the_first_step() -> None:
     with pytest.raises(
         ValueError, match=r"warmup_ratio is 0.1 and learning_rate.warmup_steps is 5; expected one of the"
     ):
-        LearningRateSchedule(initial_lr=0.1, mode="linear", warmup_ratio=0.1, warmup_steps=5, num_train_steps=100)
+        LearningRateSchedule(initial_lr=0.1, decay=LINEAR, warmup_ratio=0.1, warmup_steps=5, num_train_steps=100)
     with pytest.raises(ValueError, match=r"a warm-up of 101 steps; expected 0 to 100, the steps of the round"):
-        LearningRateSchedule(initial_lr=0.1, mode="linear", warmup_ratio=None, warmup_steps=101, num_train_steps=100)
+        LearningRateSchedule(initial_lr=0.1, decay=LINEAR, warmup_ratio=None, warmup_steps=101, num_train_steps=100)
     with pytest.raises(ValueError, match=r"step 0 of 100; expected both to be at least 1"):
         LearningRateSchedule(
-            initial_lr=0.1, mode="linear", warmup_ratio=None, warmup_steps=None, num_train_steps=100
+            initial_lr=0.1, decay=LINEAR, warmup_ratio=None, warmup_steps=None, num_train_steps=100
         ).at(0)

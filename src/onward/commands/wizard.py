@@ -169,10 +169,15 @@ def _share_found(proposal: Proposal) -> float | None:
     return None if packing is None or packing.options.test_source else packing.options.test_fraction
 
 
+def _about(
+    key: str, text: str, field: str, parse: Callable[[str], Any], reason: Callable[[Proposal], str] | None = None
+) -> _Question:
+    """A question about a field of RUN.yaml."""
+    return _Question(key=key, text=text, found=_value(field), reason=reason or _reason(field), parse=parse)
+
+
 _QUESTIONS = (
-    _Question(
-        key="loss", text="Which loss is minimized?", found=_value("loss.type"), reason=_reason("loss.type"), parse=_loss
-    ),
+    _about("loss", "Which loss is minimized?", "loss.type", _loss),
     _Question(
         key="test_fraction",
         text="Which fraction of the samples is held out for testing?",
@@ -180,27 +185,9 @@ _QUESTIONS = (
         reason=lambda _: "",
         parse=_share,
     ),
-    _Question(
-        key="batch_size",
-        text="How many samples per batch?",
-        found=_value("training.batch_size"),
-        reason=_reason("training.batch_size"),
-        parse=_count,
-    ),
-    _Question(
-        key="epochs",
-        text="How many passes over the data?",
-        found=_value("training.num_epochs"),
-        reason=_reason("training.num_epochs"),
-        parse=_count,
-    ),
-    _Question(
-        key="learning_rate",
-        text="Which peak learning rate?",
-        found=_value("learning_rate.initial_lr"),
-        reason=_reason("learning_rate.initial_lr"),
-        parse=_rate,
-    ),
+    _about("batch_size", "How many samples per batch?", "training.batch_size", _count),
+    _about("epochs", "How many passes over the data?", "training.num_epochs", _count),
+    _about("learning_rate", "Which peak learning rate?", "learning_rate.initial_lr", _rate),
     _Question(
         key="weights",
         text="Which weights are trained (names or *-patterns)?",
@@ -208,11 +195,5 @@ _QUESTIONS = (
         reason=lambda _: "",
         parse=_patterns,
     ),
-    _Question(
-        key="output_dir",
-        text="Which folder is the trained model written to?",
-        found=_value("paths.output_dir"),
-        reason=lambda _: "",
-        parse=str,
-    ),
+    _about("output_dir", "Which folder is the trained model written to?", "paths.output_dir", str, lambda _: ""),
 )

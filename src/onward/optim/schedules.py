@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onward.schedules.learning_rate.decay import Decay
-from onward.schedules.learning_rate.registry import decay_named
 
 DEFAULT_POWER = 0.5
 """Of the polynomial schedule: ONNX Runtime's runner took the square root."""
@@ -49,7 +48,7 @@ class LearningRateSchedule:
 
     Attributes:
         initial_lr: the highest rate.
-        mode: a name that `decay_named` knows.
+        decay: what follows the warm-up.
         warmup_ratio: share of the round that is warm-up; None or 0: none.
         warmup_steps: the same in steps; one of the two at most.
         num_train_steps: forward/backward passes in the round.
@@ -57,7 +56,7 @@ class LearningRateSchedule:
     """
 
     initial_lr: float
-    mode: str
+    decay: Decay
     warmup_ratio: float | None
     warmup_steps: int | None
     num_train_steps: int
@@ -77,7 +76,7 @@ class LearningRateSchedule:
             warmup_steps = float(self.warmup_steps)
         else:
             warmup_steps = (self.warmup_ratio or 0.0) * self.num_train_steps
-        return self.initial_lr * factor(step, self.num_train_steps, decay_named(self.mode), warmup_steps, self.power)
+        return self.initial_lr * factor(step, self.num_train_steps, self.decay, warmup_steps, self.power)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic_core import core_schema
 
+from onward.spelling import listed
+
 STRICT = ConfigDict(extra="forbid", revalidate_instances="always", populate_by_name=True)
 """Of every section of the parameters."""
 
@@ -58,8 +60,3 @@ class OneOf:
     def described(self) -> str:
         """All names, each with what the reference says of it."""
         return listed([f"`{name}` ({remark})" if remark else f"`{name}`" for name, remark in self.names()])
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a, b or c`."""
-    return " or ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)

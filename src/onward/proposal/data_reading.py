@@ -338,14 +338,6 @@ def _read_text(path: Path, paths: list[Path]) -> DataFacts:
     return DataFacts(path=path, kind="text", features=(), sample_count=0, is_counted=False, bytes=size)
 
 
-def sampled_text(data: DataFacts, characters: int = 4096) -> Iterator[str]:
-    """The beginning of the first file of text."""
-    _, paths = find_source_files(data.path, "text")
-    for one in paths[:1]:
-        with open(one, encoding="utf-8", errors="replace") as file:
-            yield file.read(characters)
-
-
 def text_options_length(data: DataFacts, options: TextOptions) -> int:
     """About how many samples text gives with these options, at four bytes a token (one for a byte tokenizer)."""
     bytes_a_token = 1 if options.tokenizer == "bytes" else 4

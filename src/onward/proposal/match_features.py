@@ -12,7 +12,6 @@ from onward.data.packing.options import ArrayOptions, PackOptions
 from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError
 from onward.proposal.data_facts import DataFacts, Feature
-from onward.proposal.fitting import fit
 from onward.proposal.label import Label
 from onward.proposal.label_order import order_of_labels
 from onward.proposal.matching import (
@@ -206,8 +205,3 @@ def _shuffle_buffer(data: DataFacts) -> int:
     """How many samples are mixed: all, within reason."""
     sample_bytes = sum(max(1, math.prod(one.shape)) * 8 for one in data.features)
     return min(data.sample_count, max(1, (1 << 30) // sample_bytes))
-
-
-def input_fits(feature: Feature, port: Port) -> bool:
-    """Whether a feature can be an input at all."""
-    return fit(feature, port) is not None

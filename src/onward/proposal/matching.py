@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from onward.errors import DataError
 from onward.proposal.data_facts import Feature
@@ -184,8 +184,3 @@ def _sample(port: Port) -> str:
 def renamed(model: ModelFacts, label: Feature | None, classes: tuple[str, ...]) -> Label | None:
     """A label feature with the names of its classes."""
     return None if label is None else Label(label, classes)
-
-
-def with_question(match: Match, question: Question) -> Match:
-    """The same match with one more question."""
-    return replace(match, questions=(*match.questions, question))

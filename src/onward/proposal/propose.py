@@ -311,13 +311,3 @@ def _notes(facts: ModelFacts, size: int) -> tuple[str, ...]:
             f"({facts.frozen[frozen[0]]}); onward inspect lists them."
         )
     return tuple(notes)
-
-
-def refuse_empty(counts: Counts, data: Path) -> None:
-    """Data without samples cannot train anything.
-
-    Raises:
-        DataError: there are none.
-    """
-    if counts.train == 0:
-        raise DataError(f"{str(data)!r} has no training samples. Add samples, or pass a smaller --test-fraction.")

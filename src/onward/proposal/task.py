@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError, ParametersError
@@ -342,8 +341,3 @@ def loss_of_output(port: Port) -> Task:
 def own_loss(model: ModelFacts) -> Port | None:
     """An output of one number that is named as a loss."""
     return next((p for p in model.outputs if p.shape in ((), (1,)) and p.is_float and "loss" in p.name.lower()), None)
-
-
-def as_choice_value(value: Any) -> Any:
-    """A value as YAML has it: tuples as lists."""
-    return list(value) if isinstance(value, tuple) else value

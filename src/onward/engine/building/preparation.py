@@ -35,6 +35,7 @@ from onward.plan.decision import Plan, make_plan
 from onward.plan.pipeline.joined_models import join_stage_models
 from onward.plan.topology import Topology
 from onward.remote.files import is_folder
+from onward.schedules.learning_rate.registry import decay_named
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
@@ -297,7 +298,7 @@ def make_schedule(parameters: Parameters) -> LearningRateSchedule:
     rate = parameters.learning_rate
     return LearningRateSchedule(
         initial_lr=rate.initial_lr,
-        mode=rate.warmup_mode,
+        decay=decay_named(rate.warmup_mode),
         warmup_ratio=rate.warmup_ratio,
         warmup_steps=rate.warmup_steps,
         num_train_steps=parameters.training.steps,

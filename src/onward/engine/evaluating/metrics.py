@@ -18,7 +18,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.losses.registry import loss_named
 from onward.parameters import Loss
 from onward.parameters.evaluation import MetricRequest
-from onward.spelling import did_you_mean
+from onward.spelling import did_you_mean, listed
 
 ALIASES = {
     "f1": "f1score",
@@ -219,7 +219,7 @@ def _task_of(request: MetricRequest, loss: Loss, shape: Sequence[int | None]) ->
     if not task:
         raise ParametersError(
             f"training.metrics: {request.title!r} is a classification metric, and loss.type {loss.type!r} does not "
-            f"determine its task. Set task: {', '.join(TASKS[:-1])} or {TASKS[-1]}."
+            f"determine its task. Set task: {listed(TASKS)}."
         )
     return "multilabel" if task == "binary" and len(shape) == 2 and shape[1] != 1 else task
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from onward.data.batches import Batch, DataCursor
 from onward.engine.faults.skipped_updates import Origin, describe_origin
@@ -59,16 +59,7 @@ class RollBack(Exception):
 
     def to(self, path: str, update: int) -> RollBackReport:
         """What to report once training is back at the checkpoint of an update."""
-        found = self._spike
-        return RollBackReport(
-            update=found.update,
-            cause=found.cause,
-            value=found.value,
-            deviations=found.deviations,
-            samples=found.samples,
-            returned_to=update,
-            path=path,
-        )
+        return RollBackReport(**asdict(self._spike), returned_to=update, path=path)
 
 
 class LossSpikes:

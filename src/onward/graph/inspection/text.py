@@ -43,11 +43,6 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _ties(inspection: Inspection) -> str:
-    rows = [(copy, _relation(copy, tie, inspection.known_as)) for copy, tie in inspection.ties.items()]
-    return _section("Ties", _table(rows))
-
-
 def _relation(copy: str, tie: Tie, known_as: WeightNames) -> str:
     return f"= {'its first row' if tie.weight == copy else known_as.shown(tie.weight)} {tie.relation}"
 

@@ -9,6 +9,7 @@ from onward.schedules.learning_rate.decay import Decay
 from onward.schedules.learning_rate.linear import LINEAR
 from onward.schedules.learning_rate.no_decay import NONE
 from onward.schedules.learning_rate.polynomial import POLYNOMIAL
+from onward.spelling import listed
 
 DECAYS: tuple[Decay, ...] = (
     NONE,
@@ -27,6 +28,5 @@ def decay_named(name: str) -> Decay:
     """
     found = next((decay for decay in DECAYS if name.lower() in (decay.name, decay.other_name)), None)
     if found is None:
-        names = [decay.name for decay in DECAYS]
-        raise ValueError(f"expected {', '.join(names[:-1])} or {names[-1]}")
+        raise ValueError(f"expected {listed([decay.name for decay in DECAYS])}")
     return found
