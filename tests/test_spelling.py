@@ -8,7 +8,7 @@ import pytest
 
 from onward.cli import main
 from onward.commands.table import COMMANDS, options_of
-from onward.spelling import did_you_mean
+from onward.spelling import did_you_mean, listed, shortened
 from tests.test_cli import workplace, write_run  # noqa: F401
 
 
@@ -90,3 +90,11 @@ def test_fields_in_a_file(workplace: Path, capsys: pytest.CaptureFixture[str]) -
     told = capsys.readouterr().err
     assert "optimizer.max_grad_nrm is unknown. Did you mean" in told
     assert "trainng is unknown. Did you mean 'training'?" in told
+
+
+def test_lists_of_words() -> None:
+    assert [listed(words) for words in ((), ("a",), ("a", "b"), ("a", "b", "c"))] == ["", "a", "a or b", "a, b or c"]
+    assert shortened("abcde", 5) == "a, b, c, d, e"
+    assert [shortened("abcde", most) for most in (4, 1)] == ["a, b, c, d and 1 more", "a and 4 more"]
+    assert shortened("abc", 2, "; ") == "a; b; and 1 more"
+    assert shortened((), 3) == ""

@@ -22,3 +22,10 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: floa
 def listed(words: Sequence[str]) -> str:
     """`a, b or c`."""
     return " or ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
+
+
+def shortened(words: Iterable[str], most: int, separator: str = ", ") -> str:
+    """`a, b and 3 more`: the first words, and how many others there are; with "; " between them `a; b; and 3 more`."""
+    every = list(words)
+    shown = separator.join(every[:most])
+    return shown if len(every) <= most else f"{shown}{separator.strip(', ')} and {len(every) - most} more"

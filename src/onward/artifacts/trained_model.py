@@ -34,6 +34,7 @@ from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters import Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, UNLIMITED, Limits
 from onward.plan.pipeline.joined_models import join_stage_models
+from onward.spelling import shortened
 
 
 def export_state(state: TrainState, graph: TrainingGraph, path: Path) -> None:
@@ -280,11 +281,10 @@ def _graph_of_checkpoint(files: Sequence[str | Path], checkpoint: Path, limits: 
             stored[name] = entry.shape
     wrong = sorted(name for name, shape in stored.items() if held.get(name) != tuple(shape))
     if wrong:
-        listed = ", ".join(f"{name!r} {list(stored[name])}" for name in wrong[:5])
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        listed = shortened((f"{name!r} {list(stored[name])}" for name in wrong), 5)
         raise CheckpointError(
             f"{checkpoint} is of another model: of its {len(stored)} weights and running statistics, {len(wrong)} are "
-            f"not in {model} with these shapes: {listed}{more}. Give the ONNX file that was trained."
+            f"not in {model} with these shapes: {listed}. Give the ONNX file that was trained."
         )
     lacking = [name for name in graph.states if name not in stored]
     if lacking:

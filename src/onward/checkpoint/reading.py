@@ -19,6 +19,7 @@ from onward.checkpoint.stored_tensors import StoredTensor, fill, find_stored_sha
 from onward.errors import CheckpointError
 from onward.parallel.sharded_tensors import ShardedTensor, dtype_name, dtype_named
 from onward.retries import persistently
+from onward.spelling import shortened
 from onward.untrusted_files import path_inside
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
@@ -299,6 +300,4 @@ def _refuse_differences(path: Path, stored: Mapping[str, TensorEntry], wanted: M
 
 
 def _shortened(names: Iterable[str]) -> str:
-    listed = list(names)
-    text = ", ".join(listed[:_LISTED_DIFFERENCES])
-    return text if len(listed) <= _LISTED_DIFFERENCES else f"{text} and {len(listed) - _LISTED_DIFFERENCES} more"
+    return shortened(names, _LISTED_DIFFERENCES)

@@ -11,6 +11,7 @@ from onward.errors import ParametersError, StorageError
 from onward.exclusive.temporary import replacing
 from onward.parameters import Parameters
 from onward.report.run_folder import read_record
+from onward.spelling import shortened
 
 FILE_NAME = "sweep.json"
 _WITHOUT_EFFECT_ON_RESULTS = (
@@ -84,10 +85,11 @@ def refuse_changed(members: Mapping[Path, Mapping[str, Any]]) -> None:
         folders += [folder] if found else []
         changed |= found
     if changed:
-        listed = "; ".join(f"{name} was {was!r}, is now {now!r}" for name, (was, now) in list(changed.items())[:_SHOWN])
-        more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        listed = shortened(
+            (f"{name} was {was!r}, is now {now!r}" for name, (was, now) in changed.items()), _SHOWN, "; "
+        )
         raise ParametersError(
             f"{len(folders)} of the {len(members)} runs of this sweep were trained with other settings: "
-            f"{listed}{more}. Their results would stand in one table with those of the present settings. Pass another "
+            f"{listed}. Their results would stand in one table with those of the present settings. Pass another "
             f"--paths.output_dir, or delete {str(folders[0].parent)!r} to train all of them again."
         )

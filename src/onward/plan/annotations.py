@@ -18,6 +18,7 @@ from onward.errors import ModelError
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.roles import ValueRoles, node_id
 from onward.plan.topology import Topology
+from onward.spelling import shortened
 
 METADATA_KEY = "onward.plan"
 IR_VERSION = 11
@@ -114,8 +115,7 @@ def read_requested_sharding(model: ir.Model, topology: Topology) -> RequestedSha
         return None
     problems = list(_problems(model))
     if problems:
-        rest = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-        shown = "; ".join(problems[:_MOST_NAMED]) + rest
+        shown = shortened(problems, _MOST_NAMED, "; ")
         raise ModelError(
             f"the model's multi-device annotations are broken: {shown}. Fix them, or remove them (model.configuration "
             "and the nodes' device_configurations)."
@@ -220,8 +220,7 @@ def compare_splits(requested: RequestedSharding, horizontal: HorizontalPlan) -> 
             )
     if not different:
         return []
-    rest = f" and {len(different) - _MOST_NAMED} more" if len(different) > _MOST_NAMED else ""
     return [
         f"the model's annotations ({requested.configuration!r}) ask for other splits than the plan, which is followed: "
-        f"{', '.join(different[:_MOST_NAMED])}{rest}."
+        f"{shortened(different, _MOST_NAMED)}."
     ]

@@ -27,6 +27,7 @@ from onward.proposal.matching import (
 from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Packing, Question
 from onward.proposal.task import candidates, find_task
+from onward.spelling import shortened
 
 _FEWEST_NUMBERED_ROWS = 20
 """From which integers that are all different, and close together, number the rows whatever their order."""
@@ -122,10 +123,9 @@ def _refuse_mixed_columns(data: DataFacts, answers: Answers) -> None:
     named = None if answers.inputs is None else {*answers.inputs, *(answers.label or "").split(",")}
     for one in data.features:
         if one.not_numbers and (named is None or one.name in named):
-            listed = ", ".join(f"{value!r} ({where})" for where, value in one.not_numbers[:3])
-            more = f" and {len(one.not_numbers) - 3} more" if len(one.not_numbers) > 3 else ""
+            listed = shortened((f"{value!r} ({where})" for where, value in one.not_numbers), 3)
             raise DataError(
-                f"column {one.name!r} of {str(data.path)!r} holds numbers, but also {listed}{more}. Fix these cells, "
+                f"column {one.name!r} of {str(data.path)!r} holds numbers, but also {listed}. Fix these cells, "
                 "or empty them to leave their rows out. If the column is not needed, name those that are with --inputs."
             )
 
@@ -138,8 +138,7 @@ def _category(label: Feature, classes: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(map(repr, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    return shortened(map(repr, names), most)
 
 
 def _divide(model: ModelFacts, ports: Sequence[Port], data: DataFacts, answers: Answers) -> _Columns:

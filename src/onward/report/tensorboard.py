@@ -17,6 +17,7 @@ from onward.engine.reports import CheckpointReport, EvaluationReport, RunSummary
 from onward.errors import ParametersError, StorageError
 from onward.graph.weights.names import WeightNames
 from onward.report.event_file import EventFile
+from onward.spelling import shortened
 
 HISTOGRAM_BUCKETS = 64
 """Buckets of equal width between a tensor's smallest and largest finite value; TensorBoard shows 30 of them."""
@@ -190,11 +191,10 @@ def _chosen(field: str, patterns: Sequence[str], report: StepReport) -> Iterator
     for pattern in patterns:
         names = [pattern] if pattern in tensors else [name for name in tensors if known_as.matches(name, pattern)]
         if not names:
-            listed = ", ".join(sorted(tensors)[:8]) or "none"
-            more = f" and {len(tensors) - 8} more" if len(tensors) > 8 else ""
+            listed = shortened(sorted(tensors), 8) or "none"
             raise ParametersError(
                 f"tensorboard.{field}: {pattern!r} stands for no reported tensor. Expected a weight's name, "
-                f"`<weight>_grad` or a pattern; reported are: {listed}{more}. Correct or remove it."
+                f"`<weight>_grad` or a pattern; reported are: {listed}. Correct or remove it."
             )
         yield from ((name, tensors[name]) for name in names if name not in seen)
         seen.update(names)

@@ -30,6 +30,7 @@ from onward.lowering.module import OnnxModule
 from onward.parallel.data_parallel import reshard
 from onward.parameters import Loss, Parameters
 from onward.parameters.evaluation import read_metrics
+from onward.spelling import shortened
 
 
 class Evaluator:
@@ -221,10 +222,9 @@ def _read_evaluation_graph(parameters: Parameters, path: Path, assembly: Assembl
         if shapes.get(name) != tuple(initializers[name].const_value.shape)  # type: ignore[union-attr]
     ]
     if wrong:
-        listed = ", ".join(map(repr, wrong[:5])) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise ParametersError(
             f"paths.eval_model_path: {len(wrong)} of the weights of {str(path)!r} are not in the trained model, or not "
-            f"with that shape: {listed}. Both graphs must name their weights alike."
+            f"with that shape: {shortened(map(repr, wrong), 5)}. Both graphs must name their weights alike."
         )
     return graph
 

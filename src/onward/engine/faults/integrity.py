@@ -15,6 +15,7 @@ from onward.errors import CorruptionError
 from onward.parallel.agreement import describe_processes, gather_codes, gather_texts
 from onward.parallel.digests import Difference, Replicas, digests, find_differing, find_replicas
 from onward.parallel.rendezvous.rendezvous import name_ranks
+from onward.spelling import shortened
 
 _LISTED = 8
 _AT_REST = ("weights/", "slots/")
@@ -169,5 +170,4 @@ def _words(
 
 
 def _shown(names: list[str]) -> str:
-    listed = ", ".join(repr(name.removeprefix("weights/")) for name in names[:_LISTED])
-    return listed if len(names) <= _LISTED else f"{listed} and {len(names) - _LISTED} more"
+    return shortened((repr(name.removeprefix("weights/")) for name in names), _LISTED)

@@ -20,6 +20,7 @@ from onward.parallel.digests import Difference, Replicas, digests, find_differin
 from onward.parallel.pipeline.exchange import broadcast
 from onward.parallel.rendezvous.rendezvous import name_ranks
 from onward.parameters import Parameters
+from onward.spelling import shortened
 
 LOSS = "the loss"
 _LISTED = 8
@@ -116,7 +117,7 @@ def _words(differing: Sequence[Difference], replica: int, processes: list[str], 
     everybody = sorted({rank for one in differing for rank in one.ranks})
     names = sorted({one.name for one in differing}, key=lambda name: (name != LOSS, name))
     what = [name if name == LOSS else f"the gradient of {name!r}" for name in names]
-    listed = ", ".join(what[:_LISTED]) + (f" and {len(what) - _LISTED} more" if len(what) > _LISTED else "")
+    listed = shortened(what, _LISTED)
     who = "; ".join(f"rank {rank} on {processes[rank]}" for rank in ranks[:_LISTED])
     if ranks == everybody:
         finding = f"{name_ranks(ranks)} computed it and got different bits"

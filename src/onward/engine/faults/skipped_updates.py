@@ -17,6 +17,7 @@ from onward.engine.state import Counters, TrainState
 from onward.engine.steps import skips_on_device
 from onward.errors import DataError, ParametersError
 from onward.parallel.agreement import gather_texts
+from onward.spelling import shortened
 
 Origin = Sequence[tuple[Path | str, Any]]
 """Of a batch: files, and numbers of samples in each of them."""
@@ -143,8 +144,7 @@ def describe_origin(batches: Sequence[Origin]) -> str:
 
 def _listed(rows: list[int], most: int) -> str:
     word = "sample" if len(rows) == 1 else "samples"
-    more = f" and {len(rows) - most} more" if len(rows) > most else ""
-    return f"{word} {', '.join(map(str, rows[:most]))}{more}"
+    return f"{word} {shortened(map(str, rows), most)}"
 
 
 def _not_finite(updates: Sequence[tuple[int, list[Origin], bool]]) -> Iterator[str]:

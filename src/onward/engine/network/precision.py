@@ -17,6 +17,7 @@ from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.lowering.rewriting.float8 import why_not, with_float8_products
 from onward.parameters import MixedPrecision
+from onward.spelling import shortened
 
 LISTED = 5
 """So many products that stay as they are a note names."""
@@ -84,16 +85,15 @@ def float8_notes(precision: Precision, nets: Sequence[OnnxModule], device: torch
     found = [with_float8_products(net.program, net.tensors_by_name()) for net in nets]
     weights = [name for one in found for name in one.weights]
     others = {name: reason for one in found for name, reason in one.others.items()}
-    listed = "; ".join(f"{name!r}: {reason}" for name, reason in list(others.items())[:LISTED])
-    more = f"; and {len(others) - LISTED} more" if len(others) > LISTED else ""
+    listed = shortened((f"{name!r}: {reason}" for name, reason in others.items()), LISTED, "; ")
     if not weights and is_whole:
         raise ParametersError(
             "mixed_precision.float8 is true, but no matmul with a weight can be computed in FP8"
-            + (f" ({listed}{more})" if others else ": the network has none")
+            + (f" ({listed})" if others else ": the network has none")
             + ". Leave it out."
         )
     note = f"mixed_precision.float8: matmuls with {len(weights)} weights are in FP8"
-    notes = [note + (f"; with {len(others)} they are not ({listed}{more})." if others else ", which are all.")]
+    notes = [note + (f"; with {len(others)} they are not ({listed})." if others else ", which are all.")]
     if device.type == "cpu":
         notes.append(
             "mixed_precision.float8: on a CPU it computes the same numbers as on a GPU, and is slower than fp32."

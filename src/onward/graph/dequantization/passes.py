@@ -14,6 +14,7 @@ from onward.graph.dequantization.stored import remove_rounding, restore_weights
 from onward.graph.dequantization.writing import MICROSOFT, RealWriter
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
+from onward.spelling import shortened
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class Dequantized:
         counted = ", ".join(f"{count} {name}" for name, count in sorted(self.operators.items())) or "no operator"
         text = f"{counted} dequantized; {self.elements:,} stored integers are now float32 parameters."
         if self.left:
-            text += f" Not dequantized, without a gradient: {', '.join(self.left[:5])}"
-            text += f" and {len(self.left) - 5} more." if len(self.left) > 5 else "."
+            text += f" Not dequantized, without a gradient: {shortened(self.left, 5)}."
         return text
 
 

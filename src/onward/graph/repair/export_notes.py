@@ -11,6 +11,7 @@ from onward.graph.nodes import provenance
 from onward.graph.weights.evidence import folded_parameters
 from onward.graph.weights.names import WeightNames
 from onward.graph.weights.split_parameters import notes_on_split_parameters
+from onward.spelling import shortened
 
 _SHOWN = 6
 """So many names are listed; the rest is counted."""
@@ -93,11 +94,8 @@ def _holds_batch_norm(node: ir.Node) -> bool:
 def _listed(what: str, names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"{what} {names[0]!r}"
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)} {what}s ({shown}{more})"
+    return f"{len(names)} {what}s ({_quoted(names)})"
 
 
 def _quoted(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return shortened(map(repr, names), _SHOWN)

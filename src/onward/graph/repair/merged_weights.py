@@ -27,6 +27,7 @@ from onward.graph.repair.merged_uses import Grouping, Unit, Use, UseEvidence, un
 from onward.graph.weights.evidence import is_noted_constant
 from onward.graph.weights.gradients import TRAINABLE_TYPES
 from onward.graph.weights.names import WeightNames, weight_names
+from onward.spelling import shortened
 
 _SHOWN = 8
 """So many names a note lists; the rest is counted."""
@@ -95,7 +96,7 @@ def _notes_on_joined(graph: ir.Graph) -> list[str]:
     gone = [name for name in missing if any(_is_beside(name, one) for one in held)]
     if not gone:
         return []
-    names = _listed([repr(name) for name in sorted(gone)])
+    names = shortened([repr(name) for name in sorted(gone)], _SHOWN)
     return [
         f"{len(gone)} parameters of the module are not in the file ({names}): nothing used them, or a layer with equal "
         "numbers computed the same from the same input, and the exporter kept one of the two. They cannot be trained. "
@@ -247,8 +248,9 @@ class _Merged:
             if self.is_certain or self.is_asked:
                 return []
             readers = [repr(provenance.shown_node(unit.first)) for unit in units_of(self.value)]
+            listed = shortened(readers, _SHOWN)
             return [
-                f"{name!r} (shape {shape}) is read by {len(readers)} nodes ({_listed(readers)}); the file does not "
+                f"{name!r} (shape {shape}) is read by {len(readers)} nodes ({listed}); the file does not "
                 "tell whether they share it, or were equal and merged when it was exported. It trains as one weight. "
                 f"If they are separate layers, list {name!r} in training.untied_weights (untied_weights=[...] of "
                 "onward.to_torch)."
@@ -256,7 +258,7 @@ class _Merged:
         what = f"all {self.fill:g}" if self.fill is not None else "equal numbers"
         done = (
             f"{name!r} (shape {shape}, {what}) fed {len(self.made) + 1} layers, merged by the exporter; each has its "
-            f"own again: {_listed([name, *self.made])}."
+            f"own again: {shortened([name, *self.made], _SHOWN)}."
         )
         if self.is_certain:
             return [done]
@@ -280,11 +282,6 @@ def _remove_unused(graph: ir.Graph, identity: ir.Node) -> None:
         before = None if node.inputs[0] is None else node.inputs[0].producer()
         graph.remove(node, safe=True)
         node = before
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _unique(taken: set[str], stem: str) -> str:

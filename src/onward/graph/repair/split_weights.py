@@ -20,6 +20,7 @@ from onward.graph.repair.repeated_rows import tie_repeated_rows
 from onward.graph.weights.copy_evidence import CopyEvidence, is_same_call
 from onward.graph.weights.gradients import TRAINABLE_TYPES
 from onward.graph.weights.names import WeightNames, weight_names
+from onward.spelling import shortened
 
 _SHOWN = 6
 """So many names a note lists; the rest is counted."""
@@ -202,7 +203,7 @@ def _notes_on_equal(ties: Mapping[str, Tie], weights: Collection[str], known_as:
             copies.setdefault(tie.weight, []).append(copy)
     return [
         f"{known_as.shown(weight)!r} is stored {len(names) + 1} times, once for each call of its layer "
-        f"({_listed(names)}); the copies are tied again and train as one weight."
+        f"({shortened(map(repr, names), _SHOWN)}); the copies are tied again and train as one weight."
         for weight, names in copies.items()
     ]
 
@@ -232,15 +233,9 @@ def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str], known_as
 
 
 def _note_on_undecided(undecided: Mapping[str, str]) -> str:
-    pairs = [f"{copy!r} those of {weight!r}" for copy, weight in undecided.items()]
-    listed = ", ".join(pairs[:_SHOWN]) + (f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else "")
+    listed = shortened((f"{copy!r} those of {weight!r}" for copy, weight in undecided.items()), _SHOWN)
     return (
         f"Tensors hold the same numbers as others that are read with another bias: {listed}. The file does not say "
         "whether each pair is one weight or was equal when exported, and they are trained separately. List the first "
         "of a pair in training.tied_weights to train it as one."
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onward.graph.nodes import provenance
 from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.spelling import shortened
 
 _LIFTED = re.compile(r"lifted_tensor_\d+$")
 _SHOWN = 4
@@ -53,9 +54,8 @@ def note_on_lifted(weights: Collection[str]) -> tuple[str, ...]:
     names = [name for name in weights if is_lifted(name)]
     if not names:
         return ()
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
-        f"{len(names)} weights ({', '.join(map(repr, names[:_SHOWN]))}{more}) lost their names at export: the module "
+        f"{len(names)} weights ({shortened(map(repr, names), _SHOWN)}) lost their names at export: the module "
         "keeps its parameters in a dict or list, which torch.onnx.export treats as constants and folds where it "
         "can. They are trainable. Use torch.nn.ParameterDict or ParameterList to export all of them.",
     )

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onward.graph.nodes import provenance
 from onward.graph.operators import Fact, operator, operators_with
+from onward.spelling import shortened
 
 _KERAS_ROLES = {
     **dict.fromkeys(
@@ -50,9 +51,7 @@ class WeightNames:
 
     def listed(self, names: Iterable[str], most: int) -> str:
         """The first names, the others counted."""
-        every = list(names)
-        more = f" and {len(every) - most} more" if len(every) > most else ""
-        return ", ".join(self.shown(name) for name in every[:most]) + more
+        return shortened(map(self.shown, names), most)
 
     def matches(self, name: str, patterns: str | Sequence[str]) -> bool:
         """Whether a pattern, or an exact name, is that of the initializer or of its module path."""

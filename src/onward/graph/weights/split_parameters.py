@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onward.graph.nodes import provenance
 from onward.graph.weights.copy_evidence import REARRANGING_CALL
 from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.spelling import shortened
 
 _SHOWN = 4
 
@@ -34,9 +35,8 @@ def notes_on_split_parameters(graph: ir.Graph) -> tuple[str, ...]:
         computed = [value for value in values if _is_computed(value, parameter)]
         if len(values) > 1 and computed:
             names = [repr(str(value.name)) for value in values]
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             notes.append(
-                f"the parameter {parameter!r} is stored {len(values)} times ({', '.join(names[:_SHOWN])}{more}), "
+                f"the parameter {parameter!r} is stored {len(values)} times ({shortened(names, _SHOWN)}), "
                 f"folded with constants at export ({', '.join(repr(str(value.name)) for value in computed[:_SHOWN])}): "
                 "each copy is trained separately, so gradients differ from those of the module. Export with "
                 "torch.onnx.export(..., optimize=False) to store it once."

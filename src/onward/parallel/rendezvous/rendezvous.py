@@ -24,6 +24,7 @@ from onward.operating_system import interface_with_address, process_namespace
 from onward.parallel.rendezvous.launcher import Launch
 from onward.parallel.rendezvous.listening import address_to_bind, listen, serve_store, stay_on_loopback
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore, secret_of
+from onward.spelling import shortened
 
 POLL_SECONDS = 0.05
 LONGEST_POLL_SECONDS = 1.0
@@ -202,8 +203,7 @@ def _roll(store: RunStore, launch: Launch, present: list[int], waited: float) ->
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0, 1, 2`; long lists cut short."""
-    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {shortened(map(str, ranks), 16)}"
 
 
 def _first_line(error: BaseException) -> str:

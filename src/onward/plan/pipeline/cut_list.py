@@ -13,6 +13,7 @@ from onward.graph.cuts import reads
 from onward.graph.losses.writer import PREFIX as LOSS_PREFIX
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.roles import ValueRoles, node_id
+from onward.spelling import shortened
 
 STAGE_NOTE = "onward.stage"
 """Key in a node's metadata under which joining stage models notes the stage."""
@@ -267,8 +268,7 @@ def _refuse_connected(roles: ValueRoles, cut_edges: CutNumbers, number: int, val
     for producer, passed, reader in _edges(roles):
         if reader in beyond and producer not in beyond and (passed, reader) not in cut_edges:
             crossing.setdefault(str(passed.name), reader)
-    listed = [f"{name!r} (read by {node.name or node_id(node)!r})" for name, node in crossing.items()]
-    shown = ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+    shown = shortened((f"{name!r} (read by {node.name or node_id(node)!r})" for name, node in crossing.items()), 5)
     raise ParametersError(
         f"{_CUTS}: cut {number} cuts {value.name!r}, but its two sides are still connected through {shown}. "
         "Add that to the cut."

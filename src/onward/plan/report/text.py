@@ -12,6 +12,7 @@ from onward.plan.decision import Plan
 from onward.plan.memory import KINDS, Forecast, RankForecast, stage_cost
 from onward.plan.pipeline.schedules import draw, ideal_bubble_share
 from onward.plan.topology import Place, Topology
+from onward.spelling import shortened
 
 _WIDTH = 118
 _MOST_ROWS = 60
@@ -174,10 +175,9 @@ def _reasons(graph: TrainingGraph, plan: Plan) -> list[str]:
     shapes, lines = _shapes(graph), list[str]()
     for reason, names in groups.items():
         kinds = list(dict.fromkeys(pattern_of(name) for name in names))
-        listed = ", ".join(kinds[:6]) + (f" and {len(kinds) - 6} more" if len(kinds) > 6 else "")
         total = _millions(sum(_elements(shapes[name]) for name in names if name in shapes))
         many = "weight" if len(names) == 1 else "weights"
-        lines += _wrapped(f"- {reason}: {len(names)} {many}, {total} parameters ({listed})")
+        lines += _wrapped(f"- {reason}: {len(names)} {many}, {total} parameters ({shortened(kinds, 6)})")
     return lines
 
 
@@ -195,7 +195,7 @@ def _stages(plan: Plan, forecast: Forecast) -> list[str]:
         rows.append((
             str(stage.index), ranks_at(plan.topology, rank), str(len(stage.nodes) - len(stage.repeated)),
             str(len(stage.weights)), f"{cost.forward / 1e9:.3f}", f"{time / sum(times):.1%}",
-            f"{print_.sent[0] / 1e6:.2f}", _names([t.name for t in stage.sent]),
+            f"{print_.sent[0] / 1e6:.2f}", shortened([t.name for t in stage.sent], 2),
         ))  # fmt: skip
     head = ("stage", "held by", "nodes", "weights", "GFLOP fwd", "of the time", "sends MB", "values")
     worst = max(times) * len(times) / sum(times)
@@ -349,7 +349,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ", ".join("-".join(map(str, part)) for part in parts) or "-"
-
-
-def _names(names: Sequence[str], most: int = 2) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
