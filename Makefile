@@ -1,13 +1,14 @@
 # Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
-# All set up .venv first. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
+# All set up .venv first. `make clients` installs what the JavaScript client is built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
 DOCS := .venv-docs
 PEERS_PYTHON ?= python3.11
 BIN := $(VENV)/bin
+NODE_MODULES := clients/javascript/node_modules
 
-.PHONY: demo test bench peers check docs clean
+.PHONY: demo demo-web test bench peers clients check docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard lock*.txt)
 	@echo "setting up $(VENV): a few minutes, once"
@@ -18,7 +19,12 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard lock*.txt)
 demo: $(VENV)/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" dev/demo
 
+demo-web: $(VENV)/installed $(NODE_MODULES)/installed
+	$(BIN)/python dev/demo_web
+
+# Without npm, or the network, the tests of the JavaScript client are skipped and say so.
 test: $(VENV)/installed
+	-if command -v npm > /dev/null; then timeout 300 $(MAKE) --no-print-directory clients; fi
 	PYTHON=$(BIN)/python dev/test
 
 bench: $(VENV)/installed
@@ -28,6 +34,13 @@ peers:
 	$(PEERS_PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet onnxruntime-training==1.19.2 "numpy<2" onnx==1.16.2 setuptools
 	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/onnx2torch onnx2torch==1.5.15
+
+clients: $(NODE_MODULES)/installed
+
+# The scripts of packages fetch what is not used here.
+$(NODE_MODULES)/installed: clients/javascript/package-lock.json
+	cd clients/javascript && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
 
 check: $(VENV)/installed
 	PYTHON=$(BIN)/python dev/check
@@ -44,4 +57,4 @@ $(DOCS)/installed: lock-docs.txt
 	touch $@
 
 clean:
-	rm -rf build demo $(VENV) $(PEERS) $(DOCS)
+	rm -rf build demo $(NODE_MODULES) $(VENV) $(PEERS) $(DOCS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from tests.checkpoint.test_forged import HEADERS, RECORD, WRONG_FIELDS, WRONG_RECORDS, forge
 from tests.graph.mutation import seed_model
 from tests.graph.nodes.test_budget import BOMBS
-from tests.parameters.test_hostile_yaml import HOSTILE
+from tests.parameters.test_yaml_file import HOSTILE
 from tests.test_untrusted_files import ESCAPES
 
 from benchmarks.attack_mutation import explore
@@ -109,6 +110,11 @@ def _checkpoint(folder: Path) -> Path:
         return writer.save(10, {"w": torch.ones(4), "n": torch.zeros(2, 3)}, RECORD)
 
 
+def _replace_all(fields: dict[str, Any], before: dict[str, Any]) -> None:
+    before.clear()
+    before.update(fields)
+
+
 def _manifests(folder: Path, seconds: float, seed: int) -> Result:
     """The content mutated, its checksum right."""
     path = _checkpoint(folder)
@@ -122,7 +128,7 @@ def _manifests(folder: Path, seconds: float, seed: int) -> Result:
             (path / "manifest.json").write_bytes(data)
         else:
             (path / "manifest.json").write_text(whole)
-            forge(path, lambda before: (before.clear(), before.update(changed if isinstance(changed, dict) else {})))
+            forge(path, partial(_replace_all, changed if isinstance(changed, dict) else {}))
         read_run_record(path)
         read_new_tensors(path)
 
@@ -151,8 +157,9 @@ def _forged(folder: Path, seconds: float, seed: int) -> Result:
             if not isinstance(name, bytes) and name != "\udfff"
         ]
         names += [
-            (f"{name} {value!r}"[:60], lambda c, n=name, v=value: c.update({n: v})) for name, value in WRONG_FIELDS
-        ]  # type: ignore[misc]
+            (f"{name} {value!r}"[:60], lambda c, n=name, v=value: c.update({n: v}))  # type: ignore[misc]
+            for name, value in WRONG_FIELDS
+        ]
         names += [
             (f"record {name} {value!r}"[:60], lambda c, n=name, v=value: c["record"].update({n: v}))  # type: ignore[misc]
             for name, value in WRONG_RECORDS

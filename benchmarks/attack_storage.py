@@ -299,7 +299,7 @@ def _resum(path: Path, file: Path) -> None:
     forge(path, change)
 
 
-WRONG = (None, -1, 0, 1, 2**31, 2**62, 2**63, 1.5, True, "4", [], {}, float("1e308"))
+WRONG: tuple[Any, ...] = (None, -1, 0, 1, 2**31, 2**62, 2**63, 1.5, True, "4", [], {}, float("1e308"))
 
 
 def _set(place: tuple[str, ...], value: Any, content: dict[str, Any]) -> None:
@@ -311,7 +311,7 @@ def _set(place: tuple[str, ...], value: Any, content: dict[str, Any]) -> None:
 def _checkpoints() -> list[tuple[str, Attack]]:
     counters = ("step", "round", "update", "skipped_updates", "samples", "ended_early_of")
     cursors = ("epoch", "sample", "file", "file_sample", "fingerprint")
-    places = [("record", "counters", name) for name in counters]
+    places: list[tuple[str, ...]] = [("record", "counters", name) for name in counters]
     places += [("record", "ranks", "0", "cursor", name) for name in cursors]
     places += [("record", "learning_rate", name) for name in ("scale", "fixed")]
     places += [("record", "course", name) for name in ("losses", "log_norms", "rollbacks")]

@@ -198,14 +198,19 @@ def table(result: dict[str, Any]) -> str:
     is_of_images = task["model"] in IMAGES
     shape = f"batch {size['batch']}, {'images of ' if is_of_images else 'tokens '}{size['length']}"
     bound = AGREEMENT[task["bf16"]]
+    ways = {way: Measured(**found) for way, found in result["ways"].items()}
+    measured = {way: found for way, found in ways.items() if found.failure is None and found.rounds}
+    # No network is faster than the machine: then the rate was measured while something else ran.
+    is_rate_right = rate > 0 and all(work["flops"] / found.step <= rate for found in measured.values())
+    products = (
+        f"{rate / 1e9:.1f} GFLOP/s" if is_rate_right else "at a rate that was measured wrongly: below a network's"
+    )
     lines = [
         f"{title}{work['weights'] / 1e6:.1f} M weights, {shape}, {'bf16' if task['bf16'] else 'fp32'}; matrix products "
-        f"{rate / 1e9:.1f} GFLOP/s. Losses are to agree with the network's by hand to {bound:.0e} of their size.\n",
+        f"{products}. Losses are to agree with the network's by hand to {bound:.0e} of their size.\n",
         f"| {' | '.join(HEADER)} |",
         "|---" * len(HEADER) + "|",
     ]
-    ways = {way: Measured(**found) for way, found in result["ways"].items()}
-    measured = {way: found for way, found in ways.items() if found.failure is None and found.rounds}
     by_hand = next((measured[way] for way in ("eager", "compiled") if way in measured), None)
     for way, found in ways.items():
         if way not in measured:
@@ -222,7 +227,7 @@ def table(result: dict[str, Any]) -> str:
             f"{found.step * 1e3:.1f} ms ({min(found.rounds) * 1e3:.0f} to {max(found.rounds) * 1e3:.0f})",
             f"{size['batch'] / found.step:.1f}",
             "" if is_of_images else f"{size['batch'] * size['length'] / found.step:.0f}",
-            f"{100 * work['flops'] / found.step / rate:.0f} %" if rate else "",
+            f"{100 * work['flops'] / found.step / rate:.0f} %" if is_rate_right else "not known",
             throughput,
             f"{found.tensor_bytes / 1e6:.0f} MB" if found.tensor_bytes else "not known",
             f"{found.resident_bytes / 1e6:.0f} MB",

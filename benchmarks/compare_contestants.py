@@ -158,9 +158,9 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
     print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr)
     assembly.state.train(True)
     assembly.state.mark()
-    shares = LossNormalization(mesh, parameters.loss, graph.loss_names, False)
+    shares = LossNormalization(mesh, parameters.loss, graph.loss_names, parameters.training, False)
     compute = assembly.micro_batches(shares, (), {}, label_ranges(parameters.loss, graph), None)
-    steps = Steps(assembly.state, compute, 1, None, WatchedNames(), assembly.exchange)
+    steps = Steps(assembly.state, compute, 1, None, WatchedNames(), assembly.reduction)
     stored = np.load(folder / "batches.npz")
     names = (task.feature, "labels")
     data = {name: np.concatenate([stored[f"{index}/{name}"] for index in range(BATCHES)]) for name in names}

@@ -150,13 +150,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             export(path, size_of(layers, options.width))
-            found = {
+            by_way = {
                 way: measure_apart(way, path, layers, options.width, options.profile) for way in reversed(options.ways)
             }
-        losses = [one["loss"] for one in found.values()]
+        losses = [one["loss"] for one in by_way.values()]
         assert max(losses) - min(losses) < 1e-4, losses
-        for way, one in found.items():
-            by_hand = f"{one['first'] / found['by hand']['first']:.2f}" if "by hand" in found else ""
+        for way, one in by_way.items():
+            by_hand = f"{one['first'] / by_way['by hand']['first']:.2f}" if "by hand" in by_way else ""
             depth = one["first"] / fewest.setdefault(way, one["first"])
             print(f"| {layers} | {way} | {one['first']:.1f} s | {one['made']:.1f} s | {by_hand} | {depth:.2f} "
                   f"| {one['graphs']:.0f} | {one['later'] * 1e3:.1f} ms |", flush=True)  # fmt: skip

@@ -89,7 +89,7 @@ def keras_models(folder: Path) -> Models:
 
     def exported(name: str, model: Any, loss: str, **names: int) -> None:
         shape = (64, *model.input_shape[1:])
-        x = np.random.default_rng(0).normal(size=[size or 12 for size in shape]).astype(np.float32)
+        x: np.ndarray = np.random.default_rng(0).normal(size=[size or 12 for size in shape]).astype(np.float32)
         if "tokens" in names:
             x = np.random.default_rng(0).integers(0, names["tokens"], (64, 12))
         outputs = np.asarray(model(x[:1])).shape[1:]

@@ -157,8 +157,7 @@ def main() -> None:
             path = Path(folder) / "model.onnx"
             ir.save(PAIRS[name][0](), path)
             parameters = parameters_of(path, name)
-            d = parameters.distributed
-            topology = Topology(d.data_parallel_size, d.horizontal_parallel_size, d.pipeline_parallel_size)
+            topology = Topology.of_sizes(parameters.distributed)
             graph = read_training_graph(parameters, path)
             plan = plan_run(parameters, topology, graph, {})
             said = max(rank.memory.total for rank in forecast(parameters, graph, plan).ranks)

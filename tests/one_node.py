@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -23,6 +23,16 @@ _BIT_VIEW: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
     torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
 }
+
+
+def normal(random: np.random.Generator) -> Callable[..., np.ndarray[Any, Any]]:
+    """Draws normally distributed arrays of the sizes that it is given, in float32 by default."""
+    return lambda *shape, dtype=np.float32, spread=1.0: (random.standard_normal(shape) * spread).astype(dtype)
+
+
+def ints(*values: int) -> np.ndarray[Any, Any]:
+    """A vector of int64."""
+    return np.array(values, dtype=np.int64)
 
 
 def to_array(value: Any) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -68,6 +69,7 @@ def _run(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     torch.set_num_threads(1)
+    gc.freeze()  # what the server imported is no garbage
     dist.init_process_group("gloo", store=FileStore(store, world_size), rank=rank, world_size=world_size)
     try:
         answer = (True, function(*arguments))

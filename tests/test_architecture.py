@@ -21,9 +21,9 @@ SOURCE = ROOT / "src" / "onward"
 
 ORDER = (
     "errors", "untrusted_files", "onnx_files", "tables", "operating_system", "spelling", "deadline", "retries",
-    "remote", "exclusive", "losses", "schedules", "parameters", "environment", "graph", "plan", "lowering", "parallel",
-    "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "run",
-    "training_round", "runner", "fitting", "diagnosis", "commands",
+    "remote", "exclusive", "losses", "optimizers", "schedules", "parameters", "environment", "graph", "plan",
+    "lowering", "parallel", "optim", "data", "engine", "checkpoint", "report", "artifacts", "models", "proposal", "run",
+    "training_round", "runner", "fitting", "diagnosis", "device", "commands",
     "cli", "__main__",
 )  # fmt: skip
 """Folder order is the way data flows, and the order of dependencies: a part imports only from parts before it."""
@@ -194,13 +194,16 @@ MODULE_STATE = {
     "lowering/simplification.py": {"_simplifiers": "registered by decorators at import"},
     "plan/horizontal/rules.py": {"_rules": "registered by decorators at import"},
     "lowering/passes.py": {"_recomputing": "set around a call and reset after it, for its thread alone"},
-    "lowering/kernels/rematerialize.py": {"_on": "set around a call and reset after it, for its thread alone"},
+    "lowering/kernels/rematerialize.py": dict.fromkeys(
+        ("_on", "_remade"), "set around a call and reset after it, for its thread alone"
+    ),
     "parameters/run.py": {"_adapter": "a function of nothing, built when it is first needed"},
     "lowering/kernels/matmuls.py": {"prefers_onednn": "a fact about the processor and the installed torch"},
     "data/shard_format.py": {"_feature_header": "bytes, a function of names and numbers"},
     "graph/nodes/provenance.py": {"_kinds": "a function of a text"},
     "engine/forecast/allocations.py": {"torch": "the resizing of storages is observed while a forecast is made"},
     "parallel/watch/waiting.py": {"dist": "waiting for collectives is timed while a stretch is measured"},
+    "cli.py": {"warnings": "those of renamed fields are notes around a command, and warnings again after it"},
     "environment.py": {"os": "environment variables, which torch and CUDA read once for a process"},
     "parallel/rendezvous/rendezvous.py": {"os": "environment variables, which Gloo and NCCL read once for a process"},
     "report/profiler.py": {"os": "an environment variable that Kineto reads, removed afterwards"},
@@ -379,7 +382,7 @@ def test_what_the_law_on_registered_names_sees() -> None:
         assert not _compared_with_registered(ast.parse(text), losses | schedules), text
 
 
-LEAST_MIRRORED_SHARE = 0.48
+LEAST_MIRRORED_SHARE = 0.9
 """Of the modules with logic, how many have tests at their own place; it may only rise, and 0.9 is the goal."""
 
 
@@ -419,7 +422,7 @@ def test_nothing_loads_pickle() -> None:
 def test_no_object_of_another_rank_is_unpickled(path: Path) -> None:
     """torch's collectives of objects, its `save`, which uses them, and its elastic launcher unpickle what arrives."""
     unpickling = re.compile(
-        r"(gather|broadcast|scatter|send|recv)_object|state_dict_saver|distributed\.(elastic|launcher)"
+        r"(gather|broadcast|scatter|send|recv)_object|state_dict_saver|torch\.distributed\.(elastic|launcher)"
     )
     for node in nodes_in(tree_of(path)):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -481,7 +484,7 @@ MAY_OPEN = {
     "report/event_file.py": "a file that it made, to write over what an attempt that failed has left",
     "artifacts/quantization.py": "files that it wrote into a temporary folder",
     "parallel/watch/flight_recorder.py": "stacks that this process had written into a file of its own",
-    "diagnosis/exchange.py": "files that it wrote into a temporary folder",
+    "diagnosis/communication.py": "files that it wrote into a temporary folder",
     "commands/reporting.py": "files that it wrote into a temporary folder",
     "report/page/page.py": "files of this package",
 }
@@ -579,6 +582,7 @@ def test_the_public_names() -> None:
     assert set(onward.__all__) == {
         "Callback", "DataLoader", "Environment", "Parameters", "TrainingRunner", "__version__", "export", "fit",
         "to_torch",
+        "add_adapter",
     }  # fmt: skip
     for name in onward.__all__:
         assert getattr(onward, name) is not None

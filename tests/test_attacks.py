@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 from benchmarks.attack import rows
@@ -20,7 +21,17 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.area} {row.name}")
+ALSO_AMONG_INVARIANTS = ("SIGKILL to launcher, rank or all", "a rank crashes, hangs or is stopped for good")
+"""tests/invariants kill in every layout; these rows take a minute."""
+
+
+def _tried() -> list[Any]:
+    marks = dict.fromkeys(ALSO_AMONG_INVARIANTS, pytest.mark.slow)
+    assert marks.keys() <= {row.name for row in rows()}
+    return [pytest.param(row, marks=marks.get(row.name, ()), id=f"{row.area} {row.name}") for row in rows()]
+
+
+@pytest.mark.parametrize("row", _tried())
 def test_every_row_is_held(row: Row):
     result = row.run(SECONDS, 0)
     assert result.tried > 0

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from benchmarks import compare
 from benchmarks.compare_contestants import Task
 from benchmarks.speedups import ALLOCATOR, SPEED_UPS, Measured, applies, table
 
@@ -35,6 +37,21 @@ def test_what_a_network_has_none_of_is_not_measured(tmp_path: Path) -> None:
     measured = [name for name, speed_up in SPEED_UPS.items() if applies(speed_up, task, tmp_path)]
     assert measured[:4] == ["all fusions", "fusion attention", "fusion gelu", "fusion cross_entropy"]
     assert measured[4:] == ["fusion linear", "cheap activations are recomputed", "products by oneDNN", ALLOCATOR]
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(8e9, "25 %"), (1.9e9, "not known"), (0.0, "not known")])
+def test_no_network_has_more_than_the_machine_s_rate(rate: float, expected: str) -> None:
+    """4 GFLOP in two seconds; all shares of a table go when one of them is impossible."""
+    ways = {
+        "onward": asdict(compare.Measured(first_step=1.0, tensor_bytes=1, rounds=[2.0], losses=[1.0])),
+        "eager": asdict(compare.Measured(first_step=1.0, tensor_bytes=1, rounds=[4.0], losses=[1.0])),
+    }
+    task = {"model": "gpt2", "size": "tiny", "bf16": False}
+    size, work = {"batch": 1, "length": 8}, {"weights": 1e6, "flops": 4e9}
+    text = compare.table({"task": task, "size": size, "work": work, "product_rate": rate, "ways": ways})
+    shares = [line.split("|")[5].strip() for line in text.splitlines() if line.startswith(("| onward", "| written"))]
+    assert shares == [expected, "12 %" if expected == "25 %" else "not known"]
+    assert ("measured wrongly" in text) == (expected == "not known")
 
 
 @pytest.mark.slow
@@ -71,3 +88,13 @@ def test_what_a_gpu_is_asked_can_be_tried_without_one(tmp_path: Path) -> None:
     done = subprocess.run([*command, "speed"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "speed: no such part; there are environment, tests, gpt2, " in done.stderr
+
+
+@pytest.mark.slow
+def test_a_quantized_base_is_forecast_and_trained() -> None:
+    """The forecast's column, and what a run in a process of its own took."""
+    command = [sys.executable, "-m", "benchmarks.quantized_base", "--size", "tiny", "--tokens", "16"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "frozen weights" in done.stdout
+    assert re.search(r"^nf4, 16 tokens: exit code 0, peak \d\.\d\d GB resident, ", done.stdout, re.MULTILINE)

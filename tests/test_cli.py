@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from shlex import split
@@ -21,8 +22,8 @@ from onnx import numpy_helper
 
 import onward
 from onward.cli import main
-from onward.commands.overrides import read_overrides
-from onward.errors import ParametersError
+from onward.errors import NoteWarning
+from tests.initializers import stored_arrays
 from tests.mlp import cross_entropies, data, forward, save_mlp, write_shards
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,13 +55,6 @@ def workplace(tmp_path: Path) -> Path:
     write_shards(tmp_path / "test", data(9, seed=1))
     write_run(tmp_path)
     return tmp_path
-
-
-def weights_of_file(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
-
-
-# ---------------------------------------------------------------------------------------------------------- the parser
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,25 +90,6 @@ def test_a_command_line_that_is_none(arguments: list[str], capsys: pytest.Captur
         main(arguments)
     assert stop.value.code == 2
     assert "usage: onward" in capsys.readouterr().err
-
-
-def test_overrides() -> None:
-    given = ["--a.b", "1", "--a.c=2", "--d.e", "-3", "--f.g=[x, y]", "--h.i="]
-    assert read_overrides(given) == {"a.b": "1", "a.c": "2", "d.e": "-3", "f.g": "[x, y]", "h.i": ""}
-    for wrong, words in (
-        (["a.b", "1"], r"^'a\.b' is not understood; set fields as --section\.field value\.$"),
-        (
-            ["--batch_size", "1"],
-            r"^'--batch_size' is not understood; set fields as --section\.field value\. "
-            r"Did you mean '--training\.batch_size'\?$",
-        ),
-        (["--a.b"], r"^--a\.b has no value; pass --a\.b VALUE\.$"),
-    ):
-        with pytest.raises(ParametersError, match=words):
-            read_overrides(wrong)
-
-
-# ------------------------------------------------------------------------------------------------- from start to end
 
 
 def test_from_a_reference_model_to_a_trained_one(
@@ -167,7 +142,7 @@ def test_from_a_reference_model_to_a_trained_one(
 def test_train_prints_what_evaluation_by_numpy_gives(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(workplace / "run.yaml")]) == 0
     out = capsys.readouterr().out
-    trained = weights_of_file(workplace / "out" / "mlp_trained.onnx")
+    trained = stored_arrays(workplace / "out" / "mlp_trained.onnx")
     test = data(9, seed=1)
     order = [*range(0, 9, 2), *range(1, 9, 2)]  # as the shards hold them; a mean does not mind
     loss = cross_entropies(forward(test["x"][order], trained), test["label"][order]).mean()
@@ -195,9 +170,6 @@ def test_all_rounds_of_a_file(workplace: Path, capsys: pytest.CaptureFixture[str
     assert "train " not in out
     assert re.search(r"^eval ", out, re.M)
     assert trained.read_bytes() == content
-
-
-# ------------------------------------------------------------------------------------------------- the user's mistakes
 
 
 def break_model(folder: Path) -> None:
@@ -297,7 +269,7 @@ def do_nothing(folder: Path) -> None:
             [],
             ["train' holds no .pb files; write shards there with onward pack, or give another directory."],
         ),
-        (narrow_data, [], ["feature 'x' has shape [4, 5] (batch axis first); the model expects [batch, 6]"]),
+        (narrow_data, [], ["feature 'x' has shape [5] per sample; the model expects [6]"]),
         (label_data, [], ["feature 'label' holds the label", "expected 0 to 3"]),
         (train_another_model, [], ["is a checkpoint of another model", "weights/w1", "[6, 8]", "[6, 9]"]),
         (
@@ -388,9 +360,6 @@ def test_ctrl_c_where_nothing_is_to_be_saved(
     assert capsys.readouterr().err == "onward inspect: interrupted.\n"
 
 
-# ------------------------------------------------------------------------------------------------------ as a process
-
-
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [*COMMAND, "train", "run.yaml", *arguments]
@@ -439,3 +408,16 @@ def test_a_mistake_as_a_process(workplace: Path) -> None:
     assert all(line.startswith("note ") and line.endswith(" ...") for line in announced)  # where importing took long
     assert error.startswith("onward train: training.batchsize is unknown. Did you mean 'batch_size'?")
     assert len(error.splitlines()) == 1
+
+
+def test_a_warning_of_onward_is_one_line(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own form would show a line of onward's source."""
+
+    def warn(*_: Any) -> None:
+        warnings.warn("the weights were rounded.", NoteWarning, stacklevel=2)
+
+    monkeypatch.setattr("onward.commands.inspect.run", warn)
+    assert main(["inspect", str(workplace / "mlp.onnx")]) == 0
+    assert capsys.readouterr().err == "note   the weights were rounded.\n"

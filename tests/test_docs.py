@@ -16,7 +16,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).resolve().parent.parent
-LESSONS = sorted([*(ROOT / "docs" / "howto").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
+SLOW_LESSONS = ("docs/tutorials/chat.md",)
+LESSONS = [
+    pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW_LESSONS else [])
+    for folder in ("howto", "tutorials")
+    for page in sorted((ROOT / "docs" / folder).glob("*.md"))
+    for name in [str(page.relative_to(ROOT))]
+]
 BIN = Path(sys.executable).parent
 
 
@@ -64,11 +70,12 @@ def workplace(tmp_path: Path) -> Path:
 def test_the_commands_of_the_readme(workplace: Path) -> None:
     lines = [line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()]
     commands = [line[2:].split("  #")[0] for line in lines if line.startswith("$ ")]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         run(command, workplace)
     assert (workplace / "out" / "model_trained.onnx").is_file()
     assert (workplace / "small.onnx").is_file()
+    assert (workplace / "bundle" / "step.onnx").is_file()
 
 
 def test_the_python_of_the_readme(workplace: Path) -> None:
@@ -87,7 +94,7 @@ def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
         run(command, workplace)
 
 
-@pytest.mark.parametrize("page", LESSONS, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", LESSONS)
 def test_everything_on_a_page_that_teaches_runs(page: Path, request: pytest.FixtureRequest) -> None:
     """In the order of the page: `console` lines after `$ `, `python` blocks, each its own process; a block whose
     first line is `# NAME.yaml` or `# NAME.py` is written to that file first."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from onward.checkpoint import writing
+from onward.checkpoint.collective_save import save_together
+from onward.checkpoint.reading import list_checkpoints
 from onward.data.in_memory import InMemoryDataLoader
+from onward.engine.callbacks import Callback
+from onward.engine.reports import UpdateReport
 from onward.errors import DataError
 from tests.mlp import assert_same_bits, data, save_mlp, start, state_bits
 
@@ -76,12 +82,14 @@ def test_broken_data_before_the_first_update_leave_nothing_behind(tmp_path: Path
 
 def test_broken_test_data_cost_no_training(tmp_path: Path) -> None:
     training = {"evaluation_period": 3}
-    runner, _ = start(tmp_path, training=training, checkpoint={"checkpoints_dir": tmp_path / "c"})
+    runner, first = start(tmp_path, training=training, checkpoint={"checkpoints_dir": tmp_path / "c"})
     with pytest.raises(DataError, match="holds the label 99"):
         runner.run(loader(), loader(broken(TEST, 1)))
     resumed, recorder = start(tmp_path, training=training, checkpoint={"checkpoints_dir": tmp_path / "c"})
     assert recorder.messages == [f"resumed from {tmp_path}/c/checkpoint-00000003: round 0, step 3, 3 updates done."]
-    assert resumed.run(loader(), loader(TEST)).steps == 5
+    summary = resumed.run(loader(), loader(TEST))
+    assert (summary.steps, summary.steps_before, summary.updates_before, summary.samples_before) == (5, 3, 3, 12)
+    assert summary.first_loss_of_round == first.steps[0].loss
 
 
 def test_a_profile_ends_with_the_step_that_fails(tmp_path: Path) -> None:
@@ -94,3 +102,27 @@ def test_a_profile_ends_with_the_step_that_fails(tmp_path: Path) -> None:
     again, others = start(tmp_path, profiler=profiler)
     again.run(loader())
     assert others.messages[0].startswith("profile of steps 2 to 7: ")
+
+
+def test_what_is_being_written_at_ctrl_c_is_complete_when_the_caller_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk: the checkpoint of update 2 takes longer than the two updates to the interrupt."""
+
+    class CtrlC(Callback):
+        def on_update(self, report: UpdateReport) -> None:
+            if report.update == 4:
+                raise KeyboardInterrupt
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(1)
+        save_together(*arguments)
+
+    monkeypatch.setattr(writing, "save_together", slowly)
+    kept = {"checkpoints_dir": tmp_path / "kept", "checkpoint_period": 2}
+    runner, _ = start(tmp_path, CtrlC(), checkpoint=kept)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(loader())
+    assert [path.name for path in list_checkpoints(tmp_path / "kept")] == ["checkpoint-00000002"]
+    resumed, _ = start(tmp_path, checkpoint=kept)
+    assert resumed.state.counters.update == 2

@@ -67,7 +67,7 @@ def test_data_that_do_not_fit_the_model(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, np.ndarray], str]] = [
         (
             {**TRAIN, "x": TRAIN["x"][:, :5]},
-            r"^feature 'x' has shape \[4, 5\] .*; the model expects \[batch, 6\]\. Only axes of size 1",
+            r"^feature 'x' has shape \[5\] per sample; the model expects \[6\]\. Only axes of size 1",
         ),
         (
             {**TRAIN, "x": TRAIN["x"].astype(np.complex64)},
@@ -89,7 +89,7 @@ def test_test_data_that_do_not_fit_are_told_before_the_first_step(tmp_path: Path
     for features, words in (
         (
             {**TRAIN, "x": TRAIN["x"][:, :5]},
-            r"^feature 'x' has shape \[1, 5\] .*; the model expects \[batch, 6\]\. Only axes of size 1",
+            r"^feature 'x' has shape \[5\] per sample; the model expects \[6\]\. Only axes of size 1",
         ),
         ({**TRAIN, "x": TRAIN["x"] > 0}, r"^feature 'x' is bool in the data; the model expects float32"),
         ({"x": TRAIN["x"]}, r"^the data have no feature 'label', which the model or its loss reads; they have 'x'\."),

@@ -276,8 +276,28 @@ def test_a_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
     checkpoint = {"checkpoints_dir": tmp_path / "c"}
     runner, _ = start(tmp_path, checkpoint=checkpoint)
     runner.run(loader())
-    with pytest.raises(CheckpointError, match=r"of another model, or of another optimizer.*slots/exp_avg/w1"):
-        start(tmp_path, checkpoint=checkpoint, optimizer={"training_optimizer_name": "Adam"})
+    with pytest.raises(CheckpointError) as caught:
+        start(tmp_path, checkpoint=checkpoint, optimizer={"training_optimizer_name": "AdamOptimizer"})
+    path = tmp_path / "c" / "checkpoint-00000008"
+    said = str(caught.value)
+    assert said.startswith(
+        f"{path} holds other tensors than this run has, since fields were changed: optimizer.training_optimizer_name "
+        "was 'SGDOptimizer', is now 'Adam'. Of "
+    )
+    assert "slots/exp_avg/w1" in said
+    assert said.endswith(
+        " Set the fields back to resume. To start from the checkpoint's weights with the new fields, export them "
+        f"(onward export MODEL --checkpoint {path} -o START.onnx), and train that file with another "
+        "checkpoint.checkpoints_dir."
+    )
+
+
+def test_a_checkpoint_of_other_trainable_weights(tmp_path: Path) -> None:
+    kept = {"checkpoint": {"checkpoints_dir": tmp_path / "c"}, "optimizer": {"training_optimizer_name": "Adam"}}
+    runner, _ = start(tmp_path, **kept)
+    runner.run(loader())
+    with pytest.raises(CheckpointError, match=r"changed: training\.weights_not_to_train was \[\], is now \['w1'\]\."):
+        start(tmp_path, **kept, training={"weights_not_to_train": ["w1"]})
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
@@ -296,6 +316,22 @@ def test_a_static_loss_scale_asked_for_anew_is_taken(tmp_path: Path) -> None:
         runner, _ = start(tmp_path, checkpoint=checkpoint, mixed_precision=mixed)
         assert runner.state.loss_scale is not None
         assert (runner.state.loss_scale.scale, runner.state.loss_scale.finite_updates) == (scale, finite)
+
+
+def test_updates_stay_as_many_with_another_accumulation(tmp_path: Path) -> None:
+    checkpoint = {"checkpoints_dir": tmp_path / "c", "checkpoint_period": 3}
+    training = {"num_train_steps": None, "num_updates": 6}
+    runner, _ = start(tmp_path, checkpoint=checkpoint, training={**training, "gradient_accumulation_steps": 2})
+    Crash(runner, 8)
+    with pytest.raises(StopAt):
+        runner.run(loader())
+    runner._initialized().checkpoints.close()
+    resumed, recorder = start(tmp_path, checkpoint=checkpoint, training={**training, "gradient_accumulation_steps": 3})
+    resumed.run(loader())
+    assert [(report.step, report.update) for report in recorder.steps] == [(9, 4), (12, 5), (15, 6)]
+    assert not [message for message in recorder.messages if "now make" in message]
+    again, recorder = start(tmp_path, checkpoint=checkpoint, training={**training, "gradient_accumulation_steps": 5})
+    assert (again.state.counters.round, recorder.steps) == (1, [])  # it is over
 
 
 def test_accumulation_cannot_change_between_two_of_its_updates(tmp_path: Path) -> None:
@@ -317,3 +353,7 @@ def test_accumulation_cannot_change_between_two_of_its_updates(tmp_path: Path) -
     resumed, recorder = start(tmp_path, checkpoint=checkpoint, training={**steps, "gradient_accumulation_steps": 3})
     resumed.run(loader())
     assert [(report.step, report.update) for report in recorder.steps] == [(9, 4), (12, 5)]
+    assert (
+        "training.gradient_accumulation_steps is 3, and was 2 up to step 6: the 12 steps of training.num_train_steps "
+        "now make 5 updates instead of 6. To make 6, set it to 15, or training.num_updates to 6."
+    ) in recorder.messages

@@ -30,23 +30,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ESCAPES, ids=lambda name: repr(name)[:20])
-def test_names_that_lead_out_of_the_folder(folder: Path, name: object):
+def test_names_that_lead_out_of_the_folder(folder: Path, name: object) -> None:
     with pytest.raises(RefusedFile, match=r"is not the name of a file|is outside of the folder"):
         path_inside(folder, name)
 
 
 @pytest.mark.parametrize("name", ["file", "within", "none", "a/b", "a/../file", "Gewicht ü"])
-def test_names_that_stay_in_it(folder: Path, name: str):
+def test_names_that_stay_in_it(folder: Path, name: str) -> None:
     assert path_inside(folder, name) == folder / name
 
 
-def test_a_folder_that_is_itself_behind_a_link(folder: Path, tmp_path: Path):
+def test_a_folder_that_is_itself_behind_a_link(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(folder)
     assert read_text(path_inside(tmp_path / "other", "within")) == "content\nmore"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "device"])
-def test_only_regular_files_are_opened(kind: str, tmp_path: Path):
+def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
     """None of these waits, not even the pipe that nobody writes to."""
     path = tmp_path / "x"
     words = {
@@ -68,7 +68,7 @@ def test_only_regular_files_are_opened(kind: str, tmp_path: Path):
         open_regular(path)
 
 
-def test_sizes_are_bounded_before_anything_is_read(tmp_path: Path):
+def test_sizes_are_bounded_before_anything_is_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with open(path, "wb") as file:
         file.truncate(1 << 40)
@@ -79,12 +79,12 @@ def test_sizes_are_bounded_before_anything_is_read(tmp_path: Path):
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, "[" * 200 + "]" * 200], ids=["list", "object", "closed"]
 )
-def test_deep_json(text: str):
+def test_deep_json(text: str) -> None:
     with pytest.raises(ValueError, match="nested more than 100 deep"):
         parse_json(text)
 
 
-def test_json_of_ordinary_depth():
+def test_json_of_ordinary_depth() -> None:
     assert parse_json('{"a": [1, {"b": []}]}') == {"a": [1, {"b": []}]}
     with pytest.raises(ValueError, match="digits"):
         parse_json("1" * 10_000)

@@ -1,7 +1,5 @@
 """`python -m onward` is the command `onward`."""
 
-import sys
+from onward.cli import process
 
-from onward.cli import main
-
-sys.exit(main())
+process()

@@ -43,6 +43,3 @@ class Deadline:
     def is_over(self) -> bool:
         """Whether so much time has passed."""
         return self.left_seconds <= 0
-
-
-__all__ = ["Deadline"]

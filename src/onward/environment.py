@@ -6,11 +6,14 @@ import ctypes
 import logging
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from onward.errors import ParametersError
+
+if TYPE_CHECKING:
+    from onward.parameters import Machine
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch reads these when a process first uses a GPU; the second is the older name."""
@@ -59,6 +62,16 @@ class Environment:
     threads: int | None = None
     log_level: int = logging.WARNING
     deterministic: bool = False
+
+    @classmethod
+    def of(cls, machine: Machine, log_level: int = logging.WARNING) -> Environment:
+        """As the section `machine` of RUN.yaml says."""
+        return cls(
+            execution_provider=machine.execution_provider,
+            threads=machine.threads,
+            log_level=log_level,
+            deterministic=machine.deterministic,
+        )
 
     @property
     def device(self) -> torch.device:

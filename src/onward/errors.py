@@ -54,6 +54,31 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, broken or of another model."""
 
 
+class OtherTensorsError(CheckpointError):
+    """A checkpoint whose tensors are not those of the run: of another model, or of other choices for it.
+
+    Args:
+        path: of the checkpoint.
+        differences: a sentence.
+    """
+
+    def __init__(self, path: str, differences: str) -> None:
+        self.path, self.differences = path, differences
+        super().__init__(
+            f"{path} is a checkpoint of another model, or of another optimizer. {differences} Load it with the model "
+            "and optimizer it was saved with, or name another checkpoint."
+        )
+
+    def because_of(self, changes: str) -> CheckpointError:
+        """The same, where the fields that were changed since the checkpoint are known."""
+        return CheckpointError(
+            f"{self.path} holds other tensors than this run has, since fields were changed: {changes}. "
+            f"{self.differences} Set the fields back to resume. To start from the checkpoint's weights with the new "
+            f"fields, export them (onward export MODEL --checkpoint {self.path} -o START.onnx), and train that file "
+            "with another checkpoint.checkpoints_dir."
+        )
+
+
 class StorageError(UserError):
     """A file system that refused to store what onward wrote."""
 
@@ -85,3 +110,11 @@ def chain_of(error: BaseException | None, *, only_causes: bool = False) -> Itera
         seen.add(id(error))
         yield error
         error = error.__cause__ if only_causes else error.__cause__ or error.__context__
+
+
+class NoteWarning(UserWarning):
+    """Something that a user should know; the command line reports it as a note."""
+
+
+class RenamedField(FutureWarning):
+    """A field was set by its old name; the command line reports it as a note."""

@@ -9,11 +9,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from onward.checkpoint.agreement import gather_from_all
 from onward.checkpoint.run_checkpoints import RunCheckpoints
 from onward.checkpoint.run_files import RunFiles
 from onward.data.batches import BatchSource, DataCursor
 from onward.data.shard import FeatureSpec
 from onward.engine.building.assembly import Assembly, assemble
+from onward.engine.building.calibration import calibrate
 from onward.engine.building.preparation import (
     check_dimensions,
     label_ranges,
@@ -30,9 +32,11 @@ from onward.engine.faults.digests import digests_of
 from onward.engine.forecast.batch_size import BatchSizes
 from onward.engine.functions import MetricFunction
 from onward.engine.inputs.epochs import count_in_steps, count_in_steps_of
+from onward.engine.loop import closing_batches
 from onward.engine.reports import CheckpointReport, EvaluationReport
 from onward.engine.state import TrainState
-from onward.errors import ParametersError
+from onward.errors import OtherTensorsError, ParametersError
+from onward.graph.adapters.base_checksum import base_checksum
 from onward.graph.training_graph import TrainingGraph
 from onward.losses.labels import LabelRange
 from onward.optim.building import unmatched_rules
@@ -40,9 +44,11 @@ from onward.optim.schedules import RateAdjustment
 from onward.parallel.agreement import check_same
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters, check
+from onward.parameters.changes import notes_on_changes, reason_for_other_tensors
 from onward.parameters.checks import fixed_fields_changed
 from onward.parameters.effects import fields_without_effect
 from onward.report.watching import Watchers
+from onward.spelling import shortened
 
 
 class Run:
@@ -59,6 +65,7 @@ class Run:
         evaluator: computes the metrics of evaluations.
         best: compares evaluations; None: nobody asks.
         checkpoints: loads and saves.
+        keeps_updates: whether the first round is given in weight updates, and so has as many with any accumulation.
         resumed_update: the update of the checkpoint that was loaded; None: there was none.
         evaluation: the last one of the present round, with its data; (None, None): there was none.
     """
@@ -77,12 +84,13 @@ class Run:
         best: BestEvaluation | None,
         checkpoints: RunCheckpoints,
         batch_sizes: BatchSizes,
+        keeps_updates: bool = False,
     ) -> None:
         self.parameters, self.files, self.mesh, self.watchers = parameters, files, mesh, watchers
         self.graph, self.assembly, self.evaluator, self.best = graph, assembly, evaluator, best
         self.label_ranges, self.checkpoints, self._batch_sizes = label_ranges, checkpoints, batch_sizes
         self.evaluation: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
-        self._ended_step = 0
+        self._ended_step, self.keeps_updates = 0, keeps_updates
         self.resumed_update = self._resume()
 
     @property
@@ -92,11 +100,17 @@ class Run:
 
     def _resume(self) -> int | None:
         settings = self.parameters.checkpoint
-        if (notes := self.checkpoints.resume(settings, self.state)) is None:
-            return None
         rounds = (self.parameters, *self.parameters.next_rounds)
+        try:
+            notes = self.checkpoints.resume(settings, self.state)
+        except OtherTensorsError as error:
+            reason = reason_for_other_tensors(rounds, self.checkpoints.record(settings) or {})
+            raise (error.because_of(reason) if reason else error) from None
+        if notes is None:
+            return None
         record, counters = self.checkpoints.record(settings) or {}, self.state.counters
-        self.watchers.on_messages([*notes, *self._batch_sizes.restate(rounds, record, counters)])
+        changes = notes_on_changes(rounds, record, counters.step)
+        self.watchers.on_messages([*notes, *changes, *self._batch_sizes.restate(rounds, record, counters)])
         self.watchers.restore(record.get("callbacks", {}))
         # A round is saved with its last step. Asked for more steps than that, it goes on; else it is over.
         if self._batch_sizes.is_over(rounds, counters):
@@ -114,14 +128,22 @@ class Run:
             ParametersError: they are wrong in themselves, or change what is built already.
         """
         parameters = checked_for_round(parameters, self.parameters, self.files)
-        number, say = self.state.counters.round, self.watchers.on_message
-        parameters = count_in_steps(parameters, self.mesh.topology.data_size, say)
-        self.parameters = self._batch_sizes.settle(parameters, number, self.mesh, self.graph, specs, say)
+        number, notify = self.state.counters.round, self.watchers.on_message
+        parameters = count_in_steps(parameters, self.mesh.topology.reader_count, notify)
+        self.parameters = self._batch_sizes.settle(parameters, number, self.mesh, self.graph, specs, notify)
         _check_names(self.parameters, self.graph)
 
     def count_steps_of(self, data: BatchSource) -> None:
         """Converts a round that is given in epochs to steps, by the data that it is about to be trained with."""
         self.parameters = count_in_steps_of(self.parameters, data, self.mesh, self.watchers.on_message)
+
+    def calibrate(self, data: BatchSource) -> None:
+        """Sets what a run of quantization-aware training finds out from its first batch."""
+        if self.parameters.quantize_aware.weights is None or self.state.counters.update:
+            return
+        with closing_batches(data.batches(self.parameters.training.batch_size, self.state.cursor)) as batches:
+            note = calibrate(self.state, self.graph, next(batches))
+        self.watchers.on_messages([] if note is None else [note])
 
     def finish_round(self) -> None:
         """The next round starts with step 0, at the beginning of its data."""
@@ -129,14 +151,15 @@ class Run:
         self._ended_step = counters.step
         counters.round += 1
         counters.step = counters.samples = counters.ended_early_of = 0
-        self.state.cursor, self.state.rate = DataCursor(), RateAdjustment()
+        self.state.cursor, self.state.rate, self.state.course.first_loss = DataCursor(), RateAdjustment(), None
 
     def evaluate(self, data: BatchSource) -> EvaluationReport:
         """Means over the entire test set, with the weights as they are now."""
         started, training = time.perf_counter(), self.parameters.training
         with self.watchers.phase("evaluating"):
-            batches = data.one_pass(training.eval_batch_size or training.batch_size)
-            metrics, samples = self.evaluator.evaluate(self.state, batches)
+            metrics, samples = self.evaluator.evaluate(
+                self.state, lambda: data.one_pass(training.eval_batch_size or training.batch_size)
+            )
         (step, in_round), seconds = self._shown_step(), time.perf_counter() - started
         report = EvaluationReport(
             step=step,
@@ -220,9 +243,10 @@ def build_run(
         CheckpointError: the checkpoint is broken or of another model.
         StorageError: the output directory cannot be made.
     """
-    say = watchers.on_message
-    checkpoints = RunCheckpoints(mesh, files, say)
-    batch_sizes = BatchSizes.of_record(checkpoints.record(parameters.checkpoint))
+    notify = watchers.on_message
+    checkpoints = RunCheckpoints(mesh, files, notify)
+    record, asked_updates = checkpoints.record(parameters.checkpoint), parameters.training.num_updates
+    batch_sizes = BatchSizes.of_record(record)
     seed_random(parameters.training.seed, mesh)
     make_folders(parameters)
     watchers.on_phase("reading the model")
@@ -230,18 +254,22 @@ def build_run(
     write_loss_model(parameters, mesh.rank)
     check_same(mesh, digests_of(parameters, graph))
     watchers.on_messages((*fields_without_effect(parameters, refused=False), *graph.notes))
-    parameters = count_in_steps(parameters, mesh.topology.data_size, say)
-    parameters = batch_sizes.settle(parameters, 0, mesh, graph, specs, say)
+    parameters = count_in_steps(parameters, mesh.topology.reader_count, notify, record)
+    parameters = batch_sizes.settle(parameters, 0, mesh, graph, specs, notify)
     watchers.on_phase("building the network")
-    assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), say)
+    assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), notify)
     watchers.on_messages(dict.fromkeys(assembly.notes))
     ranges = label_ranges(parameters.loss, graph)
     evaluator = Evaluator(parameters, assembly, ranges, metrics)
     best = best_evaluation(parameters, evaluator)
     watchers.add([] if best is None else [best])
-    for pattern in unmatched_rules(parameters.optimizer, graph.weights, graph.known_as):
-        say(f"optimizer_attributes: {pattern!r} matches no weight.")
+    if unmatched := unmatched_rules(parameters.optimizer, graph.weights, graph.known_as):
+        notify(f"optimizer_attributes: no trainable weight matches {shortened(list(map(repr, unmatched)), 3)}.")
     _check_names(parameters, graph)
+    if parameters.checkpoint.checkpoints_dir or parameters.checkpoint.checkpoint_to_load_path:
+        checkpoints.base_checksum = gather_from_all(
+            mesh.control, base_checksum(graph.source, graph.adapters) if mesh.rank == 0 else ""
+        )[0]
     watchers.on_phase("looking for a checkpoint to load")
     return Run(
         parameters=parameters,
@@ -255,6 +283,7 @@ def build_run(
         best=best,
         checkpoints=checkpoints,
         batch_sizes=batch_sizes,
+        keeps_updates=asked_updates is not None,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onward.artifacts.adapter_outputs import written_paths
 from onward.artifacts.trained_model import export_run, rehearse_export_of_run, trained_model_path, write_graphs_if_asked
 from onward.checkpoint.run_files import localize
 from onward.data.batches import BatchSource
@@ -45,6 +46,8 @@ class TrainingRunner:
         watchers: who is notified of every event; more can be added to `watchers` later.
         mesh: the processes, where they have found each other already; else `initialize` finds them.
         progress: show progress on the console, or in the notebook.
+        most_log_lines: training lines of a round without a terminal at most, besides its first and last; None: one for
+            every displayed update.
         metrics: what evaluations compute in addition, as functions of (outputs, batch).
         returns_on_interrupt: of one process, on Ctrl-C `run` saves and returns as if a callback had stopped it.
         run_file: from which the parameters were read, for the record of the run.
@@ -61,6 +64,7 @@ class TrainingRunner:
         mesh: Mesh | None = None,
         *,
         progress: bool = True,
+        most_log_lines: int | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
         returns_on_interrupt: bool = False,
         run_file: Path | None = None,
@@ -69,7 +73,7 @@ class TrainingRunner:
         self.environment = Environment() if environment is None else environment
         check_watchers(watchers)
         self.watchers = Watchers(watchers)
-        self._own_watchers = RunWatchers(self.watchers, self._asked)
+        self._own_watchers = RunWatchers(self.watchers, self._asked, most_log_lines)
         self._shows_progress, self._metrics, self._run_file = progress, dict(metrics or {}), run_file
         self._given_mesh, self._returns_on_interrupt = mesh, returns_on_interrupt
         if mesh is not None:
@@ -196,6 +200,7 @@ class TrainingRunner:
             data, run = self._open(training_data_loader), self._initialized()
             returns = self._returns_on_interrupt and run.mesh.world_size == 1
             run.count_steps_of(data)
+            run.calibrate(data)
             while True:
                 try:
                     return TrainingRound(run, test_data, mapped_dimensions or {}, returns).train(data)
@@ -237,7 +242,8 @@ class TrainingRunner:
             if self.parameters.paths.output_dir is not None:
                 what = export_run(self.parameters, run.state, run.graph, self.trained_model_path, run.best, report)
                 self.files.publish()
-                self._own_watchers.on_trained_model(what, self.files.shown(self.trained_model_path))
+                places = written_paths(self.parameters.adapter, self.trained_model_path)
+                self._own_watchers.on_trained_model(what, [self.files.shown(place) for place in places])
         self._data.close()
         self._own_watchers.close()
         self.files.release()

@@ -13,17 +13,25 @@ _CELL = (
 """Colors are those of the page around it, light or dark."""
 
 
-def text_table(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Columns side by side, those in `right` aligned to the right; the first row is the heading."""
-    lines = [list(row) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    aligned = [
+def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = (), head: Sequence[str] = ()) -> list[str]:
+    """Rows as lines with columns side by side, those in `right` aligned to the right; no heading without rows."""
+    cells = [list(row) for row in rows]
+    if cells and head:
+        cells.insert(0, list(head))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
         "  ".join(
-            cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
     ]
-    return "\n".join(line.rstrip() for line in aligned)
+
+
+def section(title: str, lines: Iterable[str]) -> str:
+    """A title with its lines below; nothing without lines."""
+    below = [f"  {line}".rstrip() for line in lines]
+    return "\n".join([title, *below]) if below else ""
 
 
 def html_table(rows: Iterable[Sequence[str]], right: Collection[int] = (), caption: str = "") -> str:
@@ -68,8 +76,6 @@ def html_curve(title: str, values: Sequence[float], width: int = 480, height: in
 def bytes_text(size: float) -> str:
     """A size in the unit that reads best: `512 B`, `1.5 MB`."""
     units = ("B", "kB", "MB", "GB", "TB")
-    power = next((n for n in range(len(units)) if size < 1000 ** (n + 1)), len(units) - 1)
+    # 999.5 would be rounded to 1e+03.
+    power = next((n for n in range(len(units)) if size < 999.5 * 1000**n), len(units) - 1)
     return f"{size / 1000**power:.3g} {units[power]}"
-
-
-__all__ = ["bytes_text", "html_curve", "html_fields", "html_table", "text_table"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from onward.checkpoint.run_checkpoints import can_save
+from onward.data.augmentation import augmented
 from onward.data.batches import Batch, BatchSource
 from onward.engine.building.preparation import check_dimensions, check_step, run_start
 from onward.engine.building.rounds import round_steps
@@ -24,6 +26,7 @@ from onward.engine.reports import RunSummary, StepReport
 from onward.engine.steering import Steering
 from onward.errors import ParametersError
 from onward.graph.reading.garbage_collection import gc_frozen
+from onward.parameters.averaging import notes_on_averaging
 from onward.report.profiler import profiled
 from onward.report.requeue import ended_by, interrupted
 from onward.run import Run
@@ -60,13 +63,17 @@ class TrainingRound:
             run.evaluator.check_specs(self.test_data.feature_specs())
         elif run.best is not None:
             raise ParametersError(NOTHING_TO_COMPARE)
-        check_step(training, self.begin.step)
+        changed = check_step(training, self.begin)
+        changed = None if run.keeps_updates else changed
         check_dimensions(dimensions, run.graph)
         self.dimensions = {**training.mapped_dimensions, **dimensions}
         self.grace = GracePeriod.of(run.parameters, run.mesh.world_size, self.clock)
         net = run.state.networks[0].net
         control = Control(run.parameters, net, run.state.rate, self.test_data is not None)
         self.watchers.on_run_start(run_start(training, run.state), control)
+        if changed is not None:
+            self.watchers.on_message(changed)
+        self.watchers.on_messages(_notes_on_averaging(run))
         self.between = Steering(run.state, control)
 
     def train(self, data: BatchSource) -> RunSummary:
@@ -83,11 +90,13 @@ class TrainingRound:
         spikes.before_round(run.save)
         saving = run.checkpoints.saving_after_failure(settings, self.state, run.save)
         with StopRequest(settings.on_sigusr1 == "stop", self.returns_on_interrupt) as stop, gc_frozen(), saving:
-            with closing_batches(data.batches(training.batch_size, self.state.cursor)) as read:
+            with closing_batches(self._batches(data)) as read:
                 batches = self.watchers.announced(without_spans(read, self.state))
                 for done in self._steps(between.not_skipped(batches, self.watchers)):
                     self.watchers.on_step_done(done, self.state)
-                    reports = reports if done.report is None else [*reports[:1], done.report]
+                    if done.report is not None:
+                        reports = [*reports[:1], done.report]
+                        self._keep_first_loss(done.report)
                     skips.after_step(done)
                     spikes.after_step(done, lambda: between.is_interrupted_at_end(stop.signal_name is not None))
                     if self._is_stopped(done, stop):
@@ -96,14 +105,28 @@ class TrainingRound:
             checkpoint = run.save_last_of_round()
         stopped, evaluated = between.stop_reason, run.evaluation[1]
         metrics = {} if evaluated is None else dict(evaluated.metrics)
+        first_loss = self.state.course.first_loss
         run.finish_round()
         seconds, counters = time.perf_counter() - self._started, self.state.counters
         summary = summarize(training, self.begin, counters, self.clock, reports, metrics, seconds, checkpoint, stopped)
+        summary = dataclasses.replace(summary, first_loss_of_round=first_loss)
         self.watchers.on_end(summary)
         skips.at_end()
         if between.is_interrupted_at_end(between.raises(stop)) and checkpoint is not None:
             raise interrupted(stop.signal_name or ANOTHER, "at the end of the round", checkpoint)
         return summary
+
+    def _keep_first_loss(self, report: StepReport) -> None:
+        """For the summary of a run that is resumed."""
+        if not self.begin.step and self.state.course.first_loss is None and math.isfinite(report.loss):
+            self.state.course.first_loss = report.loss
+
+    def _batches(self, data: BatchSource) -> Iterator[Batch]:
+        """Batches from where the run is, their images varied where that is asked for."""
+        parameters = self.run.parameters
+        read = data.batches(parameters.training.batch_size, self.state.cursor)
+        names = self.run.graph.loss_names
+        return augmented(read, parameters.augmentation, () if names is None else names.labels, parameters.training.seed)
 
     def _steps(self, batches: Iterator[Batch]) -> Iterator[StepDone]:
         """The steps of the round; those that the user asked for under the profiler."""
@@ -143,3 +166,10 @@ class TrainingRound:
         if decision.is_interrupted:
             raise ended_by(stop.signal_name or ANOTHER, done.step, run.save_last_of_round())
         return decision.is_stopped
+
+
+def _notes_on_averaging(run: Run) -> list[str]:
+    """Of a round that is too short for the average it keeps."""
+    training, counters, average = run.parameters.training, run.state.counters, run.state.average
+    end = counters.update + (training.steps - counters.step) // training.gradient_accumulation_steps
+    return [] if average is None else notes_on_averaging(average.settings, average.count, counters.update, end)

@@ -19,6 +19,7 @@ from onward.checkpoint.writing import CheckpointWriter
 from onward.parallel.sharded_tensors import ShardedTensor
 from onward.plan.shards import Sharding
 from tests.checkpoint.layouts import rows_of, shard_of
+from tests.initializers import stored_arrays
 from tests.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ def test_every_value_arrives(tmp_path: Path, external: bool) -> None:
     run_on_ranks(4, save, tmp_path / "checkpoints", 48)
     path = export_checkpoint(tmp_path / "model.onnx", tmp_path / "checkpoints", tmp_path / "trained.onnx")
     onnx.checker.check_model(path, full_check=True)
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    found = stored_arrays(path)
     assert set(found) == {f"w{layer}" for layer in range(LAYERS)}
     assert all(np.array_equal(found[f"w{layer}"], trained(layer, 48).numpy()) for layer in range(LAYERS))
     assert (path.parent / "trained.onnx.data").exists() is external

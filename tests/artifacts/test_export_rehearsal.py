@@ -24,6 +24,7 @@ from onward.graph.training_graph import make_training_graph
 from onward.models import create_model
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner
+from tests.initializers import stored_arrays
 from tests.mlp import ON_ONE_THREAD, data, start, weights_of
 from tests.ranks import run_on_ranks
 
@@ -95,7 +96,7 @@ def stored(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Lamb"])
 def test_weights_of_every_rank_are_trained_and_exported(tmp_path: Path, optimizer: str) -> None:
-    before = {t.name: numpy_helper.to_array(t) for t in model_of_all_ranks().graph.initializer}
+    before = stored_arrays(model_of_all_ranks())
     train(tmp_path, optimizer)
     written = tmp_path / "out" / "model_trained.onnx"
     after = stored(written)

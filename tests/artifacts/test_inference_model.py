@@ -29,6 +29,7 @@ from onward.graph.training_graph import make_training_graph
 from onward.graph.writing import model_saving
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
+from tests.initializers import stored_arrays
 from tests.models import test_bert, test_gpt2
 
 FLOAT = TensorProto.FLOAT
@@ -237,7 +238,7 @@ def test_trained_reference_models_compute_the_same_in_onnxruntime(tmp_path: Path
     assert_file_computes_like(net, tmp_path / "trained.onnx", *inputs)
     after = onnx.load(tmp_path / "trained.onnx")
     assert [n.name for n in after.graph.node] == [n.name for n in before.graph.node]
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+    stored = stored_arrays(after)
     for name in (*net.graph.weights, *net.graph.states):
         assert np.array_equal(stored[name], net.tensors_by_name()[name].detach().numpy()), name
     for tensor in before.graph.initializer:
@@ -335,7 +336,7 @@ def test_copies_that_an_exporter_folded_follow_their_weight(tmp_path: Path) -> N
     assert list(net.graph.ties.values()) == [Tie("inner.lm_head.weight", Rearrangement((1, 0)))]
     train(net, tokens(50))
     onward.export(net, tmp_path / "trained.onnx")
-    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "trained.onnx").graph.initializer}
+    stored = stored_arrays(tmp_path / "trained.onnx")
     for name, tie in net.graph.ties.items():
         assert np.array_equal(stored[name], stored[tie.weight].transpose(tie.how.permutation))
     assert_file_computes_like(net, tmp_path / "trained.onnx", tokens(50, seed=3))
@@ -358,7 +359,7 @@ def test_a_folded_transpose_is_written_like_its_weight(tmp_path: Path) -> None:
     assert len(net.weights) == 1
     move_weights(net)
     onward.export(net, tmp_path / "trained.onnx")
-    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "trained.onnx").graph.initializer}
+    stored = stored_arrays(tmp_path / "trained.onnx")
     assert np.array_equal(stored["table"], stored["table_transposed"].T)
     assert not np.array_equal(stored["table"], array(9, 4))
     assert_file_computes_like(net, tmp_path / "trained.onnx", torch.arange(9).float())
@@ -368,7 +369,7 @@ def test_a_tie_of_a_weight_that_does_not_train_stays_as_it_is(tmp_path: Path) ->
     net = onward.to_torch(tied_model(), weights_not_to_train=["table*"])
     assert not net.weights
     onward.export(net, tmp_path / "same.onnx")
-    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "same.onnx").graph.initializer}
+    stored = stored_arrays(tmp_path / "same.onnx")
     assert np.array_equal(stored["table"], array(9, 4))
     assert np.array_equal(stored["table_transposed"], array(9, 4).T)
 
@@ -551,7 +552,7 @@ def test_a_model_written_over_its_own_files(tmp_path: Path) -> None:
         onward.export(net, path)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
         assert_file_computes_like(net, path, torch.randn(2, 4))
-        stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+        stored = stored_arrays(path)
         assert np.array_equal(stored["w2"], frozen.numpy())
         assert np.array_equal(stored["unused"], array(50, 50, seed=9))
     onward.export(net, tmp_path / "elsewhere.onnx")

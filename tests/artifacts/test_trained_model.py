@@ -15,6 +15,7 @@ from onward.cli import main
 from onward.errors import CheckpointError, ModelError, ParametersError, StorageError
 from onward.graph.writing import model_saving
 from tests.artifacts.trained_run import convolutional_model, samples, train
+from tests.initializers import stored_arrays
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def test_equals_what_end_training_wrote(run: Path, tmp_path: Path) -> None:
     assert path == tmp_path / "deep" / "trained.onnx"
     assert path.read_bytes() == (run / "out" / "model_trained.onnx").read_bytes()
     onnx.checker.check_model(path, full_check=True)
-    before = {t.name: numpy_helper.to_array(t) for t in onnx.load(run / "model.onnx").graph.initializer}
-    after = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    before = stored_arrays(run / "model.onnx")
+    after = stored_arrays(path)
     assert not np.array_equal(before["fc.weight"], after["fc.weight"])
     assert not np.array_equal(before["norm.mean"], after["norm.mean"])
 
@@ -51,8 +52,8 @@ def test_weights_that_did_not_train_keep_their_values(tmp_path: Path) -> None:
     train(tmp_path, weights_not_to_train=["fc.*"])
     path = export_checkpoint(tmp_path / "model.onnx", tmp_path / "checkpoints", tmp_path / "again.onnx")
     assert path.read_bytes() == (tmp_path / "out" / "model_trained.onnx").read_bytes()
-    before = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "model.onnx").graph.initializer}
-    after = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    before = stored_arrays(tmp_path / "model.onnx")
+    after = stored_arrays(path)
     assert np.array_equal(before["fc.weight"], after["fc.weight"])
     assert not np.array_equal(before["conv.weight"], after["conv.weight"])
 

@@ -27,6 +27,7 @@ from onward.lowering.training_info import load_training_info
 from onward.models import create_model
 from onward.parameters import AttributeRule, Optimizer
 from tests.artifacts.plain_runtime import largest_error
+from tests.initializers import stored_arrays
 from tests.mlp import build_mlp, data, save_mlp, write_adam_run
 
 DOMAIN = "ai.onnx.preview.training"
@@ -256,7 +257,7 @@ def initial_state(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     start.graph.CopyFrom(model.training_info[0].initialization)
     evaluator = ReferenceEvaluator(start)
     values = dict(zip(evaluator.output_names, evaluator.run(None, {}), strict=True))
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    stored = stored_arrays(model)
     changed = {entry.key for entry in model.training_info[0].update_binding}
     first = {entry.key: values[entry.value] for entry in model.training_info[0].initialization_binding}
     return {name: array for name, array in stored.items() if name in changed} | first

@@ -19,7 +19,7 @@ from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import CheckpointError
 from tests.test_untrusted_files import ESCAPES
 
-RECORD = {
+RECORD: dict[str, Any] = {
     "counters": {"step": 4, "round": 0, "update": 4, "skipped_updates": 0, "samples": 32, "ended_early_of": 0},
     "cursor": {"epoch": 0, "sample": 32, "file": None, "file_sample": 0, "fingerprint": ""},
     "loss_scale": None,
@@ -43,7 +43,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize("name", ESCAPES, ids=lambda name: repr(name)[:20])
-def test_names_of_data_files(checkpoint: Path, name: Any):
+def test_names_of_data_files(checkpoint: Path, name: Any) -> None:
     if isinstance(name, bytes) or name == "\udfff":
         pytest.skip("JSON cannot hold it")
     (checkpoint / "link").symlink_to(checkpoint.parent.parent / "secret")
@@ -55,7 +55,7 @@ def test_names_of_data_files(checkpoint: Path, name: Any):
     assert "Name another checkpoint" in str(error.value)
 
 
-def test_a_data_file_that_is_a_link_to_another_folder(checkpoint: Path):
+def test_a_data_file_that_is_a_link_to_another_folder(checkpoint: Path) -> None:
     data = next(checkpoint.glob("*.safetensors"))
     data.rename(checkpoint.parent / data.name)
     data.symlink_to(checkpoint.parent / data.name)
@@ -64,7 +64,7 @@ def test_a_data_file_that_is_a_link_to_another_folder(checkpoint: Path):
 
 
 @pytest.mark.parametrize("which", ["manifest.json", "*.safetensors"])
-def test_a_pipe_does_not_hang(checkpoint: Path, which: str):
+def test_a_pipe_does_not_hang(checkpoint: Path, which: str) -> None:
     path = next(checkpoint.glob(which))
     path.unlink()
     os.mkfifo(path)
@@ -82,7 +82,7 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_FIELDS, ids=lambda one: repr(one)[:40])
-def test_fields_of_the_wrong_type(checkpoint: Path, name: str, value: Any):
+def test_fields_of_the_wrong_type(checkpoint: Path, name: str, value: Any) -> None:
     forge(checkpoint, lambda content: content.update({name: value}))
     with pytest.raises(CheckpointError, match=f"not the fields of format version 2: '{name}'"):
         read_new_tensors(checkpoint)
@@ -98,13 +98,13 @@ WRONG_RECORDS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_RECORDS, ids=lambda one: repr(one)[:40])
-def test_records_of_the_wrong_type(checkpoint: Path, name: str, value: Any):
+def test_records_of_the_wrong_type(checkpoint: Path, name: str, value: Any) -> None:
     forge(checkpoint, lambda content: content["record"].update({name: value}))
     with pytest.raises(CheckpointError, match=r"holds no record of a run: .* Name another checkpoint"):
         read_run_record(checkpoint)
 
 
-def test_the_record_as_it_was_is_read(checkpoint: Path):
+def test_the_record_as_it_was_is_read(checkpoint: Path) -> None:
     assert read_run_record(checkpoint) == RECORD
 
 
@@ -123,7 +123,7 @@ HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_forged_headers_of_data_files(checkpoint: Path, kind: str):
+def test_forged_headers_of_data_files(checkpoint: Path, kind: str) -> None:
     data = next(checkpoint.glob("*.safetensors"))
     header = HEADERS[kind]
     data.write_bytes(header if kind == "2^40 bytes" else len(header).to_bytes(8, "little") + header + bytes(16))

@@ -16,24 +16,10 @@ import torch.distributed as dist
 from onward.checkpoint import storage, writing
 from onward.checkpoint.reading import find_latest, list_checkpoints, read_new_tensors, verify
 from onward.checkpoint.writing import CheckpointWriter
-from onward.errors import OnwardError
-from onward.parallel.sharded_tensors import ShardedTensor
 from tests.checkpoint.contents import same
 from tests.checkpoint.layouts import full_tensors, mixed_on_4, rows_on_2
+from tests.checkpoint.on_ranks import message_of, writer_of
 from tests.ranks import run_on_ranks
-
-
-def writer_of(directory: Path, **options: Any) -> CheckpointWriter:
-    return CheckpointWriter(directory, 2, group=dist.group.WORLD, **options)
-
-
-def message_of(action: Callable[[], object]) -> str:
-    """Class and words of the error that onward raises."""
-    try:
-        action()
-    except OnwardError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def failing(kind: int) -> Callable[..., Any]:
@@ -41,9 +27,6 @@ def failing(kind: int) -> Callable[..., Any]:
         raise OSError(kind, os.strerror(kind))
 
     return fail
-
-
-# ---------------------------------------------------------------------- next to training
 
 
 def train_beside(directory: Path) -> tuple[int, bool]:
@@ -81,9 +64,6 @@ def test_a_save_in_the_background_does_not_mix_with_training(tmp_path: Path) -> 
     first, second = (read_new_tensors(path) for path in list_checkpoints(tmp_path))
     assert [name for name, whole in full_tensors().items() if not same(first[name], whole)] == []
     assert not any(tensor.bool().any() for tensor in second.values())
-
-
-# ---------------------------------------------------------------------- disks
 
 
 def fill_the_disk_of(full_rank: int, directory: Path) -> list[str]:
@@ -193,36 +173,6 @@ def test_a_disk_that_is_no_longer_shared_is_reported(tmp_path: Path) -> None:
     assert "rank 0 does not see rank-00001.safetensors, written by other ranks" in first[1]
     assert all("checkpoint.checkpoints_dir must be on a disk that all nodes share" in words for words in first)
     assert list_checkpoints(tmp_path / "shared") == []
-
-
-# ---------------------------------------------------------------------- ranks that differ, ranks that end
-
-
-def contradict(directory: Path) -> list[str]:
-    rank = dist.get_rank()
-    with writer_of(directory, blocking=True) as writer:
-        shapes = message_of(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3 + rank))}, {}))
-        hole = message_of(lambda: writer.save(1, {"w": ShardedTensor.full(torch.zeros(3), is_written=False)}, {}))
-        rows = rows_on_2(rank)
-        gap = message_of(lambda: writer.save(1, rows if rank == 0 else {}, {}))
-        fine = message_of(lambda: writer.save(2, rows, {}))
-    return [shapes, hole, gap, fine]
-
-
-def test_ranks_that_contradict_each_other_or_leave_a_hole_are_refused(tmp_path: Path) -> None:
-    first, second = run_on_ranks(2, contradict, tmp_path)
-    assert first == second
-    assert "ValueError: 'w' is (torch.float32, torch.Size([3])) on an earlier rank and" in first[0]
-    assert "'w' is held by rank 0, and no rank writes it" in first[1]
-    assert "'weights/fc' has 60 elements, and the ranks write 30 of them" in first[2]
-    assert first[3] == ""
-
-
-def test_a_part_of_a_tensor_alone_is_refused_in_one_process(tmp_path: Path) -> None:
-    with CheckpointWriter(tmp_path, 1) as writer:
-        writer.save(1, rows_on_2(0), {})
-        with pytest.raises(ValueError, match=r"'weights/fc' has 60 elements, and the ranks write 30 of them"):
-            writer.wait()
 
 
 def end_during_save(directory: Path) -> None:

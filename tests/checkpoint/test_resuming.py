@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from onward.checkpoint.disk import prepare_directory
 from onward.checkpoint.reading import find_checkpoint
 from onward.data.in_memory import InMemoryDataLoader
 from onward.errors import CheckpointError
-from tests.mlp import assert_same_bits, data, save_mlp, start, state_bits
-
-TRAIN = data(30)
-RUN: dict[str, Any] = {"optimizer": {"training_optimizer_name": "AdamW"}}
-
-
-def trained(folder: Path, steps: int = 8) -> Path:
-    """The checkpoints of a run that saved three, at updates 4, 6 and 8."""
-    save_mlp(folder)
-    checkpoint = {"checkpoints_dir": folder / "c", "checkpoint_period": 2, "max_num_checkpoints": 3}
-    runner, _ = start(folder, **RUN, checkpoint=checkpoint, training={"num_train_steps": steps})
-    runner.run(InMemoryDataLoader(TRAIN))
-    runner.end_training()
-    return folder / "c"
+from tests.checkpoint.trained_runs import RUN, TRAIN, trained
+from tests.mlp import assert_same_bits, start, state_bits
 
 
 def resume(folder: Path, if_damaged: str = "refuse", steps: int = 8) -> tuple[Any, Any]:
@@ -92,8 +77,8 @@ def test_training_does_not_begin_anew_over_checkpoints_without_manifest(tmp_path
         with pytest.raises(CheckpointError) as caught:
             resume(tmp_path, if_damaged)
         assert "checkpoint-00000008 is incomplete: it has no manifest.json" in str(caught.value)
-        assert f"There is no undamaged checkpoint in {folder}, and training would begin anew." in str(caught.value)
-        assert "set checkpoint.if_damaged to restart to begin anew" in str(caught.value)
+        assert f"There is no undamaged checkpoint in {folder}, and training would start over." in str(caught.value)
+        assert "set checkpoint.if_damaged to restart to start over" in str(caught.value)
         assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == names
     runner, recorder = resume(tmp_path, "restart")
     assert runner.state.counters.update == 0
@@ -133,39 +118,6 @@ def test_a_newest_incomplete_checkpoint_is_not_exported_over(tmp_path: Path) -> 
     without_manifest(folder / "checkpoint-00000008")
     with pytest.raises(CheckpointError, match=r"checkpoint-00000008 is newer than .*, but incomplete"):
         find_checkpoint(folder)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_files_of_strangers_stay(tmp_path: Path, seed: int) -> None:
-    """A generator of names that look like onward's temporary ones, and are not."""
-    generator = np.random.default_rng(seed)
-    parts = [".tmp-", "onward-", "removed-", ".replaced-", "checkpoint-", "00000012", "shared-", "x", "-", ".pt", "7"]
-    ours = {
-        ".tmp-onward-checkpoint-00000012",
-        ".tmp-onward-removed-checkpoint-00000012",
-        ".replaced-checkpoint-00000012",
-    }
-    made = set()
-    for _ in range(60):
-        name = "".join(generator.choice(parts, int(generator.integers(1, 6))))
-        if name not in ours and not name.endswith("checkpoint-0000001200000012"):
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "thesis.txt").write_text("mine")
-            made.add(name)
-    for name in ours - {".replaced-checkpoint-00000012"}:
-        (tmp_path / name).mkdir()
-    prepare_directory(tmp_path, None)
-    assert {path.name for path in tmp_path.iterdir()} == made
-    assert all((tmp_path / name / "thesis.txt").is_file() for name in made)
-
-
-def test_leftovers_of_earlier_versions_are_removed_if_nothing_else_is_in_them(tmp_path: Path) -> None:
-    folder = trained(tmp_path)
-    shutil.copytree(folder / "checkpoint-00000008", folder / ".tmp-checkpoint-00000009")
-    shutil.copytree(folder / "checkpoint-00000008", folder / ".tmp-checkpoint-00000010")
-    (folder / ".tmp-checkpoint-00000010" / "notes.txt").write_text("mine")
-    prepare_directory(folder, None)
-    assert sorted(path.name for path in folder.glob(".tmp*")) == [".tmp-checkpoint-00000010"]
 
 
 def test_a_run_that_saves_nothing_any_more_still_removes_what_a_killed_one_left(tmp_path: Path) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 
 from onward.cli import main
-from onward.commands.rehearsal import training_loader
+from onward.commands.loaders import training_loader
 from onward.data.loader import DataLoader
 from onward.data.manifest import read_manifest
 from onward.data.shard_files import find_shard_files
@@ -24,15 +22,9 @@ from onward.parameters import Checkpoint, EarlyStopping, Parameters
 from onward.runner import TrainingRunner
 from tests.mlp import ON_ONE_THREAD
 from tests.proposal.kinds import KINDS, Kind, classifier_of_images, numbers, perceptron, pictures, table, text
+from tests.proposal.prepared import prepare
 
 UPDATES = 30
-
-
-def prepare(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Writes model and data, and makes their folder the working one."""
-    monkeypatch.chdir(folder)
-    kind.model(folder)
-    return kind.data(folder)
 
 
 def losses_of_run(parameters: Parameters, updates: int = UPDATES) -> tuple[float, float]:
@@ -186,11 +178,28 @@ def test_what_is_said_on_the_command_line_is_what_is_written(
     assert "--columns x=length,width,height --columns weight=weight" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("classes", [2, 7])
+def test_words_that_are_other_classes_than_the_models_get_a_new_last_layer(
+    classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    perceptron(4, classes)(tmp_path)
+    table(tmp_path)
+    assert main(["init", "net.onnx", "trees.csv"]) == 0
+    assert Parameters.load("run.yaml").head.num_classes == 3
+    assert (
+        f"# The labels have 3 classes, the model has {classes}: its last layer is replaced"
+        in Path("run.yaml").read_text()
+    )
+    assert main(["train", "run.yaml", "--training.num_epochs", "1"]) == 0
+    assert f"had {classes} outputs; a new one with 3 replaces it" in capsys.readouterr().out
+    model = onnx.load("trained/net_trained.onnx")
+    assert model.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 3
+
+
 @pytest.mark.parametrize(
     ("model", "data", "options", "words"),
     [
-        (perceptron(4, 2), table, [], ["label 'tree' has shape [] per sample and 3 classes (elm, fir, oak), which fits",
-                                       "it has 2 classes, the labels have 3. Use a model with 3 outputs"]),
         (perceptron(6, 3), table, [], ["input 'x' float32 [batch, 6] needs 6 columns, and 'trees.csv' has 5 numeric "
                                        "ones besides the label: 'row', 'length', 'width', 'height', 'weight'",
                                        "Add the columns that are missing."]),
@@ -212,6 +221,7 @@ def test_what_is_said_on_the_command_line_is_what_is_written(
          ["is text without labels, and 'net.onnx' has no input of token ids ([batch, sequence], integers)"]),
         (classifier_of_images(), table, [], ["is a table, and 'net.onnx' reads 'image' float32 [batch, 3, 16, 16]"]),
         (perceptron(4, 3), lambda folder: "nowhere", [], ["source 'nowhere' does not exist"]),
+        (perceptron(4, 3), lambda folder: "nowhere", ["-o", "new/run.yaml"], ["source 'nowhere' does not exist"]),
         (perceptron(4, 3), table, ["--epochs", "0"], ["--epochs is 0; expected at least 1."]),
         (perceptron(4, 3), table, ["--learning-rate", "-1"], ["--learning-rate is -1; expected a number above 0."]),
         (perceptron(4, 3), table, ["--test-fraction", "1"], ["--test-fraction is 1; expected a fraction from 0"]),
@@ -227,8 +237,7 @@ def test_refusals(
     assert said.startswith("onward init: ")
     for part in words:
         assert part in said, said
-    assert not Path("run.yaml").exists()
-    assert not Path("data").exists()
+    assert not any(Path(name).exists() for name in ("run.yaml", "data", "new"))
 
 
 def test_a_table_of_numbers_that_are_not_finite_is_found_by_the_trial(
@@ -246,102 +255,29 @@ def test_a_table_of_numbers_that_are_not_finite_is_found_by_the_trial(
 def test_fewer_classes_than_outputs_are_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare(Kind(perceptron(4, 7), table, {}), tmp_path, monkeypatch)
-    assert main(["init", "net.onnx", "trees.csv", "--no-trial"]) == 0
+    prepare(Kind(perceptron(5, 7), numbers(5, lambda x: x[:, :3].argmax(1)), {}), tmp_path, monkeypatch)
+    assert main(["init", "net.onnx", "numbers.npz", "--no-trial"]) == 0
     said = " ".join(re.sub(r"^#", "", line) for line in Path("run.yaml").read_text().splitlines())
     assert "the labels seen have 3 classes, the model's output 'out' has 7" in " ".join(said.split())
 
 
-# ------------------------------------------------------------------------------------------------------------- wizard
-
-
-def answering(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Feeds lines to `input`; returns what it was asked, filled as it is."""
-    asked: list[str] = []
-    answers = iter(lines)
-
-    def read(prompt: str) -> str:
-        asked.append(prompt)
-        try:
-            return next(answers)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr("builtins.input", read)
-    return asked
-
-
-def test_the_wizard_writes_the_same_file_where_every_default_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("texts", "options", "command"),
+    [(1, [], "pictures data --samples"), (100, ["--kind", "images"], "pictures data --kind images --samples")],
+)
+def test_files_of_another_kind_in_a_folder(
+    texts, options, command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
-    assert main(["init", "net.onnx", "trees.csv", "--no-trial"]) == 0
-    plain = Path("run.yaml").read_text().split("\n", 1)
-    asked = answering([""] * 20, monkeypatch)
-    assert main(["init", "net.onnx", "trees.csv", "--no-trial", "--wizard", "--force"]) == 0
-    assert Path("run.yaml").read_text().split("\n", 1)[1] == plain[1]
-    assert [prompt.partition("?")[0] for prompt in asked] == [
-        "Which feature is the label", "Which loss is minimized",
-        "Which fraction of the samples is held out for testing",
-        "How many samples per batch", "How many passes over the data", "Which peak learning rate",
-        "Which weights are trained (names or *-patterns)", "Which folder is the trained model written to",
-    ]  # fmt: skip
-    assert "[tree]" in asked[0]
-    assert "[softmax_cross_entropy]" in asked[1]
-
-
-def test_the_wizard_asks_again_until_an_answer_can_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
-    lines = ["leaf", "tree", "crossentropy", "", "1.5", "0.25", "many", "24", "0", "3", "fast", "0.01", "", "there"]
-    asked = answering(lines, monkeypatch)
-    assert main(["init", "net.onnx", "trees.csv", "--no-trial", "--wizard"]) == 0
-    assert len(asked) == len(lines)
+    prepare(Kind(classifier_of_images(), pictures, {}), tmp_path, monkeypatch)
+    for number in range(texts):
+        Path(f"pictures/readme_{number}.txt").write_text("about")
+    if options:
+        assert main(["init", "net.onnx", "pictures"]) == 2
+        assert f"holds 220 files: 100 of text, 120 of images. Pass {options[0]} text" in capsys.readouterr().err
+    assert main(["init", "net.onnx", "pictures", "--no-trial", *options]) == 0
     said = capsys.readouterr().out
-    for words in (
-        "there is no feature 'leaf'; the data hold row, length",
-        "expected one of softmax_cross_entropy, binary_cross_entropy",
-        "expected a fraction from 0 to below 1, such as 0.1",
-        "expected a whole number of at least 1",
-        "expected a number above 0, such as 0.001",
-    ):
-        assert words in said
-    parameters = Parameters.load("run.yaml")
-    assert (parameters.training.batch_size, parameters.training.num_epochs) == (24, 3)
-    assert parameters.learning_rate.initial_lr == 0.01
-    assert parameters.paths.output_dir == tmp_path / "there"
-
-
-def test_the_wizard_leaves_out_what_an_option_says_and_says_where_the_input_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
-    asked = answering([""], monkeypatch)
-    words = ["init", "net.onnx", "trees.csv", "--wizard", "--label", "tree", "--loss", "softmax_cross_entropy"]
-    assert main(words) == 2
-    assert asked[0].startswith("Which fraction")
-    assert "the input ended at the question 'How many samples per batch?" in capsys.readouterr().err
-    assert not Path("run.yaml").exists()
-
-
-def test_the_wizard_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through a pseudo-terminal, as a person sees it."""
-    pty = pytest.importorskip("pty", reason="pseudo-terminals are of Unix")
-    prepare(Kind(perceptron(4, 3), table, {}), tmp_path, monkeypatch)
-    controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "onward", "init", "net.onnx", "trees.csv", "--no-trial", "--wizard"]
-    os.write(controller, b"\n" * 5 + b"0.004\n" + b"\n" * 5)
-    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        output, _ = process.communicate(timeout=240)
-    os.close(controller)
-    os.close(terminal)
-    assert process.returncode == 0, output.decode()
-    assert b"Press Enter to accept the value in brackets." in output
-    assert Parameters.load("run.yaml").learning_rate.initial_lr == 0.004
-
-
-# ------------------------------------------------------------------------------------------------------------ inspect
+    assert f"packing: onward pack {command}" in said
+    assert ("not read: 1 of other kinds than images: 'readme_0.txt'." in said) == (not options)
 
 
 @pytest.mark.parametrize(

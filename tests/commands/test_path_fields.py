@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from onward.commands.path_fields import naming_path_fields
 from onward.engine.building.preparation import read_training_graph
 from onward.errors import UserError
 from onward.parameters import Parameters
+from tests.losses.test_dpo import model as model_of_words
 from tests.mlp import CROSS_ENTROPY, data, parameters, save_mlp, write_shards
 
 
@@ -46,6 +48,11 @@ WRITTEN = {
 BESIDE: dict[str, dict[str, Any]] = {
     "profiler.trace_dir": {"profiler": {"first_step": 1, "last_step": 1}},
     "loss.graph": {"loss": {"type": "graph"}},
+    "loss.reference_model_path": {
+        "paths": {"model_path": "words.onnx", "train_data_dir": "train"},
+        "loss": {"type": "dpo", "prediction": "logits", "label": "labels"},
+    },
+    "adapter.start_path": {"adapter": {"rank": 2, "targets": ["*"]}},
 }
 TWO_PROCESSES = "distributed.pipeline_stage_paths"
 
@@ -95,6 +102,7 @@ def test_a_spoiled_path(field: str, spoil: str, tmp_path: Path, capsys: pytest.C
         _check_stages(spoil, tmp_path)
         return
     save_mlp(tmp_path)
+    ir.save(model_of_words(), tmp_path / "words.onnx")
     for name in ("train", "test"):
         write_shards(tmp_path / name, data(8))
     run: dict[str, Any] = {

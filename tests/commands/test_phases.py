@@ -39,21 +39,31 @@ SLOW = [
     ("lr-find run.yaml --steps 10", "onward.commands.rate_search.assemble", "building the network"),
     ("lr-find run.yaml --steps 10", "onward.commands.rate_search.run_range_test", "training 10 updates at rising"),
     (
+        "reference run.yaml made --loss.type dpo",
+        "onward.commands.reference_shards.read_training_graph",
+        "reading {folder}/mlp.onnx",
+    ),
+    (
         "export mlp.onnx -o new.onnx --quantize fp16",
         "onward.artifacts.trained_model._converted",
         "writing new.onnx",
     ),
     ("export mlp.onnx --run run.yaml --training-graph g.onnx", "onward.artifacts.run_graphs.export_graphs", "writing"),
+    ("device run.yaml -o bundle", "onward.device.bundle.write_bundle", "writing bundle"),
     ("doctor --seconds 0.1", "onward.diagnosis.packages.check_packages", "checking installed packages"),
-    ("doctor --seconds 0.1", "onward.diagnosis.exchange.check_exchange", "timing communication between processes"),
+    (
+        "doctor --seconds 0.1",
+        "onward.diagnosis.communication.check_communication",
+        "timing communication between processes",
+    ),
 ]
 
 
 class Quick(Phases):
     """Announces sooner."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(say, 0.2)
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        super().__init__(notify, 0.2)
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ import onnx_ir as ir
 import pytest
 
 from onward.cli import main
+from onward.commands import calibration
 from onward.models import create_model
+from onward.parallel.communication_trial import CommunicationSpeed
 from tests.plan.staged_models import first_stage, second_stage
 
 
@@ -53,7 +55,9 @@ def test_one_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ranks        1 = 1 data x 1 horizontal x 1 pipeline; 4 micro-batches per update" in text
     assert re.search(r"h\.\*\.mlp\.c_fc\.weight +2 +16x64 +2,048 +unsharded +- +-", text)
     assert "none: there is one rank" in text
-    assert "Pass --memory-gb to check whether it fits." in text
+    assert "Peak tensor memory: " in text
+    assert "(rank 0). Pass --memory-gb to check whether it fits." in text
+    assert re.search(r"^  rank 0 holds \d+ tensors, [\d,.]+( M)? parameters$", text, re.MULTILINE)
     assert "Schedule" not in text
 
 
@@ -95,8 +99,8 @@ def test_a_weight_that_shares_its_row_with_no_other_stands_under_its_own_name(
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        ("1", "Fits 1 GB: the highest peak memory (rank 0) is"),
-        ("0.0001", "Does not fit 100 kB: the highest peak memory (rank 0)"),
+        ("1", "Fits 1 GB: the highest peak tensor memory (rank 0) is"),
+        ("0.0001", "Does not fit 100 kB: the highest peak tensor memory (rank 0)"),
     ],
 )
 def test_the_verdict(run: Path, capsys: pytest.CaptureFixture[str], limit: str, words: str) -> None:
@@ -140,6 +144,67 @@ def test_a_picture_as_png(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     image = tmp_path / "plan.png"
     printed(capsys, run, "--image", image)
     assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_layout_of_many_ranks(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (run, "--training.batch_size=64", "--ranks", "16", "--gpu", "a100")
+    text = printed(capsys, *asked)
+    assert "ranks        16 on 2 nodes of a100" in text
+    assert "update       256 samples, fp32" in text
+    chosen = re.search(r"chosen +(\d+) data x (\d) tensor x (\d+) pipeline.*, (\d+) x (\d+)$", text, re.MULTILINE)
+    assert chosen is not None
+    data, tensor, pipeline, micro_batches, batch = map(int, chosen.groups())
+    assert (data * tensor * pipeline, data * micro_batches * batch) == (16, 256)
+    assert f"distributed: {{data_parallel_size: {data}, horizontal_parallel_size: {tensor}, " in text
+    for title in ("RUN.yaml", "Runners-up", "Why not the obvious", "- ZeRO 3 over all ranks: "):
+        assert title in text
+    assert "Attainable rates" not in text
+    explained = printed(capsys, *asked, "--explain", "--nodes-of", "4", "--distributed.layout=auto", "--memory-gb=60")
+    assert "ranks        16 on 4 nodes of a100" in explained
+    for title in ("Time of an update", "Peak tensor memory of a rank", "Network", "Attainable rates", "Search"):
+        assert f"\n\n{title}\n" in explained
+
+
+def test_rates_are_measured_once_and_kept(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "SECONDS", 0.02)
+    monkeypatch.setattr(
+        calibration, "measure_communication", lambda count, *_: CommunicationSpeed(count, "gloo", 1e9, 8e-5)
+    )
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(calibration, "usable_cores", lambda: 4)
+    text = printed(capsys, "--calibrate")
+    assert re.search(r"fp32 matmuls +[\d.,e+]+ GFLOP/s", text)
+    assert "communication         1 GB/s, 40 us" in text  # of two processes: a step forth and one back
+    assert text.endswith(f"wrote {tmp_path / 'cache' / 'hardware.json'}\n")
+    assert "inside nodes          1 GB/s, 40 us" in printed(capsys, run, "--ranks", "2", "--explain")
+    monkeypatch.setattr(calibration, "measure_communication", lambda *_: 7)
+    assert main(["plan", "--calibrate"]) == 1
+    assert "2 processes on this machine's cpu cannot communicate (exit code 7). Run `onward doctor`." in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", "0"], "--ranks is 0; pass the number of processes, at least 1."),
+        (["--ranks", "2", "--nodes-of", "0"], "--nodes-of is 0; pass the ranks of a node, at least 1."),
+        (["--gpu", "a100"], "--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too."),
+        (["--ranks", "2", "--image", "a.svg"], "--image and --write show one layout; set the one that --ranks prints"),
+        (["--distributed.layout=auto"], "distributed.layout is auto; pass --ranks, or set distributed.ranks."),
+    ],
+)
+def test_searches_that_are_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert words in refused(capsys, run, *arguments)
+
+
+def test_a_plan_needs_a_file_or_calibrates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys) == "onward plan: name a RUN.yaml, or pass --calibrate."
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from onward.cli import main
 from onward.commands.initialization import _try_a_step
+from onward.commands.loaders import training_loader
 from onward.commands.rate_search import find_rate
-from onward.commands.rehearsal import training_loader, without_traces
+from onward.commands.rehearsal import without_traces
 from onward.engine.loop import closing_batches
 from onward.environment import Environment
 from onward.parameters import Parameters

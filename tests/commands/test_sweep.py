@@ -16,7 +16,8 @@ from onward.cli import main
 from onward.commands.sweep import find_members, split_values
 from onward.commands.sweep_settings import refuse_changed, write_settings
 from onward.errors import ParametersError
-from tests.test_cli import ROOT, weights_of_file, workplace, write_run  # noqa: F401
+from tests.initializers import stored_arrays
+from tests.test_cli import ROOT, workplace, write_run  # noqa: F401
 
 RATES = "learning_rate.initial_lr=1e-2,1e-1"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
@@ -68,9 +69,18 @@ def test_a_sweep_trains_every_member_and_prints_a_table(
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     good, gone = workplace / "train", workplace / "gone"
     code = main(
-        ["train", str(workplace / "run.yaml"), "--sweep", RATES, "--sweep", f"paths.train_data_dir={good},{gone}"]
+        [
+            "train",
+            str(workplace / "run.yaml"),
+            "--sweep",
+            RATES,
+            "--sweep",
+            f"paths.train_data_dir={good},{gone}",
+            "--quiet",
+        ]
     )
     said = capfd.readouterr()
+    assert "sweep  1 of 4" not in said.out
     assert code == 1
     assert "2 of 4 runs failed, each with its message above; the others are done." in said.err
     assert "gone' does not exist" in said.err
@@ -82,7 +92,7 @@ def test_a_sweep_trains_every_member_and_prints_a_table(
     losses = {json.loads((path.parent / "run.json").read_text())["rounds"][0]["last_loss"] for path in done}
     assert len(losses) == 2
     assert main(["train", str(workplace / "run.yaml"), "--learning_rate.initial_lr", "1e-2"]) == 0
-    alone, swept = (weights_of_file(path) for path in (workplace / "out" / "mlp_trained.onnx", done[1]))
+    alone, swept = (stored_arrays(path) for path in (workplace / "out" / "mlp_trained.onnx", done[1]))
     assert all((alone[name] == swept[name]).all() for name in alone)
 
 
@@ -151,6 +161,9 @@ def test_runs_with_other_settings_are_not_taken_as_done(
     write_run(workplace, training={"display_loss_steps": 3})
     assert main(command) == 0
     assert capfd.readouterr().out.count(", already done") == 2
+    assert main([*command, "--json"]) == 0
+    said = capfd.readouterr()
+    assert (said.out, said.err.count("done")) == ("", 2)
 
 
 def test_a_run_that_failed_begins_anew_with_other_settings(workplace: Path) -> None:  # noqa: F811

@@ -163,5 +163,6 @@ MICROSOFT: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
        {"k": k, "activation_type": name, "normalize_routing_weights": 1})
       for k in (1, 2) for name in ("gelu", "silu")),
     ("MatMulNBits", {"a": (2, 16), "b": _PACKED, "scales": (6,)}, {"K": 16, "N": 3, "bits": 4, "block_size": 8}),
+    ("MatMulBnb4", {"a": (2, 16), "b": _PACKED, "absmax": (3,)}, {"K": 16, "N": 3, "block_size": 16, "quant_type": 1}),
 )  # fmt: skip
 """Operator of com.microsoft, for every input a shape of random numbers, a tensor or None, and its attributes."""

@@ -65,7 +65,7 @@ def combination_of(model: onnx.ModelProto, operator: tuple[str, str]) -> Combina
     node = next(node for node in model.graph.node if (node.domain, node.op_type) == operator)
     opset = next(o.version for o in model.opset_import if o.domain == node.domain)
     schema = schema_at(operator, opset)
-    attributes = sorted((a.name, helper.printable_attribute(a)) for a in node.attribute)
+    attributes = sorted((a.name, str(helper.printable_attribute(a))) for a in node.attribute)
     return (*operator, 1 if schema is None else schema.since_version, tuple(attributes))
 
 
@@ -123,7 +123,7 @@ def at_older_versions(newest: Check) -> Iterator[Check]:
         for index, attribute in moved.items():
             if index < len(old.input) and old.input[index] in given:
                 value = torch.as_tensor(inputs[given[old.input[index]]]).tolist()
-                as_list = schema.attributes[attribute].type.name.endswith("S")
+                as_list = _type_of(schema, attribute).name.endswith("S")
                 value = value if as_list or not isinstance(value, list) else value[0]
                 if value != []:  # axes given and empty cannot be said there
                     old.attribute.append(helper.make_attribute(attribute, value))
@@ -166,20 +166,25 @@ def _fits(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
     return (
         not schema.deprecated
         and required <= given.keys() <= schema.attributes.keys()
-        and all(int(schema.attributes[name].type) == kind for name, kind in given.items())
+        and all(_type_of(schema, name).value == kind for name, kind in given.items())
         and schema.min_input <= len(node.input) <= schema.max_input
         and len(node.output) <= schema.max_output
     )
+
+
+def _type_of(schema: onnx.defs.OpSchema, attribute: str) -> Any:
+    """An enumeration of Python's, which onnx's stubs do not know."""
+    return schema.attributes[attribute].type
 
 
 def supplements() -> Iterator[Check]:
     """Operators of which the standard has no case in floats, or none of a single node; those of com.microsoft."""
     for operator, text, shapes in SUPPLEMENTS:
         yield _supplement(operator, onnx.parser.parse_model(text), _drawn(shapes))
-    for op_type, shapes, attributes in MICROSOFT:
-        inputs = dict(zip(shapes, _drawn(shapes.values()), strict=True))
-        model = make_model(op_type, inputs, attributes, 17, domain=_MICROSOFT)
-        given = tuple(value for value in inputs.values() if value is not None)
+    for op_type, named, attributes in MICROSOFT:
+        by_name = dict(zip(named, _drawn(named.values()), strict=True))
+        model = make_model(op_type, by_name, attributes, 17, domain=_MICROSOFT)
+        given = tuple(value for value in by_name.values() if value is not None)
         yield _supplement((_MICROSOFT, op_type), model, given)
 
 
@@ -306,7 +311,8 @@ class Result:
 
 def check_all(match: str = "") -> Result:
     """Runs every check; at older versions each combination once."""
-    checked, without, lowerings, failed = set(), set(), set(), {}
+    checked, without = set[Combination](), set[Combination]()
+    lowerings, failed = set[tuple[str, str, int]](), dict[str, str]()
     for one in load_checks(match):
         if one.older and one.combination in checked | without:
             continue

@@ -66,6 +66,7 @@ WITHOUT_GRADIENT: dict[tuple[str, str], str] = {
         ],
         _QUANTIZED,
     ),
+    ("", "DynamicQuantizeLinear"): _STRAIGHT_THROUGH,
     ("", "QuantizeLinear"): _STRAIGHT_THROUGH,
     ("", "DequantizeLinear"): _STRAIGHT_THROUGH,
 }  # fmt: skip

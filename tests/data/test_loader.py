@@ -223,7 +223,23 @@ def test_the_ranks_files_are_disjoint_and_cover_all(tmp_path_factory, counts, si
     assert [[path.name for path in loader.files] for loader in loaders] == [names[rank::size] for rank in range(size)]
     read = [number for loader in loaders for number in flat(ids(loader.one_pass(2)))]
     assert sorted(read) == list(range(sum(counts)))
-    assert all(("read one more" in " ".join(loader.messages)) == bool(len(counts) % size) for loader in loaders)
+    assert all(
+        ("one more than the other" in " ".join(loader.messages)) == bool(len(counts) % size) for loader in loaders
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "words"),
+    [
+        (9, 2, "rank 0 reads one more than the other, whose epochs are shorter."),
+        (5, 3, "ranks 0 to 1 read one more than the other, whose epochs are shorter."),
+        (4, 3, "rank 0 reads one more than the others, whose epochs are shorter."),
+        (6, 4, "ranks 0 to 1 read one more than the others, whose epochs are shorter."),
+    ],
+)
+def test_ranks_that_read_more_are_named(tmp_path, files, size, words):
+    (message,) = DataLoader({}, write(tmp_path, [1] * files), size=size).messages
+    assert message == f"{files} shards over {size} data-parallel ranks: {words}"
 
 
 def test_bad_arguments_are_refused(tmp_path):

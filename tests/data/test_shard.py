@@ -9,9 +9,9 @@ from onnx import TensorProto
 from onward.data import shard as shard_module
 from onward.data.shard import FeatureSpec, load_shard, read_feature_specs
 from onward.data.shard_format import encode_sample
-from onward.data.shard_writer import ShardWriter
 from onward.errors import DataError
 from tests.data import independent
+from tests.data.shards import write
 
 
 def make_samples(count=10):
@@ -24,13 +24,6 @@ def make_samples(count=10):
         }
         for k in range(count)
     ]
-
-
-def write(path, samples):
-    with ShardWriter(path) as writer:
-        for sample in samples:
-            writer.write(sample)
-    return path
 
 
 def check(shard, samples, names):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onward.data.batches import START, Batch
-from onward.engine.exchange import GradientExchange
+from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.inputs.features import FeatureReader
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import SHARES, PipelinedMicroBatches, SequentialMicroBatches, shared_loss
@@ -22,7 +22,7 @@ from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parallel.launch.process import in_world_of_one
-from onward.parameters import Loss
+from onward.parameters import Loss, Training
 from onward.parameters.distributed import Distributed
 from tests.mlp import CROSS_ENTROPY, build_mlp, cross_entropies, data, forward, weights
 
@@ -48,9 +48,9 @@ def test_one_by_one_adds_up_gradients_of_scaled_losses(scale: float) -> None:
     network = unsplit_network(OnnxModule(GRAPH))
     assert GRAPH.loss_names is not None
     loss = GRAPH.loss_names.loss
-    shares = LossNormalization(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, True)
+    shares = LossNormalization(mesh, Loss(**CROSS_ENTROPY), GRAPH.loss_names, Training(batch_size=4), True)
     steps = SequentialMicroBatches(
-        Forward(network, (loss,), Precision(None)), shares, GradientExchange(mesh=mesh, distributed=Distributed())
+        Forward(network, (loss,), Precision(None)), shares, GradientReduction(mesh=mesh, distributed=Distributed())
     )
     gradient = torch.zeros(4)
     for number, batch in enumerate(batches(2)):
@@ -58,6 +58,7 @@ def test_one_by_one_adds_up_gradients_of_scaled_losses(scale: float) -> None:
         features = {name: np.asarray(value) for name, value in batch.features.items()}
         logits = forward(features["x"], weights())
         expected = cross_entropies(logits, features["label"]).mean()
+        assert computed is not None
         assert computed.losses == 1
         assert float(computed.loss_sum) == pytest.approx(expected, rel=1e-6)
         assert not computed.loss_sum.requires_grad
@@ -82,7 +83,7 @@ class RecordingPipeline:
 def through(pipeline: RecordingPipeline, share: float | None) -> PipelinedMicroBatches:
     reader = FeatureReader(GRAPH, ("x", "label"), torch.device("cpu"))
     factors = None if share is None else torch.tensor([share])
-    shares: Any = SimpleNamespace(of=lambda features, samples: factors)
+    shares: Any = SimpleNamespace(of=lambda batches: [factors] * len(batches))
     return PipelinedMicroBatches(pipeline, reader, shares)  # type: ignore[arg-type]
 
 

@@ -12,43 +12,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import TensorDataset
 
 import onward
 from onward.engine.callbacks import Callback
 from onward.engine.reports import StepReport
-from onward.errors import DataError, ModelError, ParametersError
-from onward.fitting.result import FitResult
+from onward.errors import DataError
 from onward.parameters import Loss
-from tests.mlp import build_mlp, data, save_mlp, weights, write_shards
-
-DATA = data(40)
-PAIR = (DATA["x"], DATA["label"])
-ON_CPU = onward.Environment(execution_provider="CPU", threads=1)
-
-
-def fit(given: Any = PAIR, **options: Any) -> FitResult:
-    options = {"loss": "cross_entropy", "batch_size": 8, "progress": False, "environment": ON_CPU, **options}
-    return onward.fit(options.pop("model", None) or build_mlp(), given, **options)
-
-
-class Original(torch.nn.Module):
-    """The network before it was exported."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        tensors = {name: torch.from_numpy(array) for name, array in weights().items()}
-        self.first = torch.nn.Linear(6, 8)
-        self.second = torch.nn.Linear(8, 4)
-        with torch.no_grad():
-            for layer, weight, bias in ((self.first, "w1", "b1"), (self.second, "w2", "b2")):
-                layer.weight.copy_(tensors[weight].T)
-                layer.bias.copy_(tensors[bias])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x).relu())  # type: ignore[no-any-return]
-
+from tests.fitting.pairs import DATA, PAIR, Original, fit, torch_loader
+from tests.mlp import data, save_mlp, write_shards
 
 LOSSES = {
     "cross_entropy": ("label", torch.nn.functional.cross_entropy),
@@ -85,10 +56,6 @@ def test_losses_equal_those_of_plain_torch(loss: str, accumulation: int) -> None
     for name, tensor in trained.items():
         expected_weight = tensor.T if tensor.ndim == 2 else tensor
         torch.testing.assert_close(result.net.weights[name], expected_weight, rtol=1e-5, atol=1e-6)
-
-
-def torch_loader() -> Any:
-    return TorchLoader(TensorDataset(*map(torch.from_numpy, PAIR)), batch_size=8)
 
 
 def hugging_face() -> Any:
@@ -193,56 +160,12 @@ def test_the_model_in_memory_and_named_losses() -> None:
     assert one.history.loss == two.history.loss == three.history.loss == four.history.loss
 
 
-def test_what_the_result_says() -> None:
-    result = fit(steps=3, validation_fraction=0.2)
-    assert repr(result).startswith("FitResult(3 updates, loss ")
-    assert "; validation loss " in repr(result)
-    assert repr(result.history).startswith("History(3 displayed updates, loss ")
-
-
 def test_progress_is_shown_once_or_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     fit(steps=3)
     assert capsys.readouterr().out == ""
     fit(steps=3, progress=True)
     out = capsys.readouterr().out
     assert out.count("train  step 1/3") == out.count("train  step 3/3") == out.count("summary") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        (
-            {"loss": None, "given": iter([PAIR]), "steps": 1},
-            ParametersError,
-            r"loss is missing. The outputs of the model are 'logits'; the data hold 'x', 'label'. Pass loss='softmax",
-        ),
-        ({"loss": "hinge"}, ParametersError, r"loss is 'hinge'; expected one of softmax_cross_entropy.*cross_entropy"),
-        ({"loss": 3}, ParametersError, r"loss is 3; expected a name, a Loss, or a function"),
-        ({"loss": "bert"}, ParametersError, r"loss 'bert' needs further fields; pass loss=Loss"),
-        ({"epochs": 2, "steps": 3}, ParametersError, r"epochs is 2 and steps is 3; pass one of the two"),
-        ({"epochs": 0}, ParametersError, r"epochs is 0; expected a number above 0"),
-        ({"validation_data": PAIR, "validation_fraction": 0.1}, ParametersError, r"both set; pass one of the two"),
-        ({"parameters": {"training": 3}}, ParametersError, r"parameters\['training'\] is 3; expected a dictionary"),
-        ({"parameters": {"training": {"bath": 3}}}, ParametersError, r"training.bath"),
-        ({"given": iter([PAIR]), "epochs": 2}, DataError, r"epochs is 2, but the data are an iterator.*Pass a list"),
-        ({"given": iter([PAIR])}, DataError, r"the data are an iterator of unknown length.*Pass steps="),
-        (
-            {"given": torch_loader(), "validation_fraction": 0.1},
-            DataError,
-            r"IteratedDataLoader cannot be split.*Pass validation_data",
-        ),
-        (
-            {"given": {"x": DATA["x"], "a": DATA["label"], "b": DATA["label"]}},
-            ParametersError,
-            r"the loss needs one feature that is no input, and there are 2.*'x', 'a', 'b'. Pass label=",
-        ),
-        ({"given": {"x": DATA["x"]}}, ParametersError, r"the loss needs one feature .* there are 0.*the data hold 'x'"),
-        ({"model": Original()}, ModelError, r"model is a torch module \(Original\).*torch.onnx.export"),
-    ],
-)
-def test_what_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        fit(options.pop("given", PAIR), **options)
 
 
 def test_a_generator_trains_for_the_steps_it_has() -> None:
@@ -269,31 +192,6 @@ def test_own_loss_and_metrics() -> None:
     assert mine.metrics["share"] == built_in.metrics["accuracy"]
     for name, weight in mine.net.weights.items():
         torch.testing.assert_close(weight, built_in.net.weights[name], rtol=1e-6, atol=1e-6)
-
-
-# ---------------------------------------------------------------------------------------- what is chosen where left out
-
-
-def test_a_loss_that_is_left_out_is_chosen_from_model_and_data() -> None:
-    """Classes for whole numbers, squares for others; what is given stays; the choice is reported with its reasons."""
-    classes = fit(loss=None, steps=3, batch_size=None)
-    assert (classes.parameters.loss.type, classes.parameters.loss.label) == ("softmax_cross_entropy", "label")
-    (note,) = [text for text in classes.history.messages if text.startswith("loss was left out; chosen: ")]
-    assert "loss.type: softmax_cross_entropy (the labels are class numbers" in note
-    assert f"training.batch_size: {classes.parameters.training.batch_size} (" in note
-    numbers = fit({"x": DATA["x"], "target": DATA["target"]}, loss=None, steps=3, learning_rate=0.5, batch_size=7)
-    assert numbers.parameters.loss.type == "mean_squared_error"
-    assert numbers.parameters.learning_rate.initial_lr == 0.5
-    assert numbers.parameters.training.batch_size == 7
-    assert fit(loss=None, epochs=2, optimizer="SGDOptimizer").parameters.optimizer.training_optimizer_name == (
-        "SGDOptimizer"
-    )
-
-
-def test_other_names_are_matched() -> None:
-    result = fit({"pixels": DATA["x"], "species": DATA["label"]}, loss=None, steps=3)
-    assert dict(result.parameters.data.input_name_map) == {"pixels": "x"}
-    assert result.parameters.loss.label == "species"
 
 
 def test_a_file_is_packed_as_proposed_and_tested_with_its_share(tmp_path: Path) -> None:
@@ -331,14 +229,6 @@ def _one_output() -> onnx.ModelProto:
     return onnx.load_from_string(stream.getvalue())
 
 
-@pytest.mark.parametrize("name", ["label", "target", "y"])
-def test_the_label_of_a_table_is_known_by_its_name(name: str) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(DATA["x"]).add_prefix("f").assign(**{name: DATA["label"]})
-    expected = fit({"x": DATA["x"], "label": DATA["label"]}, shuffle=False).history.loss
-    assert fit(frame, shuffle=False).history.loss == pytest.approx(expected, abs=1e-6)
-
-
 def test_lists_of_numbers_are_arrays() -> None:
     expected = fit({"x": DATA["x"], "label": DATA["label"]}, shuffle=False).history.loss
     assert fit((DATA["x"].tolist(), DATA["label"].tolist()), shuffle=False).history.loss == pytest.approx(expected)
@@ -350,32 +240,18 @@ def test_skipped_updates_are_in_the_result() -> None:
     assert "1 updates skipped (gradients not finite)" in repr(fit((x, DATA["label"]), shuffle=False))
 
 
-class _Misspelt(Callback):
-    def on_evaluaton(self, report: StepReport) -> None:
-        """Almost a hook."""
-
-
-@pytest.mark.parametrize(
-    ("callbacks", "words"),
-    [
-        (
-            [_Misspelt()],
-            r"_Misspelt\.on_evaluaton is never called, .* Did you mean on_evaluation\? The hooks are on_run_",
-        ),
-        ([Callback], r"callbacks holds the class Callback; pass an object of it: callbacks=\[Callback\(\)\]"),
-        (
-            Callback(),
-            r"callbacks is a Callback; expected a list of onward\.Callback objects: callbacks=\[Callback\(\)\]",
-        ),
-        ([print], r"which is no callback\. Derive a class from onward\.Callback, override hooks such as on_evaluation"),
-    ],
-)
-def test_what_is_no_callback_is_refused(callbacks: Any, words: str) -> None:
-    with pytest.raises(ParametersError, match=words):
-        fit(callbacks=callbacks)
-
-
 def test_a_long_fit_displays_at_most_a_hundred_updates() -> None:
     result = fit(epochs=41)
     assert result.summary.updates == 205
     assert 60 <= len(result.history.loss) <= 101
+
+
+@pytest.mark.parametrize(("fields", "lines"), [({}, 21), ({"parameters": {"training": {"display_loss_steps": 1}}}, 60)])
+def test_a_log_of_a_fit_has_about_twenty_training_lines(
+    capsys: pytest.CaptureFixture[str], fields: dict[str, Any], lines: int
+) -> None:
+    assert len(fit(steps=60, progress=True, **fields).history.loss) == 60
+    out = capsys.readouterr().out
+    assert out.count("train  step ") == lines
+    assert "train  step  1/60" in out
+    assert "train  step 60/60" in out

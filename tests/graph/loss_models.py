@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
+import torch
 from onnx import TensorProto, helper
 
 from onward.graph.losses.file import write_model_with_loss
@@ -41,3 +43,20 @@ def run_loss(
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
     return dict(zip(outputs, session.run(outputs, feeds), strict=True)), names
+
+
+RELATIVE = 1e-6
+RNG = np.random.default_rng(0)
+
+
+def drawn_logits(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape, scale=2.0).astype(np.float32)
+
+
+def assert_close(value: np.ndarray, reference: torch.Tensor) -> None:
+    assert value.shape == ()
+    assert value.dtype == np.float32
+    assert value == pytest.approx(float(reference), rel=RELATIVE)
+
+
+MSE = "mean_squared_error"

@@ -17,13 +17,13 @@ import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F
-from onnx import numpy_helper
 from torch import nn
 
 import onward
 from onward.lowering.module import OnnxModule
 from tests.graph.exported import export
 from tests.graph.shared_layers import descend_together
+from tests.initializers import stored_arrays
 from tests.one_node import run_onnxruntime
 
 HEADS = 2
@@ -327,7 +327,9 @@ def fill(module: nn.Module, values: str) -> None:
             vector = parameter.dim() == 1
             is_bias = vector and re.search("bias|shift|offset", name) is not None
             if values == "random":
-                parameter.copy_(torch.randn_like(parameter) * 0.3 + (0.0 if is_bias else vector * 1.0))
+                # No wider, however many are summed: a network that magnifies rounding shows nothing else.
+                deviation = 0.3 if vector else 0.3 * (8 / parameter.shape[-1]) ** 0.5
+                parameter.copy_(torch.randn_like(parameter) * deviation + (0.0 if is_bias else vector * 1.0))
             if values in ("zero", "equal zero") and is_bias:
                 parameter.zero_()
             if values == "one" and vector:
@@ -433,7 +435,7 @@ class Outcome:
     @property
     def is_reported(self) -> bool:
         """Whether the user was told that the file leaves something open, and what to set."""
-        marks = ("in training.tied_weights", "in training.untied_weights", "of the module are not in the file")
+        marks = ("in training.tied_weights", "in training.untied_weights", "or once they differ")
         return any(mark in note for note in self.notes for mark in marks)
 
     def is_right(self, bound: float = BOUND) -> bool:
@@ -481,10 +483,10 @@ def train_case(
     result = onnx.load(folder / "t.onnx")
     found, expected = run_onnxruntime(result, other)[0], module(other).detach().numpy()
     distance = float(np.abs(found - expected).max() / np.abs(expected).max())
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    stored = stored_arrays(result)
     named = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     near = [
-        (float(np.abs(stored[name] - array).max()), name)
+        (_distance_of_matrix(stored[name], array), name)
         for name, array in named.items()
         if name in stored and stored[name].shape == array.shape
     ]
@@ -495,6 +497,13 @@ def train_case(
         net.graph.notes,
         list(net.weights),
     )
+
+
+def _distance_of_matrix(left: np.ndarray, right: np.ndarray) -> float:
+    """Or of one's transpose: the exporter merges a transposed matrix of zeros with one that is not, and under which
+    name each is stored shows in the outputs alone."""
+    ways = [right, right.T] if right.ndim == 2 and right.shape[0] == right.shape[1] else [right]
+    return min(float(np.abs(left - way).max()) for way in ways)
 
 
 def _distance_of_numbers(net: OnnxModule, parameters: list[nn.Parameter]) -> float | None:
@@ -528,3 +537,23 @@ def every_case() -> Iterator[Case]:
                 for width in (8, 40):
                     cases = [Case(kind, values, width, exporter, afterwards) for afterwards in ways]
                     yield from filter(can_be_exported, cases)
+
+
+UNDECIDED = {
+    # The second call reads slices of a bias of zeros, which were merged with other zeros.
+    ("shared_attention", "fresh", "old"),
+    ("shared_attention", "zero", "old"),
+    # A matrix that is folded for two layers, whose biases are equal: shared, or a copy?
+    ("tied_head", "zero", "old"),
+    ("tied_head", "fresh", "old, inputs"),
+    ("tied_head", "zero", "old, inputs"),
+}
+"""Kind, values and exporter of cases in which the file does not tell: the user is."""
+
+
+def check(case: Case, folder: Path) -> None:
+    outcome = train_case(case, folder)
+    if (case.kind, case.values, case.exporter) in UNDECIDED:
+        assert outcome.is_reported
+    else:
+        assert outcome.is_right(), (str(case), outcome)

@@ -11,7 +11,7 @@ from torch import nn
 
 from onward.graph.training_graph import make_training_graph
 from tests.graph.exported import export
-from tests.graph.repair.test_merged_weights import _match
+from tests.graph.repair.exported_weights import match
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,7 +66,7 @@ def test_exactly_the_parameters_train(make: Any, fresh: bool, tmp_path: Path):
         dynamic_shapes={"tokens": {0: batch, 1: sequence}},
     )  # fmt: skip
     graph = make_training_graph(path)
-    missing, extra = _match(graph, module)
+    missing, extra = match(graph, module)
     assert extra == []
     dropped = {name for name, p in module.named_parameters() if not p.any() and name.endswith("bias")}
     assert set(missing) <= (dropped if fresh else set())

@@ -10,7 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.models import create_model
+from tests.graph.fusion.pairs import parse
 from tests.models.running import initial_weights, replace_weights, shake
+from tests.plan.horizontal.graphs import parsed_model
 from tests.plan.staged_models import Sketch, mlp, u_net
 
 
@@ -128,6 +130,7 @@ def tied_words() -> ir.Model:
     sketch, width = Sketch(seed=5), 16
     ids = sketch.input("ids", ["batch", TOKENS], ir.DataType.INT64)
     table = sketch.weight("table", WORDS, width)
+    turned_table = sketch.node("Transpose", "turned_table", table, perm=[1, 0])  # long before it is read
     value = sketch.node("Gather", "embedded", table, ids)
     value = sketch.node("Add", "moved", value, sketch.weight("offset", 1, width))
     for layer in range(2):
@@ -143,9 +146,83 @@ def tied_words() -> ir.Model:
     scale = sketch.weight("norm.scale", array=np.linspace(0.5, 1.5, width, dtype=np.float32))
     value = sketch.node("LayerNormalization", "normed", value, scale, axis=-1)
     value = sketch.node("Mul", "sharp", value, sketch.weight("sharpness", array=np.array(0.7, np.float32)))
-    logits = sketch.node("MatMul", "logits", value, sketch.node("Transpose", "turned_table", table, perm=[1, 0]))
+    logits = sketch.node("MatMul", "logits", value, turned_table)
     logits.shape = ir.Shape(["batch", TOKENS, WORDS])
     return sketch.model(logits)
+
+
+EXPERTS, HIDDEN = 4, 12
+
+
+def mixtures() -> ir.Model:
+    """Two residual mixtures of experts: stacks of weights without biases, and a loop over layers with biases."""
+    loop = "".join(
+        f"m{e} = Equal(chosen1, n{e})\nw{e} = Where(m{e}, best1, zero)\ng{e} = ReduceSum(w{e}, last)\n"
+        f"p{e} = MatMul(x1, up{e})\nh{e} = Add(p{e}, upbias{e})\na{e} = Relu(h{e})\n"
+        f"q{e} = MatMul(a{e}, down{e})\no{e} = Add(q{e}, downbias{e})\nt{e} = Mul(g{e}, o{e})\n"
+        for e in range(EXPERTS)
+    )
+    routes = [
+        f"scores{i} = MatMul(x{i}, router{i})\nshares{i} = Softmax(scores{i})\n"
+        f"best{i}, chosen{i} = TopK(shares{i}, two)"
+        for i in range(2)
+    ]
+    body = f"""
+    x0 = Gather(table, ids)
+    {routes[0]}
+    sizes = Shape(shares0)
+    none = Expand(zero, sizes)
+    gates = ScatterElements<axis=-1>(none, chosen0, best0)
+    products = Einsum<equation="bnd,edf->bnef">(x0, stack_up)
+    inner = Relu(products)
+    mixed = Einsum<equation="bnef,efd,bne->bnd">(inner, stack_down, gates)
+    x1 = Add(x0, mixed)
+    {routes[1]}
+    {loop}
+    s1 = Add(t0, t1)
+    s2 = Add(s1, t2)
+    sum = Add(s2, t3)
+    x2 = Add(x1, sum)
+    logits = MatMul(x2, head)"""
+    width, rng = 16, np.random.default_rng(7)
+    sizes: dict[str, tuple[int, ...]] = {
+        "table": (WORDS, width), "router0": (width, EXPERTS), "router1": (width, EXPERTS), "head": (width, WORDS),
+        "stack_up": (EXPERTS, width, HIDDEN), "stack_down": (EXPERTS, HIDDEN, width),
+        **{f"up{e}": (width, HIDDEN) for e in range(EXPERTS)}, **{f"upbias{e}": (HIDDEN,) for e in range(EXPERTS)},
+        **{f"down{e}": (HIDDEN, width) for e in range(EXPERTS)}, **{f"downbias{e}": (width,) for e in range(EXPERTS)},
+    }  # fmt: skip
+    stored = {name: rng.normal(0, size[-1] ** -0.5, size).astype(np.float32) for name, size in sizes.items()}
+    numbers = {"two": np.array([2]), "last": np.array([-1]), **{f"n{e}": np.array(e) for e in range(EXPERTS)}}
+    outputs = f"float[b,{TOKENS},{WORDS}] logits"
+    return ir.from_proto(
+        parse(f"int64[b,{TOKENS}] ids", outputs, body, {**stored, **numbers, "zero": np.zeros(1, np.float32)})
+    )
+
+
+def shared_heads(key_heads: int) -> ir.Model:
+    """Four heads of queries, fewer of keys and values, and a gated MLP, all from one matmul, as in PaLM."""
+    parts = [16, 4 * key_heads, 4 * key_heads, 32, 32]
+    weights = {
+        "table": (WORDS, 16), "joint": (16, sum(parts)), "bias": (sum(parts),), "out": (16, 16), "down": (32, 16),
+        "head": (16, WORDS),
+    }  # fmt: skip
+    inputs = "".join(f", float[{', '.join(map(str, shape))}] {name}" for name, shape in weights.items())
+    text = f"""g (int64[batch, {TOKENS}] ids{inputs}) => (float[batch, {TOKENS}, {WORDS}] logits)
+        <int64[5] parts = {{{", ".join(map(str, parts))}}}, int64[4] heads = {{0, 0, 4, 4}},
+         int64[5] group = {{0, 0, {key_heads}, 1, 4}}, int64[5] each = {{1, 1, 1, {4 // key_heads}, 1}},
+         int64[3] merged = {{0, 0, 16}}> {{
+        x = Gather (table, ids)  m = MatMul (x, joint)  j = Add (m, bias)
+        q, k, v, gate, up = Split <axis = 2> (j, parts)
+        q4 = Reshape (q, heads)  qh = Transpose <perm = [0, 2, 1, 3]> (q4)
+        k5 = Reshape (k, group)  ke = Expand (k5, each)  k4 = Reshape (ke, heads)
+        v5 = Reshape (v, group)  ve = Expand (v5, each)  v4 = Reshape (ve, heads)
+        kh = Transpose <perm = [0, 2, 3, 1]> (k4)  vh = Transpose <perm = [0, 2, 1, 3]> (v4)
+        scores = MatMul (qh, kh)  seen = Softmax <axis = -1> (scores)  a = MatMul (seen, vh)
+        at = Transpose <perm = [0, 2, 1, 3]> (a)  am = Reshape (at, merged)  o = MatMul (am, out)
+        bent = Tanh (gate)  gated = Mul (bent, up)  d = MatMul (gated, down)
+        both = Add (o, d)  y = Add (x, both)  logits = MatMul (y, head)
+    }}"""
+    return parsed_model(text, weights, 0.25)
 
 
 def words(samples: int) -> dict[str, np.ndarray]:
@@ -186,5 +263,8 @@ CASES = {
     "spelled_words": Case(
         tied_words, {"type": "ctc", "prediction": "logits", "label": "labels"}, spelled, {"weights_to_train": ["*"]}
     ),
+    "mixtures": Case(mixtures, IGNORING, words, {"weights_not_to_train": ["zero"]}),
     "tied_words": Case(tied_words, IGNORING, words, {"weights_to_train": ["*"]}),
+    "one_key_head": Case(lambda: shared_heads(1), IGNORING, words),
+    "two_key_heads": Case(lambda: shared_heads(2), IGNORING, words),
 }

@@ -37,7 +37,15 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "tensor parallel": {"horizontal_parallel_size": 2, "data_parallel_size": 1},
     "pipeline": {"pipeline_parallel_size": 2, "data_parallel_size": 1},
     "replicas of a pipeline": {"pipeline_parallel_size": 2, "data_parallel_size": 2},
+    "adapters": {"data_parallel_size": 2, "zero_stage": 1},
 }
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "adapters": {
+        "adapter": {"rank": 2, "dropout": 0.1, "targets": ["*"]},
+        "averaging": {"kind": "ema", "decay": 0.9},
+    },
+}
+"""Layout -> what else its run asks for."""
 
 
 @dataclass
@@ -85,7 +93,7 @@ def make_run(folder: Path, layout: str, **distributed: Any) -> Path:
     folder.mkdir()
     make_workplace(folder, max(2, ranks_of(layout)), STEPS)
     file = folder / "run.yaml"
-    sections = yaml.safe_load(file.read_text())
+    sections = yaml.safe_load(file.read_text()) | SECTIONS.get(layout, {})
     # A rank that dies before it has reached the others is known to a launcher only; some lives have none.
     sections["distributed"] = {
         "timeout_seconds": 20.0, "start_timeout_seconds": 12.0, **LAYOUTS[layout], **distributed

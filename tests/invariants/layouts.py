@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        return self.data * self.horizontal * self.pipeline
+        return self.data * self.horizontal * self.pipeline * self.distributed.get("context_parallel_size", 1)
 
     def sections(self) -> dict[str, Any]:
         sizes = {
@@ -184,14 +184,14 @@ def train_here(
     recorder, parameters = Recorder(), Parameters.from_mapping(sections)
     runner = TrainingRunner(parameters, Environment(execution_provider="CPU", threads=1), [recorder], progress=False)
     runner.initialize(InMemoryDataLoader(parts[0]).feature_specs())
-    place, topology = runner.mesh.place, runner.mesh.topology
+    reader, readers = runner.mesh.reader, runner.mesh.topology.reader_count
     tests = None
     if test:
         is_shared_out = parameters.data.test_data == "partitioned"
-        mine = {name: array[place.data :: topology.data_size] for name, array in test.items()}
+        mine = {name: array[reader::readers] for name, array in test.items()}
         tests = InMemoryDataLoader(mine if is_shared_out else test)
     if runner.round == 0:
-        runner.run(InMemoryDataLoader(parts[place.data], last_batch=last_batch), tests)
+        runner.run(InMemoryDataLoader(parts[reader], last_batch=last_batch), tests)
     runner.end_training(tests)
     tensors = {
         name: sharded for name, sharded in runner.state.sharded_tensors().items() if not name.startswith("random/")

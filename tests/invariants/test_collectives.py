@@ -25,7 +25,7 @@ from tests.invariants.rank_pool import call_on_ranks, end_ranks
 WIDTH, LAYERS = 32, 2
 LAYER = 12 * WIDTH**2 + 13 * WIDTH
 """Elements of the weights of a layer."""
-NUMBERS = {("all_reduce", 1): ACCUMULATION, ("all_reduce", 2): 2, ("all_reduce", MESSAGE): 1}
+NUMBERS = {("all_reduce", 1): 1, ("all_reduce", 2): 2, ("all_reduce", MESSAGE): 1}
 """The labels of each micro-batch; the norm and the loss, each with what is not finite; how to continue."""
 
 

@@ -12,14 +12,15 @@ import pytest
 from tests.invariants.killing import LAYOUTS, MOMENTS, Arena
 
 KILLS = {
-    "one process": 8,
-    "replicas": 8,
+    "one process": 6,
+    "replicas": 6,
     "ZeRO 1": 6,
     "ZeRO 2": 6,
     "ZeRO 3": 6,
     "tensor parallel": 6,
     "pipeline": 6,
     "replicas of a pipeline": 4,
+    "adapters": 4,
 }
 
 

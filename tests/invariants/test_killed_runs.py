@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
 
 from onward.data.shard_writer import ShardWriter
 from onward.models import create_model
+from tests.initializers import stored_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_SECONDS = 300.0
@@ -58,7 +58,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
     model = onnx.load(folder / "model_trained.onnx")
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return stored_arrays(model)
 
 
 def assert_same_bits(folder: Path, reference: Path) -> None:
@@ -66,12 +66,8 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert np.array_equal(actual[name], value), name
-    untrained = weights_of_file(reference.parent / "model.onnx")
+    untrained = stored_arrays(reference.parent / "model.onnx")
     assert any(not np.array_equal(untrained[name], value) for name, value in expected.items())
-
-
-def weights_of_file(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
 
 @pytest.mark.parametrize("most", [4, pytest.param(20, marks=pytest.mark.slow)])

@@ -27,6 +27,7 @@ LAYOUTS = [
     Layout(2, 1, 1, {"zero_stage": 3}),
     pytest.param(Layout(2, 1, 2, {"zero_stage": 1}), marks=pytest.mark.slow),
     pytest.param(Layout(2, 2, 1), marks=pytest.mark.slow),
+    pytest.param(Layout(2, 1, 1, {"context_parallel_size": 2}), marks=pytest.mark.slow),
 ]
 
 

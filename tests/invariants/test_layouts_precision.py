@@ -28,6 +28,7 @@ LAYOUTS = [
     pytest.param(Layout(2, 2, 1, {"zero_stage": 2}), marks=pytest.mark.slow),
     pytest.param(Layout(2, 1, 2, {"zero_stage": 1}), marks=pytest.mark.slow),
     pytest.param(Layout(2, 2, 2), marks=pytest.mark.slow),
+    pytest.param(Layout(1, 1, 1, {"context_parallel_size": 2}), marks=pytest.mark.slow),
 ]  # fmt: skip
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -79,12 +80,17 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(layout: Layout) -> None:
     assert all(weight.isfinite().all() for weight in actual.tensors.values())
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2])
-@pytest.mark.parametrize("kind", ["bf16", "fp16"])
-def test_gradients_that_travel_in_16_bits(kind: str, zero_stage: int) -> None:
+IN_FP32 = {"sum_in_fp32": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "zero_stage", "more"),
+    [("bf16", 0, {}), ("bf16", 2, {}), ("fp16", 0, {}), ("fp16", 2, {}), ("bf16", 0, IN_FP32), ("bf16", 3, IN_FP32)],
+)
+def test_gradients_that_travel_in_16_bits(kind: str, zero_stage: int, more: dict[str, bool]) -> None:
     """The norm of the first mean gradient is off by less than a rounding error of its type; what follows stays near."""
     expected = one_process("{}")
-    layout = Layout(2, 1, 1, {"zero_stage": zero_stage, "reduction_type": kind})
+    layout = Layout(2, 1, 1, {"zero_stage": zero_stage, "reduction_type": kind, **more})
     actual = train(CASES["gpt2"], layout, accumulation=2)
     assert 0 < abs(actual.norms[0] / expected.norms[0] - 1) < {"bf16": 2**-8, "fp16": 2**-11}[kind]
     loss, weight = differences(actual, expected)

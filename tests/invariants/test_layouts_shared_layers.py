@@ -12,12 +12,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from onnx import numpy_helper
 from torch import nn
 
 from onward.graph.training_graph import make_training_graph
 from tests.graph.exported import export
 from tests.graph.shared_layers import Shared
+from tests.initializers import stored_arrays
 from tests.invariants.cases import SQUARES, Case, random
 from tests.invariants.layouts import Layout, assert_follows, train
 from tests.invariants.rank_pool import end_ranks
@@ -88,7 +88,7 @@ def test_merged_parameters_train_apart_in_every_layout(layout: Layout, tmp_path:
     actual = train(case, layout, accumulation=2, sections=outputs, folder=str(tmp_path))
     assert_follows(actual, expected, 1e-6, 5e-6)
     trained = onnx.load(tmp_path / "out" / "model_trained.onnx")
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in trained.graph.initializer}
+    stored = stored_arrays(trained)
     for name in names:
         np.testing.assert_allclose(stored[name], expected.tensors[f"weights/{name}"], atol=1e-5)
     assert not np.allclose(stored["online.weight"], stored["target.weight"], atol=1e-3)
@@ -114,7 +114,7 @@ def test_a_file_with_copies_trains_alike(layout: Layout, tmp_path: Path) -> None
     actual = train(CASE, layout, accumulation=2, sections=outputs, folder=str(tmp_path))
     assert_follows(actual, expected, 1e-6, 5e-6)
     trained = onnx.load(tmp_path / "out" / "model_trained.onnx")
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in trained.graph.initializer}
+    stored = stored_arrays(trained)
     for copy, tie in ties.items():
         np.testing.assert_array_equal(stored[copy], stored[tie.weight])
         np.testing.assert_allclose(stored[copy], expected.tensors[f"weights/{tie.weight}"], atol=1e-5)

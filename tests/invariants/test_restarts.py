@@ -130,7 +130,7 @@ def test_out_of_memory_halves_the_micro_batch_and_an_update_keeps_its_samples(re
     assert "memory ran out in step 25, with micro-batches of 4 samples: CUDA out of memory" in done.stderr
     update = 12 if replicas == 1 else 10  # a process alone saves what it has when a step fails
     assert f"from checkpoint-{update:08} with micro-batches of 2 samples instead of 4" in done.stderr
-    assert f"step {2 * update}, in micro-batches of 4 samples, is step {4 * update} in micro-batches" in done.stdout
+    assert f"step {2 * update}, with 2 micro-batches of 4 samples an update, is step {4 * update} with 4" in done.stdout
     once = train(workplace, f"{name}-whole", "", *options)
     assert once.returncode == 0, once.stderr
     found, expected = weights_of_plain(workplace / name), weights_of_plain(workplace / f"{name}-whole")

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import numpy_helper
 
 from onward.cli import main
+from tests.initializers import stored_arrays
 from tests.invariants.cases import CASES
 from tests.invariants.layouts import Layout, Result, assert_moves, tensor_difference, train
 from tests.invariants.rank_pool import end_ranks
@@ -28,7 +26,10 @@ LAYOUTS = {
     "replicas of a horizontal pair, ZeRO 2": Layout(2, 2, 1, {"zero_stage": 2}),
     "replicas of a pipeline, ZeRO 1": Layout(2, 1, 2, {"zero_stage": 1}),
     "all": Layout(2, 2, 2, {"zero_stage": 3}),
+    "context, ZeRO 3": Layout(2, 1, 1, {"context_parallel_size": 2, "zero_stage": 3}),
+    "ZeRO 2 in groups": Layout(4, 1, 1, {"zero_stage": 2, "zero_group_size": 2}),
 }
+EXPERTS = Layout(2, 1, 1, {"expert_parallel_size": 2})
 SLOW = list(LAYOUTS)[5:]
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LAYOUTS]
 TWO_RANKS = list(LAYOUTS)[1:5]
@@ -49,13 +50,9 @@ def run(layout: str, folder: Path, updates: int, model: str = "gpt2", **sections
         **sections,
     }
     return train(
-        CASES[model], LAYOUTS[layout], updates=updates, updates_of_data=6, accumulation=2, sections=where,
-        folder=str(folder),
+        CASES[model], {**LAYOUTS, "experts": EXPERTS}[layout], updates=updates, updates_of_data=6, accumulation=2,
+        sections=where, folder=str(folder),
     )  # fmt: skip
-
-
-def initializers(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +138,8 @@ def test_trained_model_and_offline_export_hold_what_the_ranks_hold(
     target = tmp_path / "offline.onnx"
     command = ["export", str(folder / "model.onnx"), "--checkpoint", str(folder / "checkpoints"), "-o", str(target)]
     assert main(command) == 0
-    written, offline = initializers(folder / "out" / "model_trained.onnx"), initializers(target)
-    untrained = initializers(folder / "model.onnx")
+    written, offline = stored_arrays(folder / "out" / "model_trained.onnx"), stored_arrays(target)
+    untrained = stored_arrays(folder / "model.onnx")
     assert written.keys() == offline.keys() == untrained.keys()
     weights = {name.removeprefix("weights/"): t for name, t in held.tensors.items() if name.startswith("weights/")}
     assert weights.keys() <= written.keys()
@@ -157,3 +154,18 @@ def test_a_run_that_starts_over_would_be_noticed(whole: Result, tmp_path: Path) 
     again = run("one process", tmp_path / "again", 3)
     assert tensor_difference(again, whole, ("weights/",)) > 100 * OF_ALL
     assert tensor_difference(again, whole, ("slots/",)) > 100 * OF_ALL
+
+
+def test_experts_that_replicas_share(tmp_path: Path) -> None:
+    """Half of the experts on each of two ranks: the checkpoint, the trained model and both ways from and to one."""
+    whole = run("one process", tmp_path / "whole", 6, "mixtures")
+    for before, after in (("experts", "one process"), ("one process", "experts")):
+        folder = tmp_path / before
+        half = run(before, folder, 3, "mixtures")
+        written = stored_arrays(folder / "out" / "model_trained.onnx")
+        for name, tensor in half.tensors.items():
+            if name.startswith("weights/"):
+                assert written[name.removeprefix("weights/")].tobytes() == tensor.numpy().tobytes(), name
+        result = run(after, folder, 6, "mixtures")
+        assert result.losses == pytest.approx(whole.losses[3:], rel=1e-6)
+        assert tensor_difference(result, whole, ("weights/", "slots/")) < OF_ALL

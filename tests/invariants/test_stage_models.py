@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
-from onnx import numpy_helper
 
 from onward.cli import main
 from onward.plan.pipeline.joined_models import join_stage_models
+from tests.initializers import stored_arrays
 from tests.invariants.cases import Case, random
 from tests.invariants.layouts import Layout, assert_follows, train
 from tests.plan.staged_models import first_stage, second_stage
@@ -42,7 +41,7 @@ def test_stage_models_need_no_whole_model(tmp_path: Path) -> None:
     assert_follows(found, expected, of_losses=1e-6, of_weights=1e-6)
 
     trained = tmp_path / "out" / "joined_trained.onnx"
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(trained).graph.initializer}
+    arrays = stored_arrays(trained)
     assert set(arrays) == {"tied", "constant", "stage1/constant", "last"}
     for name, array in arrays.items():
         assert torch.equal(torch.from_numpy(array.copy()), found.tensors[f"weights/{name}"])

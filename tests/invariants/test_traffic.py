@@ -34,6 +34,7 @@ MORE = [
     Layout(1, 2, 1, {"sequence_parallel": True}),
     Layout(2, 2, 1, {"zero_stage": 2}),
     Layout(2, 1, 2, {"zero_stage": 1}),
+    Layout(4, 1, 1, {"zero_stage": 3, "zero_group_size": 2}),
 ]
 
 
@@ -48,7 +49,7 @@ def planned(folder: Path, layout: Layout) -> Forecast:
     parameters = Parameters.from_mapping(sections_of(folder, layout, 4))
     graph = read_training_graph(parameters, parameters.paths.model_path)
     specs = InMemoryDataLoader(data_of(4)).feature_specs()
-    topology = Topology(layout.data, layout.horizontal, layout.pipeline)
+    topology = Topology.of_sizes(parameters.distributed)
     return forecast(parameters, graph, plan_run(parameters, topology, graph, specs), specs)
 
 
@@ -70,7 +71,11 @@ def as_heard(calls: Calls, layout: Layout) -> Totals:
         if elements <= ACCUMULATION or kind == "recv" or (kind, elements, width) == ("all_reduce", MESSAGE, 8):
             continue
         # Every replica, or every tensor-parallel rank, gives its part of what is gathered.
-        parts = max(layout.data, layout.horizontal) if kind == "all_gather" else 1
+        parts = (
+            max(layout.distributed.get("zero_group_size", layout.data), layout.horizontal)
+            if kind == "all_gather"
+            else 1
+        )
         count[kind] += times
         payload[kind] += times * elements * width * parts
     return {kind: (count[kind], payload[kind]) for kind in count}

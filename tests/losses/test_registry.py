@@ -59,7 +59,7 @@ def test_its_fields_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ParametersError, match=r"loss.label is missing; loss.type 'huber' needs it"):
         parameters(tmp_path, loss={"type": "huber", "prediction": "logits"})
     wrong = {"type": "huber", "prediction": "logits", "label": "target", "from_logits": True}
-    with pytest.raises(ParametersError, match="belongs to binary_cross_entropy, not to 'huber'"):
+    with pytest.raises(ParametersError, match="belongs to binary_cross_entropy, focal or binary_dice, not to 'huber'"):
         parameters(tmp_path, loss=wrong)
     with pytest.raises(ParametersError, match="'output', 'function' or 'huber'"):
         parameters(tmp_path, loss={"type": "hubert"})

@@ -161,6 +161,12 @@ def run_as_saved(model: onnx.ModelProto, data: Tensor) -> np.ndarray:
     return _session(model, "none").run(None, {"x": data.numpy()})[0]
 
 
+def optimized(model: onnx.ModelProto, level: str, folder: Path) -> onnx.ModelProto:
+    """What onnxruntime saves after optimizing at a level."""
+    _session(model, level, folder / "optimized.onnx")
+    return onnx.load(folder / "optimized.onnx")
+
+
 def _session(model: onnx.ModelProto, level: str, saved: Path | None = None) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])

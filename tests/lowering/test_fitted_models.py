@@ -9,20 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-
-import onward
-from onward.data.in_memory import InMemoryDataLoader
-from onward.errors import ModelError, OperatorError
-from onward.lowering.inspection import describe
-from onward.parameters import Parameters
-from onward.runner import TrainingRunner
-from tests.fitted_models import SAMPLES, convert, flowers, nodes_of, run
-from tests.mlp import ON_ONE_THREAD
-from tests.watching import Recorder
-
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-pytest.importorskip("skl2onnx", reason="skl2onnx is not installed")
-
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
@@ -40,8 +26,27 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Binarizer, MinMaxScaler, Normalizer, OneHotEncoder, PolynomialFeatures, StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC
 
+import onward
+from onward.data.in_memory import InMemoryDataLoader
+from onward.errors import ModelError
+from onward.lowering.inspection import describe
+from onward.parameters import Parameters
+from onward.runner import TrainingRunner
+from tests.fitted_models import SAMPLES, convert, flowers, nodes_of, run
+from tests.mlp import ON_ONE_THREAD
+from tests.watching import Recorder
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+
+pytest.importorskip("skl2onnx", reason="skl2onnx is not installed")
+
+
 SHORT = {"max_iter": 3, "random_state": 0}
+
+
 FEW = {"n_estimators": 5, "random_state": 0}
+
 
 CLASSIFIERS: dict[str, Any] = {
     "logistic": lambda: LogisticRegression(**SHORT),
@@ -60,6 +65,8 @@ CLASSIFIERS: dict[str, Any] = {
     "svc_polynomial": lambda: SVC(kernel="poly", coef0=0.5),
     "naive_bayes": lambda: GaussianNB(),
 }
+
+
 REGRESSORS: dict[str, Any] = {
     "linear": lambda: LinearRegression(),
     "ridge": lambda: make_pipeline(StandardScaler(), Ridge(alpha=50.0)),
@@ -67,6 +74,8 @@ REGRESSORS: dict[str, Any] = {
     "svr": lambda: SVR(C=0.1),
     "svr_sigmoid": lambda: make_pipeline(StandardScaler(), SVR(kernel="sigmoid", C=0.1)),
 }
+
+
 FROZEN: dict[str, Any] = {
     "boosted": lambda: GradientBoostingClassifier(**FEW),
     "forest": lambda: RandomForestClassifier(**FEW),
@@ -76,6 +85,7 @@ FROZEN: dict[str, Any] = {
 
 RATES = {"svc": 1e-3, "svc_linear_kernel": 1e-4, "svc_polynomial": 1e-4, "naive_bayes": 1e-4}
 """Learning rates of fitted models whose numbers are large, or near their best; 0.02 for the others."""
+
 
 TOLERANCES = dict.fromkeys(("svc", "svc_linear_kernel", "svc_polynomial"), 5e-5)
 """onnxruntime sums the decisions of support vectors up in float64; 1e-5 for the others."""
@@ -262,43 +272,6 @@ def test_columns_of_categories(tmp_path: Path) -> None:
     losses = train(path, {"X": x, "label": classes}, loss)
     assert losses[-1] < losses[0]
     assert_exported_as_trained(path, x)
-
-
-def test_an_operator_without_a_lowering_beside_the_network_is_left_out(tmp_path: Path) -> None:
-    """The class behind labels and maps: any part that torch cannot compute and training does not need."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17, "acme": 1]> g (float[n, 2] x) => (float[n, 2] y, float[n, 2] side) '
-        "<float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) side = acme.Detector(y) }"
-    )
-    net = onward.to_torch(model)
-    assert tuple(net(torch.ones(3, 2)).shape) == (3, 2)
-    assert list(net.graph.left_out) == ["side"]
-    onward.export(net, tmp_path / "out.onnx")
-    assert [node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node] == ["MatMul", "Detector"]
-    del model.graph.output[0]
-    with pytest.raises(OperatorError, match="Detector"):
-        onward.to_torch(model)
-
-
-def test_strings_as_inputs_say_where_to_cut(tmp_path: Path) -> None:
-    """Cut where the message says, what is behind the strings trains."""
-    text = (
-        '<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]> g (string[n, 1] city, float[n, 2] x) => '
-        '(float[n, 1] y) <int64[2] flat = {-1, 2}> { hot = ai.onnx.ml.OneHotEncoder <cats_strings = ["a", "b"]> '
-        "(city) rows = Reshape(hot, flat) all = Concat <axis = 1> (rows, x) "
-        "y = ai.onnx.ml.LinearRegressor <coefficients = [1.0, 2.0, 3.0, 4.0]> (all) }"
-    )
-    model = onnx.parser.parse_model(text)
-    onnx.save(model, tmp_path / "text.onnx")
-    with pytest.raises(OperatorError) as caught:
-        onward.to_torch(tmp_path / "text.onnx")
-    for part in ("reads strings", "'city'", "from them are 'hot'", "extract_model(model, part, ['hot', 'x'], ['y'])"):
-        assert part in str(caught.value)
-    onnx.utils.extract_model(str(tmp_path / "text.onnx"), str(tmp_path / "part.onnx"), ["hot", "x"], ["y"])
-    net = onward.to_torch(tmp_path / "part.onnx")
-    assert len(net.weights) == 1
-    result = net(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), torch.ones(2, 2))
-    assert result.reshape(-1).tolist() == [8.0, 9.0]
 
 
 @pytest.mark.parametrize("library", ["lightgbm", "xgboost"])

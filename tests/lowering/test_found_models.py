@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 import onward
 from tests.lowering.architecture import Architecture, export_program
 from tests.lowering.architectures import ARCHITECTURES
+from tests.lowering.saved_models import optimized
 from tests.lowering.test_architectures import (
     _all,
     _arrangement,
@@ -143,32 +143,23 @@ def _compared(module: nn.Module, net: onward.OnnxModule, gradients: dict[str, Te
     return count
 
 
-def _optimized(model: onnx.ModelProto, level: str, folder: Path) -> onnx.ModelProto:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return onnx.load(folder / "optimized.onnx")
-
-
 OPTIMIZED = [
-    ("albert", "ORT_ENABLE_EXTENDED"),
-    ("llama", "ORT_ENABLE_EXTENDED"),
-    ("separable", "ORT_ENABLE_EXTENDED"),
-    ("wavenet", "ORT_ENABLE_BASIC"),
-    pytest.param("bert", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("gpt2", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("gpt2", "ORT_ENABLE_BASIC", marks=SLOW),
-    pytest.param("vit", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("swin", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("t5", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("bart", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("mobilenet_v2", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("phi", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("wav2vec2", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("bidirectional_gru", "ORT_ENABLE_EXTENDED", marks=SLOW),
-    pytest.param("cross_attention", "ORT_ENABLE_EXTENDED", marks=SLOW),
+    ("albert", "extended"),
+    ("llama", "extended"),
+    ("separable", "extended"),
+    ("wavenet", "basic"),
+    pytest.param("bert", "extended", marks=SLOW),
+    pytest.param("gpt2", "extended", marks=SLOW),
+    pytest.param("gpt2", "basic", marks=SLOW),
+    pytest.param("vit", "extended", marks=SLOW),
+    pytest.param("swin", "extended", marks=SLOW),
+    pytest.param("t5", "extended", marks=SLOW),
+    pytest.param("bart", "extended", marks=SLOW),
+    pytest.param("mobilenet_v2", "extended", marks=SLOW),
+    pytest.param("phi", "extended", marks=SLOW),
+    pytest.param("wav2vec2", "extended", marks=SLOW),
+    pytest.param("bidirectional_gru", "extended", marks=SLOW),
+    pytest.param("cross_attention", "extended", marks=SLOW),
 ]
 
 
@@ -184,7 +175,7 @@ def test_architecture_optimized_by_onnxruntime_trains(
     gradients = _gradients(module)
     program = export_program(module, architecture)
     program.optimize()
-    net = onward.to_torch(_optimized(program.model_proto, level, tmp_path))
+    net = onward.to_torch(optimized(program.model_proto, level, tmp_path))
     _assert_same_outputs(expected, _run(net, architecture.inputs))
     assert net.weights
     assert all(weight.grad is not None for weight in net.weights.values())

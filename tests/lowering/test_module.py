@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onward
 from onward.errors import ModelError, NodeError
+from tests.initializers import stored_arrays
 
 FLOAT = TensorProto.FLOAT
 NAMES = (
@@ -235,7 +236,7 @@ def test_a_deep_copy_is_a_network_of_its_own(tmp_path: Path) -> None:
     assert net.weights["a"][0] == 1
     assert other(torch.zeros(1, 3))[0, 0] == net(torch.zeros(1, 3))[0, 0] + 4
     onward.export(other, tmp_path / "copy.onnx")
-    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "copy.onnx").graph.initializer}
+    stored = stored_arrays(tmp_path / "copy.onnx")
     assert stored["a"][0] == 5
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 import onward
 from onward.errors import OperatorError
-from tests.lowering.saved_models import Transformer
+from tests.lowering.saved_models import Transformer, optimized
 from tests.lowering.test_exports_vision import IMAGE, TOKENS, _close, _export
 from tests.lowering.vision_models import RecurrentClassifier, SmallResNet, SmallUNet, randomize
 from tests.one_node import run_onnxruntime
@@ -37,16 +36,6 @@ class Encoder(nn.Module):
         return self.head(self.layers(self.embedding(tokens) + self.positions).mean(1))
 
 
-def _optimize(model: onnx.ModelProto, level: str, folder: Path) -> onnx.ModelProto:
-    """What onnxruntime saves after optimizing at a level."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return onnx.load(folder / "optimized.onnx")
-
-
 CASES = {
     "resnet": (SmallResNet, IMAGE, "FusedConv"),
     "unet": (SmallUNet, IMAGE, "QuickGelu"),
@@ -60,7 +49,7 @@ def test_a_model_optimized_by_onnxruntime_trains(name: str, tmp_path: Path) -> N
     """Outputs to 1e-4; gradients of every weight that kept its name and its shape, unless batch norm scaled it."""
     make, data, fused = CASES[name]
     module = randomize(make()).eval()
-    model = _optimize(_export(module, (data,), 18, optimize=True), "ORT_ENABLE_EXTENDED", tmp_path)
+    model = optimized(_export(module, (data,), 18, optimize=True), "extended", tmp_path)
     assert any(node.op_type == fused for node in model.graph.node)
     net = onward.to_torch(model)
     expected, actual = module(data), net(data)
@@ -83,7 +72,7 @@ def test_layer_normalization_below_opset_17_trains(opset: int, tmp_path: Path) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module, (TOKENS,), file, dynamo=False, opset_version=opset)
-    model = _optimize(onnx.load_from_string(file.getvalue()), "ORT_ENABLE_EXTENDED", tmp_path)
+    model = optimized(onnx.load_from_string(file.getvalue()), "extended", tmp_path)
     assert sum(node.op_type == "LayerNormalization" and node.domain == "" for node in model.graph.node) == 2
     net = onward.to_torch(model)
     expected, actual = module(TOKENS), net(TOKENS)
@@ -107,7 +96,7 @@ def test_constants_of_written_out_operators_do_not_train(tmp_path: Path) -> None
 
     torch.manual_seed(0)
     exported = _export(randomize(SmallResNet()).eval(), (IMAGE,), 18, optimize=True)
-    model = _optimize(convert_float_to_float16(exported, keep_io_types=True), "ORT_DISABLE_ALL", tmp_path)
+    model = optimized(convert_float_to_float16(exported, keep_io_types=True), "none", tmp_path)
     bodies = [tensor.name for tensor in model.graph.initializer if tensor.name.startswith("_inlfunc_")]
     assert bodies
     net = onward.to_torch(model)
@@ -118,7 +107,7 @@ def test_constants_of_written_out_operators_do_not_train(tmp_path: Path) -> None
 
 def test_a_layout_of_one_processor_is_refused_with_the_way_out(tmp_path: Path) -> None:
     module = randomize(SmallResNet()).eval()
-    model = _optimize(_export(module, (IMAGE,), 18, optimize=True), "ORT_ENABLE_ALL", tmp_path)
+    model = optimized(_export(module, (IMAGE,), 18, optimize=True), "all", tmp_path)
     if not any(node.domain == "com.microsoft.nchwc" for node in model.graph.node):
         pytest.skip("onnxruntime has no blocked layout for this processor")
     with pytest.raises(OperatorError, match="save it with ORT_ENABLE_EXTENDED"):

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import onward
 from onward.errors import ModelError
 from onward.lowering.module import OnnxModule
+from tests.graph.exported import export
 from tests.mlp import data, save_mlp
 
 X = torch.from_numpy(data(8)["x"])
@@ -177,8 +178,7 @@ class TwoParts(torch.nn.Module):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "two.onnx"
-    torch.onnx.export(TwoParts(), (torch.zeros(2, 6),), path, dynamo=True, dynamic_shapes=({0: "batch"},))
-    return path
+    return export(TwoParts().eval(), (torch.zeros(2, 6),), path, 18, True, dynamic_shapes=({0: "batch"},))
 
 
 def test_groups_by_module(exported: Path) -> None:

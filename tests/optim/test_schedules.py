@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,12 @@ from torch.optim.lr_scheduler import (
 )
 
 from onward.optim.schedules import LearningRateSchedule, factor
-from onward.schedules.learning_rate.linear import LINEAR
+from onward.parameters import LearningRate
 from onward.schedules.learning_rate.polynomial import POLYNOMIAL
 from onward.schedules.learning_rate.registry import decay_named
 
 STEPS = 50
-MODES = ["none", "constant", "linear", "polynomial", "cosine"]
+MODES = ["none", "constant", "linear", "polynomial", "cosine", "wsd"]
 
 
 def rates_of_torch(after: Callable[[torch.optim.Optimizer, int], LRScheduler], warmup_steps: int) -> list[float]:
@@ -60,14 +61,8 @@ def test_equal_to_torch_s_schedulers(
     mode: str, power: float, after: Callable[[torch.optim.Optimizer, int], LRScheduler], warmup_steps: int
 ) -> None:
     """To 1e-12 of the highest rate: torch multiplies rate by rate and so rounds a little."""
-    schedule = LearningRateSchedule(
-        initial_lr=0.3,
-        decay=decay_named(mode),
-        warmup_ratio=None,
-        warmup_steps=warmup_steps,
-        num_train_steps=STEPS,
-        power=power,
-    )
+    rate = LearningRate(initial_lr=0.3, warmup_mode=mode, warmup_steps=warmup_steps, power=power)
+    schedule = LearningRateSchedule(rate, STEPS)
     rates = [schedule.at(step) for step in range(1, STEPS + 1)]
     assert rates == pytest.approx(rates_of_torch(after, warmup_steps), rel=0, abs=1e-12)
 
@@ -85,14 +80,14 @@ def test_equal_to_the_formulas_in_shares_of_the_round(mode: str, warmup_ratio: f
             "linear": (1 - r) / (1 - w),
             "polynomial": max((1 - r) / (1 - w), 0.0) ** 0.5,
             "cosine": 0.5 * (1 + math.cos(math.pi * (r - w) / (1 - w))),
+            "wsd": min(1.0, (1 - r) / (1 - w) / 0.1),
         }
         return r / w if r < w and mode != "none" else after[mode]
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.7)
     scheduler = LambdaLR(optimizer, formula)
-    schedule = LearningRateSchedule(
-        initial_lr=0.7, decay=decay_named(mode), warmup_ratio=warmup_ratio, warmup_steps=None, num_train_steps=STEPS
-    )
+    rate = LearningRate(initial_lr=0.7, warmup_mode=mode, warmup_ratio=warmup_ratio)
+    schedule = LearningRateSchedule(rate, STEPS)
     for step in range(1, STEPS + 1):
         assert schedule.at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=0, abs=1e-12)
         optimizer.step()
@@ -117,7 +112,7 @@ def test_never_a_jump_up_or_below_zero(mode: str, warmup_steps: int) -> None:
         assert rates[warmup_steps - 1] == 1.0
     after = rates[max(warmup_steps - 1, 0) :]
     assert after == sorted(after, reverse=True)
-    end = 0.0 if mode in ("linear", "polynomial", "cosine") and warmup_steps < STEPS else 1.0
+    end = 0.0 if mode in ("linear", "polynomial", "cosine", "wsd") and warmup_steps < STEPS else 1.0
     assert rates[STEPS - 1 :] == [end] * 6
 
 
@@ -131,18 +126,19 @@ def test_the_names_of_the_original_runner_are_known() -> None:
     original = ["None", "Cosine", "Constant", "Linear", "Poly"]
     assert [decay_named(name).name for name in original] == ["none", "cosine", "constant", "linear", "polynomial"]
     assert decay_named("POLYNOMIAL") is POLYNOMIAL
-    with pytest.raises(ValueError, match="expected none, constant, linear, polynomial or cosine"):
+    with pytest.raises(ValueError, match="polynomial, cosine, cosine_restarts, wsd or piecewise"):
         decay_named("Exp")
 
 
 def test_impossible_schedules_are_refused_before_the_first_step() -> None:
+    def schedule(**fields: Any) -> LearningRateSchedule:
+        return LearningRateSchedule(LearningRate(initial_lr=0.1, warmup_mode="linear", **fields), 100)
+
     with pytest.raises(
         ValueError, match=r"warmup_ratio is 0.1 and learning_rate.warmup_steps is 5; expected one of the"
     ):
-        LearningRateSchedule(initial_lr=0.1, decay=LINEAR, warmup_ratio=0.1, warmup_steps=5, num_train_steps=100)
+        schedule(warmup_ratio=0.1, warmup_steps=5)
     with pytest.raises(ValueError, match=r"a warm-up of 101 steps; expected 0 to 100, the steps of the round"):
-        LearningRateSchedule(initial_lr=0.1, decay=LINEAR, warmup_ratio=None, warmup_steps=101, num_train_steps=100)
+        schedule(warmup_steps=101)
     with pytest.raises(ValueError, match=r"step 0 of 100; expected both to be at least 1"):
-        LearningRateSchedule(
-            initial_lr=0.1, decay=LINEAR, warmup_ratio=None, warmup_steps=None, num_train_steps=100
-        ).at(0)
+        schedule().at(0)

@@ -395,3 +395,34 @@ EXAMPLES |= {
     "llama-fused": replace(EXAMPLES["llama-even"], fuse=True),
 }
 """The same after fusion; 260 classes are enough for the loss to be fused with the output layer."""
+
+
+class InnerNorms(nn.Module):
+    """Gated MLPs whose hidden features are normalized: by layer norm, by RMS norm, by responses (GRN)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 32), nn.Linear(32, 10)
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(3))
+        self.wide = nn.ModuleList(nn.Linear(32, 96) for _ in range(3))
+        self.out = nn.ModuleList(nn.Linear(48, 32) for _ in range(3))
+        self.layer_norm, self.rms_norm = nn.LayerNorm(48), nn.RMSNorm(48, eps=1e-5)
+        self.scale, self.shift = nn.Parameter(torch.rand(48)), nn.Parameter(torch.rand(48))
+
+    def responses(self, x: Tensor) -> Tensor:
+        response = x.pow(2).sum(1, keepdim=True).sqrt()
+        return self.scale * (x * (response / (response.mean(-1, keepdim=True) + 1e-3))) + self.shift + x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        inner: tuple[Callable[[Tensor], Tensor], ...] = (self.layer_norm, self.rms_norm, self.responses)
+        for norm, wide, normalized, out in zip(self.norms, self.wide, inner, self.out, strict=True):
+            up, gate = wide(norm(x)).chunk(2, -1)
+            x = x + out(normalized(up * F.silu(gate)))
+        return self.head(x).transpose(1, 2)
+
+
+EXAMPLES["inner-norms"] = Example(
+    lambda: exported(InnerNorms(), (torch.zeros(2, 7, 16),), (0,)), vectors(3, 7), vectors(2, 7), BY_CLASS_AXIS
+)
+EXAMPLES["inner-norms-fused"] = replace(EXAMPLES["inner-norms"], fuse=True)

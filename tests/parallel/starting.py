@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,14 @@ def own_launcher(count: int) -> list[str]:
     imports = "import sys; from onward.parallel.launch.launching import launch_workers"
     program = imports + "; sys.exit(launch_workers({}, sys.argv[1:]))"
     return [sys.executable, "-c", program.format(count)]
+
+
+def wait_for(*files: Path) -> None:
+    """Until all of them have been written."""
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline, f"no {files}"
+        time.sleep(0.05)
 
 
 def run(command: Sequence[str], folder: Path, seconds: float = LONGEST_SECONDS) -> subprocess.CompletedProcess[str]:

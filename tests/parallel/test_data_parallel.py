@@ -53,6 +53,9 @@ def on_rank() -> dict[str, Any]:
     mesh = start(Distributed(data_parallel_size=2), "cpu")
     found: dict[str, Any] = {f"zero {stage}": gradients(mesh, zero_stage=stage) for stage in range(4)}
     found |= {kind: gradients(mesh, reduction_type=kind) for kind in ("fp16", "bf16")}
+    found |= {f"{kind} in fp32": gradients(mesh, reduction_type=kind, sum_in_fp32=True) for kind in ("fp16", "bf16")}
+    in_bf16 = {"reduction_type": "bf16", "sum_in_fp32": True}
+    found |= {f"zero {stage} in fp32": gradients(mesh, zero_stage=stage, **in_bf16) for stage in range(1, 4)}
     found["adasum"] = gradients(mesh, enable_adasum=True)
 
     sharded = linear()
@@ -89,7 +92,7 @@ def ranks() -> list[dict[str, Any]]:
 MEAN = BATCHES.sum(1).mean(0)
 
 
-@pytest.mark.parametrize("kind", ["zero 0", "fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["zero 0", "fp16", "bf16", "fp16 in fp32", "bf16 in fp32"])
 def test_replicas_have_the_mean_after_the_last_micro_batch_and_their_own_before(ranks: Any, kind: str) -> None:
     """Every number here is one that 16 bits hold exactly."""
     for rank, found in enumerate(ranks):
@@ -104,11 +107,12 @@ def test_with_adasum_gradients_stay_a_replicas_own(ranks: Any) -> None:
         assert torch.equal(found["adasum"][0][1], BATCHES[rank].sum(0).expand(ROWS, 2))
 
 
+@pytest.mark.parametrize("sums", ["", " in fp32"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_shares_out_rows(ranks: Any, stage: int) -> None:
+def test_zero_shares_out_rows(ranks: Any, stage: int, sums: str) -> None:
     """Three rows: two for the first replica, one for the second. Stages 2 and 3 reduce with every micro-batch."""
     for rank, found in enumerate(ranks):
-        (first, last), rows = found[f"zero {stage}"]
+        (first, last), rows = found[f"zero {stage}{sums}"]
         assert rows == ((0, 2), (2, 3))[rank]
         torch.testing.assert_close(last, MEAN.expand(2 - rank, 2))
         if stage == 1:

@@ -14,6 +14,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.shapes import find_value_facts
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
+from onward.parallel.gradients import add_up_copies
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.shards import take_shard
@@ -57,6 +58,14 @@ def differences(name: str, path: str, by_tokens: bool) -> dict[str, float]:
     found = {f"output {o}": _share(a, b) for o, a, b in zip(outputs, results[1], results[0], strict=True)}
     gradients = [g.abs().max().item() for w in graph.weights if (g := whole.weights[w].grad) is not None]
     least = SMALLEST_SHARE * max(gradients)
+    full_shapes = {name: tuple(weight.shape) for name, weight in whole.weights.items()}
+    shards = {name: cut.shards(full_shapes[name], rank, size) for name, cut in plan.shardings.items() if cut.parts}
+    gradients_of_shards = {name: local.weights[name].grad for name in shards}
+    add_up_copies(
+        dist.group.WORLD,
+        gradients_of_shards,
+        {n: [s for s in found if s.replica[1] > 1] for n, found in shards.items()},
+    )
     for weight in graph.weights:
         gradient, expected = local.weights[weight].grad, whole.weights[weight].grad
         assert gradient is not None, weight
@@ -118,6 +127,20 @@ def test_four_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2-fused", "bert-fused", pytest.param("llama-fused", marks=pytest.mark.slow)])
 def test_two_ranks_compute_what_one_does_after_fusion(name: str, by_tokens: bool, tmp_path: Path) -> None:
     check(name, 2, tmp_path, by_tokens)
+
+
+def test_norms_over_what_ranks_share_exchange_a_few_numbers_a_row(tmp_path: Path) -> None:
+    """And each layer around them one sum forward and one backward, as without a norm."""
+    graph = EXAMPLES["inner-norms-fused"].graph()
+    plan = planned(EXAMPLES["inner-norms-fused"], graph, 2)
+    assert {"wide.0.weight", "layer_norm.weight", "out.0.weight", "rms_norm.weight", "scale", "shift"} <= {
+        graph.known_as.paths.get(name, name) for name in plan.shardings
+    }
+    types = [node.op_type for node in localize(graph, plan, 0).model.graph if node.domain == "onward.parallel"]
+    assert [types.count(kind) for kind in ("LayerNormOverRanks", "RMSNormOverRanks")] == [1, 1]
+    # Of each MLP, and of the mean of the responses.
+    assert types.count("AllReduce") == types.count("Enter") == 4
+    check("inner-norms-fused", 2, tmp_path)
 
 
 BY_TOKENS = ("gpt2", "gpt2-untied", "bert")

@@ -29,6 +29,7 @@ from tests.parallel.starting import (
     run,
     torchrun,
     two_nodes,
+    wait_for,
 )
 
 LAUNCHERS = [
@@ -337,13 +338,6 @@ def test_rank_that_dies_on_another_node_in_start_up_ends_the_rest_in_half_a_minu
 
 
 # ---------------------------------------------------------------------- stopping
-
-
-def wait_for(*files: Path) -> None:
-    deadline = time.monotonic() + LONGEST_SECONDS
-    while not all(file.exists() and file.read_text() for file in files):
-        assert time.monotonic() < deadline, f"no {files}"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from onward.errors import ParametersError
+from onward.optimizers.registry import OPTIMIZERS, optimizer_named
 from onward.parameters import AttributeRule, Parameters, check
-from onward.parameters.checks import ATTRIBUTES_OF, fixed_fields_changed
+from onward.parameters.checks import fixed_fields_changed
+from onward.parameters.optimizer import SwitchRule
 
 SMALL: dict[str, dict[str, Any]] = {
     "paths": {"model_path": "m.onnx"},
@@ -120,12 +122,18 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         ),
         (
             {"learning_rate": {"warmup_mode": "cosin"}},
-            "learning_rate.warmup_mode is 'cosin'; expected none, constant, linear, polynomial or cosine.",
+            "learning_rate.warmup_mode is 'cosin'; expected none, constant, linear, polynomial, cosine, ",
         ),
         (
             {"learning_rate": {"warmup_ratio": 1.5}},
             "learning_rate.warmup_ratio is 1.5; expected less than or equal to 1",
         ),
+        ({"learning_rate": {"decay_ratio": 0}}, "learning_rate.decay_ratio is 0; expected greater than 0."),
+        (
+            {"learning_rate": {"points": [[1.5, 1]]}},
+            "learning_rate.points[0][0] is 1.5; expected less than or equal to 1.",
+        ),
+        ({"learning_rate": {"points": [[0.5]]}}, "learning_rate.points[0]"),
         ({"data": {"shuffle_data": "yes"}}, "data.shuffle_data is 'yes'; expected true or false."),
         ({"data": {"shuffle_data": 1}}, "data.shuffle_data is 1; expected true or false."),
         ({"data": {"last_batch": "pad"}}, "data.last_batch is 'pad'; expected 'wrap', 'drop' or 'short'."),
@@ -134,7 +142,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         ({"loss": {"type": "hinge"}}, "loss.type is 'hinge'; expected 'softmax_cross_entropy', 'mean_squared_error', "),
         (
             {"optimizer": {"training_optimizer_name": "Adamax"}},
-            "optimizer.training_optimizer_name is 'Adamax'; expected 'SGDOptimizer', 'Adam', 'AdamW' or 'Lamb'.",
+            "optimizer.training_optimizer_name is 'Adamax'; expected 'SGDOptimizer', 'Adam', 'AdamW', 'Lamb', 'Lion', ",
         ),
         ({"optimizer": {"max_norm_clip": 0}}, "optimizer.max_norm_clip is 0; expected greater than 0."),
         ({"optimizer": {"optimizer_attributes": "none"}}, "optimizer.optimizer_attributes is 'none'; expected a list."),
@@ -228,21 +236,50 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
             {"learning_rate": {"warmup_ratio": 0.5}},
             "learning_rate.warmup_mode is none, which has no warm-up; use const",
         ),
+        (
+            {"learning_rate": {"warmup_mode": "piecewise", "warmup_steps": 2, "points": [[0, 1]]}},
+            "learning_rate.warmup_mode is piecewise, which has no warm-up; list it in learning_rate.points, or leave "
+            "learning_rate.warmup_steps out.",
+        ),
+        (
+            {"learning_rate": {"warmup_mode": "piecewise"}},
+            "learning_rate.points is missing; learning_rate.warmup_mode piecewise needs it. List [fraction of the "
+            "round's steps, fraction of initial_lr] pairs, such as [[0, 1], [0.5, 1], [1, 0.1]].",
+        ),
+        (
+            {"learning_rate": {"warmup_mode": "piecewise", "points": [[0.5, 1], [0.1, 1]]}},
+            "learning_rate.points are at 0.5, 0.1 of the round; sort them by the first number.",
+        ),
+        (
+            {"optimizer": {"training_optimizer_name": "ScheduleFree"}, "averaging": {"kind": "ema"}},
+            "averaging.kind is ema, but the optimizer AdamWScheduleFree averages the weights itself; remove averaging, "
+            "or choose another optimizer.",
+        ),
+        (
+            {
+                "optimizer": {"training_optimizer_name": "AdamW8bit"},
+                "distributed": {"data_parallel_size": 2, "zero_stage": 1},
+            },
+            "optimizer.training_optimizer_name is AdamW8bit, which needs full weights on every rank, since its moments "
+            "are quantized in blocks of 256 elements, which shards would cut; distributed.zero_stage is 1. "
+            "Use data or pipeline parallelism without it, or another optimizer.",
+        ),
         ({"loss": {"prediction": None}}, "loss.prediction is missing; loss.type 'l1' needs it."),
         ({"loss": {"label": None}}, "loss.label is missing; loss.type 'l1' needs it."),
         ({"loss": {"type": "output", "prediction": None}}, "loss.prediction is missing; loss.type 'output' needs it."),
         ({"loss": {"type": "graph"}}, "loss.graph is missing; loss.type 'graph' needs it."),
         (
             {"loss": {"ignore_index": 0}},
-            "loss.ignore_index is given, but belongs to softmax_cross_entropy and ctc and bert, not to 'l1'.",
+            "loss.ignore_index is given, but belongs to softmax_cross_entropy, softmax_focal, dice, dpo, ctc or bert, "
+            "not to 'l1'.",
         ),
         (
             {"loss": {"class_weights": [1.0]}},
-            "loss.class_weights is given, but belongs to softmax_cross_entropy and bert,",
+            "loss.class_weights is given, but belongs to softmax_cross_entropy, softmax_focal or bert,",
         ),
         (
             {"loss": {"from_logits": True}},
-            "loss.from_logits is given, but belongs to binary_cross_entropy, not to 'l1'.",
+            "loss.from_logits is given, but belongs to binary_cross_entropy, focal or binary_dice, not to 'l1'.",
         ),
         (
             {"loss": {"dense_labels": True}},
@@ -265,6 +302,10 @@ def test_steps_that_are_no_multiple_of_the_accumulation(steps: int, accumulation
         (
             {"distributed": {"enable_adasum": True, "zero_stage": 1, "data_parallel_size": 2}},
             "distributed.enable_adasum is true and zero_stage is 1; Adasum needs every replica's full gradients.",
+        ),
+        (
+            {"distributed": "auto", "recompute": {"segments": True, "number_recompute_layers": 2}},
+            "recompute.number_recompute_layers is 2, layers of every process, but distributed.layout is auto, which",
         ),
         (
             {"distributed": {"zero_offload_to_cpu": True}},
@@ -387,17 +428,24 @@ def test_fields_that_look_alike_and_are_right(changes: dict[str, Any]) -> None:
     make(**changes)
 
 
-VALUES = {"nesterov": True, "do_bias_correction": True}
+VALUES: dict[str, Any] = {
+    "options": {"eps": 1e-8},
+    "nesterov": True,
+    "do_bias_correction": True,
+    "use_muon": True,
+    "beta2_decay": -0.5,
+    "clip_threshold": 2.0,
+}
 
 
-@pytest.mark.parametrize("optimizer", ATTRIBUTES_OF)
+@pytest.mark.parametrize("optimizer", [kind.name for kind in OPTIMIZERS])
 def test_an_attribute_that_the_optimizer_lacks(optimizer: str) -> None:
     """Exactly the attributes of an optimizer are taken; any other is refused by name."""
     every = [name for name in AttributeRule.__dataclass_fields__ if name != "weights"]
     for name in every:
         rule = {"weights": "*", name.rstrip("_"): VALUES.get(name, 0.5)}
         section = {"training_optimizer_name": optimizer, "optimizer_attributes": [{"weights": "*"}, rule]}
-        if name in ATTRIBUTES_OF[optimizer] or name == "learning_rate_factor":
+        if name.rstrip("_") in optimizer_named(optimizer).defaults or name == "learning_rate_factor":
             make(optimizer=section)
         else:
             text = refusal(optimizer=section)
@@ -406,14 +454,19 @@ def test_an_attribute_that_the_optimizer_lacks(optimizer: str) -> None:
             assert "learning_rate_factor" in text
 
 
-def test_what_optimizers_take() -> None:
-    adam = {"alpha", "beta", "lambda_", "epsilon", "do_bias_correction"}
-    assert {
-        "SGDOptimizer": {"lambda_", "momentum", "nesterov"},
-        "Adam": adam,
-        "AdamW": adam,
-        "Lamb": adam | {"ratio_min", "ratio_max"},
-    } == ATTRIBUTES_OF
+def test_switches_as_integers() -> None:
+    """`optimizer_int_attributes` of the original runner: 1 and 0, after the other rules."""
+    section = {"training_optimizer_name": "AdamW", "optimizer_int_attributes": [{"do_bias_correction": 0}]}
+    assert make(optimizer=section).optimizer.optimizer_int_attributes == (SwitchRule(do_bias_correction=False),)
+    section["optimizer_int_attributes"] = [{"do_bias_correction": 2}]
+    text = "optimizer.optimizer_int_attributes[0].do_bias_correction is 2; expected true or false."
+    assert text in refusal(optimizer=section)
+    section = {"training_optimizer_name": "AdamW", "optimizer_int_attributes": [{"nesterov": 1}]}
+    text = "optimizer.optimizer_int_attributes[0].nesterov is given, but AdamW has no such attribute; it has: alpha, "
+    assert refusal(optimizer=section).startswith(text)
+    section["optimizer_int_attributes"] = [{"weight_decay_mode": 1}]
+    text = "optimizer.optimizer_int_attributes[0].weight_decay_mode is unknown. Did you mean 'weights'? Known here"
+    assert refusal(optimizer=section).startswith(text)
 
 
 # -------------------------------------------------------------------------------------------------------- all rounds
@@ -485,3 +538,33 @@ def test_what_cuda_graphs_do_not_go_with(changes: dict[str, Any], reason: str) -
     speed = {**changes.pop("speed", {}), "cuda_graphs": True}
     assert refusal(speed=speed, **changes) == f"speed.cuda_graphs is true, but {reason}; leave one of the two out."
     assert make(speed={"cuda_graphs": True}).speed.cuda_graphs
+
+
+def test_frozen_weights_in_fewer_bits_and_another_evaluation_model_are_refused() -> None:
+    assert refusal(frozen_weights={"dtype": "nf4"}, paths={"eval_model_path": "eval.onnx"}) == (
+        "frozen_weights.dtype is nf4 and paths.eval_model_path is 'eval.onnx', whose frozen weights are those of its "
+        "own file: training and evaluation would compute with different ones. Remove one of the two."
+    )
+    assert "expected 'as_stored', 'bf16', 'int8', 'int4' or 'nf4'" in refusal(frozen_weights={"dtype": "int3"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"distributed": {"layout": "auto"}}, "distributed.layout is auto"),
+        (
+            {"distributed": {"enable_adasum": True, "data_parallel_size": 2}},
+            "distributed.enable_adasum is true, whose updates depend on the number of replicas",
+        ),
+        ({"training": {"find_batch_size": True}}, "training.find_batch_size is true"),
+        (
+            {"data": {"last_batch": "drop"}},
+            "data.last_batch is drop, with which updates have fewer samples than others",
+        ),
+    ],
+)
+def test_what_an_elastic_run_does_not_go_with(changes: dict[str, Any], reason: str) -> None:
+    distributed = {**changes.pop("distributed", {}), "elastic": True}
+    said = refusal(distributed=distributed, checkpoint={"checkpoints_dir": "c"}, **changes)
+    assert said == f"distributed.elastic is true, but {reason}. Leave one of the two out."
+    assert make(distributed={"elastic": True}, checkpoint={"checkpoints_dir": "c"}).distributed.elastic

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from onward.cli import main
 from onward.errors import ParametersError
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US
 from onward.parameters import Parameters, Recompute
 from onward.parameters.fields import field_names
 from onward.parameters.renamed import RENAMED_FIELDS
@@ -68,3 +71,21 @@ def test_python_takes_and_gives_the_old_name() -> None:
 def test_a_wrong_value_by_the_old_name_is_reported_by_the_new_one() -> None:
     with pytest.warns(FutureWarning), pytest.raises(ParametersError, match=r"recompute\.cheap_activations is 'yes'; "):
         Parameters.from_mapping({**SMALL, "recompute": {"cheap_inputs": "yes"}})
+
+
+@pytest.mark.parametrize(("environment", "lines"), [({}, 1), ({"RANK": "1"}, 0), ({LAUNCHED_BY_US: "x"}, 0)], ids=str)
+def test_the_command_line_prints_one_note_on_rank_0(
+    environment: dict[str, str],
+    lines: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The process that started others has printed it for them."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "run.yaml").write_text("recompute: {cheap_inputs: false}\nnext_rounds: [{training: {seed: 1}}]\n")
+    assert main(["plan", str(tmp_path / "run.yaml")]) == 2
+    notes = [line for line in capsys.readouterr().err.splitlines() if "deprecated" in line]
+    assert len(notes) == lines
+    assert all(re.fullmatch(f"note   {NOTE.format('')}", line) for line in notes)

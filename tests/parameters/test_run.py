@@ -30,9 +30,17 @@ from onward.parameters import (
     Training,
     check,
 )
+from onward.parameters.adapter import Adapter
+from onward.parameters.augmentation import Augmentation
+from onward.parameters.averaging import Averaging
+from onward.parameters.distillation import Distillation
 from onward.parameters.distributed import Distributed, Recompute
 from onward.parameters.evaluation import EarlyStopping, OnBadLoss
+from onward.parameters.frozen_weights import FrozenWeights
+from onward.parameters.head import Head
 from onward.parameters.limits import Limits
+from onward.parameters.pruning import Pruning
+from onward.parameters.quantize_aware import QuantizeAware
 from onward.parameters.trackers import Aim, Mlflow, Wandb
 from onward.runner import TrainingRunner
 
@@ -117,6 +125,57 @@ def test_the_example_of_the_design_loads_as_it_stands(tmp_path: Path) -> None:
 
 
 DEFAULTS: dict[type, dict[str, Any]] = {
+    Adapter: {
+        "rank": None,
+        "alpha": None,
+        "dropout": 0.0,
+        "targets": (),
+        "rules": (),
+        "rslora": False,
+        "dora": False,
+        "pissa_iterations": None,
+        "start": "kaiming",
+        "start_path": None,
+        "learning_rate_ratio": 1.0,
+        "train_too": (),
+        "outputs": ("merged",),
+        "module_prefix": "",
+    },
+    Head: {"num_classes": None},
+    FrozenWeights: {"dtype": "as_stored", "block_size": 64},
+    Pruning: {
+        "pattern": None,
+        "sparsity": None,
+        "initial_sparsity": 0.0,
+        "start_update": 1,
+        "end_update": None,
+        "every_updates": 1,
+        "weights": (),
+    },
+    QuantizeAware: {"weights": None, "activations": "uint8", "per_channel": True, "observer": "lsq"},
+    Distillation: {
+        "teacher_path": None,
+        "teacher_logits": None,
+        "temperature": 2.0,
+        "alpha": 0.5,
+        "pairs": {},
+        "pairs_weight": 1.0,
+    },
+    Augmentation: {
+        "feature": None,
+        "channels": None,
+        "horizontal_flip": 0.0,
+        "vertical_flip": 0.0,
+        "crop_padding": 0,
+        "smallest_crop": 1.0,
+        "brightness": 0.0,
+        "contrast": 0.0,
+        "saturation": 0.0,
+        "mixup_alpha": 0.0,
+        "mean": (0.0,),
+        "std": (1.0,),
+    },
+    Averaging: {"kind": None, "decay": 0.999, "start_update": 0, "every_updates": 1, "export": "average"},
     Paths: {
         "eval_model_path": None,
         "model_with_loss_func_path": None,
@@ -129,6 +188,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
     Data: {
         "input_name_map": {},
         "fixed_inputs": {},
+        "segment_masks": {},
         "shuffle_data": False,
         "max_num_files_preload": 2,
         "test_data": "replicated",
@@ -148,6 +208,20 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "reduction": "mean",
         "from_logits": False,
         "dense_labels": False,
+        "label_smoothing": 0.0,
+        "focal_gamma": 2.0,
+        "focal_alpha": 0.25,
+        "dice_smoothing": 1e-5,
+        "dice_background": True,
+        "dice_per_channel": False,
+        "paired_prediction": None,
+        "temperature": 0.07,
+        "logit_scale": None,
+        "normalize_embeddings": True,
+        "symmetric": True,
+        "dpo_beta": 0.1,
+        "reference_model_path": None,
+        "reference_log_probabilities": None,
         "label_type": None,
         "graph": None,
         "graph_inputs": {},
@@ -160,17 +234,21 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "next_sentence_label": "next_sentence_labels",
     },
     Training: {
+        "num_updates": None,
         "num_epochs": None,
         "metrics": (),
         "evaluation_period_epochs": None,
         "eval_batch_size": None,
         "gradient_accumulation_steps": 1,
+        "accumulate_as": "one_batch",
         "display_loss_steps": 10,
         "evaluation_period": 0,
         "skip_evaluation": False,
         "seed": 0,
         "weights_to_train": (),
         "weights_not_to_train": (),
+        "train_last": None,
+        "unfreeze": (),
         "freeze_batch_norm": False,
         "tied_weights": (),
         "untied_weights": (),
@@ -181,8 +259,25 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "find_batch_size": False,
         "halve_batch_on_out_of_memory": False,
     },
-    LearningRate: {"warmup_mode": "none", "warmup_ratio": None, "warmup_steps": None, "power": 0.5},
-    Optimizer: {"training_optimizer_name": "SGDOptimizer", "max_norm_clip": None, "optimizer_attributes": ()},
+    LearningRate: {
+        "warmup_mode": "none",
+        "warmup_ratio": None,
+        "warmup_steps": None,
+        "power": 0.5,
+        "min_ratio": 0.0,
+        "cycles": 1,
+        "cycle_growth": 1.0,
+        "decay_ratio": 0.1,
+        "decay_shape": "linear",
+        "points": (),
+    },
+    Optimizer: {
+        "training_optimizer_name": "SGDOptimizer",
+        "max_norm_clip": None,
+        "layer_decay": None,
+        "optimizer_attributes": (),
+        "optimizer_int_attributes": (),
+    },
     MixedPrecision: {"use_mixed_precision": False, "use_bfloat16": False, "loss_scale": 0.0, "float8": False},
     Speed: {
         "fuse": True,
@@ -193,13 +288,20 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "cuda_graphs": False,
     },
     Distributed: {
+        "layout": "manual",
+        "ranks": None,
         "data_parallel_size": 1,
         "horizontal_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "context_parallel_size": 1,
+        "expert_parallel_size": 1,
+        "expert_capacity_factor": None,
         "zero_stage": 0,
+        "zero_group_size": None,
         "zero_offload_to_cpu": False,
         "enable_adasum": False,
         "reduction_type": "fp32",
+        "sum_in_fp32": False,
         "synchronize_batch_norm": False,
         "sequence_parallel": False,
         "allow_whole_layers": False,
@@ -215,6 +317,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "max_restarts": None,
         "slow_rank_period": 20,
         "slow_rank_ratio": 1.5,
+        "elastic": False,
     },
     Recompute: {
         "segments": False,
@@ -259,6 +362,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "shape_numbers": 1_000_000,
         "constant_gb": 16.0,
         "array_gb": 16.0,
+        "template_seconds": 10.0,
+        "template_characters": 250_000_000,
         "preparation_seconds": 3600.0,
     },
 }
@@ -365,7 +470,11 @@ def test_paths_are_relative_to_the_file_and_overridden_ones_to_the_working_folde
     assert parameters.paths.model_path == tmp_path / "runs" / "m.onnx"
     assert parameters.paths.output_dir == elsewhere / "out"
     assert parameters.paths.test_data_dir == Path("/data/test")
-    assert parameters.checkpoint.checkpoints_dir == tmp_path / "runs" / ".." / "c"
+    assert parameters.checkpoint.checkpoints_dir == tmp_path / "c"
+    (tmp_path / "runs" / "deep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "runs" / "deep", target_is_directory=True)
+    linked = load(tmp_path, SMALL.replace("m.onnx", "link/../m.onnx")).paths.model_path
+    assert linked == tmp_path / "link" / ".." / "m.onnx", "a link before '..' leads elsewhere"
     assert load(tmp_path, SMALL.replace("m.onnx", "~/m.onnx")).paths.model_path == Path("~/m.onnx").expanduser()
 
 

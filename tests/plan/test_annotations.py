@@ -99,8 +99,8 @@ def test_stages_that_do_not_fit_are_balanced_instead_and_it_is_said(tmp_path: Pa
 def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
     plan = HorizontalPlan(size=2, shardings={"W": Sharding(0, (2,))})
     model = tiny()
-    annotate(model, Topology(1, 2, 1), plan, {}, {0: 0}, {})
-    requested = read_requested_sharding(model, Topology(1, 2, 1))
+    annotate(model, Topology(horizontal_size=2), plan, {}, {0: 0}, {})
+    requested = read_requested_sharding(model, Topology(horizontal_size=2))
     assert requested is not None
     assert requested.splits == {"W": (0, 2)}
     assert compare_splits(requested, plan) == []
@@ -119,7 +119,14 @@ def test_annotating_again_replaces_its_own_and_keeps_others() -> None:
     model.add_device_configuration("theirs", num_devices=2)
     model.graph[0].set_pipeline_stage(model.device_configurations[0], 1)
     for _ in range(2):
-        annotate(model, Topology(1, 2, 1), HorizontalPlan(size=2, shardings={"W": Sharding(0, (2,))}), {}, {0: 0}, {})
+        annotate(
+            model,
+            Topology(horizontal_size=2),
+            HorizontalPlan(size=2, shardings={"W": Sharding(0, (2,))}),
+            {},
+            {0: 0},
+            {},
+        )
     assert [one.name for one in model.device_configurations] == ["theirs", "onward_h2_p1"]
     assert [own.configuration.name for own in model.graph[0].device_configurations if own.configuration] == [
         "theirs", "onward_h2_p1",
@@ -128,7 +135,7 @@ def test_annotating_again_replaces_its_own_and_keeps_others() -> None:
 
 
 def test_a_model_without_annotations_requests_nothing() -> None:
-    assert read_requested_sharding(tiny(), Topology(1, 2, 2)) is None
+    assert read_requested_sharding(tiny(), Topology(horizontal_size=2, pipeline_size=2)) is None
 
 
 def tiny(**broken: Any) -> ir.Model:

@@ -37,6 +37,13 @@ def test_what_is_counted_in_steps_is_converted_and_what_is_learnt_stays() -> Non
     assert with_micro_batches(smaller, 4) == parameters_of(), "there and back"
 
 
+def test_replicas_that_share_the_samples_anew_make_as_many_updates() -> None:
+    shared = with_micro_batches(parameters_of(), 3, 2)  # of 24 samples four replicas take 6 each
+    training, rate = shared.training, shared.learning_rate
+    assert (training.batch_size, training.gradient_accumulation_steps, training.num_train_steps) == (3, 2, 16)
+    assert (training.evaluation_period, rate.warmup_steps) == (4, 4)
+
+
 def test_a_share_of_the_steps_and_absent_fields_stay_as_they_are() -> None:
     rate = {"initial_lr": 0.1, "warmup_mode": "linear", "warmup_ratio": 0.25}
     larger = with_micro_batches(

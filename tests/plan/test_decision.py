@@ -44,7 +44,7 @@ def of_any_length(sizes: tuple[int, int, int], **distributed: Any) -> Parameters
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_every_weight_is_held_whole_by_the_ranks_together(sizes: tuple[int, int, int]) -> None:
-    graph, topology = graph_of("gpt2"), Topology(*sizes)
+    graph, topology = graph_of("gpt2"), Topology(data_size=sizes[0], horizontal_size=sizes[1], pipeline_size=sizes[2])
     plan = plan_run(parameters(sizes), topology, graph, {})
     assert plan.stage_count == sizes[2]
     whole = {name: graph.model.graph.initializers[name].shape for name in graph.weights}
@@ -83,8 +83,8 @@ def test_every_weight_is_held_whole_by_the_ranks_together(sizes: tuple[int, int,
 
 def test_zero_needs_replicas() -> None:
     graph = graph_of("gpt2")
-    assert plan_run(parameters((2, 1, 1), zero_stage=3), Topology(2, 1, 1), graph, {}).zero_stage == 3
-    assert plan_run(parameters((1, 1, 1), zero_stage=3), Topology(1, 1, 1), graph, {}).zero_stage == 0
+    assert plan_run(parameters((2, 1, 1), zero_stage=3), Topology(data_size=2), graph, {}).zero_stage == 3
+    assert plan_run(parameters((1, 1, 1), zero_stage=3), Topology(), graph, {}).zero_stage == 0
 
 
 def test_a_watched_value_must_not_make_others_travel() -> None:
@@ -96,7 +96,7 @@ def test_a_watched_value_must_not_make_others_travel() -> None:
     far = ir.node("Add", [values["relu0"], values["logits"]])
     near.outputs[0].name, far.outputs[0].name = "near", "far"
     main.extend([near, far])
-    plan = plan_run(of_any_length((1, 1, 2)), Topology(1, 1, 2), graph, {})
+    plan = plan_run(of_any_length((1, 1, 2)), Topology(pipeline_size=2), graph, {})
     found = stages_of_local_graph(graph, plan, ("near", "fc0"))
     assert {"near", "fc0"} <= set(found.stages[0].outputs)
     assert [s.received for s in found.stages] == [s.received for s in stages_of_local_graph(graph, plan).stages]
@@ -111,6 +111,6 @@ def test_a_schedule_that_would_lose_gradients_is_refused(schedule: str) -> None:
     cuts = {"pipeline_partition_cut_list": "relu0,relu1,relu2"}
     words = rf"{schedule} .* torch loses them on stage 1: no gradient flows back .* Use Interleaved1F1B, or give"
     with pytest.raises(ParametersError, match=words):
-        plan_run(of_any_length((1, 1, 2), pipeline_schedule=schedule, **cuts), Topology(1, 1, 2), graph, {})
+        plan_run(of_any_length((1, 1, 2), pipeline_schedule=schedule, **cuts), Topology(pipeline_size=2), graph, {})
     interleaved = of_any_length((1, 1, 2), pipeline_schedule="Interleaved1F1B", **cuts)
-    assert plan_run(interleaved, Topology(1, 1, 2), graph, {}).stage_count == 4
+    assert plan_run(interleaved, Topology(pipeline_size=2), graph, {}).stage_count == 4

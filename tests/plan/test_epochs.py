@@ -47,13 +47,21 @@ def test_the_note_names_every_number(tmp_path: Path) -> None:
         "10 steps; evaluation every 1 epoch is every 4 steps."
     )
     assert (found.training.num_train_steps, found.training.evaluation_period) == (10, 4)
+    _, note = in_steps(asked(tmp_path, num_epochs=1, batch_size=30), (12,))
+    assert note == (
+        "training.num_epochs: 1 epoch of 12 samples in batches of 30 take 1 step; training.batch_size is 30, above the "
+        "12 samples of an epoch, so that a batch holds each of them several times."
+    )
 
 
 def test_exactly_one_of_steps_and_epochs(tmp_path: Path) -> None:
-    words = r"^training\.num_train_steps is missing, and so is training\.num_epochs; set one of the two: how long"
+    words = r"^training\.num_train_steps, num_updates and num_epochs are missing; set one of them: how long to train"
     with pytest.raises(ParametersError, match=words):
         asked(tmp_path)
-    words = r"^training\.num_train_steps is 8, and training\.num_epochs is 2; set one of the two"
+    words = r"^training\.num_updates is 3, and training\.num_epochs is 2; set one of them"
+    with pytest.raises(ParametersError, match=words):
+        asked(tmp_path, num_updates=3, num_epochs=2)
+    words = r"^training\.num_train_steps is 8, and training\.num_epochs is 2; set one of them"
     with pytest.raises(ParametersError, match=words):
         asked(tmp_path, num_train_steps=8, num_epochs=2)
     words = r"^training\.evaluation_period is 2 and training\.evaluation_period_epochs is 1; set one of the two\.$"

@@ -8,7 +8,8 @@ import pytest
 
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
-from onward.plan.roles import LARGEST_TABLE_ELEMENTS, ValueRoles, find_roles, node_id
+from onward.graph.weights.frozen_weights import LARGEST_TABLE_ELEMENTS
+from onward.plan.roles import ValueRoles, find_roles, node_id
 from tests.plan.staged_models import Sketch, graph_of
 
 

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from onward.plan.shards import Sharding, TensorShard, cut, join_shards, take_shard
+from onward.plan.shards import Sharding, TensorShard, cut, take_shard
+
+
+def _joined(held: list[np.ndarray], sharding: Sharding, whole: np.ndarray) -> np.ndarray:
+    """What the ranks hold, each shard written to its place."""
+    joined = np.full_like(whole, -1)
+    for rank, array in enumerate(held):
+        for shard in sharding.shards(whole.shape, rank, len(held)):
+            joined[shard.slices] = array[shard.local_slices]
+    return joined
 
 
 def test_fused_projection_gives_each_rank_its_share_of_every_block() -> None:
@@ -34,12 +43,30 @@ def test_parts_of_all_ranks_make_the_whole(
     sharding = Sharding(axis, blocks)
     whole = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape)
     parts = [take_shard(whole, sharding, rank, size) for rank in range(size)]
-    np.testing.assert_array_equal(join_shards(parts, sharding), whole)
     covered = np.zeros(shape, int)
     for rank in range(size):
         for shard in sharding.shards(shape, rank, size):
             covered[shard.slices] += 1
     assert (covered == 1).all()
+    np.testing.assert_array_equal(_joined(parts, sharding, whole), whole)
+
+
+@pytest.mark.parametrize(("parts", "copies"), [((0, 1), (1, 4)), ((0, 2), (1, 2)), ((0, 4), (1, 1)), ((0, 8), (1, 1))])
+def test_blocks_of_fewer_parts_than_ranks_are_held_by_several_of_them(
+    parts: tuple[int, ...], copies: tuple[int, ...]
+) -> None:
+    sharding, whole = Sharding(1, (16, 8), parts), np.arange(72).reshape(3, 24)
+    held = [take_shard(whole, sharding, rank, 4) for rank in range(4)]
+    np.testing.assert_array_equal(_joined(held, sharding, whole), whole)
+    counted = np.zeros_like(whole)
+    for rank in range(4):
+        shards = sharding.shards(whole.shape, rank, 4)
+        assert [one.replica for one in shards] == [(rank % c, c) for c in copies]
+        assert held[rank].shape == sharding.local_shape(whole.shape, rank, 4) == (3, 4 + 2 * copies[1])
+        for shard in cut(shards, 1, 3):
+            counted[shard.slices] += shard.is_counted
+    assert counted[1:].tolist() == np.ones((2, 24)).tolist()
+    assert not counted[0].any()
 
 
 def test_uneven_parts_differ_by_one_element_at_most() -> None:
@@ -53,14 +80,11 @@ def test_wrong_blocks_and_ranks_are_refused() -> None:
         Sharding(0, (4,)).shards((5, 2), 0, 2)
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
         Sharding(0, (4,)).shards((4,), 2, 2)
-    with pytest.raises(ValueError, match=r"rank 1 holds \[3\]; expected \[2\]"):
-        join_shards([np.zeros(2), np.zeros(3)], Sharding(0, (4,)))
 
 
 def test_nothing_is_cut_without_a_shard() -> None:
     whole = np.arange(6)
     assert take_shard(whole, None, 1, 2) is whole
-    assert join_shards([whole, whole], None) is whole
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -13,11 +13,11 @@ import fsspec
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from onward.checkpoint import run_files
 from onward.cli import main
 from onward.parameters import Parameters
+from tests.initializers import stored_arrays
 from tests.mlp import data, save_mlp, write_shards
 
 RUN = """
@@ -53,7 +53,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def weights(content: bytes) -> dict[str, np.ndarray]:
-    return {one.name: numpy_helper.to_array(one) for one in onnx.load_from_string(content).graph.initializer}
+    return stored_arrays(onnx.load_from_string(content))
 
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:

@@ -94,6 +94,9 @@ def test_loss_scales_are_powers_of_two_where_they_are() -> None:
 def test_accuracies_are_percentages() -> None:
     assert formatting.format_metric("accuracy", 0.95125) == "95.12%"
     assert formatting.format_metric("mlm_accuracy", 1.0) == "100.00%"
+    assert formatting.format_metric("accuracy_of_last", 0.952) == "95.20%"
+    assert formatting.format_metric("mlm_accuracy_of_average", 0.952) == "95.20%"
+    assert formatting.format_metric("loss_of_last", 0.952) == "0.9520"
     assert formatting.format_metric("loss", 0.95125) == "0.9513"
     assert formatting.format_metric("accuracy", math.nan) == "nan"
 

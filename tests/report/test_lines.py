@@ -98,5 +98,15 @@ def test_mfu_and_peak_memory_where_they_are_known() -> None:
     assert not [f for f in step_fields(step_report()) if f.label in ("MFU", "memory")]
     rows = dict(summary_rows(run_summary(mfu=0.4321, peak_memory_bytes=3 * 2**30), "->", str))
     assert rows["MFU"] == "43.2% at the stable throughput"
-    assert rows["peak memory"] == "3.00 GiB"
+    assert rows["peak process memory"] == "3.00 GiB"
     assert "MFU" not in dict(summary_rows(run_summary(), "->", str))
+
+
+def test_the_summary_of_a_resumed_run_has_the_totals_of_the_round() -> None:
+    since = {"steps_before": 1_000, "updates_before": 500, "samples_before": 8_000, "first_loss_of_round": 9.0}
+    rows = dict(summary_rows(run_summary(**since), "->", str))
+    assert rows["steps"] == "400 since step 1,000, 1,400 in total"
+    assert rows["updates"] == "200 since step 1,000, 700 in total, 2 of them skipped"
+    assert rows["samples"] == "3,200 since step 1,000, 11,200 in total in batches of 8, 2 accumulated per update"
+    assert rows["loss"] == "5.123 -> 1.632 since step 1,000, 9.000 at the start of the round"
+    assert rows["time"] == "1h 02m, 1h 00m of it training since step 1,000"

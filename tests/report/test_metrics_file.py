@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,14 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     for _ in range(3):
         MetricsFile(tmp_path / "metrics.jsonl", resumed_update=0).close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_nobody_closes_is_closed_when_it_is_dropped(tmp_path: Path) -> None:
+    """A run that was not ended leaves no open file behind; pytest turns the warning of one into a failure."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.on_message("begun")
+    del file
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ import onward
 from onward.parameters import Parameters
 from onward.plan.decision import make_plan
 from onward.plan.topology import Topology
-from onward.report.console import ConsoleWatcher
 from onward.report.notebook import KEPT_LINES, NotebookWatcher
-from onward.report.run_watchers import is_notebook, progress_watcher
-from onward.tables import bytes_text, html_curve, html_table, text_table
 from tests.mlp import build_mlp, data
 from tests.report.events import checkpoint_report, evaluation_report, run_summary, step_report
 
@@ -76,26 +72,6 @@ def test_many_messages_do_not_fill_the_notebook() -> None:
     assert lines[-1] == "note   message 99"
 
 
-class ZMQInteractiveShell:
-    """Under the name that a notebook's shell has."""
-
-
-def test_where_progress_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Module:
-        shell: Any = None
-
-        def get_ipython(self) -> Any:
-            return self.shell
-
-    module = Module()
-    monkeypatch.setitem(sys.modules, "IPython", module)  # type: ignore[arg-type]
-    assert not is_notebook()
-    assert isinstance(progress_watcher(), ConsoleWatcher)
-    module.shell = ZMQInteractiveShell()
-    assert is_notebook()
-    assert isinstance(progress_watcher(), NotebookWatcher)
-
-
 def test_values_show_themselves() -> None:
     values = data(40)
     result: Any = onward.fit(
@@ -122,20 +98,6 @@ def test_a_plan_shows_itself(tmp_path: Path) -> None:
     asked: Parameters = parameters(tmp_path, distributed={"data_parallel_size": 2, "zero_stage": 3})
     plan = make_plan(asked, Topology(data_size=2), read_training_graph(asked), {}, {}, {})
     assert "2 replicas, ZeRO 3" in plan._repr_html_()
-
-
-def test_tables() -> None:
-    rows = [("name", "size"), ("a<b>", "10"), ("c", "2")]
-    assert text_table(rows, right={1}) == "name  size\na<b>    10\nc        2"
-    assert "a&lt;b&gt;" in html_table(rows)
-    assert [bytes_text(size) for size in (0, 999, 1000, 4_640, 2.5e9, 7e15)] == [
-        "0 B", "999 B", "1 kB", "4.64 kB", "2.5 GB", "7e+03 TB",
-    ]  # fmt: skip
-    assert html_curve("loss", [1.0]) == ""
-    curve = html_curve("loss", [3.0, float("nan"), 1.0, 2.0])
-    assert curve.count(",") == 3  # what is not finite is left out
-    assert ">3<" in curve
-    assert ">1<" in curve
 
 
 def test_the_notebook_of_the_tutorial_runs(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def convolution_backward(
     """Gradients of a convolution as convolutions (Dumoulin & Visin 2016, arXiv 1603.07285, chapter 4).
 
     For the input: the transposed convolution of the output's gradient. For the weight (O, I/G, K): the input and the
-    output's gradient, batch and channels exchanged, convolved with stride and dilation exchanged. A transposed
-    convolution exchanges the two roles.
+    output's gradient, batch and channels swapped, convolved with stride and dilation swapped. A transposed
+    convolution swaps the two roles.
     """
     axes = input.dim() - 2
     stride, padding, dilation = (_per_axis(values, axes) for values in (stride, padding, dilation))

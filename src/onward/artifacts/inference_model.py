@@ -5,18 +5,23 @@ Files are written next to their place and moved there when they are complete.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
 
-from onward.artifacts.inference_mode import switch_to_inference
+from onward.artifacts.adapter_merging import Merging
+from onward.artifacts.stored_integers import store_integers
 from onward.artifacts.stored_values import to_numpy
-from onward.errors import ModelError
+from onward.errors import ModelError, NoteWarning
 from onward.graph.classical.rewriting import AttributeWeight
 from onward.graph.nodes.rearrangement import Rearrangement
+from onward.graph.quantize_aware.quantizers import Quantizer
+from onward.graph.repair.inference_mode import switch_to_inference
 from onward.graph.repair.split_weights import Tie
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.writing.model_saving import has_external_data, save_model
@@ -52,9 +57,15 @@ def export_weights(
         read: called once for each tensor when it is written; nothing of it is kept.
         path: see `export`.
         describe: gives a tensor of the same shape and type without its values; None: `read` does.
+
+    Warns:
+        UserWarning: adapters were merged into quantized weights, with how far that is off.
     """
-    model = inference_model(graph, read, describe=describe)
+    merging = Merging(graph, read, describe or read)
+    model = inference_model(merging.graph, merging.read, describe=merging.describe)
     save_model(model, Path(path), external=has_external_data(graph.source), readers=(graph.source, graph.model))
+    for note in merging.notes:
+        warnings.warn(note, NoteWarning, stacklevel=2)
 
 
 def inference_model(
@@ -74,9 +85,11 @@ def inference_model(
     model = graph.source.clone()
     model.meta.update(graph.source.meta)
     holders = dict(_places(model))
-    describe = describe or read
+    merging = Merging(graph, read, describe or read)
+    graph, read, describe = merging.graph, merging.read, merging.describe
+    read = _used_scales(read, graph.quantizers)
     nodes = _nodes_by_output(model) if graph.attributes else {}
-    for name in (*(name for name in graph.weights if name not in graph.ties), *graph.states):
+    for name in (*(name for name in graph.exported_weights if name not in graph.ties), *graph.states):
         if name in graph.attributes:
             _set_attribute(nodes, graph.attributes[name], name, read)
             continue
@@ -86,8 +99,9 @@ def inference_model(
             example = describe(tie.weight)
             _set(model, holders, copy, lambda tie=tie: read(tie.weight), tie, example)  # type: ignore[misc]
     switch_to_inference(model)
+    store_integers(model, graph.quantizers)
     if only_initializers:
-        for name in (*graph.weights, *graph.states, *graph.ties):
+        for name in (*graph.exported_weights, *graph.states, *graph.ties):
             if name in graph.attributes:
                 raise ModelError(
                     f"the weight {name!r} is an attribute of a node; a TrainingInfoProto can only change initializers. "
@@ -95,6 +109,12 @@ def inference_model(
                 )
             _make_initializer(model, holders[name])
     return model
+
+
+def _used_scales(read: Read, quantizers: Sequence[Quantizer]) -> Read:
+    """Scales of quantization-aware training as it computes with them: their absolute values, up to the largest."""
+    largest = {one.scale: math.inf if one.largest_scale is None else one.largest_scale for one in quantizers}
+    return lambda name: read(name).abs().clamp(max=largest[name]) if name in largest else read(name)
 
 
 def _nodes_by_output(model: ir.Model) -> dict[str, ir.Node]:

@@ -18,6 +18,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import OnnxModule
 from onward.optim.building import with_exact_names
 from onward.parameters import Parameters
+from onward.spelling import shortened
 
 
 def write_graphs(
@@ -43,7 +44,7 @@ def write_graphs(
         StorageError: a file cannot be written.
     """
     sizes = parameters.training.mapped_dimensions
-    rules = with_exact_names(parameters.optimizer, net.graph.weights, net.graph.known_as)
+    rules = with_exact_names(parameters.optimizer, net.graph)
     if train_step is not None:
         _check_no_accumulation(parameters, "a step graph")
     if training_graph is not None:
@@ -56,7 +57,7 @@ def write_graphs(
 
 
 def write_graphs_of_run(
-    parameters: Parameters, graph: TrainingGraph, net: OnnxModule, is_entire: bool, tell: Callable[[str], None]
+    parameters: Parameters, graph: TrainingGraph, net: OnnxModule, is_entire: bool, notify: Callable[[str], None]
 ) -> None:
     """Writes the graphs that a run asks for under `paths`, on the one rank that writes.
 
@@ -64,22 +65,23 @@ def write_graphs_of_run(
         parameters: of the run.
         graph: the unsharded one, with its loss.
         net: what this rank trains of it.
-        is_entire: whether that is all of it.
-        tell: called with the name of each file.
+        is_entire: whether that is all of it. Frozen weights that it holds in fewer bits are read again.
+        notify: called with the name of each file.
 
     Raises:
         ModelError, ParametersError, StorageError: as `write_graphs` does.
     """
     assert graph.loss is not None
     paths = parameters.paths
+    is_as_stored = parameters.frozen_weights.dtype == "as_stored" and not parameters.mixed_precision.use_mixed_precision
     written = write_graphs(
-        net if is_entire else OnnxModule(graph, (graph.loss,)),
+        net if is_entire and is_as_stored else OnnxModule(graph, (graph.loss,)),
         parameters,
         training_graph=paths.model_with_training_graph_path,
         optimizer_graph=paths.optimizer_graph_path,
     )
     for path in written:
-        tell(f"wrote {path}.")
+        notify(f"wrote {path}.")
 
 
 def export_graphs(
@@ -92,7 +94,7 @@ def export_graphs(
     train_step: str | Path | None = None,
     training_info: str | Path | None = None,
     overrides: Mapping[str, str] | None = None,
-    tell: Callable[[str], None] = lambda message: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> list[Path]:
     """Writes training graphs of a model without training it.
 
@@ -103,7 +105,7 @@ def export_graphs(
         training_graph, optimizer_graph, train_step: where each goes; absent: it is not written.
         training_info: where the model goes with a `TrainingInfoProto` of its training.
         overrides: fields of the run.
-        tell: takes what the user should know of it, one sentence a call.
+        notify: takes what the user should know of it, one sentence a call.
 
     Returns:
         The files written.
@@ -114,12 +116,12 @@ def export_graphs(
     """
     parameters = Parameters.load(run, overrides)
     graph = read_training_graph(parameters, Path(model))
-    rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
+    rules = with_exact_names(parameters.optimizer, graph)
     assert graph.loss is not None
     as_read = replace(graph, model=graph.model.clone())  # lowering expands operators of the graph that it is given
     net = OnnxModule(graph, (graph.loss,))
     if checkpoint is not None:
-        _load(net, find_checkpoint(Path(checkpoint)))
+        load_checkpoint(net, find_checkpoint(Path(checkpoint)))
     training, optimizer, step = (
         None if path is None else Path(path) for path in (training_graph, optimizer_graph, train_step)
     )
@@ -128,7 +130,7 @@ def export_graphs(
         _check_no_accumulation(parameters, "a TrainingInfoProto")
         tensors = net.tensors_by_name()
         for note in write_training_info(as_read, lambda name: tensors[name], rules, training_info):
-            tell(note)
+            notify(note)
         written.append(Path(training_info))
     return written
 
@@ -142,7 +144,12 @@ def _check_no_accumulation(parameters: Parameters, what: str) -> None:
         )
 
 
-def _load(net: OnnxModule, checkpoint: Path) -> None:
+def load_checkpoint(net: OnnxModule, checkpoint: Path) -> None:
+    """Gives a network the weights and running statistics of a checkpoint.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
     stored = {
         key.partition("/")[2]: tensor
         for prefix in ("weights/", "states/")
@@ -153,7 +160,7 @@ def _load(net: OnnxModule, checkpoint: Path) -> None:
     wrong = [name for name in learned if name not in stored or stored[name].shape != own[name].shape]
     if wrong:
         raise CheckpointError(
-            f"{checkpoint} is of another model: it lacks {', '.join(wrong[:5])}, or holds them in other shapes."
+            f"{checkpoint} is of another model: it lacks {shortened(wrong, 5)}, or holds them in other shapes."
         )
     with torch.no_grad():
         for name in learned:

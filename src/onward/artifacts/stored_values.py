@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.errors import NoteWarning
+
 _NOT_NUMPY = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -23,6 +25,8 @@ def to_numpy(tensor: torch.Tensor, dtype: ir.DataType, name: str) -> np.ndarray:
     Warns:
         UserWarning: some are beyond the range of fp16.
     """
+    if dtype in (ir.DataType.INT4, ir.DataType.UINT4):  # held one a byte, as torch has no such type
+        return tensor.cpu().numpy().astype(dtype.numpy())
     target = ir.tensor_adapters.to_torch_dtype(dtype)
     narrow = tensor.to(device="cpu", dtype=target).contiguous()
     lost = int(narrow.isinf().sum()) - int(tensor.isinf().sum()) if _may_overflow(tensor.dtype, target) else 0
@@ -30,6 +34,7 @@ def to_numpy(tensor: torch.Tensor, dtype: ir.DataType, name: str) -> np.ndarray:
         warnings.warn(
             f"{lost} elements of the weight {name!r} are beyond the range of fp16, the model's type for it, and are "
             "written as infinite. Train with a smaller learning rate or with weight decay.",
+            NoteWarning,
             stacklevel=2,
         )
     view = _NOT_NUMPY.get(target)

@@ -106,12 +106,13 @@ def _translate(joint: JointGraph, arguments: Sequence[torch.Tensor]) -> ir.Model
     ]
     with _quiet():
         exported = torch.export.export(joint.code, tuple(arguments), dynamic_shapes=tuple(dynamic), strict=False)
+        _sort_without_asking_for_stability(exported.graph)
         try:
             program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, optimize=True, verbose=False)
         except torch.onnx.OnnxExporterError as error:
             raise ModelError(
-                "the training graph cannot be written in standard ONNX operators: torch's exporter has no translation "
-                f"of {_untranslated(error)}. Train this model with `onward train`, which needs none."
+                "the training graph cannot be written in standard ONNX operators. torch's exporter reports: "
+                f"{_untranslated(error)}. Train this model with `onward train`, which needs none."
             ) from error
     assert program is not None
     return program.model
@@ -131,10 +132,17 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def _sort_without_asking_for_stability(graph: torch.fx.Graph) -> None:
+    """The exporter translates plain sorting alone, by TopK, which is stable: of equal values the first comes first."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
+        node.target = torch.ops.aten.sort.default
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "stable"}
+
+
 def _untranslated(error: BaseException) -> str:
     """The innermost cause of a failed export, in one line."""
     *_, first = chain_of(error, only_causes=True)
-    return str(first).strip().split("\n", 1)[0]
+    return str(first).strip().split("\n", 1)[0].removesuffix(".")
 
 
 def _check_standard(model: ir.Model) -> None:

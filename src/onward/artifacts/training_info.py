@@ -24,9 +24,10 @@ from onward.artifacts.optimizer_graph import (
     append_update,
     gradient_name,
     new_name,
-    operator_for,
-    slot_names,
+    refuse_average,
+    slot_shapes,
 )
+from onward.artifacts.update_formulas import operator_for
 from onward.errors import ModelError
 from onward.graph.nodes.node_writer import NodeWriter, free_name, value_names
 from onward.graph.reading.differentiated import TRAINING_DOMAIN
@@ -78,6 +79,7 @@ def write_training_info(
     """
     model = graph.model.clone()
     _check_can_be_written(graph, model)
+    refuse_average(optimizer.training_optimizer_name)
     exported = inference_model(graph, read, only_initializers=True)
     states = _switch_to_training(model, graph.states)
     _append_algorithm(model, graph, optimizer, states)
@@ -204,7 +206,9 @@ def _give_out(model: ir.Model, node: ir.Node, name: str, like: ir.Value) -> None
 
 def _moments(model: ir.Model, graph: TrainingGraph, optimizer: Optimizer) -> dict[str, ir.Value]:
     """What the optimizer keeps between two steps, all of it zeros at first."""
-    kept = {UPDATE_COUNT, *(slot for name in graph.weights for slot in slot_names(optimizer, name))}
+    stored = {name: graph.model.graph.initializers[name].shape for name in graph.weights}
+    shapes = {name: shape.numpy() for name, shape in stored.items() if shape is not None}
+    kept = {UPDATE_COUNT, *(slot for name, shape in shapes.items() for slot in slot_shapes(optimizer, name, shape))}
     moments = {str(value.name): value for value in model.graph.inputs if value.name in kept}
     needed = sum(_zeros(value).nbytes for value in moments.values())
     if needed > _LARGEST_MOMENTS_BYTES:

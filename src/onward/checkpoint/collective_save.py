@@ -1,6 +1,6 @@
 """One save of all ranks, in the steps of torch's own `save`: plans, assignments, writing, completion.
 
-Ranks exchange JSON. torch's `save` exchanges pickles, and whoever takes a rank's place executes code on all others."""
+Ranks send JSON. torch's `save` sends pickles, and whoever takes a rank's place executes code on all others."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint holds.
 
     Attributes:
@@ -136,7 +136,7 @@ def _refuse_non_json(value: object, place: str) -> None:
         raise TypeError(f"{place} is a {type(value).__module__}.{type(value).__name__}; expected a plain JSON value")
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
     """Writes `manifest.json` into `directory` and makes it durable. OSError goes through."""
     content = {
         "sequence": manifest.sequence,
@@ -158,7 +158,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         os.fsync(stream.fileno())
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> CheckpointManifest:
     """Reads and checks the manifest of the checkpoint in `directory`.
 
     Raises:
@@ -185,7 +185,7 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} has the right checksum but not the fields of format version {FORMAT_VERSION}: {found} "
             "It was not written by onward. Name another checkpoint."
         ) from error
-    return Manifest(
+    return CheckpointManifest(
         sequence=content["sequence"],
         files=files,
         tensors={name: TensorEntry(t["dtype"], tuple(t["shape"])) for name, t in content["tensors"].items()},

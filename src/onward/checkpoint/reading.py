@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 from onward.checkpoint.agreement import do_together, gather_from_all, rank_and_size
 from onward.checkpoint.disk import REPLACED_PREFIX
-from onward.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry, read_manifest
+from onward.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, FileEntry, TensorEntry, read_manifest
 from onward.checkpoint.storage import sha256_of
 from onward.checkpoint.stored_tensors import StoredTensor, fill, find_stored_shards
-from onward.errors import CheckpointError
+from onward.errors import CheckpointError, OtherTensorsError
 from onward.parallel.sharded_tensors import ShardedTensor, dtype_name, dtype_named
 from onward.retries import persistently
 from onward.spelling import shortened
 from onward.untrusted_files import path_inside
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
-_LISTED_DIFFERENCES = 20
+_LISTED_DIFFERENCES = 4
 
 
 def checkpoint_name(number: int) -> str:
@@ -140,7 +140,27 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(read_manifest(path).record)
 
 
-def verify(path: Path, group: dist.ProcessGroup | None = None) -> Manifest:
+def exported_kinds(record: Mapping[str, Any], weights: str | None = None) -> tuple[str, ...]:
+    """Beginnings of the names of tensors that a trained model is written from; later ones replace earlier ones.
+
+    Args:
+        record: of the checkpoint.
+        weights: "average" or "last"; None: as `averaging.export` of the run says.
+
+    Raises:
+        CheckpointError: the average is asked for, and the checkpoint holds none.
+    """
+    count = record.get("average") or 0
+    if weights == "average" and not count:
+        raise CheckpointError(
+            "the checkpoint holds no average of the weights: the run had no averaging.kind, or had not reached "
+            "averaging.start_update. Pass --weights last."
+        )
+    asked = weights or record.get("parameters", {}).get("averaging", {}).get("export", "average")
+    return ("weights/", "states/", *(("average/",) if count and asked == "average" else ()))
+
+
+def verify(path: Path, group: dist.ProcessGroup | None = None) -> CheckpointManifest:
     """Compares every file of the checkpoint at `path` with its length and SHA-256 in the manifest.
 
     Args:
@@ -153,7 +173,7 @@ def verify(path: Path, group: dist.ProcessGroup | None = None) -> Manifest:
     """
     rank, size = rank_and_size(group)
 
-    def check() -> Manifest:
+    def check() -> CheckpointManifest:
         manifest = persistently(lambda: read_manifest(path), f"reading {path}")
         _verify_files(path, manifest.files[rank::size])
         strangers = {file.name for file in path.glob("*.safetensors")} - {entry.name for entry in manifest.files}
@@ -292,10 +312,9 @@ def _refuse_differences(path: Path, stored: Mapping[str, TensorEntry], wanted: M
     ]
     found = [f"{len(names)} {words}: {_shortened(names)}" for names, words in kinds if names]
     if found:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another model, or of another optimizer. Of {len(stored)} tensors in the "
-            f"checkpoint and {len(wanted)} in this run, {'; '.join(found)}. Load it with the model and optimizer it "
-            "was saved with, or name another checkpoint."
+        raise OtherTensorsError(
+            str(path),
+            f"Of {len(stored)} tensors in the checkpoint and {len(wanted)} in this run, {'; '.join(found)}.",
         )
 
 

@@ -1,5 +1,5 @@
 """From which checkpoint of its folder a run resumes, and what happens where some of them are damaged: nothing is passed
-over in silence, and no run begins anew over damaged checkpoints unless it is asked to."""
+over in silence, and no run starts over over damaged checkpoints unless it is asked to."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def _refuse(newer: dict[Path, str], candidates: list[Path], if_damaged: IfDamage
             f"{found}. {_RESTORE}, or set checkpoint.if_damaged to earlier to resume from {candidates[-1].name}."
         )
     raise CheckpointError(
-        f"{found}. There is no undamaged checkpoint in {next(iter(newer)).parent}, and training would begin anew. "
-        f"{_RESTORE}, set checkpoint.if_damaged to restart to begin anew, or set another checkpoint.checkpoints_dir."
+        f"{found}. There is no undamaged checkpoint in {next(iter(newer)).parent}, and training would start over. "
+        f"{_RESTORE}, set checkpoint.if_damaged to restart to start over, or set another checkpoint.checkpoints_dir."
     )
 
 

@@ -22,17 +22,18 @@ from onward.checkpoint.writing import CheckpointWriter
 from onward.engine.faults.integrity import StateDigests
 from onward.engine.faults.loss_spikes import RollBack
 from onward.engine.state import TrainState
-from onward.errors import CorruptionError, OnwardError, ParametersError, StorageError
+from onward.errors import CheckpointError, CorruptionError, OnwardError, ParametersError, StorageError
+from onward.graph.adapters.base_checksum import why_other_base
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Checkpoint, Parameters
 
 GO_ON = "The same command resumes from there."
 
 
-def can_save(settings: Checkpoint, step: int, say: Callable[[str], None]) -> bool:
-    """Whether the checkpoint that SIGUSR1 asks for can be saved; `say` is called either way."""
+def can_save(settings: Checkpoint, step: int, notify: Callable[[str], None]) -> bool:
+    """Whether the checkpoint that SIGUSR1 asks for can be saved; `notify` is called either way."""
     is_possible = settings.checkpoints_dir is not None
-    say(
+    notify(
         f"SIGUSR1 at step {step}: saving a checkpoint; training continues."
         if is_possible
         else f"SIGUSR1 at step {step}: nothing is saved, because checkpoint.checkpoints_dir is not set. Set it to the "
@@ -48,18 +49,20 @@ class RunCheckpoints:
 
     Attributes:
         saved_update: the update that was saved last in this process; -1: none.
+        base_checksum: of the frozen model, where adapters are trained; else "".
     """
 
-    def __init__(self, mesh: Mesh, files: RunFiles | None = None, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, mesh: Mesh, files: RunFiles | None = None, notify: Callable[[str], None] | None = None) -> None:
         self.mesh = mesh
         self._files = RunFiles() if files is None else files
-        self._files.lock_together(mesh, say)
+        self._files.lock_together(mesh, notify)
         self._files.fetch_together(mesh)
         self.saved_update = -1
+        self.base_checksum = ""
         self._writer: CheckpointWriter | None = None
         self._digests: StateDigests | None = None
         self._chosen: tuple[Path, Path | None] | None = None
-        self._say = say or (lambda text: None)
+        self._notify = notify or (lambda text: None)
 
     def record(self, settings: Checkpoint) -> dict[str, Any] | None:
         """What is in the checkpoint that `resume` would load, in addition to its tensors; None: there is none.
@@ -108,13 +111,17 @@ class RunCheckpoints:
         self._load(path, state)
         state.course.spans, state.course.rollbacks = course.spans, course.rollbacks
         restore(read_run_record(path).get("callbacks", {}))
-        self._say(f"{spike.text}; returned to {self._files.shown(path)}, and these data are left out.")
+        self._notify(f"{spike.text}; returned to {self._files.shown(path)}, and these data are left out.")
         return path
 
     def _load(self, path: Path, state: TrainState) -> list[str]:
         record = read_run_record(path)
+        if why := why_other_base(record.get("base_checksum", ""), self.base_checksum):
+            raise CheckpointError(f"{self._files.shown(path)} cannot be loaded: {why}")
         tensors = state.sharded_tensors()
-        lacking = read_sharded_tensors(path, tensors, optional=("random/",), group=self.mesh.control)
+        lacking = read_sharded_tensors(
+            path, tensors, optional=("random/", "average/", "pruned/"), group=self.mesh.control
+        )
         random = {n: sharded.tensor for n, sharded in tensors.items() if n.startswith("random/") and n not in lacking}
         notes = state.restore(random, record)
         counters = state.counters
@@ -133,7 +140,7 @@ class RunCheckpoints:
             place = gather_from_all(self.mesh.control, None if chosen is None else str(chosen))[0]
             self._chosen = (folder, None if place is None else Path(place))
             for note in notes if self.mesh.rank == 0 else ():
-                self._say(note)
+                self._notify(note)
         path = None if folder is None or self._chosen is None else self._chosen[1]
         return find_checkpoint(asked) if path is None and asked is not None else path
 
@@ -181,6 +188,7 @@ class RunCheckpoints:
         record = {
             **state.record(),
             "parameters": parameters.to_mapping(),
+            **({"base_checksum": self.base_checksum} if self.base_checksum else {}),
             **(batch_sizes or {}),
             "callbacks": dict(callbacks or {}),
         }
@@ -205,25 +213,24 @@ class RunCheckpoints:
         begin = state.counters.update
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             if self.mesh.world_size > 1:
                 raise  # the others are in another place; what is saved is saved
-            state.return_to_mark()
-            is_new = state.counters.update > max(begin, self.saved_update)
-            if (
-                settings.checkpoints_dir is None
-                or not is_new
-                or isinstance(error, StorageError | CorruptionError | RollBack)
-            ):
-                raise
+            saves = False
+            if isinstance(error, Exception):
+                state.return_to_mark()
+                is_new = state.counters.update > max(begin, self.saved_update)
+                is_lost = isinstance(error, StorageError | CorruptionError | RollBack)
+                saves = settings.checkpoints_dir is not None and is_new and not is_lost
             try:
-                path = save()
-                self.wait()
+                path = save() if saves else None
+                self.wait()  # whoever catches this may go on in this process, from the checkpoint being written
             except OnwardError as second:
                 error.add_note(f"The steps before could not be saved: {second}")
             else:
-                place = self._files.shown(path)
-                error.add_note(f"The steps before, to step {state.counters.step}, are saved as {place}. {GO_ON}")
+                if path is not None:
+                    place = self._files.shown(path)
+                    error.add_note(f"The steps before, to step {state.counters.step}, are saved as {place}. {GO_ON}")
             raise
 
     @property

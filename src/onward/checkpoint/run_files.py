@@ -22,8 +22,15 @@ from onward.parameters import Parameters
 from onward.remote.copies import fetch_folder, local_folder, local_model, place_of, upload_file
 from onward.remote.files import list_folder, remove, shown, url_of
 
-INPUT_MODELS = ("paths.model_path", "paths.eval_model_path", "loss.graph", "distributed.pipeline_stage_paths")
-INPUT_FOLDERS = ("checkpoint.checkpoint_to_load_path",)
+INPUT_MODELS = (
+    "paths.model_path",
+    "paths.eval_model_path",
+    "loss.graph",
+    "loss.reference_model_path",
+    "distillation.teacher_path",
+    "distributed.pipeline_stage_paths",
+)
+INPUT_FOLDERS = ("checkpoint.checkpoint_to_load_path", "adapter.start_path")
 KEPT_OUTPUTS = ("checkpoint.checkpoints_dir", "tensorboard.log_dir")
 """What a run continues when it resumes: fetched at the start."""
 NEW_OUTPUTS = (
@@ -94,7 +101,7 @@ class RunFiles:
         later = tuple(self.localized(one) for one in parameters.next_rounds)
         return dataclasses.replace(parameters, **sections, next_rounds=later)
 
-    def lock_together(self, mesh: Mesh, say: Callable[[str], None] | None = None) -> None:
+    def lock_together(self, mesh: Mesh, notify: Callable[[str], None] | None = None) -> None:
         """Locks all outputs on rank 0, before anything is written; the copies of remote ones, too.
 
         Raises:
@@ -107,7 +114,7 @@ class RunFiles:
                 folders, files = self.written
                 copies = [place_of(path) for path in self.outputs.values()]
                 self._locks.release()
-                self._locks = lock_outputs(folders, (*files, *copies), say)
+                self._locks = lock_outputs(folders, (*files, *copies), notify)
 
         do_together(mesh.control, lock)
 

@@ -53,6 +53,7 @@ class _Course(TypedDict, total=False):
     losses: list[Annotated[float, pydantic.Field(strict=True)]]
     log_norms: list[Annotated[float, pydantic.Field(strict=True)]]
     rollbacks: Size
+    first_loss: _Number | None
 
 
 class _LossScale(TypedDict):
@@ -82,6 +83,7 @@ class _Record(TypedDict):
     parameters: NotRequired[dict[str, Any]]
     batch_sizes: NotRequired[dict[str, Annotated[list[Size], pydantic.Field(min_length=2, max_length=2)]]]
     callbacks: NotRequired[dict[str, dict[str, Any]]]
+    base_checksum: NotRequired[str]
 
 
 _RECORD = pydantic.TypeAdapter(_Record)

@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from onward import __version__
 from onward.checkpoint.disk import not_shared, storage_error
-from onward.checkpoint.manifest import FileEntry, Manifest, TensorEntry, write_manifest
+from onward.checkpoint.manifest import CheckpointManifest, FileEntry, TensorEntry, write_manifest
 from onward.checkpoint.planning import numbered_keys
 from onward.operating_system import sync_directory
 from onward.parallel.messages import Json
@@ -194,7 +194,7 @@ class SafetensorsStorageWriter(StorageWriter):
             missing = [file.name for file in ordered if not (temporary / file.name).is_file()]
             if missing:
                 raise not_shared(temporary.parent, f"rank 0 does not see {', '.join(missing)}, written by other ranks")
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 sequence=self._sequence, files=ordered, tensors=tensors, record=self.record, written_by=versions
             )
             persistently(lambda: write_manifest(temporary, manifest), f"writing the manifest of {temporary}")
@@ -233,7 +233,7 @@ def _part_bytes(data: TensorWriteData) -> int:
 def _write_file(
     path: Path, parts: list[tuple[WriteItem, TensorWriteData]], numbered: Mapping[str, str], planner: SavePlanner
 ) -> FileEntry:
-    """One attempt writes all of the file anew: after a failed fsync nobody knows which of its bytes are on the disk."""
+    """Each attempt writes the entire file: after a failed fsync nobody knows which of its bytes are on the disk."""
     return persistently(lambda: _write_file_once(path, parts, numbered, planner), f"writing {path}")
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from typing_extensions import TypedDict
 
-from onward.checkpoint.manifest import Manifest, Size
+from onward.checkpoint.manifest import CheckpointManifest, Size
 from onward.checkpoint.storage import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
 from onward.parallel.sharded_tensors import ShardedTensor, dtype_name
@@ -72,7 +72,7 @@ class StoredShard:
         carrier = _CARRIERS[self.dtype.itemsize]
         if math.prod(self.sizes) == 0:
             return torch.empty(self.sizes, dtype=self.dtype)[slices]
-        # Mapped anew for every read, so that pages read before do not stay counted as this process's memory.
+        # Mapped again for every read, so that pages read before do not stay counted as this process's memory.
         with open_regular(self.file) as stream:
             mapped = np.memmap(stream, carrier, mode="r", offset=self.begin_bytes, shape=self.sizes)
         return torch.from_numpy(np.array(mapped[slices], order="C")).view(self.dtype)
@@ -109,7 +109,7 @@ class StoredTensor:
             raise CheckpointError(f"{self.name!r} cannot be read from its checkpoint: {error}.") from error
 
 
-def find_stored_shards(path: Path, manifest: Manifest) -> dict[str, tuple[StoredShard, ...]]:
+def find_stored_shards(path: Path, manifest: CheckpointManifest) -> dict[str, tuple[StoredShard, ...]]:
     """For every tensor of the checkpoint at `path` the shards that its files hold, by the files' own headers.
 
     Raises:

@@ -96,7 +96,7 @@ class CheckpointWriter:
     ) -> Path:
         """Starts saving a checkpoint; the caller may change tensors and records as soon as this returns.
 
-        Waits first for the save before it. A checkpoint of the same number is replaced as a whole.
+        Waits first for the save before it. A checkpoint of the same number is replaced in full.
 
         Args:
             number: weight updates done; names the checkpoint.

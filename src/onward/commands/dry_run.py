@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from onward.checkpoint.reading import find_latest
 from onward.commands.loaders import test_loader, training_loader
+from onward.commands.rehearsal import without_files
 from onward.engine.inputs.epochs import count_in_steps
 from onward.engine.reports import RunSummary, Watcher
 from onward.environment import Environment
 from onward.parallel.launch.process import start, stop
 from onward.parallel.watch.failure import Membership
-from onward.parameters import Aim, Checkpoint, EarlyStopping, Mlflow, Parameters, Profiler, TensorBoard, Wandb
+from onward.parameters import Checkpoint, Parameters
 from onward.report.formatting import format_duration, format_value
 from onward.runner import TrainingRunner
 
@@ -30,7 +31,7 @@ def dry_run(
     """
     mesh = start(parameters.distributed, environment.device_kind, membership=membership)
     notes: list[str] = []
-    parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
+    parameters = count_in_steps(parameters, mesh.topology.reader_count, notes.append)
     runner = TrainingRunner(
         _of_one_update(parameters), environment, watchers() if mesh.rank == 0 else (), mesh, progress=False
     )
@@ -52,13 +53,6 @@ def dry_run(
 
 def _of_one_update(parameters: Parameters) -> Parameters:
     """The run, ended after an update, without anything that it writes; it starts from the model, not a checkpoint."""
-    paths = replace(
-        parameters.paths,
-        output_dir=None,
-        model_with_loss_func_path=None,
-        model_with_training_graph_path=None,
-        optimizer_graph_path=None,
-    )
     training = replace(
         parameters.training,
         num_train_steps=parameters.training.gradient_accumulation_steps,
@@ -66,20 +60,8 @@ def _of_one_update(parameters: Parameters) -> Parameters:
         find_batch_size=False,
     )
     rate = replace(parameters.learning_rate, warmup_steps=None)
-    return replace(
-        parameters,
-        paths=paths,
-        training=training,
-        learning_rate=rate,
-        checkpoint=Checkpoint(checkpoint_to_load_path=parameters.checkpoint.checkpoint_to_load_path),
-        early_stopping=EarlyStopping(),
-        tensorboard=TensorBoard(),
-        wandb=Wandb(),
-        mlflow=Mlflow(),
-        aim=Aim(),
-        profiler=Profiler(),
-        next_rounds=(),
-    )
+    start = Checkpoint(checkpoint_to_load_path=parameters.checkpoint.checkpoint_to_load_path)
+    return replace(without_files(parameters), training=training, learning_rate=rate, checkpoint=start)
 
 
 def _lines(parameters: Parameters, summary: RunSummary, is_tested: bool) -> list[str]:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from onward.commands.overrides import read_limits, read_overrides
 from onward.errors import ParametersError
+from onward.graph.reading.garbage_collection import importing
 from onward.report.phases import Phases
 
 if TYPE_CHECKING:
+    from onward.parameters.adapter import AdapterOutput
     from onward.parameters.limits import Limits
 
 
@@ -21,7 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", nargs="+", help="the .onnx file that was trained, or those of its pipeline stages"
     )
     parser.add_argument("--checkpoint", metavar="DIR", help="a checkpoint, or a folder of them")
+    parser.add_argument("--device-state", metavar="FILE", help="a state that a client of a device bundle saved")
+    parser.add_argument("--bundle", metavar="DIR", help="with --device-state: the bundle (default: the state's folder)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the trained model goes")
+    parser.add_argument(
+        "--weights", choices=("average", "last"), help="of a run that averaged (default: its averaging.export)"
+    )
+    parser.add_argument(
+        "--adapter",
+        choices=("merged", "peft", "onnx_adapter"),
+        help="write trained adapters into the model, as a folder for PEFT, or as an .onnx_adapter with its base",
+    )
     parser.add_argument("--optimize", action="store_true", help="fold constants and fuse what onnxscript can")
     parser.add_argument("--quantize", choices=("fp16", "int8-dynamic", "int8-static"), help="write in lower precision")
     parser.add_argument(
@@ -51,6 +63,10 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
         phases.begin(f"dequantizing {options.model[0]}")
         _export_dequantized(options, read_limits(rest))
         return
+    if options.device_state is not None:
+        phases.begin(f"writing {options.output}")
+        _export_device_state(options, read_limits(rest))
+        return
     if options.training_graph or options.optimizer_graph or options.train_step or options.training_info:
         phases.begin("writing graphs to train with")
         _export_graphs(options, rest)
@@ -71,7 +87,8 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
 
 
 def _export_dequantized(options: argparse.Namespace, limits: Limits) -> None:
-    from onward.artifacts.dequantized_model import write_dequantized
+    with importing():
+        from onward.artifacts.dequantized_model import write_dequantized
     from onward.exclusive.lock import writing_to
 
     graphs = (options.training_graph, options.optimizer_graph, options.train_step, options.training_info)
@@ -89,8 +106,28 @@ def _export_dequantized(options: argparse.Namespace, limits: Limits) -> None:
     print(f"wrote {options.output}")
 
 
+def _export_device_state(options: argparse.Namespace, limits: Limits) -> None:
+    with importing():
+        from onward.device.returning import export_device_state
+    from onward.exclusive.lock import writing_to
+
+    if options.output is None or len(options.model) > 1 or options.checkpoint or options.optimize or options.quantize:
+        raise ParametersError(
+            "--device-state takes one MODEL and needs -o FILE, without --checkpoint, --optimize and --quantize; "
+            "convert the model that it writes."
+        )
+    bundle = options.bundle or Path(options.device_state).parent
+    form: AdapterOutput = options.adapter or "merged"
+    with writing_to(files=[Path(options.output)]):
+        export_device_state(
+            options.model[0], options.device_state, options.output, bundle=bundle, form=form, limits=limits
+        )
+    print(f"wrote {options.output}")
+
+
 def _export_graphs(options: argparse.Namespace, rest: Sequence[str]) -> None:
-    from onward.artifacts.run_graphs import export_graphs
+    with importing():
+        from onward.artifacts.run_graphs import export_graphs
     from onward.exclusive.lock import writing_to
 
     if options.run_file is None:
@@ -110,20 +147,25 @@ def _export_graphs(options: argparse.Namespace, rest: Sequence[str]) -> None:
             train_step=options.train_step,
             training_info=options.training_info,
             overrides=read_overrides(rest, "limits"),
-            tell=print,
+            notify=print,
         )
     for path in written:
         print(f"wrote {path}")
 
 
 def _export_trained(options: argparse.Namespace, limits: Limits) -> None:
-    from onward.artifacts.trained_model import convert_model, export_checkpoint
+    with importing():
+        from onward.artifacts.trained_model import convert_model, export_checkpoint
     from onward.exclusive.lock import writing_to
     from onward.remote.copies import local_folder, local_model, uploaded
     from onward.remote.files import shown
 
+    if options.weights is not None and options.checkpoint is None:
+        raise ParametersError(f"--weights {options.weights} chooses weights of a checkpoint; pass --checkpoint DIR.")
     if options.checkpoint is None and len(options.model) > 1:
         raise ParametersError(f"{len(options.model)} models are given; without --checkpoint DIR, pass one.")
+    if options.adapter is not None and options.checkpoint is None:
+        raise ParametersError(f"--adapter {options.adapter} writes adapters of a checkpoint; pass --checkpoint DIR.")
     target = Path(options.output)
     conversion: dict[str, Any] = {
         "optimize": options.optimize,
@@ -137,5 +179,7 @@ def _export_trained(options: argparse.Namespace, limits: Limits) -> None:
         if options.checkpoint is None:
             convert_model(local_model(Path(options.model[0])), written, **conversion)
         else:
-            export_checkpoint(options.model, local_folder(Path(options.checkpoint)), written, **conversion)
+            folder = local_folder(Path(options.checkpoint))
+            form: AdapterOutput = options.adapter or "merged"
+            export_checkpoint(options.model, folder, written, form=form, weights=options.weights, **conversion)
     print(f"wrote {shown(target)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.graph.reading.garbage_collection import importing
 from onward.losses.registry import losses_for_init
 from onward.report.phases import Phases
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--wizard", action="store_true", help="ask in the terminal, with the inferred value as default")
     parser.add_argument("--output-dir", metavar="DIR", help="where the trained model will go (trained)")
+    parser.add_argument("--kind", choices=("text", "arrays", "table", "images"), help="what DATA holds (by suffixes)")
     parser.add_argument("--label", metavar="NAME", help="the feature or column to predict (several columns: A,B,C)")
     parser.add_argument("--inputs", metavar="COLUMN,...", help="the columns of a table that the model reads")
     parser.add_argument(
@@ -58,7 +60,8 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
     Raises:
         UserError: what cannot train and why, with what to do.
     """
-    from onward.commands.initialization import initialize
+    with importing():
+        from onward.commands.initialization import initialize
     from onward.commands.overrides import read_limits
 
     initialize(options, phases, read_limits(rest))

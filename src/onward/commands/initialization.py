@@ -9,7 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from onward.commands.rehearsal import training_loader, without_traces
+from onward.commands.loaders import training_loader
+from onward.commands.rehearsal import without_traces
 from onward.commands.wizard import ask
 from onward.data.manifest import Manifest, read_manifest
 from onward.data.packing.packer import pack
@@ -48,8 +49,8 @@ def initialize(options: argparse.Namespace, phases: Phases, limits: Limits = DEF
     """
     target = Path(options.output)
     _check_target(target, options.force)
-    _make_folder(target.parent)
     with writing_to(files=[target]):
+        _make_folder(target.parent)
         _check_target(target, options.force)  # again: until now another process could write it
         _initialize(options, target, phases, limits)
 
@@ -59,14 +60,15 @@ def _initialize(options: argparse.Namespace, target: Path, phases: Phases, limit
     phases.begin(f"reading {options.model}")
     model = read_model_facts(Path(options.model), limits)
     phases.begin(None if options.data is None else f"reading {options.data}")
-    data = None if options.data is None else read_data_facts(Path(options.data), limits)
+    data = None if options.data is None else read_data_facts(Path(options.data), limits, options.kind)
     phases.begin(None if options.wizard else "choosing what to propose")
     if options.wizard:
         answers = ask(model, data, answers, folder)
-    proposal = propose(model, data, answers, folder=folder)
+    memory = memory_of_rank(None, Environment().device)
+    proposal = propose(model, data, answers, folder=folder, memory_bytes=memory)
     if data is not None:
         counts = _pack(proposal, options.force, limits, phases) if proposal.packing is not None else None
-        proposal = propose(model, data, answers, folder=folder, counts=counts)
+        proposal = propose(model, data, answers, folder=folder, counts=counts, memory_bytes=memory)
         parameters = Parameters.from_mapping(proposal.to_mapping(), base=folder.resolve())
         phases.begin("forecasting how much memory a batch needs")
         parameters, note = _fitted(parameters)
@@ -154,7 +156,7 @@ def _pack(proposal: Proposal, is_forced: bool, limits: Limits, phases: Phases) -
             f"{str(packing.folder)!r} holds shards of other data, or packed with other options. Pass --force to "
             "overwrite them, or -o to write RUN.yaml to another folder."
         )
-    command = pack_command(packing.source, packing.folder, packing.options)
+    command = pack_command(packing.source, packing.folder, packing.options, packing.kind)
     print(f"packing: {command}", flush=True)
     is_terminal = sys.stderr.isatty()
     how = replace(packing.options, overwrite=is_forced, progress=is_terminal, limits=limits)
@@ -208,7 +210,7 @@ def _fitted(parameters: Parameters) -> tuple[Parameters, str]:
     needs = peak_bytes(counted, graph, specs)
     if needs <= UNTRIED_SHARE * limit or has_fixed_batch(parameters, graph):
         return parameters, ""
-    chosen, _ = find_by_forecast(counted, Topology(1, 1, 1), graph, specs, limit)
+    chosen, _ = find_by_forecast(counted, Topology(), graph, specs, limit)
     training = replace(
         parameters.training,
         batch_size=chosen.training.batch_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.graph.reading.garbage_collection import importing
 from onward.report.phases import Phases
 
 
@@ -22,12 +23,15 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
         UserError: the model cannot be read.
     """
     from onward.commands.overrides import read_limits
-    from onward.lowering.inspection import describe
+
+    with importing():
+        from onward.lowering.inspection import describe
 
     limits = read_limits(rest)
     phases.begin(f"inspecting {options.model}")
     print(describe(options.model, weight_rows=options.weights, limits=limits), flush=True)
-    from onward.proposal.summary import describe_proposal
+    with importing():
+        from onward.proposal.summary import describe_proposal
 
     phases.begin("checking what `onward init` would propose")
     print(describe_proposal(options.model, options.data, limits))

@@ -10,13 +10,17 @@ from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
 
 
-def training_loader(parameters: Parameters, mesh: Mesh) -> DataLoader:
-    """The training data of this rank."""
+def training_loader(parameters: Parameters, mesh: Mesh | None = None) -> DataLoader:
+    """The training data of this rank, or all of them without a mesh.
+
+    Raises:
+        ParametersError: the run names none.
+        DataError: they are not there or broken.
+    """
     folder = parameters.paths.train_data_dir
     if folder is None:
         raise ParametersError("paths.train_data_dir is missing; name the folder of the training shards.")
-    part = (mesh.place.data, mesh.topology.data_size)
-    return _loader(parameters, folder, *part, shuffle=parameters.data.shuffle_data)
+    return _loader(parameters, folder, mesh, shuffle=parameters.data.shuffle_data)
 
 
 def test_loader(parameters: Parameters, mesh: Mesh) -> DataLoader | None:
@@ -24,19 +28,17 @@ def test_loader(parameters: Parameters, mesh: Mesh) -> DataLoader | None:
     folder = parameters.paths.test_data_dir
     if folder is None or parameters.training.skip_evaluation:
         return None
-    is_shared_out = parameters.data.test_data == "partitioned"
-    part = (mesh.place.data, mesh.topology.data_size) if is_shared_out else (0, 1)
-    return _loader(parameters, folder, *part, shuffle=False)
+    return _loader(parameters, folder, mesh if parameters.data.test_data == "partitioned" else None, shuffle=False)
 
 
-def _loader(parameters: Parameters, folder: Path, rank: int, size: int, *, shuffle: bool) -> DataLoader:
+def _loader(parameters: Parameters, folder: Path, mesh: Mesh | None, *, shuffle: bool) -> DataLoader:
     data = parameters.data
     return DataLoader(
         data.input_name_map,
         folder,
         data.max_num_files_preload,
-        rank,
-        size,
+        0 if mesh is None else mesh.reader,
+        1 if mesh is None else mesh.topology.reader_count,
         shuffle=shuffle,
         seed=parameters.training.seed,
         last_batch=data.last_batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from onward.graph.reading.garbage_collection import importing
 from onward.report.phases import Phases
 
 USAGE = "onward lr-find RUN.yaml [--from RATE] [--to RATE] [--steps N] [--image FILE] [--section.field value ...]"
@@ -33,7 +34,9 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
         UserError: of any kind, each with what to do.
     """
     from onward.commands.overrides import read_overrides
-    from onward.commands.rate_search import find_rate
+
+    with importing():
+        from onward.commands.rate_search import find_rate
 
     print(
         find_rate(

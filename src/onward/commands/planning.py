@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from onward.commands.layout_search import DEFAULT_OPTIONS, LayoutOptions, plan_layout
 from onward.commands.pictures import checked_image, write_image
 from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
@@ -34,6 +35,7 @@ def plan(
     image: str | Path | None = None,
     memory_gb: float | None = None,
     write: str | Path | None = None,
+    layout: LayoutOptions = DEFAULT_OPTIONS,
     phases: Phases | None = None,
 ) -> str:
     """Plans a run for the world size that its `distributed` asks for; returns the text.
@@ -44,6 +46,7 @@ def plan(
         image: where a picture goes, .svg or .png.
         memory_gb: of one rank, in 10^9 bytes; else `machine.memory_gb`, or that of this machine's first GPU.
         write: where the model goes with the plan in ONNX's multi-device annotations.
+        layout: for how many ranks of what the best layout is searched, instead of planning the one that is asked for.
         phases: announce what takes long.
 
     Raises:
@@ -54,8 +57,14 @@ def plan(
         raise ParametersError(f"--memory-gb is {memory_gb:g}; pass the memory of one rank in GB, above 0.")
     parameters = Parameters.load(file, overrides)
     sizes = parameters.distributed
-    topology = Topology(sizes.data_parallel_size, sizes.horizontal_parallel_size, sizes.pipeline_parallel_size)
     phases = phases or Phases.silent()
+    if layout.ranks is not None or sizes.layout == "auto":
+        if image is not None or write is not None:
+            raise ParametersError("--image and --write show one layout; set the one that --ranks prints, then plan it.")
+        return plan_layout(parameters, layout, memory_gb, phases)
+    if layout != DEFAULT_OPTIONS:
+        raise ParametersError("--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too.")
+    topology = Topology.of_sizes(sizes)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     graph = read_training_graph(parameters)
     check_dimensions(parameters.training.mapped_dimensions, graph)
@@ -94,9 +103,10 @@ def _write_annotated(parameters: Parameters, topology: Topology, specs: Mapping[
     decided = plan_run(as_written, topology, read_training_graph(as_written, source), specs)
     model = read_model(source, parameters.limits)
     more = {
-        "data_parallel_size": topology.data_size,
+        "data_parallel_size": topology.reader_count,
         "horizontal_parallel_size": topology.horizontal_size,
         "pipeline_parallel_size": topology.pipeline_size,
+        **({"context_parallel_size": topology.context_size} if topology.context_size > 1 else {}),
         "zero_stage": decided.zero_stage,
         "pipeline_schedule": decided.schedule if decided.stage_count > 1 else None,
         "stages": decided.stage_count,

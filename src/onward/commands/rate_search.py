@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from onward.checkpoint.run_checkpoints import RunCheckpoints
+from onward.commands.loaders import training_loader
 from onward.commands.pictures import checked_image, write_image
-from onward.commands.rehearsal import training_loader, without_traces
+from onward.commands.rehearsal import without_traces
 from onward.data.loader import DataLoader
 from onward.engine.building.assembly import assemble
 from onward.engine.building.preparation import check_dimensions, label_ranges, plan_run, read_training_graph
@@ -82,11 +83,7 @@ def find_rate(
 def _test(
     parameters: Parameters, loader: DataLoader, tried: Sequence[float], checkpoint: str | Path | None, phases: Phases
 ) -> RangeTest:
-    environment = Environment(
-        execution_provider=parameters.machine.execution_provider,
-        threads=parameters.machine.threads,
-        deterministic=parameters.machine.deterministic,
-    )
+    environment = Environment.of(parameters.machine)
     environment.apply()
     torch.manual_seed(parameters.training.seed)
     mesh = in_world_of_one(environment.device_kind)

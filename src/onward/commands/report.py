@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from onward.graph.reading.garbage_collection import importing
 from onward.report.phases import Phases
 
 USAGE = "onward report RUN_FOLDER [RUN_FOLDER ...] [-o report.html]"
@@ -31,7 +32,9 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
         UserError: a folder holds no run, a file of it is damaged, or the page cannot be written.
     """
     from onward.commands.overrides import read_overrides
-    from onward.commands.reporting import write_report
+
+    with importing():
+        from onward.commands.reporting import write_report
 
     limits = read_overrides(rest, "limits")
     output = None if options.output is None else Path(options.output)

@@ -12,7 +12,7 @@ from onward.errors import OnwardError, StorageError
 from onward.exclusive.lock import writing_to
 from onward.exclusive.temporary import replacing
 from onward.report.page.page import PlanPicture, render_page
-from onward.report.page.run_record import RunRecord, read_run
+from onward.report.page.run_record import RecordedRun, read_run
 from onward.report.phases import Phases
 
 PAGE_NAME = "report.html"
@@ -67,7 +67,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [f"{path.name} ({number})" for number, path in enumerate(paths, 1)]
 
 
-def _plan_of(run: RunRecord, overrides: Mapping[str, str], phases: Phases) -> PlanPicture:
+def _plan_of(run: RecordedRun, overrides: Mapping[str, str], phases: Phases) -> PlanPicture:
     if not run.settings:
         return PlanPicture(missing="There is no plan: the run's parameters are not in its folder.")
     phases.begin("importing torch")

@@ -19,6 +19,7 @@ from onward.parameters import Parameters
 from onward.report.formatting import format_duration, format_value
 from onward.report.phases import Phases
 from onward.report.run_folder import read_record
+from onward.tables import aligned
 
 FOLDER = "sweep"
 """Of all runs, in `paths.output_dir`."""
@@ -86,8 +87,9 @@ def _train_all(members: Sequence[Member], options: argparse.Namespace, overrides
                 "command resumes."
             )
         failed += code != 0
-    if not options.quiet and not options.dry_run:
-        print("\n".join(table(members)), flush=True)
+    if not options.dry_run:
+        # Standard output has nothing but JSON then.
+        print("\n".join(table(members)), file=sys.stderr if options.json else sys.stdout, flush=True)
     if failed:
         raise OnwardError(f"{failed} of {len(members)} runs failed, each with its message above; the others are done.")
 
@@ -148,11 +150,7 @@ def table(members: Sequence[Member]) -> list[str]:
         found = [_number(last.get("last_loss")), *(_number(record.get("metrics", {}).get(name)) for name in metrics)]
         seconds = sum(one.get("seconds") or 0 for one in record.get("rounds", ()))
         rows.append([*member.values.values(), *found, format_duration(seconds), str(record.get("status", "failed"))])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "",
-        *("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows),
-    ]
+    return ["", *aligned(rows)]
 
 
 _COUNTS = ("step", "update")

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from onward.errors import ParametersError, StorageError
 from onward.exclusive.temporary import replacing
 from onward.parameters import Parameters
+from onward.parameters.changes import REPORTS_AND_PLACES, changed_fields, flat_fields, sentences_on_changes
 from onward.report.run_folder import read_record
 from onward.spelling import shortened
 
 FILE_NAME = "sweep.json"
-_WITHOUT_EFFECT_ON_RESULTS = (
-    "paths.output_dir",
-    "checkpoint.",
-    "tensorboard.",
-    "wandb.",
-    "mlflow.",
-    "aim.",
-    "profiler.",
-    "training.display_loss_steps",
-)
 _SHOWN = 5
 
 
 def settings_of(parameters: Parameters, base: Path) -> dict[str, Any]:
     """Fields that may change a result -> values; paths relative to the folder of RUN.yaml."""
-    fields = dict(_flat(parameters.to_mapping(), "", f"{base.resolve()}/"))
-    return {name: value for name, value in fields.items() if not name.startswith(_WITHOUT_EFFECT_ON_RESULTS)}
-
-
-def _flat(value: Any, name: str, base: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, one in value.items():
-            yield from _flat(one, f"{name}.{key}" if name else str(key), base)
-    elif isinstance(value, list | tuple) and value:
-        for number, one in enumerate(value):
-            yield from _flat(one, f"{name}[{number}]", base)
-    else:
-        yield name, value.removeprefix(base) if isinstance(value, str) else value
+    fields = dict(flat_fields(parameters.to_mapping(), base=f"{base.resolve()}/"))
+    return {name: value for name, value in fields.items() if not name.startswith(REPORTS_AND_PLACES)}
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -62,7 +42,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def refuse_changed(members: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Refuses a sweep some of whose runs were begun with other settings; those that failed begin anew.
+    """Refuses a sweep some of whose runs were begun with other settings; those that failed start over.
 
     Args:
         members: folder -> the settings that it would be trained with now.
@@ -76,18 +56,11 @@ def refuse_changed(members: Mapping[Path, Mapping[str, Any]]) -> None:
         earlier, record = read_record(folder, FILE_NAME), read_record(folder)
         if earlier is None or record is None or record.get("status") == "failed":
             continue
-        settings = json.loads(json.dumps(settings))
-        found = {
-            name: (earlier.get(name), settings.get(name))
-            for name in (*settings, *(name for name in earlier if name not in settings))
-            if earlier.get(name) != settings.get(name)
-        }
+        found = changed_fields(earlier, settings)
         folders += [folder] if found else []
         changed |= found
     if changed:
-        listed = shortened(
-            (f"{name} was {was!r}, is now {now!r}" for name, (was, now) in changed.items()), _SHOWN, "; "
-        )
+        listed = shortened(sentences_on_changes(changed), _SHOWN, "; ")
         raise ParametersError(
             f"{len(folders)} of the {len(members)} runs of this sweep were trained with other settings: "
             f"{listed}. Their results would stand in one table with those of the present settings. Pass another "

@@ -11,7 +11,8 @@ from typing import Literal
 
 from onward import __version__
 from onward.commands.overrides import read_overrides
-from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US
+from onward.graph.reading.garbage_collection import importing
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, is_first_rank
 from onward.report.phases import Phases
 
 USAGE = (
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read model and data, build everything, compute one update, report, and write no files",
     )
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--quiet", action="store_true", help="print warnings and errors only")
+    shown.add_argument("--quiet", action="store_true", help="print warnings and errors only, and the table of a sweep")
     shown.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     parser.add_argument(
         "--log-level", choices=LEVELS, metavar="LEVEL", help="also log to stderr: debug, info, warning or error"
@@ -60,31 +61,27 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
     fields = read_overrides(rest, command="train")
     is_launched = LAUNCHED_BY_US in os.environ  # the launcher has printed the first line
     phases.end()
-    phases.say = _say
-    if options.quiet or options.json or not _is_first():
+    phases.notify = _notify
+    if options.quiet or options.json or not is_first_rank():
         phases = Phases.silent()
     elif not is_launched and not options.sweep:  # each run of a sweep prints its own
         _write(f"onward {__version__}   {options.file}")
     phases.begin("starting processes, each of which imports torch" if is_launched else "importing torch")
     if options.sweep:
         phases.begin(f"reading {options.file}")
-        from onward.commands.sweep import sweep
+        with importing():
+            from onward.commands.sweep import sweep
 
         sweep(options, fields, phases)
         return
-    from onward.commands.training import TrainOptions, train
+    with importing():
+        from onward.commands.training import TrainOptions, train
 
     display: Literal["console", "json", "quiet"] = "quiet" if options.quiet else "json" if options.json else "console"
     train(options.file, fields, TrainOptions(display, options.dry_run, options.log_level), phases)
 
 
-def _is_first() -> bool:
-    """Whether this process is rank 0, or alone; found out without importing anything slow."""
-    ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") == "0" for name in ranks)
-
-
-def _say(text: str) -> None:
+def _notify(text: str) -> None:
     _write(f"note   {text}")
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 from onward.checkpoint.reading import find_latest
 from onward.checkpoint.run_files import localize
 from onward.commands.dry_run import dry_run
+from onward.commands.layout_search import chosen_overrides
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
@@ -28,10 +29,11 @@ from onward.environment import Environment, choose_allocator
 from onward.parallel.launch.launching import check_room, launch, worker_count
 from onward.parallel.launch.process import Mesh, start, stop
 from onward.parallel.launch.restarting import RESTARTED_AFTER, Restarts, launch_until_done
-from onward.parallel.rendezvous.launcher import detect
+from onward.parallel.rendezvous.launcher import check_elastic, detect
 from onward.parallel.rendezvous.listening import listening_note
 from onward.parallel.watch.failure import Membership, ending_together
 from onward.parameters import Checkpoint, Parameters
+from onward.plan.elastic import fit_to_ranks
 from onward.report.console import ConsoleWatcher
 from onward.report.metrics_file import JsonConsole
 from onward.report.phase_watcher import PhaseWatcher
@@ -86,21 +88,44 @@ def train(
         signal.signal(SAVE_SIGNAL, signal.SIG_IGN)  # before the first and after the last step there is nothing to save
     try:
         if detect().launcher == "none":
-            parameters = Parameters.load(file, overrides)
+            parameters, overrides = _with_layout(file, overrides, phases)
             if worker_count(parameters.distributed) > 1 or (is_supervised(parameters) and not options.dry_run):
                 phases.end()
                 raise SystemExit(_launch(parameters, file, overrides, options))
         with ending_together("onward train") as membership:
             _log_to_stderr(options)
-            parameters = Parameters.load(file, overrides)
+            parameters, overrides = _with_layout(file, overrides, phases)
+            parameters, notes = _with_ranks(parameters)
             with naming_path_fields(parameters):
                 if options.dry_run:
                     environment = environment_of(parameters, options)
                     dry_run(parameters, environment, lambda: _watchers(options, phases), membership)
                 else:
-                    _train_here(parameters, Path(file), options, phases, membership)
+                    _train_here(parameters, Path(file), options, phases, membership, notes)
     finally:
         phases.end()
+
+
+def _with_layout(
+    file: str | Path, overrides: Mapping[str, str], phases: Phases
+) -> tuple[Parameters, Mapping[str, str]]:
+    """The parameters of a run, with a layout where one is to be chosen, and the overrides that give the same."""
+    parameters = Parameters.load(file, overrides)
+    if parameters.distributed.layout != "auto":
+        return parameters, overrides
+    overrides, note = chosen_overrides(parameters, overrides, detect(), phases)
+    phases.end()
+    phases.notify(note)
+    return Parameters.load(file, overrides), overrides
+
+
+def _with_ranks(parameters: Parameters) -> tuple[Parameters, list[str]]:
+    """The parameters of a run as the processes that a launcher started train it, and notes."""
+    launch = detect()
+    if parameters.distributed.elastic and launch.launcher != "none":
+        check_elastic(launch)
+        return fit_to_ranks(parameters, launch.world_size)
+    return parameters, []
 
 
 def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, str], options: TrainOptions) -> int:
@@ -143,12 +168,9 @@ def is_supervised(parameters: Parameters) -> bool:
 
 def environment_of(parameters: Parameters, options: TrainOptions) -> Environment:
     """The machine, as section `machine` and the command line say."""
-    machine, level = parameters.machine, options.log_level
-    return Environment(
-        execution_provider=machine.execution_provider,
-        threads=machine.threads,
-        deterministic=machine.deterministic,
-        log_level=logging.WARNING if level is None else logging.getLevelNamesMapping()[level.upper()],
+    level = options.log_level
+    return Environment.of(
+        parameters.machine, logging.WARNING if level is None else logging.getLevelNamesMapping()[level.upper()]
     )
 
 
@@ -170,12 +192,17 @@ def _watchers(options: TrainOptions, phases: Phases) -> list[Watcher]:
     if options.display == "json":
         return [JsonConsole()]
     console = ConsoleWatcher()
-    phases.say = console.on_message
+    phases.notify = console.on_message
     return [console, PhaseWatcher(phases)]
 
 
 def _train_here(
-    parameters: Parameters, file: Path, options: TrainOptions, phases: Phases, membership: Membership
+    parameters: Parameters,
+    file: Path,
+    options: TrainOptions,
+    phases: Phases,
+    membership: Membership,
+    notes: Sequence[str],
 ) -> None:
     environment = environment_of(parameters, options)
     folder = localize(parameters)[0].paths.output_dir
@@ -186,8 +213,8 @@ def _train_here(
         return
     ports = listening_note(detect())
     cause = os.environ.get(RESTARTED_AFTER)
-    notes = [*([] if ports is None else [ports]), *([] if cause is None else [f"restarted: {cause}"])]
-    parameters = count_in_steps(parameters, mesh.topology.data_size, notes.append)
+    notes = [*notes, *([] if ports is None else [ports]), *([] if cause is None else [f"restarted: {cause}"])]
+    parameters = count_in_steps(parameters, mesh.topology.reader_count, notes.append)
     rounds = (parameters, *parameters.next_rounds)
     data = [(training_loader(one, mesh), test_loader(one, mesh)) for one in rounds]
     runner = TrainingRunner(parameters, environment, shown, mesh, progress=False, run_file=file)

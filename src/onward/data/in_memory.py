@@ -24,15 +24,61 @@ from onward.data.shard import FeatureSpec
 from onward.errors import DataError, ParametersError
 
 
-class InMemoryDataLoader:
+class SampleLoader:
+    """Batches of samples that have numbers, with the interface of `DataLoader`; `_blocks` gives the samples of epochs.
+
+    Attributes:
+        messages, dropped_samples: as in `DataLoader`.
+        sample_count: samples of an epoch of this rank.
+    """
+
+    def __init__(self, sample_count: int, shuffle: bool, seed: int, last_batch: LastBatch) -> None:
+        check_last_batch(last_batch)
+        self.messages: list[str] = []
+        self.dropped_samples = 0
+        self.sample_count = sample_count
+        self._order = EpochOrder(shuffle, seed)
+        self._last_batch: LastBatch = last_batch
+
+    def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
+        """Batches for training, from `cursor` on, without end; see `DataLoader.batches`.
+
+        Raises:
+            ParametersError: `batch_size` is not a positive integer.
+            DataError: `cursor` is outside of the data; a batch is larger than an epoch and may not wrap.
+        """
+        check_batch_size(batch_size)
+        if cursor.sample > self.sample_count or cursor.file:
+            raise DataError(
+                f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
+                f"{self.sample_count} samples: the data changed. Restore the data, or start a new run."
+            )
+        return cut_batches(self._blocks(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
+
+    def one_pass(self, batch_size: int) -> Iterator[Batch]:
+        """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
+        check_batch_size(batch_size)
+        blocks = self._blocks(EpochOrder(False, 0), START, epochs=1)
+        return cut_batches(blocks, batch_size, "short", self._count_dropped)
+
+    def close(self) -> None:
+        """Does nothing: there is no background work."""
+
+    def _blocks(
+        self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None
+    ) -> Generator[SampleBlock, None, None]:
+        raise NotImplementedError
+
+    def _count_dropped(self, samples: int) -> None:
+        self.dropped_samples += samples
+
+
+class InMemoryDataLoader(SampleLoader):
     """Batches from arrays, with the interface of `DataLoader`.
 
     Args:
         features: model input name -> array [samples, *sample shape]; all with the same number of samples, at least 1.
         shuffle, seed, last_batch: as in `DataLoader`; here an epoch's order covers all samples.
-
-    Attributes:
-        messages, dropped_samples: as in `DataLoader`.
 
     Raises:
         DataError: no features, no samples, or arrays of unequal length.
@@ -47,7 +93,6 @@ class InMemoryDataLoader:
         seed: int = 0,
         last_batch: LastBatch = "wrap",
     ) -> None:
-        check_last_batch(last_batch)
         arrays = {name: np.asarray(array) for name, array in features.items()}
         lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
         if not arrays or len(set(lengths.values())) != 1 or next(iter(lengths.values())) in (0, None):
@@ -55,12 +100,8 @@ class InMemoryDataLoader:
                 f"features with sample counts {lengths}; expected at least one feature, and the same number of samples "
                 "(at least 1) along axis 0 of each."
             )
-        self.messages: list[str] = []
-        self.dropped_samples = 0
-        self.sample_count = int(next(iter(arrays.values())).shape[0])
+        super().__init__(int(next(iter(arrays.values())).shape[0]), shuffle, seed, last_batch)
         self._features = arrays
-        self._order = EpochOrder(shuffle, seed)
-        self._last_batch: LastBatch = last_batch
 
     def split(self, fraction: float, seed: int) -> tuple[InMemoryDataLoader, InMemoryDataLoader]:
         """Two loaders: of the samples that stay, and of the share that is drawn from them, in their order.
@@ -82,30 +123,6 @@ class InMemoryDataLoader:
     def feature_specs(self) -> dict[str, FeatureSpec]:
         """Model input name -> shape and dtype of one sample."""
         return describe_features(self._features)
-
-    def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
-        """Batches for training, from `cursor` on, without end; see `DataLoader.batches`.
-
-        Raises:
-            ParametersError: `batch_size` is not a positive integer.
-            DataError: `cursor` is outside of the data; a batch is larger than an epoch and may not wrap.
-        """
-        check_batch_size(batch_size)
-        if cursor.sample > self.sample_count or cursor.file:
-            raise DataError(
-                f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
-                f"{self.sample_count} samples: the data changed."
-            )
-        return cut_batches(self._blocks(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
-
-    def one_pass(self, batch_size: int) -> Iterator[Batch]:
-        """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
-        check_batch_size(batch_size)
-        blocks = self._blocks(EpochOrder(False, 0), START, epochs=1)
-        return cut_batches(blocks, batch_size, "short", self._count_dropped)
-
-    def close(self) -> None:
-        """Does nothing: there is no background work."""
 
     def _blocks(
         self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None
@@ -129,9 +146,6 @@ class InMemoryDataLoader:
                 fingerprint="",
             )
             epoch, first = epoch + 1, 0
-
-    def _count_dropped(self, samples: int) -> None:
-        self.dropped_samples += samples
 
 
 def draw_held_out(count: int, fraction: float, seed: int) -> np.ndarray:

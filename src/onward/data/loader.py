@@ -52,7 +52,7 @@ class DataLoader:
             they stay in memory and are read from disk once.
         rank, size: of the data-parallel group: this loader reads the files i with i mod size == rank. The default
             reads all: what replicated evaluation wants.
-        shuffle: draw the order of files, and of the samples in each file, anew for every epoch. Samples do not move
+        shuffle: redraw the order of files, and of the samples in each file, for every epoch. Samples do not move
             between files. `one_pass` never shuffles.
         seed: of the shuffling.
         last_batch: what happens to an epoch's last, incomplete batch; see `LastBatch`.
@@ -109,10 +109,11 @@ class DataLoader:
                 f"{MANIFEST_NAME} of {str(data_dir)!r} has no checksums, as an earlier version wrote it: values that "
                 "changed on the disk would not be noticed. Pack the data again to have them verified."
             )
-        if self._files.total % size:
+        if more := self._files.total % size:
+            readers = "rank 0 reads" if more == 1 else f"ranks 0 to {more - 1} read"
+            others = "the other, whose epochs are" if size - more == 1 else "the others, whose epochs are"
             self.messages.append(
-                f"{self._files.total} shards over {size} data-parallel ranks: ranks 0 to "
-                f"{self._files.total % size - 1} read one more than the others, whose epochs are shorter."
+                f"{self._files.total} shards over {size} data-parallel ranks: {readers} one more than {others} shorter."
             )
 
     # ------------------------------------------------------------------------------------------------ what there is

@@ -233,6 +233,3 @@ def check_watchers(watchers: Any) -> None:
                     f"{kind}.{name} is never called, since callbacks have no such hook. Did you mean {near[0]}? The "
                     f"hooks are {', '.join(_HOOKS)}."
                 )
-
-
-__all__ = ["Callback", "Control", "check_watchers"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onward.engine.exchange import GradientExchange
+from onward.engine.gradient_reduction import GradientReduction
 from onward.errors import ParametersError
 from onward.lowering.kernels.dtypes import tensor_from_array
 
@@ -86,13 +86,13 @@ class FunctionMetrics:
             before, counted = self._sums[name]
             self._sums[name] = (before + total.to(before.device), counted + count.to(before.device))
 
-    def compute(self, exchange: GradientExchange | None) -> dict[str, float]:
+    def compute(self, reduction: GradientReduction | None) -> dict[str, float]:
         """The metrics of all batches, of all ranks that share the test set."""
         if not self._sums:
             return {}
         numbers = torch.stack([part for pair in self._sums.values() for part in pair])
-        if exchange is not None:
-            numbers = exchange.sum_over_replicas(numbers)
+        if reduction is not None:
+            numbers = reduction.sum_over_replicas(numbers)
         values = numbers.tolist()
         pairs = zip(self._sums, values[::2], values[1::2], strict=True)
         return {name: total / count if count else float("nan") for name, total, count in pairs}
@@ -140,6 +140,3 @@ def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return f"a {type(value).__name__}"
-
-
-__all__ = ["FunctionMetrics", "LossFunction", "MetricFunction", "call_loss", "features_on", "name_of"]

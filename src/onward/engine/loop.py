@@ -123,7 +123,7 @@ def train_steps(
     Reports come with the first update, with every `display_loss_steps`-th update and with the last.
     """
     state = steps.state
-    replicas = state.mesh.topology.data_size
+    replicas = state.mesh.topology.reader_count
     window = _Window()
     state.train()
     state.mark()
@@ -264,6 +264,9 @@ def summarize(
     return RunSummary(
         round=begin.round,
         steps=clock.steps,
+        steps_before=begin.step,
+        updates_before=begin.step // training.gradient_accumulation_steps if begin.round else begin.update,
+        samples_before=begin.samples,
         updates=end.update - begin.update,
         skipped_updates=end.skipped_updates - begin.skipped_updates,
         samples=clock.samples,

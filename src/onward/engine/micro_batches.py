@@ -5,6 +5,7 @@ Either way gradients are left at the network's weights, and the mean loss of the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from onward.data.batches import Batch
-from onward.engine.exchange import GradientExchange
 from onward.engine.functions import call_loss, features_on
+from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.inputs.features import FeatureReader
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.network.forward import Forward
@@ -52,24 +53,32 @@ class MicroBatches(Protocol):
 
 
 class SequentialMicroBatches:
-    """Forward and backward as soon as a micro-batch comes."""
+    """Forward and backward as soon as a micro-batch comes, or all of an update where each weighs by what all count."""
 
-    def __init__(self, forward: Forward, shares: LossNormalization, exchange: GradientExchange) -> None:
+    def __init__(self, forward: Forward, shares: LossNormalization, reduction: GradientReduction) -> None:
         self.forward = forward
         self.shares = shares
-        self.exchange = exchange
+        self.reduction = reduction
+        self._waiting: list[Batch] = []
 
-    def add(self, batch: Batch, is_last: bool, scale: float) -> Computed:
+    def add(self, batch: Batch, is_last: bool, scale: float) -> Computed | None:
         """See `MicroBatches.add`."""
-        features = self.forward.reader.to_tensors(batch.features)
-        factors = self.shares.of(batch.features, batch.sample_count)
-        if self.forward.network.compilation is not None:
-            self.forward.network.compilation.begin_pass()
-        with self.exchange.micro_batch(self.forward.module, is_last):
-            outputs = self.forward(features)
-            loss = self._loss(batch, features, outputs, factors)
-            torch.autograd.backward(loss if scale == 1.0 else loss * scale)
-        return Computed(loss.detach(), 1, outputs)
+        self._waiting.append(batch)
+        if self.shares.spans_update and not is_last:
+            return None
+        waiting, self._waiting = self._waiting, []
+        losses, outputs = list[torch.Tensor](), dict[str, Any]()
+        for one, factors in zip(waiting, self.shares.of(waiting), strict=True):
+            outputs.clear()  # before the next are computed: they may be large
+            features = self.forward.reader.to_tensors(one.features)
+            if self.forward.network.compilation is not None:
+                self.forward.network.compilation.begin_pass()
+            with self.reduction.micro_batch(self.forward.module, is_last and one is waiting[-1]):
+                outputs |= self.forward(features)
+                loss = self._loss(one, features, outputs, factors)
+                torch.autograd.backward(loss if scale == 1.0 else loss * scale)
+            losses.append(loss.detach())
+        return Computed(functools.reduce(torch.add, losses), len(losses), outputs)
 
     def _loss(
         self,
@@ -96,20 +105,20 @@ class PipelinedMicroBatches:
         self.pipeline = pipeline
         self.reader = reader
         self.shares = shares
-        self._waiting: list[dict[str, torch.Tensor]] = []
+        self._waiting: list[tuple[Batch, dict[str, torch.Tensor]]] = []
 
     def add(self, batch: Batch, is_last: bool, scale: float) -> Computed | None:
         """See `MicroBatches.add`."""
-        features = self.reader.to_tensors(batch.features)
-        factors = self.shares.of(batch.features, batch.sample_count)
-        if factors is not None:
-            features[SHARES] = factors
-        self._waiting.append(features)
+        # On their way to the device while the next micro-batch is read.
+        self._waiting.append((batch, self.reader.to_tensors(batch.features)))
         if not is_last:
             return None
-        waiting, self._waiting = self._waiting, []
-        losses = self.pipeline.run(waiting, torch.full((len(waiting),), scale, device=self.reader.device))
-        return Computed(losses.sum(), len(waiting), {})
+        batches, features = zip(*self._waiting, strict=True)
+        self._waiting = []
+        for tensors, factors in zip(features, self.shares.of(batches), strict=True):
+            tensors |= {} if factors is None else {SHARES: factors}
+        losses = self.pipeline.run(features, torch.full((len(batches),), scale, device=self.reader.device))
+        return Computed(losses.sum(), len(batches), {})
 
 
 def shared_loss(outputs: Mapping[str, Any], names: tuple[str, ...], factors: torch.Tensor | None) -> torch.Tensor:

@@ -210,8 +210,10 @@ class RunSummary(_Shown):
     Attributes:
         round: the round that ended (0 is the first).
         steps, updates, skipped_updates, samples: done in this call.
+        steps_before, updates_before, samples_before: done of this round before this call, by the run that was resumed.
         batch_size, gradient_accumulation_steps: as asked.
         first_loss, last_loss: means over the first and last display window; None where no step was done.
+        first_loss_of_round: the first finite one that was displayed in this round, also before a resume; None: unknown.
         seconds: wall clock of the entire call; train_seconds: without evaluation and checkpoints.
         samples_per_second: over `train_seconds`; stable_samples_per_second: over the last 128 steps at
             most, without the first.
@@ -239,6 +241,10 @@ class RunSummary(_Shown):
     stopped: str | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
+    steps_before: int = 0
+    updates_before: int = 0
+    samples_before: int = 0
+    first_loss_of_round: float | None = None
 
 
 class Watcher(Protocol):

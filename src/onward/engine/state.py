@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +12,17 @@ import torch
 from torch import nn
 
 from onward.data.batches import DataCursor
-from onward.engine.network.local_weights import LocalWeight, local_weights
+from onward.engine.network.local_weights import LocalWeight
 from onward.engine.network.network import Network
+from onward.engine.weight_average import OptimizerAverage, WeightAverage
+from onward.engine.weight_pruning import WeightPruning
 from onward.optim.building import slots_by_name
 from onward.optim.loss_scale import LossScale
+from onward.optim.schedule_free import AdamWScheduleFree
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.launch.process import Mesh, in_world_of_one
 from onward.parallel.sharded_tensors import ShardedTensor
+from onward.parameters import Averaging, Pruning
 from onward.plan.shards import Sharding
 
 
@@ -46,7 +51,7 @@ Place = tuple[int, int]
 """In the data of a replica: epoch, and samples of it read."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LossCourse:
     """The course of a run's losses, by which spikes are recognized (`onward.engine.faults.loss_spikes`).
 
@@ -54,12 +59,14 @@ class LossCourse:
         losses, log_norms: of the last updates: the largest loss of any replica, the logarithm of the gradient norm.
         rollbacks: returns to a checkpoint because of a spike.
         spans: (begin, end] of this replica's data that are left out.
+        first_loss: of the first report of this round; None: there was none yet, or it was not finite.
     """
 
     losses: list[float] = field(default_factory=list)
     log_norms: list[float] = field(default_factory=list)
     rollbacks: int = 0
     spans: list[tuple[Place, Place]] = field(default_factory=list)
+    first_loss: float | None = None
 
     def add(self, loss: float, log_norm: float, window: int) -> None:
         """Adds an update; of those before, the last ones stay."""
@@ -89,7 +96,10 @@ class TrainState:
         mesh: the ranks.
         course: of the losses.
         rate: how callbacks changed the learning rate of this round.
+        replicated_slots: slots of the optimizer that every rank holds of the full weight.
         state_shardings: running statistics that are tensor parallel -> how they are sharded, and their full shapes.
+        average: of weights and running statistics; None: a run keeps none.
+        pruning: which elements of weights stay zero; None: a run prunes nothing.
     """
 
     networks: Sequence[Network]
@@ -98,26 +108,15 @@ class TrainState:
     loss_scale: LossScale | None
     mesh: Mesh = field(default_factory=in_world_of_one)
     state_shardings: Mapping[str, tuple[Sharding, tuple[int, ...]]] = field(default_factory=dict)
+    replicated_slots: tuple[str, ...] = ()
     counters: Counters = field(default_factory=Counters)
     cursor: DataCursor = field(default_factory=DataCursor)
     rate: RateAdjustment = field(default_factory=RateAdjustment)
     course: LossCourse = field(default_factory=LossCourse)
+    average: WeightAverage | OptimizerAverage | None = None
+    pruning: WeightPruning | None = None
     _mark: _Mark | None = None
     _skipped: torch.Tensor | None = None
-
-    @classmethod
-    def of_one_process(
-        cls, network: Network, optimizer: torch.optim.Optimizer, loss_scale: LossScale | None
-    ) -> TrainState:
-        """The state of a process that trains alone."""
-        mesh = in_world_of_one("cuda" if network.net.device.type == "cuda" else "cpu")
-        return cls(
-            networks=[network],
-            weights=local_weights([network], mesh, {}, {}, {}),
-            optimizer=optimizer,
-            loss_scale=loss_scale,
-            mesh=mesh,
-        )
 
     @property
     def torch_parameters(self) -> dict[str, nn.Parameter]:
@@ -190,20 +189,80 @@ class TrainState:
         return found
 
     def sharded_tensors(self) -> dict[str, ShardedTensor]:
-        """Every tensor by a flat name: `weights/...`, `states/...`, `slots/<slot>/...`, `random/<rank>/...`."""
+        """Every tensor by a flat name: `weights/...`, `states/...`, `average/...`, `pruned/...`,
+        `slots/<slot>/...`, `random/<rank>/...`."""
         found = {f"weights/{name}": weight.sharded for name, weight in self.weights.items()}
-        place = self.mesh.place
-        for name, tensor in self.statistics().items():
-            cut = self.state_shardings.get(name)
-            if cut is None:
-                found[f"states/{name}"] = ShardedTensor.full(tensor, place.data == place.horizontal == 0)
-            else:
-                sharding, shape = cut
-                shards = sharding.shards(shape, place.horizontal, self.mesh.topology.horizontal_size)
-                found[f"states/{name}"] = ShardedTensor(tensor, shape, shards, place.data == 0)
+        found |= {f"states/{name}": self._sharded_like(name, tensor) for name, tensor in self.statistics().items()}
+        if self.average is not None:
+            tensors = self.average.tensors.items()
+            found |= {f"average/{name}": self._sharded_like(name, tensor) for name, tensor in tensors}
+        if self.pruning is not None:
+            found |= {f"pruned/{name}": self._sharded_like(name, mask) for name, mask in self.pruning.masks.items()}
         for name, slots in slots_by_name(self.optimizer, self.torch_parameters).items():
-            found |= {f"slots/{slot}/{name}": self.weights[name].sharded_like(tensor) for slot, tensor in slots.items()}
+            weight = self.weights[name]
+            for slot, tensor in slots.items():
+                is_full = slot in self.replicated_slots
+                full = ShardedTensor.full(tensor, weight.is_first) if is_full else weight.sharded_like(tensor)
+                found[f"slots/{slot}/{name}"] = full
         return found | {name: ShardedTensor.full(tensor) for name, tensor in self.random_states().items()}
+
+    def _sharded_like(self, name: str, tensor: torch.Tensor) -> ShardedTensor:
+        """A tensor that is sharded like the weight or running statistic of that name."""
+        if name in self.weights:
+            return self.weights[name].sharded_like(tensor)
+        place = self.mesh.place
+        cut = self.state_shardings.get(name)
+        if cut is None:
+            return ShardedTensor.full(tensor, place.data == place.horizontal == 0)
+        sharding, shape = cut
+        shards = sharding.shards(shape, place.horizontal, self.mesh.topology.horizontal_size)
+        return ShardedTensor(tensor, shape, shards, place.data == 0)
+
+    def keep_average(self, settings: Averaging) -> None:
+        """Averages weights and running statistics from now on, where settings or optimizer ask for it."""
+        if isinstance(self.optimizer, AdamWScheduleFree):
+            self.average = OptimizerAverage(self.optimizer, self.torch_parameters)
+        if settings.kind is not None:
+            numbers = {name: tensor for name, tensor in self.statistics().items() if tensor.is_floating_point()}
+            self.average = WeightAverage(settings, {**self.torch_parameters, **numbers})
+
+    def prune(self, settings: Pruning, axes: Mapping[str, int]) -> None:
+        """Prunes weights from now on, where the settings ask for it; `axes` are those that matmuls sum over."""
+        if settings.pattern is not None:
+            weights = {name: weight for name, weight in self.weights.items() if name in axes}
+            self.pruning = WeightPruning(settings, weights, axes, self.mesh)
+
+    def after_update(self) -> None:
+        """What follows each weight update, a skipped one included."""
+        if self.average is not None:
+            self.average.after_update(self.counters.update)
+        if self.pruning is not None:
+            self.pruning.after_update(
+                self.counters.update, {} if self.average is None else self.average.pruned_with_weights
+            )
+
+    @property
+    def exports_average(self) -> bool:
+        """Whether evaluations and the trained model are of the average; until there is one, weights stand for it."""
+        return self.average is not None and self.average.count > 0 and self.average.settings.export == "average"
+
+    @contextlib.contextmanager
+    def averaged(self, is_averaged: bool = True) -> Iterator[None]:
+        """For as long as this lasts, the average stands where the weights are; nothing where `is_averaged` is false."""
+        if not is_averaged or self.average is None or not self.average.count:
+            yield
+            return
+        try:
+            with torch.no_grad(), self.average.in_place():
+                self._update_followers()
+                yield
+        finally:
+            self._update_followers()
+
+    @torch.no_grad()
+    def _update_followers(self) -> None:
+        for weight in self.weights.values():
+            weight.update_followers()
 
     def random_states(self) -> dict[str, torch.Tensor]:
         """Of this rank's generators, as they are now."""
@@ -228,25 +287,32 @@ class TrainState:
             "cursor": self.cursor.to_dict(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
             "learning_rate": dataclasses.asdict(self.rate),
+            "average": None if self.average is None else self.average.count,
+            "pruned": None if self.pruning is None else self.pruning.sparsity,
             "course": {
                 "losses": self.course.losses,
                 "log_norms": self.course.log_norms,
                 "rollbacks": self.course.rollbacks,
+                "first_loss": self.course.first_loss,
             },
         }
 
     def rank_record(self) -> dict[str, Any]:
         """What every rank has of its own: where it is in its part of the data."""
         spans = [[list(begin), list(end)] for begin, end in self.course.spans]
-        return {"data": self.mesh.place.data, "cursor": self.cursor.to_dict(), "left_out": spans}
+        return {"data": self.mesh.reader, "cursor": self.cursor.to_dict(), "left_out": spans}
 
     def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> list[str]:
         """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to report."""
         self.counters = Counters(**record["counters"])
         self.rate = RateAdjustment(**record.get("learning_rate", {}))
-        replica, replicas = self.mesh.place.data, self.mesh.topology.data_size
+        replica, replicas = self.mesh.reader, self.mesh.topology.reader_count
         self.cursor, notes = resumed_cursor(record, replica, replicas)
         self.course = LossCourse(**record.get("course", {}))
+        if self.average is not None:
+            self.average.count = record.get("average") or 0
+        if self.pruning is not None:
+            self.pruning.sparsity = record.get("pruned") or 0.0
         left_out = {entry["data"]: entry.get("left_out", []) for entry in record.get("ranks", {}).values()}
         if len(left_out) == replicas:  # with another number of replicas, each reads other data
             self.course.spans = [(tuple(begin), tuple(end)) for begin, end in left_out[replica]]
@@ -256,8 +322,7 @@ class TrainState:
             if stored.reset() == self.loss_scale.reset():
                 self.loss_scale = stored
         self.set_random_states(random)
-        for weight in self.weights.values():
-            weight.update_followers()
+        self._update_followers()
         return notes
 
 

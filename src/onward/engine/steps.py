@@ -11,9 +11,10 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_
 
 from onward.data.batches import Batch
-from onward.engine.exchange import GradientExchange
+from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
+from onward.engine.unfreezing import NEVER_FROZEN, Unfreezing
 from onward.graph.weights.names import WeightNames
 from onward.optim.building import is_fused, set_learning_rate
 from onward.parallel.gathering import gather_full
@@ -80,11 +81,13 @@ class Steps:
     Args:
         state: whose weights, moments and loss scale change.
         micro_batches: compute gradients.
-        gradient_accumulation_steps: micro-batches whose mean gradient makes an update.
+        gradient_accumulation_steps: micro-batches that make an update.
         max_norm_clip: the global gradient norm is clipped to this; None: no clipping.
         watched: tensors that reports are to hold.
-        exchange: how the gradients of several ranks become one.
+        reduction: how the gradients of several ranks become one.
         loss_is_sum: losses are sums over samples; reports give them a sample, as evaluation does.
+        unfreezing: which weights are frozen for so long.
+        adds_micro_batches: the gradient of an update is the sum over its micro-batches, not the mean.
         report_missing: called once, after the first update, with the weights that got no gradient, if any.
     """
 
@@ -95,18 +98,22 @@ class Steps:
         gradient_accumulation_steps: int,
         max_norm_clip: float | None,
         watched: WatchedNames,
-        exchange: GradientExchange,
+        reduction: GradientReduction,
         report_missing: Callable[[Sequence[str]], None] | None = None,
         loss_is_sum: bool = False,
+        unfreezing: Unfreezing = NEVER_FROZEN,
+        adds_micro_batches: bool = False,
     ) -> None:
         self.state = state
+        self._unfreezing = unfreezing
         self._loss_is_sum = loss_is_sum
         self._report_missing = report_missing
         self.micro_batches = micro_batches
         self.accumulation = gradient_accumulation_steps
+        self._share = 1 if adds_micro_batches else gradient_accumulation_steps
         self.max_norm_clip = max_norm_clip
         self.watched = watched
-        self.exchange = exchange
+        self.reduction = reduction
         self._loss_sum: torch.Tensor | None = None
         self._losses = 0
         self._update_sum: torch.Tensor | None = None
@@ -114,9 +121,10 @@ class Steps:
 
     def accumulate(self, batch: Batch, is_last: bool = False) -> Mapping[str, Any]:
         """GradientAccumulateStep: forward and backward; returns what outputs there are by name."""
-        computed = self.micro_batches.add(batch, is_last, self._scale / self.accumulation)
+        self._unfreezing.before_pass(self.state.counters.update, self.state.weights)
+        computed = self.micro_batches.add(batch, is_last, self._scale / self._share)
         if self._loss_is_sum:
-            self._update_losses += batch.sample_count * self.state.mesh.topology.data_size
+            self._update_losses += batch.sample_count * self.state.mesh.topology.reader_count
         if computed is None:
             return {}
         # Summed on the device: reading it is left to the report, so that no step waits for the device.
@@ -131,12 +139,16 @@ class Steps:
         Gradients, running statistics or a loss that overflowed skip the update, on all ranks alike.
         """
         outputs = self.accumulate(batch, is_last=True)
-        gradients = self.exchange.finish(self.state)
-        self._look_for_missing(gradients)
+        gradients = self.reduction.finish(self.state)
+        frozen = self._unfreezing.frozen(self.state.counters.update)
+        for name in frozen & self.state.weights.keys():
+            gradients.pop(name, None)
+            self.state.weights[name].drop_gradient()
+        self._look_for_missing(gradients.keys() | frozen)
         if gradients and self._scale != 1.0:
             torch._foreach_mul_(list(gradients.values()), 1.0 / self._scale)
         assert self._update_sum is not None
-        norm, checked = self.exchange.checked_norm(self.state, gradients, self._update_sum)
+        norm, checked = self.reduction.checked_norm(self.state, gradients, self._update_sum)
         tensors = self._watched_tensors(outputs) if watch else {}
         set_learning_rate(self.state.optimizer, learning_rate)
         if skips_on_device(self.state):
@@ -146,6 +158,7 @@ class Steps:
         gradients.clear()
         self.state.drop_gradients()
         self.state.counters.update += 1
+        self.state.after_update()
         return UpdateResult(norm, self._take_loss_of_update(), tensors)
 
     def _look_for_missing(self, gradients: Collection[str]) -> None:
@@ -168,7 +181,7 @@ class Steps:
         finite = math.isfinite(float(checked))
         if finite:
             self._change_weights(norm)
-            self.exchange.average_statistics(self.state)
+            self.reduction.average_statistics(self.state)
         else:
             self.state.counters.skipped_updates += 1
             # What overflowed the gradients has most often reached the running statistics too, and would stay there.
@@ -184,7 +197,7 @@ class Steps:
         # What torch's gradient scaler tells fused optimizers; their step counts go back, too.
         self.state.optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
         self._change_weights(norm)
-        self.exchange.average_statistics(self.state)
+        self.reduction.average_statistics(self.state)
         self.state.restore_statistics(overflowed)
         self.state.count_skipped_later(overflowed)
 
@@ -200,7 +213,7 @@ class Steps:
         assert self._loss_sum is not None
         # Replicas whose batches are not of one size count different numbers of samples.
         counted = torch.full_like(self._loss_sum, self._losses)
-        total, losses = self.exchange.sum_over_replicas(torch.stack((self._loss_sum, counted))).tolist()
+        total, losses = self.reduction.sum_over_replicas(torch.stack((self._loss_sum, counted))).tolist()
         self._loss_sum, self._losses = None, 0
         return float(total / losses)
 
@@ -210,7 +223,7 @@ class Steps:
 
     def _watched_tensors(self, outputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Whole tensors, where ranks hold parts of them on rank 0 alone."""
-        values = self.exchange.watched_values(outputs, self.watched.values)
+        values = self.reduction.watched_values(outputs, self.watched.values)
         if self.state.mesh.world_size == 1:
             return {**values, **self.watched.select(self.state.torch_parameters)}
         if not self.watched.patterns:

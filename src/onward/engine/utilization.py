@@ -38,7 +38,7 @@ class Utilization:
         device: of this process.
         dtype: of the run's matrix products.
         world_size: processes that share the work.
-        say: called once where MFU cannot be true.
+        notify: called once where MFU cannot be true.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Utilization:
         device: torch.device,
         dtype: torch.dtype,
         world_size: int,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._graph, self._device, self._dtype = graph, device, dtype
-        self._world_size, self._say = world_size, say
+        self._world_size, self._notify = world_size, notify
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._measured: tuple[float, float] | None = None  # operations of a sample, and possible operations a second
         self._earlier_peak_bytes = 0
@@ -100,7 +100,7 @@ class Utilization:
         try:
             return matmul_rate(self._device, self._dtype, MATMUL_SECONDS)
         except torch.OutOfMemoryError:
-            self._say("MFU is not shown: the GPU has no memory left in which to measure a large matmul.")
+            self._notify("MFU is not shown: the GPU has no memory left in which to measure a large matmul.")
             return None
         finally:
             if self._device.type == "cuda":  # its matrices are not the run's
@@ -114,7 +114,7 @@ class Utilization:
         share = self._share(samples_per_second)
         if share > 1:
             kind = str(self._dtype).removeprefix("torch.")
-            self._say(
+            self._notify(
                 f"MFU is {share:.0%}, above 100%: the model does {format_operations(operations)} a sample, more in a "
                 f"second than one large {kind} matmul here ({format_operations(self._measured[1])}/s). Other "
                 "work slowed the measurement down, or the model's layers have faster algorithms; compare throughput "

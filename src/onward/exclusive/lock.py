@@ -181,14 +181,14 @@ def this_command() -> str:
 
 
 def lock_outputs(
-    folders: Iterable[Path], files: Iterable[Path] = (), say: Callable[[str], None] | None = None
+    folders: Iterable[Path], files: Iterable[Path] = (), notify: Callable[[str], None] | None = None
 ) -> Locks:
     """Locks output folders and files for this process, before anything is written there.
 
     Args:
         folders: made where they are missing; local paths or URLs.
         files: as above; a lock on a file says nothing of its folder.
-        say: called with a note on a wait that takes longer than a second.
+        notify: called with a note on a wait that takes longer than a second.
 
     Raises:
         FolderInUseError: another process holds one of them; none is locked.
@@ -199,7 +199,7 @@ def lock_outputs(
     own, taken = Holder.own(this_command()), Locks()
     try:
         for target in sorted(places, key=str):  # in one order, so that two processes never wait for each other
-            lock = _lock(target, places[target], own, say or (lambda text: None))
+            lock = _lock(target, places[target], own, notify or (lambda text: None))
             taken._locks += [] if lock is None else [lock]
     except BaseException:
         taken.release()
@@ -217,7 +217,7 @@ def writing_to(folders: Iterable[Path] = (), files: Iterable[Path] = ()) -> Iter
         locks.release()
 
 
-def _lock(target: Path, place: Path, own: Holder, say: Callable[[str], None]) -> Lock | None:
+def _lock(target: Path, place: Path, own: Holder, notify: Callable[[str], None]) -> Lock | None:
     file, text = lock_file(place), own.to_text()
     if url_of(place) is None:
         remove_abandoned(place.parent)
@@ -229,7 +229,7 @@ def _lock(target: Path, place: Path, own: Holder, say: Callable[[str], None]) ->
             if found is None:
                 continue
             holder = Holder.parse(found)
-            if not _is_abandoned(file, holder, say):
+            if not _is_abandoned(file, holder, notify):
                 raise FolderInUseError(
                     f"{shown(target)} is in use: {holder}, writes there. Nothing was changed. Wait until it ends, stop "
                     f"it, or set another folder or file. If it no longer exists, remove {file}."
@@ -245,7 +245,7 @@ def _lock(target: Path, place: Path, own: Holder, say: Callable[[str], None]) ->
     raise FolderInUseError(f"{shown(target)} is in use: several processes try to write there at once. Start one.")
 
 
-def _is_abandoned(file: LockFile, holder: Holder, say: Callable[[str], None]) -> bool:
+def _is_abandoned(file: LockFile, holder: Holder, notify: Callable[[str], None]) -> bool:
     """Whether the holder is dead; on another machine it is watched until it shows a sign of life, or none for long."""
     if holder.is_alive is not None:
         return not holder.is_alive
@@ -255,7 +255,7 @@ def _is_abandoned(file: LockFile, holder: Holder, say: Callable[[str], None]) ->
         if file.sign_of_life() != sign:
             return False
         if not is_announced and deadline.waited_seconds > 1:
-            say(f"{file} names {holder}; watching for up to {deadline.seconds:.0f} s whether it is alive.")
+            notify(f"{file} names {holder}; watching for up to {deadline.seconds:.0f} s whether it is alive.")
             is_announced = True
         deadline.pause(0.5)
     return True

@@ -41,7 +41,7 @@ class LockFile(Protocol):
 
 
 class LocalLockFile:
-    """A lock file on a local or shared file system.
+    """A lock file on a local or shared file system. Folders that it makes and that stay empty are removed with it.
 
     Args:
         path: of the file.
@@ -49,12 +49,14 @@ class LocalLockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._made: list[Path] = []
 
     def __str__(self) -> str:
         return str(self.path)
 
     def create(self, text: str) -> bool:
         """See `LockFile`. A hard link is made in one step, on network file systems, too."""
+        self._made += [folder for folder in self.path.parents if not folder.exists()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._beside()
         try:
@@ -121,6 +123,9 @@ class LocalLockFile:
                     os.link(aside, self.path)
         finally:
             aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first that is not empty keeps those around it, too
+            for folder in self._made:
+                folder.rmdir()
 
     def _beside(self) -> Path:
         return temporary_path(self.path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
-from onward.checkpoint.reading import checkpoint_name, read_sharded_tensors
+from onward.checkpoint.reading import checkpoint_name, exported_kinds, read_record, read_sharded_tensors
 from onward.engine.callbacks import Callback
 from onward.engine.evaluating.early_stopping import BestEvaluation
 from onward.engine.reports import EvaluationReport
@@ -36,9 +36,9 @@ class BestWeights(Callback):
         """Copies, to main memory."""
         self._evaluated_update = report.update
         if self._best.best.value is not None and self._best.best.update == report.update:
-            self._kept = {
-                name: sharded.tensor.detach().to("cpu", copy=True) for name, sharded in self._sharded_tensors().items()
-            }
+            with self._state.averaged(self._state.exports_average):
+                tensors = self._sharded_tensors()
+                self._kept = {name: one.tensor.detach().to("cpu", copy=True) for name, one in tensors.items()}
             self._kept_update = report.update
 
     def settle(self, evaluate: Callable[[], EvaluationReport] | None) -> tuple[int | None, str | None]:
@@ -75,14 +75,22 @@ class BestWeights(Callback):
                     tensors[name].tensor.copy_(tensor)
         elif folder is not None and self._settings.keep_best:
             path = folder / checkpoint_name(update)
-            for kind in _KINDS:
-                mine = {name: sharded for name, sharded in tensors.items() if name.startswith(kind)}
+            for kind in exported_kinds(read_record(path)):
+                own = tensors if kind in _KINDS else self._average_into(tensors)
+                mine = {name: sharded for name, sharded in own.items() if name.startswith(kind)}
                 read_sharded_tensors(path, mine, kind, group=self._state.mesh.control)
         else:
             return False
+        self._state.average = None  # it replaces the weights, where it was what evaluations compared
         for weight in self._state.weights.values():
             weight.update_followers()
         return True
+
+    def _average_into(self, tensors: Mapping[str, ShardedTensor]) -> dict[str, ShardedTensor]:
+        """The names of averages -> the weights and statistics that take their values."""
+        averages = {} if self._state.average is None else self._state.average.tensors
+        by_name = {name.partition("/")[2]: sharded for name, sharded in tensors.items()}
+        return {f"average/{name}": by_name[name] for name in averages}
 
     def _sharded_tensors(self) -> dict[str, ShardedTensor]:
         return {name: sharded for name, sharded in self._state.sharded_tensors().items() if name.startswith(_KINDS)}

@@ -14,7 +14,7 @@ from onward.data.batches import BatchSource
 from onward.data.loader import DataLoader
 from onward.data.packing.packer import pack
 from onward.data.sources.iterated import IteratedDataLoader
-from onward.data.sources.opening import Reading
+from onward.data.sources.opening import ReadingOptions
 from onward.data.sources.temporary import TemporaryFolder
 from onward.errors import ParametersError
 from onward.fitting.request import ModelPorts, Wanted, no_loss
@@ -64,7 +64,7 @@ def choose(wanted: Wanted, model: ModelPorts, source: BatchSource, has_validatio
 
 
 def choose_for_path(
-    wanted: Wanted, model: ModelPorts, path: Path, folder: TemporaryFolder, reading: Reading
+    wanted: Wanted, model: ModelPorts, path: Path, folder: TemporaryFolder, reading: ReadingOptions
 ) -> tuple[Wanted, BatchSource, BatchSource | None, str]:
     """The same for a file or folder that is packed as the proposal says: also training and test data, in `folder`.
 
@@ -173,6 +173,3 @@ def _note(proposal: Proposal) -> str:
         ):
             lines.append(f"{choice.field}: {choice.value} ({choice.reason.rstrip('.')})")
     return "\n".join([*lines, *proposal.notes])
-
-
-__all__ = ["choose", "choose_for_path"]

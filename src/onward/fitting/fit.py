@@ -15,7 +15,7 @@ from onward.data.batches import BatchSource
 from onward.data.sources.columns import column_names, is_frame
 from onward.data.sources.iterated import IteratedDataLoader
 from onward.data.sources.naming import FeatureNames
-from onward.data.sources.opening import Reading, holds_shards, open_data, open_test_part
+from onward.data.sources.opening import ReadingOptions, holds_shards, open_data, open_test_part
 from onward.data.sources.temporary import TemporaryFolder
 from onward.engine.callbacks import check_watchers
 from onward.engine.functions import LossFunction, MetricFunction
@@ -25,7 +25,7 @@ from onward.errors import DataError, ModelError, ParametersError
 from onward.fitting.best_weights import BestWeights
 from onward.fitting.choosing import choose, choose_for_path
 from onward.fitting.history import History
-from onward.fitting.request import ModelPorts, Wanted, loss_of, parameters_of
+from onward.fitting.request import MOST_LOG_LINES, ModelPorts, Wanted, displays_by_default, loss_of, parameters_of
 from onward.fitting.result import FitResult, was_interrupted
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.losses.registry import loss_named
@@ -60,6 +60,7 @@ def fit(
     input_name_map: Mapping[str, str] | None = None,
     weights_to_train: Sequence[str] = (),
     weights_not_to_train: Sequence[str] = (),
+    adapter: int | Mapping[str, Any] | None = None,
     gradient_accumulation_steps: int = 1,
     shuffle: bool = True,
     seed: int = 0,
@@ -94,6 +95,7 @@ def fit(
         label, prediction: the feature and the output that the loss compares, where there are several.
         input_name_map: name in the data -> name in the model, or of the label; "" leaves a feature out.
         weights_to_train, weights_not_to_train: names or `*`-patterns of weights.
+        adapter: train low-rank adapters of this rank instead of the weights, or the section `adapter` of a RUN.yaml.
         gradient_accumulation_steps, shuffle, seed: batches of one weight update; the order of samples (of loaders and
             iterables their own).
         output_dir, checkpoints_dir, log_dir: where `<model>_trained.onnx`, checkpoints (from which a call resumes),
@@ -170,7 +172,14 @@ def _fit(
         own = dict(wanted.metrics) if isinstance(wanted.metrics, Mapping) else {}
         watchers = [*callbacks, history]
         runner = TrainingRunner(
-            parameters, environment, watchers, mesh, progress=progress, metrics=own, returns_on_interrupt=True
+            parameters,
+            environment,
+            watchers,
+            mesh,
+            progress=progress,
+            most_log_lines=MOST_LOG_LINES if displays_by_default(wanted) else None,
+            metrics=own,
+            returns_on_interrupt=True,
         )
         runner.watchers.on_messages([*getattr(source, "messages", ()), *opened.notes])
         runner.initialize(source.feature_specs())
@@ -221,8 +230,10 @@ class _Opened:
 def _open(data: Any, wanted: Wanted, ports: ModelPorts, mesh: Mesh, validation: _Validation) -> _Opened:
     """Opens the data; chooses the loss and what else was left out, where none is given."""
     wanted = _with_label_of_frame(wanted, data)
-    place = mesh.place.data, mesh.topology.data_size
-    reading = Reading(shuffle=wanted.shuffle, seed=wanted.seed, rank=place[0], size=place[1], limits=ports.limits)
+    place = mesh.reader, mesh.topology.reader_count
+    reading = ReadingOptions(
+        shuffle=wanted.shuffle, seed=wanted.seed, rank=place[0], size=place[1], limits=ports.limits
+    )
     if wanted.loss is None and isinstance(data, str | os.PathLike) and not holds_shards(Path(data)):
         folder = TemporaryFolder("onward-packed-")
         wanted, source, test, note = choose_for_path(wanted, ports, Path(data), folder, reading)
@@ -305,6 +316,3 @@ def _ports_of(model: ModelSource, limits: Limits) -> tuple[TemporaryFolder | Non
         if not value.is_initializer()
     }
     return folder, ModelPorts(path, inputs, tuple(str(value.name) for value in graph.outputs), limits)
-
-
-__all__ = ["fit"]

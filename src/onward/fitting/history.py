@@ -68,6 +68,3 @@ class History:
         rows = [[f"{value:.6g}" for value in row] for row in zip(*self.evaluations.values(), strict=True)]
         table = html_table([names, *rows[-20:]], right=range(len(names))) if rows else ""
         return html_curve(f"training loss, {len(self.loss)} displayed updates", self.loss) + table
-
-
-__all__ = ["History"]

@@ -23,6 +23,8 @@ DEFAULT_BATCH_SIZE = 32
 DEFAULT_LEARNING_RATE = 1e-3
 MOST_HISTORY_ROWS = 100
 """Displayed updates of a fit at most; where it has more, every n-th is displayed."""
+MOST_LOG_LINES = 20
+"""Lines about them where there is no terminal, about as many as a proposed RUN.yaml asks for."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Wanted:
     seed: int = 0
     weights_to_train: Sequence[str] = ()
     weights_not_to_train: Sequence[str] = ()
+    adapter: int | Mapping[str, Any] | None = None
     input_name_map: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[Any] | Mapping[str, Callable[..., Any]] = ()
     output_dir: str | os.PathLike[str] | None = None
@@ -87,7 +90,7 @@ def loss_of(wanted: Wanted, model: ModelPorts, features: Sequence[str]) -> Loss:
     if kind is None:
         names = ", ".join([*(one.name for one in registry.LOSSES), *short])
         raise ParametersError(f"loss is {loss!r}; expected one of {names}, a Loss or a function.")
-    if "prediction" not in kind.required:
+    if kind.required not in (("prediction",), ("prediction", "label")):
         raise ParametersError(f"loss {loss!r} needs further fields; pass loss=Loss(type={kind.name!r}, ...) with them.")
     prediction = wanted.prediction or _only("prediction", "output of the model", model.outputs, model, features)
     if kind.is_an_output:
@@ -175,6 +178,7 @@ def parameters_of(
             "input_name_map": dict(wanted.input_name_map),
             "last_batch": "short" if isinstance(source, IteratedDataLoader) else "wrap",
         },
+        "adapter": {"rank": wanted.adapter} if isinstance(wanted.adapter, int) else dict(wanted.adapter or {}),
         "optimizer": {"training_optimizer_name": wanted.optimizer or "AdamW"},
         "checkpoint": {"checkpoints_dir": wanted.checkpoints_dir},
         "tensorboard": {"log_dir": wanted.log_dir},
@@ -185,10 +189,15 @@ def parameters_of(
         plain[section] = {**plain.get(section, {}), **fields}
     if not plain["training"]["metrics"]:
         del plain["training"]["metrics"]
-    if "num_epochs" in plain["training"]:
+    if {"num_epochs", "num_updates"} & plain["training"].keys():
         del plain["training"]["num_train_steps"]
     named = plain.pop("loss", {})
     return Parameters.from_mapping({**plain, "loss": dataclasses.replace(loss, **named)})
+
+
+def displays_by_default(wanted: Wanted) -> bool:
+    """Whether `parameters` leave open which updates are displayed."""
+    return "display_loss_steps" not in wanted.parameters.get("training", {})
 
 
 def steps_of(wanted: Wanted, source: BatchSource, size: int) -> int:

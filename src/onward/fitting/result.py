@@ -79,19 +79,21 @@ class FitResult:
         the training did, also where the export fixed one.
         """
         training = self.parameters.training
-        (path,) = self.parameters.model_files
         net = to_torch(
-            path,
+            self.runner.graph.source,  # with a new head, and the nodes of quantization, where they were asked for
             weights_to_train=training.weights_to_train,
             weights_not_to_train=training.weights_not_to_train,
             tied_weights=training.tied_weights,
             any_batch_size=self.runner.graph.rebatching is not None and not self.parameters.data.fixed_inputs,
             untied_weights=training.untied_weights,
+            adapter=self.parameters.adapter,
+            seed=training.seed,
             limits=self.parameters.limits,
         )
         trained, own = self.runner.net.tensors_by_name(), net.tensors_by_name()
         changed = (*net.graph.weights, *net.graph.states)
-        with torch.no_grad():
+        state = self.runner.state
+        with torch.no_grad(), state.averaged(state.exports_average):
             for name in changed:
                 own[name].copy_(trained[name])
         return net
@@ -128,6 +130,3 @@ class FitResult:
         """What was trained, how it went, and the history."""
         rows = summary_rows(self.summary, arrow="→", short_path=str)
         return html_fields("onward.fit", rows) + self.history._repr_html_()
-
-
-__all__ = ["FitResult"]

@@ -31,7 +31,7 @@ class CutPoint:
 
 
 def find_cut_points(graph: ir.Graph, weights: Collection[str]) -> tuple[CutPoint, ...]:
-    """The cut points of a graph in topological order; between two of them, and at both ends, lies a trained weight.
+    """The cut points of a graph in topological order; between two of them, and at both ends, there is a trained weight.
 
     An activation depends on a graph input and on a trained weight. Inputs themselves, and what is computed from inputs
     alone (masks, positions, shapes) or from weights alone (a transposed embedding), do not count: every part of a cut

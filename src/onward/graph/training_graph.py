@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.adapters.adapted import AdaptedWeight
+from onward.graph.adapters.passes import AddedAdapters, add_adapters
 from onward.graph.classical.passes import rewrite_classical
 from onward.graph.classical.rewriting import AttributeWeight, Rewritten
 from onward.graph.classical.side_outputs import WhyNotLowered, leave_out_side_outputs, notes_on_side_outputs
+from onward.graph.distillation.adding import PREFIX as TEACHER
+from onward.graph.distillation.adding import distill, is_projection
 from onward.graph.fusion import passes
 from onward.graph.losses.adding import add_loss
+from onward.graph.losses.preference import share_frozen
 from onward.graph.losses.spec import LossNames, LossSpec
-from onward.graph.nodes.budget import Deadline
+from onward.graph.nodes.budget import PreparationDeadline
+from onward.graph.quantize_aware.quantizers import NOTES, Quantizer, quantizers_of
+from onward.graph.quantize_aware.scales import train_scales
 from onward.graph.reading.dimensions import name_open_dimensions
 from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.reading.model_file import TRAINING_INFO, ModelSource, prepare_for_lowering, read_model
@@ -27,6 +36,7 @@ from onward.graph.repair.export_notes import notes_on_export
 from onward.graph.repair.fixed_inputs import FIXED_INPUT, fix_inputs
 from onward.graph.repair.frozen_statistics import FROZEN_STATISTIC, freeze_running_statistics
 from onward.graph.repair.merged_weights import split_merged_weights
+from onward.graph.repair.segment_masks import compute_segment_masks
 from onward.graph.repair.split_weights import Tie, notes_on_ties, tie_copies
 from onward.graph.weights.branches import notes_on_branches
 from onward.graph.weights.choice import ImmutableWeights, choose_weights, find_running_statistics
@@ -34,10 +44,10 @@ from onward.graph.weights.frozen_tensors import note_on_frozen, why_nothing_trai
 from onward.graph.weights.lifted_tensors import note_on_lifted
 from onward.graph.weights.names import WeightNames, weight_names
 from onward.losses.registry import loss_named
+from onward.parameters.adapter import Adapter
+from onward.parameters.distillation import Distillation
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.training import DropoutRule
-
-WeightPattern = str | Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +68,7 @@ class TrainingGraph:
         attributes: weights that `source` stores as attributes of nodes; export writes them there.
         left_out: outputs of `source` that are not computed, each with the reason.
         constants: initializers that no rule makes trainable.
+        adapters: frozen weights that have an adapter, whose tensors are among `weights`.
         rebatching: how `model` came to compute any number of samples, where the export fixed it.
     """
 
@@ -75,11 +86,34 @@ class TrainingGraph:
     left_out: Mapping[str, str] = field(default_factory=dict)
     rebatching: Rebatching | None = None
     constants: frozenset[str] = frozenset()
+    adapters: Mapping[str, AdaptedWeight] = field(default_factory=dict)
 
     @property
     def loss(self) -> str | None:
         """The value that training minimizes, where a loss was added."""
         return None if self.loss_names is None else self.loss_names.loss or None
+
+    @property
+    def quantizers(self) -> tuple[Quantizer, ...]:
+        """What quantization-aware training quantizes in `source`; empty without it."""
+        return quantizers_of(self.source)
+
+    @property
+    def exported_weights(self) -> tuple[str, ...]:
+        """The weights that `source` has a place for: all but the projections of distillation."""
+        return tuple(name for name in self.weights if not is_projection(name))
+
+    @property
+    def exact_weights(self) -> frozenset[str]:
+        """What mixed precision leaves as it is: a teacher's weights, and scales, weights and inputs of quantizing."""
+        quantized = (name for one in self.quantizers for name in (one.value, one.scale))
+        return frozenset((*quantized, *self.teacher_weights))
+
+    @property
+    def teacher_weights(self) -> frozenset[str]:
+        """The initializers of the teacher of distillation; empty without one."""
+        own = self.source.graph.initializers
+        return frozenset(name for name in self.model.graph.initializers if name.startswith(TEACHER) and name not in own)
 
     def why_nothing_trains(self) -> str:
         """What to report to a user of a graph without weights: what its tensors are, and what to do."""
@@ -98,13 +132,17 @@ def make_training_graph(
     revive_dropout: Sequence[DropoutRule] = (),
     loss: LossSpec | None = None,
     count_correct: bool = False,
+    distillation: Distillation | None = None,
     fuse: bool = False,
     fusions_off: Collection[str] = (),
     keep: Collection[str] = (),
     fixed_inputs: Mapping[str, float] | None = None,
+    segment_masks: Mapping[str, str] | None = None,
     freeze_batch_norm: bool = False,
     why_not_lowered: WhyNotLowered | None = None,
     rebatch: bool = False,
+    adapter: Adapter | None = None,
+    seed: int = 0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> TrainingGraph:
     """Reads a model and chooses what trains in it.
@@ -114,71 +152,130 @@ def make_training_graph(
         weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can train.
         weights_not_to_train: exact names or patterns taken out again.
         tied_weights: patterns of initializers shared by several nodes that are to stay shared.
-        untied_weights: patterns of initializers shared by several nodes that become one for each layer.
+        untied_weights: patterns of initializers shared by several nodes that become one for each layer, and of those
+            that are not tied to others by equal numbers alone.
         immutable_weights: operator -> (input index, value) of rank-0 constants that never train.
         revive_dropout: rules by which dropout that an export left out is put back, for training only.
         loss: what to minimize; None: only the model's own outputs.
         count_correct: with a class loss, also compute how many labels the prediction hits.
+        distillation: what the model learns from a teacher besides; None: nothing.
         fuse: fuse several nodes into one where `onward.graph.fusion` knows how.
         fusions_off: fusions to leave out.
         keep: names of values and nodes that must stay as they are; text with a colon may hold several.
         fixed_inputs: input -> the number that fills it for every batch; the exported model keeps the input.
+        segment_masks: attention mask among the inputs -> feature that it is computed from, a number per token.
         freeze_batch_norm: normalize by the running statistics in training, too, and leave them as they are.
         why_not_lowered: asked for every operator; what needs one that is not computed is left out of `model`.
         rebatch: compute any number of samples where the export fixed it; the exported model keeps its own.
+        adapter: freeze all weights and train adapters next to them, where it has a rank.
+        seed: of what adapters begin as.
         limits: what the model may ask of the machine.
 
     Raises:
         ModelError: the model cannot be read, a pattern matches nothing, or the loss does not fit the model.
         NotRebatched: asked for, and the model cannot compute another number of samples.
     """
-    deadline, original = Deadline(limits), read_model(source, limits)
+    deadline, original = PreparationDeadline(limits), read_model(source, limits)
     untied = split_merged_weights(original, keep=tied_weights, split=untied_weights)
-    model = prepare_for_lowering(original, limits)
-    fills, fixed = fix_inputs(model, fixed_inputs or {})
-    left_out = leave_out_side_outputs(model, why_not_lowered)
-    unpack_sequences(model, passes.names_in(model.graph, keep))
-    ties, rows = tie_copies(model, untied.families, tied_weights)
+    read = (fixed_inputs or {}, segment_masks or {}, keep, why_not_lowered, limits)
+    model, fills, fixed, left_out = _of_features(original, *read)
+    ties, rows = tie_copies(model, untied, tied_weights, untied_weights)
     rewritten, rebatching = rewrite_classical(model), rebatch_graph(model) if rebatch else None
     revived = add_dropout(model, revive_dropout)
-    names = _with_loss(model, loss, left_out, count_correct)
+    names = _with_loss(model, loss, left_out, count_correct, distillation, why_not_lowered, seed)
     name_open_dimensions(model)
-    constants = _known_constants(original, model, names, rewritten) | dict.fromkeys(fills, FIXED_INPUT)
-    constants |= dict.fromkeys(freeze_running_statistics(model) if freeze_batch_norm else (), FROZEN_STATISTIC)
-    states, known_as = find_running_statistics(model.graph), weight_names(model.graph)
-    asked = (weights_to_train, weights_not_to_train, immutable_weights, constants, known_as)
-    chosen, frozen = choose_weights(model, _roots(model, names), states, *asked)
-    lost = (*notes_on_export(model, chosen, known_as), *_notes_on_source(original, chosen))
-    fusions = passes.fuse(model, chosen, fusions_off, keep) if fuse else ()
-    deadline.check("the fused graph")
-    tied = (*notes_on_ties(ties, chosen, known_as), *(note for name, note in rows.items() if name in chosen))
-    ends = (*_notes_on_ends(left_out, rewritten, names), *_note_of_reduced_output(original, loss))
-    chosen_notes = _notes_on_weights(model.graph, chosen, frozen, known_as, bool(weights_to_train))
-    notes = (*untied.notes, *fixed, *tied, *revived, *lost, *chosen_notes, *ends, *passes.notes_on_fusions(fusions))
+    constants = {**_known_constants(original, model, names, rewritten), **_fixed(model, fills, freeze_batch_norm)}
+    states, known_as, roots = find_running_statistics(model.graph), weight_names(model.graph), _roots(model, names)
+    asked, of_adapters = (weights_to_train, weights_not_to_train, immutable_weights, constants), (adapter, seed, roots)
+    could_train, frozen, states = _choose(original, model, roots, states, (*asked, known_as))
+    lost = (*notes_on_export(model, could_train, known_as), *_notes_on_source(original, could_train, loss))
+    trained = _with_projections(add_adapters(model, could_train, frozen, known_as, *of_adapters), names)
+    still = share_frozen(model.graph, (*trained.weights, *trained.changed), trained.frozen)
+    fusions = _fused(model, trained.weights, fusions_off, keep, deadline) if fuse else ()
+    weights = (*_notes_on_copies(ties, rows, trained), *_notes_on_weights(model.graph, trained, not weights_to_train))
+    notes = (untied.notes, fixed, revived, lost, weights, _notes_on_ends(left_out, rewritten, names, fusions))
     return TrainingGraph(
         source=original,
         model=model,
-        weights=chosen,
+        weights=trained.weights,
         states=states,
         ties=ties,
-        frozen=frozen,
-        notes=notes,
+        frozen=still,
+        notes=tuple(chain.from_iterable(notes)),
         loss_names=names,
         fusions=fusions,
-        known_as=known_as,
+        known_as=trained.known_as,
         attributes=rewritten.weights,
         left_out=left_out,
         rebatching=rebatching,
         constants=frozenset(constants),
+        adapters=trained.adapters,
     )
 
 
+def _of_features(
+    original: ir.Model,
+    fixed_inputs: Mapping[str, float],
+    segment_masks: Mapping[str, str],
+    keep: Collection[str],
+    why_not_lowered: WhyNotLowered | None,
+    limits: Limits,
+) -> tuple[ir.Model, tuple[str, ...], tuple[str, ...], Mapping[str, str]]:
+    """The model as it is computed from features of data: constants for what is none, notes, and outputs left out."""
+    model = prepare_for_lowering(original, limits)
+    masks = compute_segment_masks(model, segment_masks)
+    fills, notes = fix_inputs(model, fixed_inputs)
+    left_out = leave_out_side_outputs(model, why_not_lowered)
+    unpack_sequences(model, passes.names_in(model.graph, keep))
+    return model, (*masks, *fills), notes, left_out
+
+
+def _fused(
+    model: ir.Model,
+    weights: Collection[str],
+    off: Collection[str],
+    keep: Collection[str],
+    deadline: PreparationDeadline,
+) -> tuple[passes.Fusion, ...]:
+    done = passes.fuse(model, weights, off, keep)
+    deadline.check("the fused graph")
+    return done
+
+
 def _with_loss(
-    model: ir.Model, loss: LossSpec | None, left_out: Mapping[str, str], count_correct: bool
+    model: ir.Model,
+    loss: LossSpec | None,
+    left_out: Mapping[str, str],
+    count_correct: bool,
+    distillation: Distillation | None,
+    why_not_lowered: WhyNotLowered | None,
+    seed: int,
 ) -> LossNames | None:
-    """Adds the loss to the graph, where there is one."""
+    """Adds the loss to the graph, where there is one, and what a teacher adds to it."""
     _check_prediction(loss, left_out, model)
-    return None if loss is None else add_loss(model, loss, count_correct=count_correct)
+    if loss is None:
+        return None
+    names = add_loss(model, loss, count_correct=count_correct)
+    if distillation is None or distillation.teacher_path is None:
+        return names
+    return distill(model, loss, names, distillation, why_not_lowered, seed)
+
+
+def _choose(
+    source: ir.Model, model: ir.Model, roots: Sequence[str], states: tuple[str, ...], asked: Sequence[Any]
+) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
+    """What trains, what does not and why, and running statistics; scales of quantization-aware training included."""
+    chosen, frozen = choose_weights(model, roots, states, *asked)
+    trained, averaged = train_scales(source, model)
+    still = {
+        name: reason for name, reason in frozen.items() if name not in (*trained, *averaged) and not is_projection(name)
+    }
+    others = (name for name in chosen if name not in averaged and not is_projection(name))
+    return (*others, *trained), still, (*states, *averaged)
+
+
+def _with_projections(trained: AddedAdapters, names: LossNames | None) -> AddedAdapters:
+    return trained if names is None else replace(trained, weights=(*trained.weights, *names.projections))
 
 
 def _roots(model: ir.Model, names: LossNames | None) -> list[str]:
@@ -186,16 +283,31 @@ def _roots(model: ir.Model, names: LossNames | None) -> list[str]:
     return [names.loss] if names is not None else [str(value.name) for value in model.graph.outputs]
 
 
-def _notes_on_weights(
-    graph: ir.Graph, chosen: tuple[str, ...], frozen: Mapping[str, str], known_as: WeightNames, are_asked_for: bool
+def _fixed(model: ir.Model, fills: Collection[str], freeze_batch_norm: bool) -> dict[str, str]:
+    """Initializers that stand for inputs, or that masks need, and running statistics that stay, with the reason."""
+    statistics = freeze_running_statistics(model) if freeze_batch_norm else ()
+    return dict.fromkeys(fills, FIXED_INPUT) | dict.fromkeys(statistics, FROZEN_STATISTIC)
+
+
+def _notes_on_copies(ties: Mapping[str, Tie], of_one: Mapping[str, str], trained: AddedAdapters) -> tuple[str, ...]:
+    weights = trained.weights
+    notes = (note for name, note in of_one.items() if name in weights)
+    return (*notes_on_ties(ties, weights, trained.known_as), *notes)
+
+
+def _notes_on_weights(graph: ir.Graph, trained: AddedAdapters, are_all: bool) -> tuple[str, ...]:
+    chosen, known_as = trained.weights, trained.known_as
+    stored = {name: reason for name, reason in trained.frozen.items() if reason != FIXED_INPUT}
+    is_open = bool(chosen) and are_all and not trained.adapters
+    still = note_on_frozen(graph, chosen, stored, known_as) if is_open else ()
+    return (*trained.notes, *note_on_lifted(chosen), *notes_on_branches(graph, chosen, known_as), *still)
+
+
+def _notes_on_ends(
+    left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None, fusions: Sequence[passes.Fusion]
 ) -> tuple[str, ...]:
-    stored = {name: reason for name, reason in frozen.items() if reason != FIXED_INPUT}
-    still = () if not chosen or are_asked_for else note_on_frozen(graph, chosen, stored, known_as)
-    return (*note_on_lifted(chosen), *notes_on_branches(graph, chosen, known_as), *still)
-
-
-def _notes_on_ends(left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None) -> tuple[str, ...]:
-    return (*notes_on_side_outputs(left_out), *rewritten.notes, *(() if names is None else names.notes))
+    of_loss = () if names is None else names.notes
+    return (*notes_on_side_outputs(left_out), *rewritten.notes, *of_loss, *passes.notes_on_fusions(fusions))
 
 
 def _check_prediction(loss: LossSpec | None, left_out: Mapping[str, str], model: ir.Model) -> None:
@@ -226,8 +338,10 @@ def _note_of_reduced_output(source: ir.Model, loss: LossSpec | None) -> tuple[st
     )
 
 
-def _notes_on_source(source: ir.Model, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    return (*notes_on_sparse_tensors(source.meta.get(SPARSE, {}), chosen), *_note_of_own_training(source))
+def _notes_on_source(source: ir.Model, chosen: tuple[str, ...], loss: LossSpec | None) -> tuple[str, ...]:
+    sparse = notes_on_sparse_tensors(source.meta.get(SPARSE, {}), chosen)
+    quantized: tuple[str, ...] = source.meta.get(NOTES, ())
+    return (*sparse, *quantized, *_note_of_own_training(source), *_note_of_reduced_output(source, loss))
 
 
 def _note_of_own_training(source: ir.Model) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from onward.losses.labels import LabelCount, LabelRange
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onward.graph.losses.spec import LossNames, LossSpec
+    from onward.graph.losses.spec import LossNames
     from onward.graph.losses.writer import LossWriter
     from onward.parameters import Loss
 
@@ -57,7 +57,7 @@ def _gather(writer: LossWriter, values: ir.Value, positions: ir.Value) -> ir.Val
     return writer.apply("MatMul", writer.floats(hit), values, name="at_positions")
 
 
-def _padding(loss: Loss | LossSpec) -> int:
+def _padding(loss: Loss) -> int:
     return 0 if loss.ignore_index is None else loss.ignore_index
 
 

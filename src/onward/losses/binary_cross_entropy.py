@@ -20,12 +20,12 @@ _LOG_FLOOR = -100.0
 def _add(writer: LossWriter) -> LossNames:
     source = writer.before_sigmoid(writer.prediction())
     prediction, labels = writer.compared(source.value)
-    loss = writer.reduced(_cost(writer, prediction, labels, source.from_logits), "binary_cross_entropy")
-    counts = _count_correct(writer, prediction, labels, source.from_logits) if writer.count_correct else ()
+    loss = writer.reduced(cost_of_binary(writer, prediction, labels, source.from_logits), "binary_cross_entropy")
+    counts = count_correct_of_binary(writer, prediction, labels, source.from_logits) if writer.count_correct else ()
     return writer.finish(loss, counts=counts)
 
 
-def _cost(writer: LossWriter, prediction: ir.Value, labels: ir.Value, from_logits: bool) -> ir.Value:
+def cost_of_binary(writer: LossWriter, prediction: ir.Value, labels: ir.Value, from_logits: bool) -> ir.Value:
     """`-(y log p + (1 - y) log(1 - p))`, on probabilities or, stably, on logits.
 
     On logits x it is `y softplus(-x) + (1 - y) softplus(x)`: no difference of large numbers, and the right gradient
@@ -53,7 +53,7 @@ def _minus_log(writer: LossWriter, probability: ir.Value) -> ir.Value:
     return writer.apply("Add", minus_log, writer.apply("Mul", vanished, rest))
 
 
-def _count_correct(
+def count_correct_of_binary(
     writer: LossWriter, prediction: ir.Value, labels: ir.Value, from_logits: bool
 ) -> tuple[ir.Value, ir.Value]:
     """How many labels of 0 and 1 are on their side of one half, and how many there are; both int64 of rank 0."""

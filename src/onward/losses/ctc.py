@@ -13,7 +13,7 @@ from onward.losses.labels import LabelRange
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onward.graph.losses.spec import LossNames, LossSpec
+    from onward.graph.losses.spec import LossNames
     from onward.graph.losses.writer import LossWriter
     from onward.parameters import Loss, Parameters
 
@@ -58,7 +58,7 @@ def _add(writer: LossWriter) -> LossNames:
     return writer.finish(loss, counts=(correct, counted))
 
 
-def _blank_and_padding(loss: Loss | LossSpec) -> tuple[int, int]:
+def _blank_and_padding(loss: Loss) -> tuple[int, int]:
     padding = _PADDING if loss.ignore_index is None else loss.ignore_index
     return _BLANK if loss.blank is None else loss.blank, padding
 

@@ -50,7 +50,9 @@ class LossKind:
             its parts.
         accuracy: metric that hit labels are reported as.
         task: what metrics of classification compute of it.
+        has_soft_targets: whether a teacher's class probabilities can be targets, too.
         has_operators: whether ONNX has operators for it.
+        is_of_pairs: whether a sample holds two, both of which the model computes.
         is_of_sequences: whether labels are sequences without a place in time each.
         label_text: type and shape of a label there; empty: as many numbers as the prediction has, or class numbers.
     """
@@ -68,7 +70,9 @@ class LossKind:
     normalizer: Callable[[Loss], tuple[LabelCount | None, ...]] = _mean_over_samples
     accuracy: str = "accuracy"
     task: MetricTask = ""
+    has_soft_targets: bool = False
     has_operators: bool = True
+    is_of_pairs: bool = False
     is_of_sequences: bool = False
     label_text: str = ""
 

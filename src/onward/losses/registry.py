@@ -5,7 +5,11 @@ from __future__ import annotations
 from onward.losses.bert import BERT
 from onward.losses.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from onward.losses.ctc import CTC
+from onward.losses.dice import BINARY_DICE, DICE
+from onward.losses.dpo import DPO
+from onward.losses.focal import FOCAL, SOFTMAX_FOCAL
 from onward.losses.function import FUNCTION
+from onward.losses.info_nce import INFO_NCE
 from onward.losses.kind import LossKind
 from onward.losses.l1 import L1
 from onward.losses.mean_squared_error import MEAN_SQUARED_ERROR
@@ -18,6 +22,12 @@ LOSSES: tuple[LossKind, ...] = (
     MEAN_SQUARED_ERROR,
     BINARY_CROSS_ENTROPY,
     L1,
+    FOCAL,
+    SOFTMAX_FOCAL,
+    DICE,
+    BINARY_DICE,
+    INFO_NCE,
+    DPO,
     CTC,
     BERT,
     GRAPH,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from onward.errors import ModelError
 from onward.losses.classes import class_rows, count_correct, cross_entropy, label_rows, logits_before
 from onward.losses.kind import LossKind
+from onward.losses.label_smoothing import smoothed, smoothed_targets
 from onward.losses.labels import LabelCount
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ def _add(writer: LossWriter) -> LossNames:
         return _add_dense(writer, logits, axis)
     shape = None if logits.shape is None else [d for i, d in enumerate(logits.shape) if i != axis]
     labels = writer.class_labels("label", shape)
-    rows = class_rows(writer, writer.computed(logits), axis)
+    # Before opset 13, LogSoftmax, which smoothing needs, flattens everything from its axis on.
+    rows = class_rows(writer, writer.computed(logits), axis, flat_before_opset=13 if spec.label_smoothing else 12)
     flat = label_rows(writer, labels, rows)
     loss = cross_entropy(writer, rows, flat, spec.ignore_index, is_weighted=True)
+    loss = smoothed(writer, loss, rows, flat, spec.ignore_index)
     return writer.finish(loss, counts=count_correct(writer, rows, flat, spec.ignore_index))
 
 
@@ -43,7 +46,7 @@ def _add_dense(writer: LossWriter, logits: ir.Value, axis: int) -> LossNames:
     targets = writer.like(writer.computed(labels), logits)
     # Before opset 13, LogSoftmax flattens everything from its axis on.
     rows = class_rows(writer, values, axis, flat_before_opset=13)
-    wanted = class_rows(writer, targets, axis, flat_before_opset=13).logits
+    wanted = smoothed_targets(writer, class_rows(writer, targets, axis, flat_before_opset=13).logits, rows)
     log_probabilities = writer.apply("LogSoftmax", rows.logits, axis=1)
     weighed = writer.apply("Mul", wanted, log_probabilities)
     weights = writer.class_weights(trailing_axes=0 if rows.flat else len(logits.shape or ()) - 2)
@@ -68,7 +71,8 @@ SOFTMAX_CROSS_ENTROPY = LossKind(
     name="softmax_cross_entropy",
     add=_add,
     short_name="cross_entropy",
-    reads=("ignore_index", "class_weights", "dense_labels"),
+    reads=("ignore_index", "class_weights", "dense_labels", "label_smoothing"),
     normalizer=_normalizer,
+    has_soft_targets=True,
     task="multiclass",
 )

@@ -16,6 +16,7 @@ from onward.graph.training_graph import make_training_graph
 from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import OnnxModule
 from onward.lowering.rebatching_proof import prove_rebatching
+from onward.parameters.adapter import Adapter
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.parameters.training import DropoutRule
 
@@ -33,6 +34,8 @@ def to_torch(
     fixed_inputs: Mapping[str, float] | None = None,
     dtype: torch.dtype | None = None,
     any_batch_size: bool = False,
+    adapter: Adapter | None = None,
+    seed: int = 0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> OnnxModule:
     """Turns an ONNX model into a torch module that computes and trains it.
@@ -42,7 +45,8 @@ def to_torch(
         weights_to_train: exact names or `*`-patterns, of initializers or module paths; empty: all that can train.
         weights_not_to_train: exact names or patterns taken out again.
         tied_weights: patterns of initializers, read by several layers, that stay shared.
-        untied_weights: patterns of initializers, read by several layers, that become one weight for each.
+        untied_weights: patterns of initializers, read by several layers, that become one weight for each, and of
+            those that are not tied to others by equal numbers alone.
         revive_dropout: rules by which dropout that an export left out is put back, for `net.train()` only.
         fuse: compute attention, norms, activations and rotary embeddings in one call each where the model writes
             them out, but for `fusions_off`; without it, gradients of gradients exist wherever operators have any.
@@ -52,6 +56,8 @@ def to_torch(
             precision. `onward.export` writes the file's own types back. None: as the file has it.
         any_batch_size: where the export fixed the batch size, rewrite the graph for any, as a run does; samples
             computed together and one by one prove that they stay independent. `onward.export` writes the file's size.
+        adapter: freeze the weights and train adapters next to them (`onward.parameters.Adapter`, with a rank).
+        seed: of what adapters begin as.
         limits: what the model may ask of the machine.
 
     Returns:
@@ -79,6 +85,8 @@ def to_torch(
         fusions_off=fusions_off,
         fixed_inputs=fixed_inputs,
         why_not_lowered=why_not_lowered,
+        adapter=adapter,
+        seed=seed,
         limits=limits,
     )
     graph = read()

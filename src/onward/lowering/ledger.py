@@ -47,6 +47,3 @@ def fate_of(domain: str, op_type: str, version: int) -> Fate:
     if is_rewritten(domain, op_type) or is_expandable(domain, op_type, version):
         return "expanded"
     return "missing" if why_refused(domain, op_type) is None else "refused"
-
-
-__all__ = ["REFUSED", "REFUSED_DOMAINS", "Fate", "fate_of", "why_refused"]

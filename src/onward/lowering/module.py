@@ -15,10 +15,11 @@ from onward.graph.reading.expansion import expand_function_operators
 from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.reading.widening import NARROW
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.weights.frozen_weights import find_frozen_weights
 from onward.lowering.building.builder import build_program
+from onward.lowering.building.shapes import materialize, small_tensors
 from onward.lowering.context import USUAL, ExecutionContext
-from onward.lowering.kernels.dtypes import is_trainable, tensor_from_ir, torch_dtype
-from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS
+from onward.lowering.kernels.dtypes import torch_dtype
 from onward.lowering.program import Program
 from onward.lowering.registry import find_lowering
 from onward.lowering.summary import NetSummary, summarize_graph
@@ -154,26 +155,37 @@ class OnnxModule(TensorTree):
         outputs: tuple[str, ...] | None = None,
         read: Callable[[ir.Value], torch.Tensor] | None = None,
         context: ExecutionContext = USUAL,
+        lower: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """Lowers a graph; `read` makes the tensor of a trained weight instead of reading it from the file."""
+        """Lowers a graph.
+
+        Args:
+            graph: with its weights, and its loss where it has one.
+            outputs: values to compute; None: the graph's outputs.
+            read: makes the tensors of trained and frozen weights instead of reading them.
+            context: what operators must know of the run.
+            lower: casts frozen weights to the type that passes compute with, but for those of the loss, a teacher's
+                among them; None: they stay as they are.
+        """
         super().__init__()
         self.graph = graph
         self.context = context
         expand_function_operators(graph.model, lambda *operator: find_lowering(*operator) is not None)
-        small = {}
         initializers = graph.model.graph.initializers
-        for name, value in initializers.items():
-            if name not in graph.weights and name not in graph.states and _may_be_shape_arithmetic(value):
-                small[name] = _materialize(value)
-        self._small = small
+        self._small = small = small_tensors(graph)
+        self.frozen = find_frozen_weights(graph.model.graph, (*graph.weights, *graph.states))
         self._outputs = outputs
         self.program = self.program_for(outputs)
+        exact = {*graph.exact_weights, *(() if graph.loss_names is None else graph.loss_names.constants)}
         for name in dict.fromkeys((*graph.weights, *graph.states, *self.program.tensors)):
-            make = _materialize if read is None or name not in graph.weights else read
+            is_large = name in graph.weights or name in self.frozen.weights | self.frozen.scales
+            make = materialize if read is None or not is_large else read
             if name in self.program.attribute_tensors:
                 tensor = self.program.attribute_tensors[name]
             else:
                 tensor = small[name] if name in small else make(initializers[name])
+            if lower is not None and name in self.frozen.weights and name not in exact:
+                tensor = lower(tensor)
             if name in graph.weights:
                 self.place(name, nn.Parameter(tensor))
             else:
@@ -346,19 +358,3 @@ def _widened_inputs(graph: TrainingGraph) -> dict[str, torch.dtype]:
         for value in graph.source.graph.inputs
         if value.dtype in NARROW and value.name in wide
     }
-
-
-def _may_be_shape_arithmetic(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None or tensor.size > LARGEST_HOST_ELEMENTS:
-        return False
-    return tensor.dtype.is_integer() or tensor.dtype is ir.DataType.BOOL or is_trainable(tensor.dtype)
-
-
-def _materialize(value: ir.Value) -> torch.Tensor:
-    """Copies an initializer out of its file, and closes the file again so that its pages can go."""
-    assert value.const_value is not None
-    tensor = tensor_from_ir(value.const_value, f"initializer {value.name!r}")
-    if isinstance(value.const_value, ir.ExternalTensor):
-        value.const_value.release()
-    return tensor

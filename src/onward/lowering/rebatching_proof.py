@@ -117,6 +117,3 @@ def _largest(value: ir.Value) -> int:
             size = table.shape[0 if axis is None else axis.as_int()]
             sizes.append(size - 1 if isinstance(size, int) else 1)
     return min(sizes, default=1)
-
-
-__all__ = ["prove_rebatching"]

@@ -12,7 +12,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
@@ -47,13 +47,13 @@ class Lowering:
     op_type: str
     since: int
     function: Callable[..., Any]
-    host: frozenset[str]
-    either: frozenset[str]
+    parameters: tuple[inspect.Parameter, ...]
+    host: tuple[str, ...] = ()
+    either: tuple[str, ...] = ()
     produces: Literal["tensor", "host"]
     result_dtype: str
-    parameters: tuple[inspect.Parameter, ...]
     growth: Callable[..., int] | None = None
-    spare: frozenset[int] = frozenset()
+    spare: tuple[str, ...] = ()
 
     @property
     def attributes(self) -> dict[str, inspect.Parameter]:
@@ -71,14 +71,30 @@ class Lowering:
         return frozenset(p.name for p in self.parameters if p.name in RESERVED)
 
 
+MEMORY_HINT = "consumed_inputs"
+"""An attribute of opsets 1 to 5 that says which inputs may be overwritten; it changes no result and is not passed."""
+
 _on_device: dict[OperatorKey, dict[int, Lowering]] = {}
 _on_host: dict[OperatorKey, dict[int, Lowering]] = {}
 
 
-def _record(table: dict[OperatorKey, dict[int, Lowering]], lowering: Lowering) -> None:
-    versions = table.setdefault((lowering.domain, lowering.op_type), {})
-    assert lowering.since not in versions, f"{lowering.op_type}-{lowering.since} is lowered twice"
-    versions[lowering.since] = lowering
+def _register(
+    table: dict[OperatorKey, dict[int, Lowering]], inputs: tuple[str, ...], **described: Any
+) -> Callable[[_Function], _Function]:
+    """A decorator that enters a function; `inputs` are its inputs where it has no signature of its own, as torch's."""
+
+    def register(function: _Function) -> _Function:
+        parameters = tuple(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in inputs)
+        parameters = parameters or tuple(inspect.signature(function).parameters.values())
+        lowering = Lowering(function=function, parameters=parameters, **described)
+        versions = table.setdefault((lowering.domain, lowering.op_type), {})
+        assert lowering.since not in versions, f"{lowering.op_type}-{lowering.since} is lowered twice"
+        unknown = {*lowering.host, *lowering.either, *lowering.spare} - {p.name for p in parameters}
+        assert not unknown, f"{lowering.op_type}: host inputs {unknown} are not parameters"
+        versions[lowering.since] = lowering
+        return function
+
+    return register
 
 
 def lowers(
@@ -91,6 +107,7 @@ def lowers(
     produces: Literal["tensor", "host"] = "tensor",
     result_dtype: str = "int64",
     spare: tuple[str, ...] = (),
+    inputs: tuple[str, ...] = (),
 ) -> Callable[[_Function], _Function]:
     """Registers a function that computes `op_type` from torch tensors.
 
@@ -98,41 +115,29 @@ def lowers(
     tensors: shapes, axes, sizes. `either` names inputs that arrive as a Python value when they come out of
     shape arithmetic or are a constant of one element, and as a tensor otherwise. `produces="host"` says that
     the result itself is such a value, of the ONNX type `result_dtype`. `spare` names optional inputs that the
-    function can do without: they arrive as None in a program that computes none of them for another reason. An
-    attribute whose name is a Python keyword gets a trailing underscore. May be stacked to register one function for
-    several operators or versions.
+    function can do without: they arrive as None in a program that computes none of them for another reason.
+    `inputs` names the inputs of a function that has no signature of its own, as torch's have none. An attribute
+    whose name is a Python keyword gets a trailing underscore. May be stacked to register one function for several
+    operators or versions.
     """
-
-    def register(function: _Function) -> _Function:
-        parameters = tuple(inspect.signature(function).parameters.values())
-        names = [p.name for p in parameters]
-        unknown = {*host, *either, *spare} - set(names)
-        assert not unknown, f"{op_type}: host inputs {unknown} are not parameters"
-        _record(
-            _on_device,
-            Lowering(
-                domain=domain,
-                op_type=op_type,
-                since=since,
-                function=function,
-                host=frozenset(host),
-                either=frozenset(either),
-                produces=produces,
-                result_dtype=result_dtype,
-                parameters=parameters,
-                spare=frozenset(names.index(name) for name in spare),
-            ),
-        )
-        return function
-
-    return register
+    return _register(
+        _on_device,
+        inputs,
+        domain=domain,
+        op_type=op_type,
+        since=since,
+        host=host,
+        either=either,
+        produces=produces,
+        result_dtype=result_dtype,
+        spare=spare,
+    )
 
 
 def lowers_on_host(
     op_type: str,
     since: int = 1,
     *,
-    domain: str = "",
     result_dtype: str = "first",
     growth: Callable[..., int] | None = None,
 ) -> Callable[[_Function], _Function]:
@@ -142,32 +147,38 @@ def lowers_on_host(
     input), "to" (the type in the attribute `to`), "value" (the type of the attribute `value`), or a type's name
     such as "int64" or "bool".
     """
-
-    def register(function: _Function) -> _Function:
-        parameters = tuple(inspect.signature(function).parameters.values())
-        _record(
-            _on_host,
-            Lowering(
-                domain=domain,
-                op_type=op_type,
-                since=since,
-                function=function,
-                host=frozenset(),
-                either=frozenset(),
-                produces="host",
-                result_dtype=result_dtype,
-                parameters=parameters,
-                growth=growth,
-            ),
-        )
-        return function
-
-    return register
+    return _register(
+        _on_host,
+        (),
+        domain="",
+        op_type=op_type,
+        since=since,
+        produces="host",
+        result_dtype=result_dtype,
+        growth=growth,
+    )
 
 
 def _newest(table: dict[OperatorKey, dict[int, Lowering]], key: OperatorKey, version: int) -> Lowering | None:
     fitting = [since for since in table.get(key, {}) if since <= version]
     return table[key][max(fitting)] if fitting else None
+
+
+def takes_attributes_of(other: Callable[..., Any], without: Collection[str] = ()) -> Callable[[_Function], _Function]:
+    """Gives a function that passes its `**attributes` on to another the keyword-only parameters of that one.
+
+    Those named in `without` keep the other's defaults, and those that the function has itself are its own.
+    """
+
+    def describe(function: _Function) -> _Function:
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {*without, *(p.name for p in own)}
+        passed = inspect.signature(other).parameters.values()
+        passed_on = [p for p in passed if p.kind is p.KEYWORD_ONLY and p.name not in names]
+        function.__signature__ = inspect.Signature([*own, *passed_on])  # type: ignore[attr-defined]
+        return function
+
+    return describe
 
 
 def find_lowering(domain: str, op_type: str, version: int) -> Lowering | None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.training_graph import TrainingGraph
-from onward.tables import bytes_text, html_table, text_table
+from onward.tables import aligned, bytes_text, html_table
 
 HEADINGS = ("layer", "operator", "output", "trainable", "frozen", "bytes")
 _RIGHT = (3, 4, 5)
@@ -74,7 +74,7 @@ class NetSummary:
 
     def __str__(self) -> str:
         ends = [f"{kind}  {', '.join(f'{n} {s}' for n, s in of.items())}" for kind, of in self._ends]
-        return "\n".join([*ends, "", text_table(self.rows, _RIGHT)])
+        return "\n".join([*ends, "", *aligned(self.rows, _RIGHT)])
 
     def __repr__(self) -> str:
         return str(self)
@@ -157,6 +157,3 @@ def _shape(value: ir.Value, known: Mapping[str, ir.Value]) -> tuple[int | str, .
 
 def _shape_text(shape: tuple[int | str, ...] | None) -> str:
     return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
-
-
-__all__ = ["LayerSummary", "NetSummary", "summarize_graph"]

@@ -1,7 +1,7 @@
 """Writes an ONNX graph node by node, in order, with readable names and seeded initial weights.
 
 Weights are made when they are read, one at a time: a model of many gigabytes can be written to disk without ever
-being in memory as a whole.
+being in memory in full.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ norms of weight and direction. For training with large batches."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer
 
-Tensors = list[torch.Tensor]
+from onward.optim.adam import AdamSlots, directions
+from onward.optim.weight_shards import UNSHARDED, Tensors, WeightShards
 
 
-class Lamb(Optimizer):
+class Lamb(AdamSlots):
     """You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (arXiv 1904.00962),
     algorithm 2, with the options of ONNX Runtime's LambOptimizer.
 
@@ -37,8 +37,7 @@ class Lamb(Optimizer):
         eps: added to the denominator.
         weight_decay: lambda, decoupled from the gradient.
         ratio_min, ratio_max: bounds of the ratio; unbounded by default.
-        sum_over_parts: where weights are parts of larger ones: (weights, sums of squares of a tensor of each of them,
-            along the last axis) -> the same sums over the full weights.
+        shards: what the weights are shards of.
         do_bias_correction: off by default, as in ONNX Runtime's runner.
 
     Raises:
@@ -55,9 +54,8 @@ class Lamb(Optimizer):
         ratio_min: float = -math.inf,
         ratio_max: float = math.inf,
         do_bias_correction: bool = False,
-        sum_over_parts: Callable[[Tensors, torch.Tensor], torch.Tensor] | None = None,
+        shards: WeightShards = UNSHARDED,
     ) -> None:
-        self.sum_over_parts = sum_over_parts
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -67,88 +65,29 @@ class Lamb(Optimizer):
             "ratio_max": ratio_max,
             "do_bias_correction": do_bias_correction,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, shards)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Checks a group's options and dtypes, and adds it."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        alpha, beta = group["betas"]
-        if not (0 <= alpha < 1 and 0 <= beta < 1):
-            raise ValueError(f"betas are {alpha:g} and {beta:g}; expected both from 0 up to, not including, 1")
-        for name in ("lr", "eps", "weight_decay"):
-            if not group[name] >= 0:
-                raise ValueError(f"{name} is {group[name]}; expected 0 or more")
         if not group["ratio_min"] <= group["ratio_max"]:
             raise ValueError(f"ratio_min {group['ratio_min']} is above ratio_max {group['ratio_max']}")
-        for weight in group["params"]:
-            if weight.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"a weight of {weight.dtype}; LAMB updates float32 masters (or float64)")
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
+    def update(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
+        """Adam's direction with decay, scaled by the ratio."""
+        moves = directions(self, group, weights, gradients)
+        if group["weight_decay"] != 0:
+            torch._foreach_add_(moves, weights, alpha=group["weight_decay"])
+        ratios = self._trust_ratios(weights, moves, group["ratio_min"], group["ratio_max"])
+        torch._foreach_mul_(moves, list((ratios * -group["lr"]).unbind()))
+        torch._foreach_add_(weights, moves)
 
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every weight that has a gradient. Returns what `closure`, if given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            batches: dict[tuple[torch.device, torch.dtype], Tensors] = {}
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    batches.setdefault((weight.device, weight.dtype), []).append(weight)
-            for weights in batches.values():
-                self._update(group, weights)
-        return loss
-
-    def _update(self, group: dict[str, Any], weights: Tensors) -> None:
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight]["step"] = torch.zeros((), dtype=torch.float32)
-                self.state[weight]["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-                self.state[weight]["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        states = [self.state[weight] for weight in weights]
-        torch._foreach_add_([state["step"] for state in states], 1)
-        directions = _directions(group, weights, states)
-        ratios = self._trust_ratios(weights, directions, group["ratio_min"], group["ratio_max"])
-        torch._foreach_mul_(directions, list((ratios * -group["lr"]).unbind()))
-        torch._foreach_add_(weights, directions)
-
-    def _trust_ratios(self, weights: Tensors, directions: Tensors, minimum: float, maximum: float) -> torch.Tensor:
-        weight_norms = torch.stack(list(torch._foreach_norm(weights)))
-        direction_norms = torch.stack(list(torch._foreach_norm(directions)))
-        if self.sum_over_parts is not None:
-            squares = torch.stack([weight_norms, direction_norms]).square()
-            weight_norms, direction_norms = self.sum_over_parts(weights, squares).sqrt().unbind()
+    def _trust_ratios(self, weights: Tensors, moves: Tensors, minimum: float, maximum: float) -> torch.Tensor:
+        counted = [self.shards.counted(weights, tensors) for tensors in (weights, moves)]
+        norms = torch.stack([torch.stack(list(torch._foreach_norm(tensors))) for tensors in counted])
+        if self.shards is not UNSHARDED:
+            norms = self.shards.sum_over_shards(weights, norms.square()).sqrt()
+        weight_norms, direction_norms = norms.unbind()
         ratios = (weight_norms / direction_norms).clamp(minimum, maximum)
         return torch.where((weight_norms > 0) & (direction_norms > 0), ratios, torch.ones_like(ratios))
-
-
-def _directions(group: dict[str, Any], weights: Tensors, states: list[dict[str, torch.Tensor]]) -> Tensors:
-    alpha, beta = group["betas"]
-    gradients = [weight.grad.to(weight.dtype) for weight in weights if weight.grad is not None]
-    first = [state["exp_avg"] for state in states]
-    second = [state["exp_avg_sq"] for state in states]
-    torch._foreach_mul_(first, alpha)
-    torch._foreach_add_(first, gradients, alpha=1 - alpha)
-    torch._foreach_mul_(second, beta)
-    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta)
-    directions, denominators = first, second
-    if group["do_bias_correction"]:
-        # In float64: the first corrections are small differences of numbers close to 1.
-        updates = torch.stack([state["step"] for state in states]).double()
-        corrections = [(1 - decay**updates).to(weights[0], non_blocking=True).unbind() for decay in (alpha, beta)]
-        directions = list(torch._foreach_div(first, list(corrections[0])))
-        denominators = list(torch._foreach_div(second, list(corrections[1])))
-    denominators = list(torch._foreach_sqrt(denominators))
-    torch._foreach_add_(denominators, group["eps"])
-    directions = list(torch._foreach_div(directions, denominators))
-    if group["weight_decay"] != 0:
-        torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
-    return directions

@@ -1,18 +1,23 @@
-"""Learning-rate schedules: a factor from 0 to 1 for every step of a round, as pure functions of the step. They are the
+"""Learning-rate schedules: a factor for every step of a round, as pure functions of the step. They are the
 ones of ONNX Runtime's training runner, except that what follows the warm-up begins where the warm-up ended, at 1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onward.parameters import LearningRate
 from onward.schedules.learning_rate.decay import Decay
+from onward.schedules.learning_rate.registry import decay_named
 
-DEFAULT_POWER = 0.5
-"""Of the polynomial schedule: ONNX Runtime's runner took the square root."""
+DEFAULT_OPTIONS = LearningRate(initial_lr=1.0)
 
 
 def factor(
-    step: int, num_train_steps: int, decay: Decay, warmup_steps: float = 0.0, power: float = DEFAULT_POWER
+    step: int,
+    num_train_steps: int,
+    decay: Decay,
+    warmup_steps: float = 0.0,
+    options: LearningRate = DEFAULT_OPTIONS,
 ) -> float:
     """The share of the highest learning rate that applies at a step.
 
@@ -23,8 +28,8 @@ def factor(
         step: which forward/backward pass of the round, the first being 1.
         num_train_steps: passes in the round; at the last one, and after it, s is 0, or 1 if W = N.
         decay: what follows the warm-up.
-        warmup_steps: passes over which the factor rises from 0 to 1; need not be whole.
-        power: exponent of the polynomial schedule.
+        warmup_steps: passes over which the factor rises from 0 to 1; need not be an integer.
+        options: of the decay.
 
     Raises:
         ValueError: a step below 1, or a warm-up that is negative or longer than the round.
@@ -39,44 +44,36 @@ def factor(
         return step / warmup_steps
     if warmup_steps == num_train_steps:
         return 1.0
-    return decay.factor(max(num_train_steps - step, 0) / (num_train_steps - warmup_steps), power)
+    return decay.ratio(max(num_train_steps - step, 0) / (num_train_steps - warmup_steps), options)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LearningRateSchedule:
     """The learning rate of every step of a round.
 
     Attributes:
-        initial_lr: the highest rate.
-        decay: what follows the warm-up.
-        warmup_ratio: share of the round that is warm-up; None or 0: none.
-        warmup_steps: the same in steps; one of the two at most.
+        rate: the section `learning_rate`.
         num_train_steps: forward/backward passes in the round.
-        power: exponent of the polynomial schedule.
     """
 
-    initial_lr: float
-    decay: Decay
-    warmup_ratio: float | None
-    warmup_steps: int | None
+    rate: LearningRate
     num_train_steps: int
-    power: float = DEFAULT_POWER
 
     def __post_init__(self) -> None:
-        if self.warmup_ratio and self.warmup_steps:
+        ratio, steps = self.rate.warmup_ratio, self.rate.warmup_steps
+        if ratio and steps:
             raise ValueError(
-                f"learning_rate.warmup_ratio is {self.warmup_ratio:g} and learning_rate.warmup_steps is "
-                f"{self.warmup_steps}; expected one of the two"
+                f"learning_rate.warmup_ratio is {ratio:g} and learning_rate.warmup_steps is {steps}; expected one of "
+                "the two"
             )
         self.at(1)
 
     def at(self, step: int) -> float:
         """The learning rate at a step of the round, the first being 1."""
-        if self.warmup_steps:
-            warmup_steps = float(self.warmup_steps)
-        else:
-            warmup_steps = (self.warmup_ratio or 0.0) * self.num_train_steps
-        return self.initial_lr * factor(step, self.num_train_steps, self.decay, warmup_steps, self.power)
+        rate = self.rate
+        warmup_steps = float(rate.warmup_steps or (rate.warmup_ratio or 0.0) * self.num_train_steps)
+        decay = decay_named(rate.warmup_mode)
+        return rate.initial_lr * factor(step, self.num_train_steps, decay, warmup_steps, rate)
 
 
 @dataclass(frozen=True)

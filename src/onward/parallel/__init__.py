@@ -1,1 +1,1 @@
-"""Many processes: how they find each other, what they exchange, how one failure ends all; names `torch.distributed`."""
+"""Many processes: how they find each other and communicate, how one failure ends all; names `torch.distributed`."""

@@ -16,7 +16,7 @@ def adasum(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Replaces each gradient by the Adasum over a group, in place, tensor by tensor; the same bits on every rank.
 
     Ranks combine in pairs of neighbors, then neighboring pairs, and so on; where the number of ranks is no power of
-    two, a group that has no neighbor waits for the next round. Every round exchanges all gradients once.
+    two, a group that has no neighbor waits for the next round. Every round sends all gradients once.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
@@ -34,7 +34,7 @@ def adasum(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
 def _combine_with(
     flat: torch.Tensor, lengths: list[int], first: int, width: int, size: int, group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Exchanges with the neighboring group of ranks and combines; `first` is the first rank of the two groups."""
+    """Communicates with the neighboring group of ranks and combines; `first` is the first rank of the two groups."""
     rank = dist.get_rank(group)
     other = torch.empty_like(flat)
     second = first + width

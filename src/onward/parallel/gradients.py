@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from onward.parallel.adasum import adasum
 from onward.parallel.data_parallel import add_up, average
 from onward.parallel.launch.process import Mesh
+from onward.plan.shards import TensorShard
 
 
 def finish_gradients(
@@ -21,25 +23,56 @@ def finish_gradients(
     gradients: Mapping[str, torch.Tensor],
     *,
     partial: Sequence[str] = (),
+    replicated: Mapping[str, Sequence[TensorShard]] = MappingProxyType({}),
     not_reduced: Sequence[str] = (),
+    experts: Sequence[str] = (),
     enable_adasum: bool = False,
 ) -> None:
-    """Makes every gradient whole, in place.
+    """Completes every gradient, in place.
 
     Args:
         mesh: the ranks.
         gradients: weight -> what the backward passes of this rank left of its gradient.
         partial: weights that are unsharded on every tensor-parallel rank but whose gradients are sums over these ranks.
+        replicated: weight -> its shards that several tensor-parallel ranks hold, each with a part of the gradient.
         not_reduced: weights whose gradients the engine of data parallelism left to us.
+        experts: weights of experts, whose gradients are sums over the replicas that share the experts.
         enable_adasum: combine the replicas' gradients by Adasum; none was averaged before.
     """
     add_up([gradients[name] for name in partial if name in gradients], mesh.horizontal)
+    add_up_copies(mesh.horizontal, gradients, replicated)
     if mesh.data is None:
         return
     if enable_adasum:
         adasum(list(gradients.values()), mesh.data)
     else:
         average([gradients[name] for name in not_reduced if name in gradients], mesh.data)
+    of_experts = [gradients[name] for name in experts if name in gradients]
+    if of_experts and mesh.experts is not None:
+        torch._foreach_div_(of_experts, float(mesh.experts.size()))
+        average(of_experts, mesh.expert_copies)
+
+
+def add_up_copies(
+    group: dist.ProcessGroup | None,
+    gradients: Mapping[str, torch.Tensor],
+    replicated: Mapping[str, Sequence[TensorShard]],
+) -> None:
+    """Sums the gradients of shards over the tensor-parallel ranks that hold the same ones, in place.
+
+    Each rank puts its own into the place of these ranks, among zeros.
+    """
+    if group is None:
+        return
+    shards = [
+        (gradients[name][one.local_slices], one.replica[1]) for name, found in replicated.items() for one in found
+    ]
+    places = [gradient.new_zeros(group.size() // copies, *gradient.shape) for gradient, copies in shards]
+    for place, (gradient, copies) in zip(places, shards, strict=True):
+        place[group.rank() // copies] = gradient
+    add_up(places, group)
+    for place, (gradient, copies) in zip(places, shards, strict=True):
+        gradient.copy_(place[group.rank() // copies])
 
 
 def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: torch.Tensor) -> torch.Tensor:
@@ -95,19 +128,27 @@ class CountsOnDevice:
         return self._found[key]
 
 
-def sum_over_shards(mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:
+def sum_over_shards(
+    mesh: Mesh, squares: torch.Tensor, copies: torch.Tensor, over_replicas: Sequence[int] | None = None
+) -> torch.Tensor:
     """Sums over the elements of full weights, from the sums over this rank's shards of them.
 
     Args:
         mesh: the ranks.
         squares: one number for each weight, along the last axis.
-        copies: for each weight, how many ranks of this rank's stage hold the same elements.
+        copies: for each weight, how many of the ranks that are added up hold the same elements.
+        over_replicas: the weights that replicas hold, too; None: all of them.
     """
     # Groups of a mesh of GPUs carry tensors of GPUs only; what waits in host memory (ZeRO's offloading) goes there.
     total = (squares.double() / copies).to(mesh.device)
-    for group in (mesh.data, mesh.horizontal):
-        if group is not None:
-            dist.all_reduce(total, group=group)
+    if mesh.data is not None and over_replicas is None:
+        dist.all_reduce(total, group=mesh.data)
+    elif mesh.data is not None and over_replicas:
+        shared = total[..., list(over_replicas)]
+        dist.all_reduce(shared, group=mesh.data)
+        total[..., list(over_replicas)] = shared
+    if mesh.horizontal is not None:
+        dist.all_reduce(total, group=mesh.horizontal)
     return total.to(squares)
 
 

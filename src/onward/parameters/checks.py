@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from onward.losses import registry
-from onward.parameters.distributed import distribution_problems
+from onward.parameters.adapter import adapter_problems
+from onward.parameters.distributed import distribution_problems, elastic_problems
 from onward.parameters.effects import fields_without_effect
 from onward.parameters.evaluation import read_metrics
+from onward.parameters.optimizer import optimizer_problems
+from onward.parameters.pruning import pruning_problems
 from onward.schedules.learning_rate.registry import decay_named
+from onward.spelling import listed
 
 if TYPE_CHECKING:
     from onward.parameters import Parameters
-    from onward.parameters.optimizer import AttributeRule, Optimizer
     from onward.parameters.reporting import Checkpoint
     from onward.parameters.speed import MixedPrecision
     from onward.parameters.training import LearningRate, Training
@@ -39,15 +41,22 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_steps(parameters),
         *_check_learning_rate(parameters.learning_rate, parameters.training),
         *_check_loss(parameters),
+        *_check_distillation(parameters),
+        *_check_quantize_aware(parameters),
+        *pruning_problems(parameters),
         *_check_precision(parameters.mixed_precision),
+        *_check_layout(parameters),
+        *elastic_problems(parameters),
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
-        *_check_optimizer(parameters.optimizer),
+        *optimizer_problems(parameters.optimizer, parameters.averaging.kind, parameters.distributed),
+        *adapter_problems(parameters),
         *_check_checkpoint(parameters.checkpoint),
         *_check_best(parameters),
         *_check_spikes(parameters),
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
         *_check_cuda_graphs(parameters),
+        *_check_frozen_weights(parameters),
         *fields_without_effect(parameters, refused=True),
     ]
 
@@ -58,6 +67,8 @@ _FIXED = {
         "seed",
         "weights_to_train",
         "weights_not_to_train",
+        "train_last",
+        "unfreeze",
         "tied_weights",
         "untied_weights",
         "immutable_weights",
@@ -77,7 +88,24 @@ _FIXED = {
     "tensorboard": ("log_dir",),
     **dict.fromkeys(("wandb", "mlflow", "aim"), ()),
     **dict.fromkeys(
-        ("loss", "optimizer", "mixed_precision", "speed", "distributed", "recompute", "machine", "limits"), ()
+        (
+            "loss",
+            "head",
+            "adapter",
+            "optimizer",
+            "averaging",
+            "distillation",
+            "quantize_aware",
+            "pruning",
+            "mixed_precision",
+            "frozen_weights",
+            "speed",
+            "distributed",
+            "recompute",
+            "machine",
+            "limits",
+        ),
+        (),
     ),
 }
 """Section -> fields that a run is built from and that no later round can change; without fields, the entire section."""
@@ -110,11 +138,12 @@ def _check_steps(parameters: Parameters) -> list[str]:
     except ValueError as error:
         problems.append(str(error))
     steps, accumulation = training.num_train_steps, training.gradient_accumulation_steps
-    if (steps is None) == (training.num_epochs is None):
-        given = "missing" if steps is None else f"{steps}, and training.num_epochs is {training.num_epochs:g}"
-        found = f"training.num_train_steps is {given}"
-        found += ", and so is training.num_epochs" if steps is None else ""
-        return [*problems, f"{found}; set one of the two: how long to train, in steps or in passes over the data."]
+    lengths = {"num_train_steps": steps, "num_updates": training.num_updates, "num_epochs": training.num_epochs}
+    given = [f"training.{name} is {length:g}" for name, length in lengths.items() if length is not None]
+    if len(given) != 1:
+        found = ", and ".join(given) or "training.num_train_steps, num_updates and num_epochs are missing"
+        how = "how long to train, in steps, in weight updates or in passes over the data."
+        return [*problems, f"{found}; set one of them: {how}"]
     if steps is None or steps % accumulation == 0:
         return problems
     lower = steps - steps % accumulation
@@ -133,17 +162,34 @@ def _check_learning_rate(rate: LearningRate, training: Training) -> list[str]:
             f"learning_rate.warmup_ratio is {rate.warmup_ratio} and learning_rate.warmup_steps is {rate.warmup_steps}; "
             "set one of the two."
         )
-    steps = training.num_train_steps
+    steps = training.known_steps
     if rate.warmup_steps is not None and steps is not None and rate.warmup_steps > steps:
         problems.append(
             f"learning_rate.warmup_steps is {rate.warmup_steps}, more than training.num_train_steps, which is "
             f"{steps}; the rate would never reach initial_lr."
         )
-    if not decay_named(rate.warmup_mode).has_warmup and (rate.warmup_ratio or rate.warmup_steps):
+    decay = decay_named(rate.warmup_mode)
+    if not decay.has_warmup and (rate.warmup_ratio or rate.warmup_steps):
         given = "warmup_ratio" if rate.warmup_ratio else "warmup_steps"
+        instead = (
+            "list it in learning_rate.points"
+            if "points" in decay.reads
+            else ("use constant for a warm-up followed by a constant rate")
+        )
         problems.append(
-            f"learning_rate.warmup_mode is {rate.warmup_mode}, which has no warm-up; use constant for a warm-up "
-            f"followed by a constant rate, or leave learning_rate.{given} out."
+            f"learning_rate.warmup_mode is {rate.warmup_mode}, which has no warm-up; {instead}, or leave "
+            f"learning_rate.{given} out."
+        )
+    if "points" in decay.reads and not rate.points:
+        problems.append(
+            f"learning_rate.points is missing; learning_rate.warmup_mode {rate.warmup_mode} needs it. List "
+            "[fraction of the round's steps, fraction of initial_lr] pairs, such as [[0, 1], [0.5, 1], [1, 0.1]]."
+        )
+    places = [place for place, _ in rate.points]
+    if places != sorted(places):
+        problems.append(
+            f"learning_rate.points are at {', '.join(f'{place:g}' for place in places)} of the round; sort them by "
+            "the first number."
         )
     return problems
 
@@ -153,13 +199,45 @@ def _check_loss(parameters: Parameters) -> list[str]:
     kind = registry.loss_named(loss.type)
     missing = [name for name in kind.required if getattr(loss, name) is None]
     problems = [f"loss.{name} is missing; loss.type {loss.type!r} needs it." for name in missing]
+    defaults = type(loss)(type=loss.type)
     for name in dict.fromkeys(name for one in registry.LOSSES for name in one.reads):
-        given = getattr(loss, name)
-        left_out = given is None or given is False or given == {}
-        if name not in kind.reads and not left_out:
-            readers = " and ".join(one.name for one in registry.LOSSES if name in one.reads)
+        if name not in kind.reads and getattr(loss, name) != getattr(defaults, name):
+            readers = listed([one.name for one in registry.LOSSES if name in one.reads])
             problems.append(f"loss.{name} is given, but belongs to {readers}, not to {loss.type!r}.")
     return problems + kind.find_problems(parameters)
+
+
+def _check_distillation(parameters: Parameters) -> list[str]:
+    asked, loss = parameters.distillation, parameters.loss
+    if asked.teacher_path is None:
+        return []
+    kind = registry.loss_named(loss.type)
+    if kind.add is None or len(kind.predictions) != 1:
+        return [f"distillation.teacher_path is given, but a loss of type {loss.type!r} cannot be distilled; remove it."]
+    problems = []
+    if asked.alpha > 0 and not kind.has_soft_targets:
+        known = " or ".join(repr(one.name) for one in registry.LOSSES if one.has_soft_targets)
+        problems.append(
+            f"distillation.alpha is {asked.alpha:g}, but loss.type {loss.type!r} has no class probabilities; set "
+            f"it to 0 and give distillation.pairs, or use loss.type {known}."
+        )
+    if not asked.alpha and not asked.pairs:
+        problems.append(
+            "distillation.alpha is 0 and distillation.pairs is empty, so that nothing is learned from the teacher; set "
+            "one of the two."
+        )
+    if asked.teacher_path in parameters.model_files:
+        problems.append("distillation.teacher_path is the trained model itself; give another file.")
+    return problems
+
+
+def _check_quantize_aware(parameters: Parameters) -> list[str]:
+    if parameters.quantize_aware.weights is None or parameters.adapter.rank is None:
+        return []
+    return [
+        f"quantize_aware.weights is {parameters.quantize_aware.weights} and adapter.rank is {parameters.adapter.rank}; "
+        "set one of the two: adapters leave the weights that would be rounded as they are."
+    ]
 
 
 def _check_precision(precision: MixedPrecision) -> list[str]:
@@ -176,40 +254,6 @@ def _check_precision(precision: MixedPrecision) -> list[str]:
     if precision.use_bfloat16 and precision.loss_scale not in (0.0, 1.0):
         return [f"mixed_precision.loss_scale is {precision.loss_scale:g}, but bf16 needs no loss scale; leave it out."]
     return []
-
-
-ATTRIBUTES_OF: dict[str, frozenset[str]] = {
-    "SGDOptimizer": frozenset({"lambda_", "momentum", "nesterov"}),
-    "Adam": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction"}),
-    "AdamW": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction"}),
-    "Lamb": frozenset({"alpha", "beta", "lambda_", "epsilon", "do_bias_correction", "ratio_min", "ratio_max"}),
-}
-"""Optimizer -> the attributes it has, in addition to `learning_rate_factor`, which all have."""
-
-
-def ratio_problem(rule: AttributeRule) -> str:
-    """What is wrong with the bounds of Lamb's trust ratio; "" where nothing is."""
-    if rule.ratio_min is None or rule.ratio_max is None or rule.ratio_min <= rule.ratio_max:
-        return ""
-    return f"ratio_min is {rule.ratio_min:g}, above ratio_max, which is {rule.ratio_max:g}."
-
-
-def _check_optimizer(optimizer: Optimizer) -> list[str]:
-    if not isinstance(optimizer.optimizer_attributes, tuple):
-        return []
-    known = ATTRIBUTES_OF[optimizer.training_optimizer_name] | {"weights", "learning_rate_factor"}
-    problems = []
-    for index, rule in enumerate(optimizer.optimizer_attributes):
-        given = {f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is not None}
-        if problem := ratio_problem(rule):
-            problems.append(f"optimizer.optimizer_attributes[{index}].{problem}")
-        for name in sorted(given - known):
-            listed = ", ".join(sorted(n.rstrip("_") for n in known - {"weights"}))
-            problems.append(
-                f"optimizer.optimizer_attributes[{index}].{name.rstrip('_')} is given, but "
-                f"{optimizer.training_optimizer_name} has no such attribute; it has: {listed}."
-            )
-    return problems
 
 
 def _check_checkpoint(checkpoint: Checkpoint) -> list[str]:
@@ -273,7 +317,7 @@ def _check_profiler(parameters: Parameters) -> list[str]:
     if profiler.first_step is not None and profiler.last_step is not None:
         if profiler.last_step < profiler.first_step:
             return [f"profiler.last_step is {profiler.last_step}, before first_step, which is {profiler.first_step}."]
-        steps = parameters.training.num_train_steps
+        steps = parameters.training.known_steps
         if steps is not None and profiler.first_step > steps:
             return [f"profiler.first_step is {profiler.first_step}, but the round has {steps} steps."]
         if profiler.trace_dir is None and parameters.paths.output_dir is None:
@@ -291,13 +335,24 @@ def _check_batch_size(parameters: Parameters) -> list[str]:
     ]
 
 
+def _check_layout(parameters: Parameters) -> list[str]:
+    """What a layout that is searched cannot know."""
+    count = parameters.recompute.number_recompute_layers
+    if parameters.distributed.layout != "auto" or not count:
+        return []
+    return [
+        f"recompute.number_recompute_layers is {count}, layers of every process, but distributed.layout is auto, which "
+        "chooses how many layers a process has. Set recompute.memory_budget instead, or layout to manual."
+    ]
+
+
 def _check_cuda_graphs(parameters: Parameters) -> list[str]:
     """A graph is replayed in the same memory: nothing of a pass may be needed when the next one begins."""
     if not parameters.speed.cuda_graphs:
         return []
     split, training = parameters.distributed, parameters.training
     accumulation = training.gradient_accumulation_steps
-    size = split.data_parallel_size * split.horizontal_parallel_size * split.pipeline_parallel_size
+    size = split.world_size
     recompute = parameters.recompute
     is_recomputed = recompute.segments or recompute.attention or recompute.memory_budget is not None
     obstacles = {
@@ -306,11 +361,27 @@ def _check_cuda_graphs(parameters: Parameters) -> list[str]:
         f"training.gradient_accumulation_steps is {accumulation}, and gradients of a pass would be written over by the "
         "next": accumulation > 1,
         "training.find_batch_size may accumulate": training.find_batch_size,
+        "training.unfreeze changes which gradients there are": bool(training.unfreeze),
         "recompute runs parts of a pass twice": is_recomputed,
         "data.last_batch is short, and graphs are for batches of one shape": parameters.data.last_batch == "short",
     }
     reasons = [reason for reason, is_met in obstacles.items() if is_met]
     return [f"speed.cuda_graphs is true, but {reason}; leave one of the two out." for reason in reasons]
+
+
+def _check_frozen_weights(parameters: Parameters) -> list[str]:
+    dtype, path = parameters.frozen_weights.dtype, parameters.paths.eval_model_path
+    if dtype != "as_stored" and parameters.quantize_aware.weights is not None:
+        return [
+            f"frozen_weights.dtype is {dtype} and quantize_aware.weights is {parameters.quantize_aware.weights}; set "
+            "one of the two: quantization-aware training rounds frozen weights, too, as the exported model does."
+        ]
+    if dtype == "as_stored" or path is None:
+        return []
+    return [
+        f"frozen_weights.dtype is {dtype} and paths.eval_model_path is {str(path)!r}, whose frozen weights are those "
+        "of its own file: training and evaluation would compute with different ones. Remove one of the two."
+    ]
 
 
 def _check_model(parameters: Parameters) -> list[str]:

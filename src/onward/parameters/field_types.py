@@ -25,12 +25,12 @@ ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 Number = Annotated[float, Field(strict=True)]
 FiniteNumber = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+NonPositive = Annotated[float, Field(strict=True, allow_inf_nan=False, le=0)]
+FromOne = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Ratio = Annotated[float, Field(strict=True, ge=0, lt=1)]
-"""Of dropout: the share that is set to zero."""
-Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
-"""Of a moving average: what remains of it at each update."""
+PositiveShare = Annotated[float, Field(strict=True, gt=0, le=1)]
+ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
 
 @dataclass(frozen=True)

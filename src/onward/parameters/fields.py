@@ -27,10 +27,12 @@ _TYPES = {
     "Number": "a number",
     "FiniteNumber": "a number",
     "NonNegative": "a number from 0",
+    "NonPositive": "a number up to 0",
+    "FromOne": "a number from 1",
     "Positive": "a number above 0",
     "Share": "a number from 0 to 1",
-    "Ratio": "a number from 0 to below 1",
-    "Decay": "a number from 0 to below 1",
+    "PositiveShare": "a number above 0, to 1",
+    "ShareBelowOne": "a number from 0 to below 1",
     "Path": "a path",
     "str": "text",
 }
@@ -38,7 +40,7 @@ _TYPES = {
 
 _UNITS = {
     r".*_steps|evaluation_period|(first|last)_step": "steps (forward/backward passes)",
-    r"display_loss_steps|checkpoint_period|keep_every": "weight updates",
+    r"display_loss_steps|checkpoint_period|keep_every|.*_updates?": "weight updates",
     r".*_epochs": "passes over the training data",
     r"(eval_)?batch_size": "samples",
     r"patience": "evaluations",

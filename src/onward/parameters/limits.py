@@ -31,6 +31,8 @@ class Limits:
         constant_gb: a tensor whose sizes stored numbers give, as a range or a fill, in GB (10^9 bytes).
         array_gb: what of an array in a compressed archive (.npz) is in memory at once when it is packed: a row, or all
             of it in Fortran order; in GB (10^9 bytes).
+        template_seconds: to write one conversation of chat data by a chat template.
+        template_characters: of all texts together that a chat template makes for one conversation.
         preparation_seconds: from reading a model to the graph that trains, before any step.
     """
 
@@ -42,6 +44,8 @@ class Limits:
     shape_numbers: Count = 1_000_000
     constant_gb: Positive = 16.0
     array_gb: Positive = 16.0
+    template_seconds: Positive = 10.0
+    template_characters: Count = 250_000_000
     preparation_seconds: Positive = 3600.0
 
     @classmethod
@@ -77,6 +81,6 @@ DEFAULT_LIMITS = Limits()
 
 UNLIMITED = Limits(
     model_gb=1e12, nodes=10**15, nesting=10**6, tensor_axes=10**6, shape_numbers=10**15, constant_gb=1e12,
-    array_gb=1e12, preparation_seconds=1e9,
+    array_gb=1e12, template_seconds=1e9, template_characters=10**15, preparation_seconds=1e9,
 )  # fmt: skip
 """For files that this process has just written itself, from a model that was within its limits."""

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from onward.losses import registry
-from onward.parameters.field_types import STRICT, FiniteNumber, Flag, OneOf, WholeNumber
+from onward.parameters.field_types import (
+    STRICT,
+    FiniteNumber,
+    Flag,
+    NonNegative,
+    OneOf,
+    Positive,
+    Share,
+    ShareBelowOne,
+    WholeNumber,
+)
 
 LossType = Annotated[str, OneOf(lambda: [(kind.name, kind.remark) for kind in registry.LOSSES])]
 
@@ -21,13 +31,35 @@ class Loss:
         type: {names}.
         prediction: the output of the model that is compared; for `output`, the loss itself.
         label: the feature of the data that it is compared with.
-        class_axis: axis of the classes in the prediction (softmax_cross_entropy, ctc).
-        ignore_index: label value to ignore (softmax_cross_entropy; bert, where it is 0 if absent; ctc, where it pads
-            labels `[batch, length]` at the end and is -1 if absent; the blank pads them as well).
-        class_weights: one weight per class (softmax_cross_entropy; bert, for the masked tokens).
+        class_axis: axis of the classes in the prediction (softmax_cross_entropy, softmax_focal, dice, ctc).
+        ignore_index: label value to ignore (softmax_cross_entropy; softmax_focal; dice; dpo, where it is -100 if
+            absent; bert, where it is 0 if absent; ctc, where it pads labels `[batch, length]` at the end and is -1 if
+            absent; the blank pads them as well).
+        class_weights: one weight per class (softmax_cross_entropy, softmax_focal; bert, for the masked tokens).
         reduction: `mean` or `sum`; a sum is reported per sample, in training and in evaluation.
         from_logits: the prediction is logits, not probabilities (binary_cross_entropy).
         dense_labels: labels are float probabilities in the prediction's shape (softmax_cross_entropy).
+        label_smoothing: the share of each label that is spread evenly over all classes (softmax_cross_entropy), or the
+            share of pairs whose answers may be the wrong way around (dpo).
+        focal_gamma: how much less well-classified elements count, the exponent of 1 - p (focal,
+            softmax_focal).
+        focal_alpha: weight of label 1, and 1 - focal_alpha that of label 0 (focal); null: both weigh 1.
+        dice_smoothing: added to numerator and denominator, so that a class that is in no pixel counts 0 (dice,
+            binary_dice).
+        dice_background: whether class 0, or channel 0, counts (dice; binary_dice with dice_per_channel).
+        dice_per_channel: each channel (axis 1) of a sample is a region; else the sample is one (binary_dice).
+        paired_prediction: the output, or another value, of the model whose rows belong to those of the prediction
+            (info_nce).
+        temperature: similarities are divided by it (info_nce).
+        logit_scale: a value of the model, one number, that similarities are multiplied by instead (info_nce).
+        normalize_embeddings: whether similarities are cosines, not dot products (info_nce).
+        symmetric: whether the loss is the mean of both directions, as CLIP's (info_nce).
+        dpo_beta: how strongly the model is held to the reference (dpo).
+        reference_model_path: another ONNX model as the reference (dpo), which reads the same inputs and is computed
+            without gradient in every step; absent: the reference is the model as the run starts, which a frozen copy
+            computes.
+        reference_log_probabilities: feature [2] with the logarithm of the probability that the reference gives to each
+            answer of a pair (dpo), which `onward reference` adds to shards; absent: the reference is computed.
         label_type: element type of the label in ONNX's spelling ("int32"); absent: int64 for classes, else float.
         blank: class that stands for no label (ctc); absent: 0.
         time_axis: axis of the time steps in the prediction (ctc); absent: of the two axes that are not the classes the
@@ -55,6 +87,20 @@ class Loss:
     reduction: Literal["mean", "sum"] = "mean"
     from_logits: Flag = False
     dense_labels: Flag = False
+    label_smoothing: ShareBelowOne = 0.0
+    focal_gamma: NonNegative = 2.0
+    focal_alpha: Share | None = 0.25
+    dice_smoothing: Positive = 1e-5
+    dice_background: Flag = True
+    dice_per_channel: Flag = False
+    paired_prediction: str | None = None
+    temperature: Positive = 0.07
+    logit_scale: str | None = None
+    normalize_embeddings: Flag = True
+    symmetric: Flag = True
+    dpo_beta: Positive = 0.1
+    reference_model_path: Path | None = None
+    reference_log_probabilities: str | None = None
     label_type: str | None = None
     blank: WholeNumber | None = None
     time_axis: WholeNumber | None = None

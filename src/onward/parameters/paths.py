@@ -43,8 +43,12 @@ class Data:
     Attributes:
         input_name_map: feature name in the files -> input of the model (or label); "" leaves a feature out; those not
             listed have the same name in both.
-        fixed_inputs: input of the model -> the number that fills it in every batch, for inputs that are no feature of
-            a sample: a sampling rate, an initial state of zeros. The exported model keeps them as inputs.
+        fixed_inputs: input of the model, or `*`-pattern -> the number that fills it in every batch, for inputs that are
+            no feature of a sample: a sampling rate, an initial state of zeros. A cache of keys and values that is
+            filled with 0 holds no tokens. The exported model keeps them as inputs.
+        segment_masks: attention mask among the inputs of the model, [batch, 1, sequence, sequence] -> feature with the
+            number of each token's conversation, from which the training graph computes it: a token sees the earlier
+            tokens of its own. `onward pack --several-per-sequence` writes `segment_ids`.
         shuffle_data: draw a new order of files, and of samples within a file, for every epoch from the seed.
         max_num_files_preload: files held in memory at most, the current one included.
         test_data: `replicated`: every rank evaluates all test data; `partitioned`: each rank a part.
@@ -56,6 +60,7 @@ class Data:
     __pydantic_config__ = STRICT
     input_name_map: Mapping[str, str] = field(default_factory=dict)
     fixed_inputs: Mapping[str, FiniteNumber] = field(default_factory=dict)
+    segment_masks: Mapping[str, str] = field(default_factory=dict)
     shuffle_data: Flag = False
     max_num_files_preload: Count = 2
     test_data: Literal["replicated", "partitioned"] = "replicated"

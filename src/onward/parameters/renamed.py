@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from onward.errors import ParametersError
+from onward.errors import ParametersError, RenamedField
 
 RENAMED_FIELDS: Mapping[str, str] = MappingProxyType({"recompute.cheap_inputs": "cheap_activations"})
 """`section.old name` -> new name; one row for each renamed field."""
+
+OTHER_NAMES: Mapping[str, str] = MappingProxyType({"training.freeze": "weights_not_to_train"})
+"""`section.other name` -> name of fields that have two; nothing warns of either."""
 
 Section = TypeVar("Section")
 
@@ -54,7 +57,8 @@ def accepts_old_names(section: str) -> Callable[[type[Section]], type[Section]]:
 
 
 def _of_section(section: str) -> dict[str, str]:
-    return {old.partition(".")[2]: new for old, new in RENAMED_FIELDS.items() if old.startswith(f"{section}.")}
+    names = {**RENAMED_FIELDS, **OTHER_NAMES}
+    return {old.partition(".")[2]: new for old, new in names.items() if old.startswith(f"{section}.")}
 
 
 def _renamed(fields: Mapping[str, Any], section: str, where: str = "") -> dict[str, Any]:
@@ -63,9 +67,15 @@ def _renamed(fields: Mapping[str, Any], section: str, where: str = "") -> dict[s
         if old not in result:
             continue
         old_name, new_name = f"{where}{section}.{old}", f"{section}.{new}"
+        is_deprecated = f"{section}.{old}" in RENAMED_FIELDS
+        if new in result and not is_deprecated:
+            raise ParametersError(f"{old_name} is another name of {new_name}, and both are given; remove one of them.")
         if new in result:
             raise ParametersError(f"{old_name} is the deprecated name of {new_name}, and both are given; remove {old}.")
-        message = f"{old_name} is deprecated: it was renamed to {new_name} and keeps working. Set {new_name} instead."
-        warnings.warn(message, FutureWarning, stacklevel=4)
+        if is_deprecated:
+            message = (
+                f"{old_name} is deprecated: it was renamed to {new_name} and keeps working. Set {new_name} instead."
+            )
+            warnings.warn(message, RenamedField, stacklevel=4)
         result[new] = result.pop(old)
     return result

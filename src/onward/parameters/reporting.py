@@ -25,7 +25,7 @@ class Checkpoint:
             none, so that the same command resumes after an interruption.
         if_damaged: what a run does whose newest checkpoint is damaged. `refuse`: it ends with an error, and resumes
             from an earlier checkpoint only where the newest one lacks its manifest, as after an interrupted copy;
-            `earlier`: it resumes from the newest undamaged one; `restart`: the same, or it begins anew where there is
+            `earlier`: it resumes from the newest undamaged one; `restart`: the same, or it starts over where there is
             none. Damaged checkpoints are renamed to `damaged-...` and kept.
         blocking: wait until a checkpoint is on disk.
         on_sigusr1: what SIGUSR1 does: `save`: a checkpoint, and training continues; `stop`: the run is saved and ends

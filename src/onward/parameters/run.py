@@ -16,14 +16,22 @@ from typing import Any
 import pydantic
 
 from onward.errors import ParametersError
+from onward.parameters.adapter import Adapter
+from onward.parameters.augmentation import Augmentation
+from onward.parameters.averaging import Averaging
 from onward.parameters.checks import find_problems
+from onward.parameters.distillation import Distillation
 from onward.parameters.distributed import Distributed, Recompute
 from onward.parameters.evaluation import EarlyStopping, OnBadLoss
 from onward.parameters.field_types import STRICT
+from onward.parameters.frozen_weights import FrozenWeights
+from onward.parameters.head import Head
 from onward.parameters.limits import Limits
 from onward.parameters.loss import Loss
 from onward.parameters.optimizer import Optimizer
 from onward.parameters.paths import Data, Paths
+from onward.parameters.pruning import Pruning
+from onward.parameters.quantize_aware import QuantizeAware
 from onward.parameters.renamed import with_new_names
 from onward.parameters.reporting import Checkpoint, Profiler, TensorBoard
 from onward.parameters.speed import Machine, MixedPrecision, Speed
@@ -47,8 +55,16 @@ class Parameters:
     training: Training
     learning_rate: LearningRate
     data: Data = field(default_factory=Data)
+    adapter: Adapter = field(default_factory=Adapter)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    head: Head = field(default_factory=Head)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    distillation: Distillation = field(default_factory=Distillation)
+    quantize_aware: QuantizeAware = field(default_factory=QuantizeAware)
+    pruning: Pruning = field(default_factory=Pruning)
+    averaging: Averaging = field(default_factory=Averaging)
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
+    frozen_weights: FrozenWeights = field(default_factory=FrozenWeights)
     speed: Speed = field(default_factory=Speed)
     distributed: Distributed = field(default_factory=Distributed)
     recompute: Recompute = field(default_factory=Recompute)
@@ -77,7 +93,7 @@ class Parameters:
             ParametersError: every field that is unknown, missing, of the wrong type or impossible, in one message.
         """
         path = Path(path)
-        raw = read_yaml(path)
+        raw = _written_out(read_yaml(path))
         for dotted, text in (overrides or {}).items():
             override(raw, dotted, text)
         return cls.from_mapping(
@@ -91,7 +107,8 @@ class Parameters:
         cls, raw: Mapping[str, Any], base: Path | None = None, overridden: frozenset[str] = frozenset()
     ) -> Parameters:
         """Builds parameters from nested mappings, sections to fields; relative paths are taken from `base`."""
-        sections = with_new_names({name: {} if value is None else value for name, value in raw.items()})
+        written = _written_out(raw)
+        sections = with_new_names({name: {} if value is None else value for name, value in written.items()})
         later = sections.pop("next_rounds", None) or ()
         if not isinstance(later, list | tuple):
             raise ParametersError(f"next_rounds is {later!r}; expected a list, one entry for each later round.")
@@ -117,6 +134,12 @@ class Parameters:
     def to_mapping(self) -> dict[str, Any]:
         """Nested dictionaries of plain values, as they go into a checkpoint; a function is named, not stored."""
         return typing.cast(dict[str, Any], to_plain(self))
+
+
+def _written_out(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections with what is short for a field of them."""
+    short = {"distributed": {"layout": "auto"}} if raw.get("distributed") == "auto" else {}
+    return {**raw, **short}
 
 
 def check(parameters: Parameters) -> Parameters:

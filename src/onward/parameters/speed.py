@@ -19,6 +19,7 @@ FusionName = Literal[
     "cross_entropy",
     "linear",
     "joined_relu",
+    "experts",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import types
 import typing
@@ -125,8 +126,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def override(raw: dict[str, Any], dotted: str, text: str) -> None:
-    """Sets one field, named `section.field`, to a value written as in YAML."""
+    """Sets one field, named `section.field` or `next_rounds.0.section.field`, to a value written as in YAML."""
     section, _, name = dotted.partition(".")
+    number, _, of_round = name.partition(".")
+    rounds = raw.get(section)
+    if section == "next_rounds" and isinstance(rounds, list) and number.isdigit() and int(number) < len(rounds):
+        rounds[int(number)] = {**(rounds[int(number)] or {})}
+        override(rounds[int(number)], of_round, text)
+        return
     if not name:
         raise ParametersError(f"--{dotted} names no field; write --section.field, such as --training.batch_size 8.")
     try:
@@ -151,7 +158,8 @@ def overlay(sections: Mapping[str, Any], changes: Any, where: str) -> dict[str, 
     for name, fields in changes.items():
         if not isinstance(fields, Mapping):
             raise ParametersError(f"{where}.{name} is {fields!r}; expected the fields that differ.")
-        result[name] = {**result.get(name, {}), **fields}
+        first = result.get(name)  # of the first round, where anything but fields is refused
+        result[name] = {**(first if isinstance(first, dict) else {}), **fields}
     return result
 
 
@@ -261,7 +269,12 @@ def resolve_paths(parameters: Any, base: Path, overridden: frozenset[str]) -> An
 
 
 def _absolute(path: Path, start: Path) -> Path:
-    return path if url_of(path) is not None else start / path.expanduser()
+    if url_of(path) is not None:
+        return path
+    joined = start / path.expanduser()
+    plain = Path(os.path.normpath(joined))
+    # A link before `..` leads elsewhere.
+    return plain if os.path.realpath(plain) == os.path.realpath(joined) else joined
 
 
 def to_plain(value: Any) -> Any:

@@ -82,6 +82,8 @@ def annotate(
     model.device_configurations = tuple(known)
     configuration = model.add_device_configuration(name, num_devices=size * topology.pipeline_size)
     cuts = {**horizontal.values, **horizontal.shardings} if size > 1 else {}
+    # The standard has no words for an axis of which some blocks are divided among fewer devices.
+    cuts = {name: cut for name, cut in cuts.items() if not cut.parts}
     count = 0
     for node in model.graph:
         stage = stage_of.get(node_id(node)) if any(value.name for value in node.outputs) else None

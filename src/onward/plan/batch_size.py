@@ -15,18 +15,26 @@ def samples_of_update(parameters: Parameters) -> int:
     return parameters.training.batch_size * parameters.training.gradient_accumulation_steps
 
 
-def with_micro_batches(parameters: Parameters, size: int) -> Parameters:
+def with_micro_batches(parameters: Parameters, size: int, count: int | None = None) -> Parameters:
     """The same run with micro-batches of `size` samples, a divisor of those of an update.
 
     Everything that is counted in steps is counted in the new ones: the steps of the round, of the warm-up, between
     two evaluations and under the profiler; those that come out between two steps are rounded.
 
+    Args:
+        parameters: of a round.
+        size: samples of a micro-batch.
+        count: micro-batches of an update, where replicas divide its samples again; None: as many as before need.
+
     Raises:
         ParametersError: fields contradict each other then (a pipeline needs a number of micro-batches).
     """
     training, rate, profiler = parameters.training, parameters.learning_rate, parameters.profiler
-    ratio = Fraction(training.batch_size, size)
-    if ratio == 1:
+    if count is None:
+        ratio, count = Fraction(training.batch_size, size), samples_of_update(parameters) // size
+    else:
+        ratio = Fraction(count, training.gradient_accumulation_steps)
+    if (size, count) == (training.batch_size, training.gradient_accumulation_steps):
         return parameters
     steps = None if training.num_train_steps is None else int(training.num_train_steps * ratio)
 
@@ -41,7 +49,7 @@ def with_micro_batches(parameters: Parameters, size: int) -> Parameters:
             training=dataclasses.replace(
                 training,
                 batch_size=size,
-                gradient_accumulation_steps=samples_of_update(parameters) // size,
+                gradient_accumulation_steps=count,
                 num_train_steps=steps,
                 evaluation_period=converted(training.evaluation_period) or 0,
             ),

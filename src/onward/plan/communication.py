@@ -1,4 +1,4 @@
-"""What a rank exchanges with others for one update of the weights: calls and bytes of every kind.
+"""What a rank communicates with others for one update of the weights: calls and bytes of every kind.
 
 A ring over n ranks sends 2 (n - 1) / n of the bytes of an all-reduce, and (n - 1) / n of those of an all-gather or a
 reduce-scatter (Patarasuk and Yuan, 2009).
@@ -7,11 +7,15 @@ reduce-scatter (Patarasuk and Yuan, 2009).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
 
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed
 from onward.plan.decision import Plan
+from onward.plan.horizontal.cuts import DOMAIN
 from onward.plan.memory import StageFootprint, Traffic
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD
 from onward.plan.pipeline.stages import StagePlan
@@ -22,7 +26,7 @@ BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20
 
 
 def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, is_pipeline: bool) -> list[Traffic]:
-    """What the micro-batches of an update exchange: among tensor-parallel ranks, replicas (ZeRO), and stages."""
+    """What the micro-batches of an update communicate: among tensor-parallel ranks, replicas (ZeRO), and stages."""
     found: dict[str, Traffic] = {}
     for one in footprints.values():
         for traffic in one.traffic_first:
@@ -41,6 +45,44 @@ def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, 
     return [traffic for traffic in found.values() if traffic.calls]
 
 
+_REDUCE, _GATHER, _SCATTER = "horizontal all-reduce", "horizontal all-gather", "horizontal reduce-scatter"
+_COLLECTIVES = {
+    "AllReduce": (_REDUCE,), "Enter": (_REDUCE,), "ScatterTokens": (_GATHER,),
+    "GatherTokens": (_GATHER, _SCATTER), "ReduceScatter": (_SCATTER, _GATHER),
+}  # fmt: skip
+"""Collective operators at the borders of regions -> what they communicate forward and backward."""
+
+_OF_ROWS = {
+    "ShardedCrossEntropy": (2, 3), "ShardedSoftmax": (3, 3), "ShardedLogSoftmax": (3, 3),
+    "LayerNormOverRanks": (2, 4), "RMSNormOverRanks": (2, 2), "MovingScaleOfShards": (1, 1),
+}  # fmt: skip
+"""Operators that reduce a few numbers a row, forward and backward -> in how many calls, and how many numbers."""
+
+
+def estimated_traffic(graph: ir.Graph, value_bytes: Mapping[str, float], ranks: int) -> tuple[Traffic, ...]:
+    """What tensor-parallel ranks communicate for a micro-batch, counted from the graph of one of them.
+
+    Args:
+        graph: of the rank.
+        value_bytes: of the values of the entire graph.
+        ranks: how many share the tensors.
+    """
+    found: dict[str, Traffic] = {}
+    for node in graph:
+        values = (*node.outputs, *node.inputs[:1])
+        names = [re.sub("/part(ial)?$", "", str(value.name)) for value in values if value is not None]
+        payload = max((value_bytes.get(name, 0.0) for name in names), default=0.0)
+        if node.domain == DOMAIN and node.op_type in _OF_ROWS:
+            calls, numbers = _OF_ROWS[node.op_type]
+            rows = value_bytes.get(names[-1], 0.0) / sum(node.attributes["blocks"].as_ints())
+            share = 2.0 * (ranks - 1) / ranks
+            _add(found, Traffic(what=_REDUCE, calls=calls, payload=rows * numbers, ranks=ranks, share=share))
+        for what in _COLLECTIVES.get(node.op_type, ()) if node.domain == DOMAIN else ():
+            share = (2.0 if what == _REDUCE else 1.0) * (ranks - 1) / ranks
+            _add(found, Traffic(what=what, calls=1, payload=payload, ranks=ranks, share=share))
+    return tuple(found.values())
+
+
 def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:
     traffic, known = traffic.times(count), found.get(traffic.what)
     if known is not None:
@@ -52,7 +94,7 @@ def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:
 def replica_traffic(
     distributed: Distributed, plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int, width: int
 ) -> list[Traffic]:
-    """What replicas and tensor-parallel ranks exchange about gradients, apart from ZeRO.
+    """What replicas and tensor-parallel ranks communicate about gradients, apart from ZeRO.
 
     Args:
         distributed: of the parameters.
@@ -69,8 +111,18 @@ def replica_traffic(
     partial = [name for weights in by_stage for name in weights if name in plan.horizontal.partial_gradients]
     if partial:
         found.append(_all_reduce("gradients of unsharded weights", 1, 4.0 * sum(sizes[n] for n in partial), horizontal))
+    held = {n: cut for weights in by_stage for n in weights if (cut := plan.horizontal.shardings.get(n)) and cut.parts}
+    copied = sum(
+        sizes[name] / cut.local_size(0, horizontal) * block
+        for name, cut in held.items()
+        for block, copies in zip(cut.blocks, cut.copies(horizontal), strict=True)
+        if copies > 1
+    )
+    if copied:
+        found.append(_all_reduce("gradients of replicated heads", 1, 4.0 * copied, horizontal))
     if data > 1 and not distributed.zero_stage:
-        totals = [sum(sizes[name] for name in weights) for weights in by_stage]
+        apart = plan.experts.weights
+        totals = [sum(sizes[name] for name in weights if name not in apart) for weights in by_stage]
         if distributed.enable_adasum:
             steps = math.ceil(math.log2(data))
             payload = 4.0 * sum(totals) * steps
@@ -80,6 +132,10 @@ def replica_traffic(
             calls = 1 if is_one else sum(_buckets(4 * total) for total in totals)
             payload = float((4 if is_one else width) * sum(totals))
             found.append(_all_reduce("gradients over the replicas", calls, payload, data))
+    of_experts = [name for weights in by_stage for name in weights if name in plan.experts.weights]
+    copies = data // plan.experts.size
+    if of_experts and copies > 1:
+        found.append(_all_reduce("gradients of experts", 1, 4.0 * sum(sizes[name] for name in of_experts), copies))
     return found
 
 
@@ -88,7 +144,7 @@ def tied_traffic(plan: Plan, local: TrainingGraph, stages: StagePlan | None, pip
     if stages is None:
         return []
     sizes, calls, payload = weight_elements(local), 0, 0.0
-    share = plan.topology.data_size if plan.zero_stage else 1
+    share = plan.topology.zero_size if plan.zero_stage else 1
     own = set(plan.stages_of(Place(0, 0, pipeline)))
     ranks = {s: p for p in range(plan.topology.pipeline_size) for s in plan.stages_of(Place(0, 0, p))}
     for name, holders in stages.shared_weights.items():

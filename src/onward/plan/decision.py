@@ -12,12 +12,16 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.errors import ParametersError
+from onward.graph.quantized_base.choice import StoredBase, choose_base
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.parameters.distributed import PipelineSchedule, Recompute, stages_of_a_rank
 from onward.plan.annotations import compare_splits, read_requested_sharding
+from onward.plan.context.cutting import ContextPlan
 from onward.plan.costs.costs import NodeCost, measure_costs
 from onward.plan.costs.recompute import check_recompute
+from onward.plan.experts import ExpertPlan, localize_experts, plan_experts
+from onward.plan.frozen_weights import check_base
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import HorizontalPlan, plan_horizontal
 from onward.plan.pipeline.choice import choose_stages
@@ -35,35 +39,51 @@ class Plan:
     Attributes:
         topology: the mesh.
         horizontal: which weights the tensor-parallel ranks share.
+        context: what the context-parallel ranks share of every sequence.
         stage_of: stage of every node that is computed on one stage only, by the name of its first output.
         stage_count: pipeline stages of all ranks together.
         schedule: in which order the stages compute.
         micro_batches: of one update.
         zero_stage: what replicas shard.
+        experts: which replicas hold which experts.
         recompute: what is computed twice to keep less.
+        frozen: how frozen weights are stored.
         costs: of nodes, by the name of their first output, where recompute has a budget.
         notes: for the user, one sentence each.
     """
 
     topology: Topology
     horizontal: HorizontalPlan
+    context: ContextPlan = field(default_factory=ContextPlan)
     stage_of: Mapping[str, int] = field(repr=False)
     stage_count: int
     schedule: PipelineSchedule
     micro_batches: int
     zero_stage: int
     recompute: Recompute
+    experts: ExpertPlan = field(default_factory=ExpertPlan)
+    frozen: StoredBase = field(default_factory=StoredBase)
     costs: Mapping[str, NodeCost] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+
+    @property
+    def zero_words(self) -> str:
+        """`ZeRO 3`, `ZeRO 3 in groups of 8`."""
+        is_grouped = self.topology.zero_size < self.topology.data_size
+        return f"ZeRO {self.zero_stage}" + (f" in groups of {self.topology.zero_size}" if is_grouped else "")
 
     def _repr_html_(self) -> str:
         """The main facts, for notebooks; `onward plan` writes all of it."""
         sizes, cut = self.topology, len(self.horizontal.shardings)
-        ranks = sizes.data_size * sizes.horizontal_size * sizes.pipeline_size
         rows = [
-            ("ranks", str(ranks)),
-            ("data parallel", f"{sizes.data_size} replicas" + (f", ZeRO {self.zero_stage}" if self.zero_stage else "")),
+            ("ranks", str(sizes.world_size)),
+            (
+                "data parallel",
+                f"{sizes.reader_count} replicas" + (f", {self.zero_words}" if self.zero_stage else ""),
+            ),
             ("tensor parallel", f"{sizes.horizontal_size} ranks, {cut} weights sharded"),
+            *([("context parallel", f"{sizes.context_size} ranks")] if sizes.context_size > 1 else []),
+            *([("expert parallel", f"{self.experts.size} ranks")] if self.experts.size > 1 else []),
             ("pipeline parallel", f"{sizes.pipeline_size} ranks, {self.stage_count} stages, {self.schedule}"),
             ("micro-batches an update", str(self.micro_batches)),
             *(("note", text) for text in self.notes),
@@ -84,16 +104,18 @@ def make_plan(
     shapes: Mapping[str, tuple[int, ...]],
     numbers: Mapping[str, Any],
     sizes: Mapping[str, int],
+    context: ContextPlan | None = None,
 ) -> Plan:
     """Decides for an entire run.
 
     Args:
         parameters: of the run.
         topology: the mesh.
-        graph: of the entire network, with its loss.
+        graph: of the entire network, with its loss; of one context rank, where they share it.
         shapes, numbers: what its values are for one micro-batch (`lowering/building/shapes.py`); read for horizontal
             parallelism only.
         sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages and a budget of recompute.
+        context: what `graph` was cut by, where it is the graph of one context rank.
 
     Raises:
         ParametersError: nothing can be cut as asked.
@@ -110,7 +132,8 @@ def make_plan(
     count = topology.pipeline_size * stages_of_a_rank(distributed) if topology.pipeline_size > 1 else 1
     stage_of: dict[str, int] = {}
     requested = read_requested_sharding(graph.source, topology)
-    notes = [*horizontal.notes, *([] if requested is None else compare_splits(requested, horizontal))]
+    context = context or ContextPlan()
+    notes = [*context.notes, *horizontal.notes, *([] if requested is None else compare_splits(requested, horizontal))]
     if count > 1:
         roles = find_roles(graph)
         micro_batches = parameters.training.gradient_accumulation_steps
@@ -119,18 +142,24 @@ def make_plan(
         stages = plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
         _check_split_backward(stages, distributed.pipeline_schedule)
         stage_of = {node_id(node): stage for node, stage in chosen.items()}
+    frozen = choose_base(graph, parameters.frozen_weights)
+    check_base(frozen, horizontal, graph)
+    notes += [frozen.describe(graph)] if frozen.axes else []
     recompute = parameters.recompute
     note = check_recompute(graph.model.graph, recompute)
     notes += [] if note is None else [note]
     return Plan(
         topology=topology,
         horizontal=horizontal,
+        context=context,
         stage_of=stage_of,
         stage_count=count,
         schedule=distributed.pipeline_schedule,
         micro_batches=parameters.training.gradient_accumulation_steps,
         zero_stage=distributed.zero_stage if topology.data_size > 1 else 0,
+        experts=plan_experts(graph, distributed),
         recompute=recompute,
+        frozen=frozen,
         costs=None if recompute.memory_budget is None else measure_costs(graph, sizes).nodes,
         notes=tuple(notes),
     )
@@ -154,7 +183,8 @@ def graph_of_rank(graph: TrainingGraph, plan: Plan, place: Place, gathered: Sequ
 
     `gathered` names values that are to be gathered where the tensor-parallel ranks have parts of them.
     """
-    return localize(graph, plan.horizontal, place.horizontal, gathered=gathered)
+    local = localize(plan.context.of(graph), plan.horizontal, place.horizontal, gathered=gathered)
+    return localize_experts(local, plan.experts, plan.experts.rank(place.data))
 
 
 def stages_of_local_graph(local: TrainingGraph, plan: Plan, watched: Sequence[str] = ()) -> StagePlan:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from onward.parameters import Parameters, check
+from onward.parameters import Parameters, Training, check
 
 
 def is_in_epochs(parameters: Parameters) -> bool:
     """Whether a field of the round is given in epochs."""
     training = parameters.training
-    return training.num_train_steps is None or training.evaluation_period_epochs is not None
+    return training.known_steps is None or training.evaluation_period_epochs is not None
 
 
 def in_steps(parameters: Parameters, samples: Sequence[int]) -> tuple[Parameters, str]:
@@ -29,19 +29,50 @@ def in_steps(parameters: Parameters, samples: Sequence[int]) -> tuple[Parameters
         ParametersError: fields contradict each other then, such as a warm-up longer than the round.
     """
     training = parameters.training
-    steps, period = training.num_train_steps, training.evaluation_period
+    steps, period = training.known_steps, training.evaluation_period
     notes = []
     if training.num_epochs is not None:
         steps = _steps(training.num_epochs, samples, parameters)
-        notes.append(f"training.num_epochs: {_how(training.num_epochs, samples, parameters)} take {steps:,} steps")
+        how = _how(training.num_epochs, samples, parameters)
+        notes.append(f"training.num_epochs: {how} take {steps:,} {_plural(steps, 'step')}")
     if training.evaluation_period_epochs is not None:
         period = _steps(training.evaluation_period_epochs, samples, parameters)
-        notes.append(f"evaluation every {_epochs(training.evaluation_period_epochs)} is every {period:,} steps")
+        every = f"every {_epochs(training.evaluation_period_epochs)} is every {period:,} {_plural(period, 'step')}"
+        notes.append(f"evaluation {every}")
+    if parameters.data.last_batch == "wrap" and training.batch_size > min(samples):
+        notes.append(
+            f"training.batch_size is {training.batch_size:,}, above the {min(samples):,} samples of "
+            f"{'an epoch' if len(samples) == 1 else 'a replica'}, so that a batch holds each of them several times"
+        )
     assert steps is not None
-    converted = replace(
-        training, num_train_steps=steps, num_epochs=None, evaluation_period=period, evaluation_period_epochs=None
-    )
-    return check(replace(parameters, training=converted)), "; ".join(notes) + "."
+    converted = replace(training, evaluation_period=period, evaluation_period_epochs=None)
+    return _with_steps(parameters, converted, steps), "; ".join(notes) + "."
+
+
+def updates_in_steps(parameters: Parameters, done: tuple[int, int] = (0, 0)) -> Parameters:
+    """The same round in steps, if it is given in weight updates.
+
+    Args:
+        parameters: of a round.
+        done: steps and updates of it that were made before, maybe with another accumulation.
+
+    Raises:
+        ParametersError: fields contradict each other then.
+    """
+    training, (steps, updates) = parameters.training, done
+    if training.num_updates is None:
+        return parameters
+    # Where the micro-batch is found or halved, an update keeps its samples, and steps are converted by that.
+    is_converted = training.find_batch_size or training.halve_batch_on_out_of_memory or parameters.distributed.elastic
+    if not updates or is_converted or steps % training.gradient_accumulation_steps:
+        return _with_steps(parameters, training, training.steps)
+    left = max(0, training.num_updates - updates)
+    return _with_steps(parameters, training, steps + left * training.gradient_accumulation_steps)
+
+
+def _with_steps(parameters: Parameters, training: Training, steps: int) -> Parameters:
+    converted = replace(training, num_train_steps=steps, num_updates=None, num_epochs=None)
+    return check(replace(parameters, training=converted))
 
 
 def _steps(epochs: float, samples: Sequence[int], parameters: Parameters) -> int:
@@ -49,6 +80,8 @@ def _steps(epochs: float, samples: Sequence[int], parameters: Parameters) -> int
     training, last = parameters.training, parameters.data.last_batch
     asked = Fraction(epochs).limit_denominator(1_000_000)
     batches = max(Fraction(count, training.batch_size) for count in samples)
+    if parameters.distributed.elastic:  # as many updates with any number of replicas
+        batches = Fraction(sum(samples), len(samples) * training.batch_size)
     if last != "wrap":
         batches = Fraction(math.floor(batches) if last == "drop" else math.ceil(batches))
     updates = asked * batches / training.gradient_accumulation_steps
@@ -66,4 +99,8 @@ def _how(epochs: float, samples: Sequence[int], parameters: Parameters) -> str:
 
 
 def _epochs(epochs: float) -> str:
-    return "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+    return f"{epochs:g} {_plural(epochs, 'epoch')}"
+
+
+def _plural(count: float, word: str) -> str:
+    return word if count == 1 else f"{word}s"

@@ -13,8 +13,8 @@ from onward.plan.pipeline.stages import Stage, StagePlan
 from onward.plan.rank import RankPlan
 
 KINDS = (
-    "weights", "gathered weights", "low-precision copies", "gradients", "moments", "activations", "constants",
-    "communication", "working memory",
+    "weights", "frozen weights", "gathered weights", "low-precision copies", "gradients", "moments", "averages",
+    "masks", "activations", "constants", "communication", "working memory",
 )  # fmt: skip
 """Gathered weights: full ones that ZeRO keeps in parts. Working memory: what is gone when its operator is done."""
 
@@ -24,12 +24,12 @@ Bytes = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What a rank exchanges with others.
+    """What a rank communicates with others.
 
     Attributes:
         what: in words.
         calls: how many collectives.
-        payload: bytes of the tensors that are exchanged, whole.
+        payload: bytes of the communicated tensors, unsharded.
         ranks: how many take part in each.
         share: of the payload that this rank sends: 2 (n - 1) / n for a ring all-reduce, (n - 1) / n for an all-gather
             or a reduce-scatter, 1 for a plain send.
@@ -64,7 +64,7 @@ class StageFootprint:
         received: bytes of one micro-batch from the stage before, those among them whose gradient travels back.
         sent: the same for the stage after.
         features: bytes of the inputs of the network that it reads, of one micro-batch.
-        traffic_first, traffic_between, traffic_last: what the first micro-batch of an update exchanges, each of those
+        traffic_first, traffic_between, traffic_last: what the first micro-batch of an update communicates, each one
             between, and the last.
         problem: why it was not measured but estimated from the graph; empty if it was measured.
     """
@@ -220,7 +220,12 @@ def stage_cost(stage: Stage, costs: GraphCosts) -> NodeCost:
 
 
 def estimated_footprint(
-    weight_bytes: float, kept_bytes: float, slots: int, micro_batches: int, zero_shares: tuple[int, int, int]
+    weight_bytes: float,
+    kept_bytes: float,
+    slots: float,
+    micro_batches: int,
+    zero_shares: tuple[int, int, int],
+    averages: int = 0,
 ) -> StageFootprint:
     """A footprint counted from the graph alone, for networks that cannot be run without their data.
 
@@ -230,9 +235,12 @@ def estimated_footprint(
         slots: tensors that the optimizer keeps for a weight.
         micro_batches: of one update.
         zero_shares: into how many parts ZeRO cuts moments, gradients and weights.
+        averages: of the weights that the run keeps: 0 or 1.
     """
     moments, gradients, weights = (weight_bytes / share for share in zero_shares)
     held = {"weights": weights, "moments": slots * moments, "gradients": gradients if micro_batches > 1 else 0.0}
+    if averages:
+        held["averages"] = averages * moments
     full = {**held, "gradients": gradients}
     kept = {**held, "activations": kept_bytes}
     return StageFootprint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onward.graph.quantized_base.passes import store_frozen_weights
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.costs.segments import SegmentPlan, plan_segments
 from onward.plan.decision import Plan, graph_of_rank, stages_of_local_graph
@@ -77,6 +78,7 @@ def plan_rank(
 
 
 def _planned(plan: Plan, graph: TrainingGraph, stage: Stage | None, is_compiled: bool) -> PlannedStage:
+    graph = store_frozen_weights(graph, plan.frozen)
     segments = plan_segments(
         graph.model.graph,
         graph.weights,

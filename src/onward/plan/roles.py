@@ -12,16 +12,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.cuts import reads
-from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.graph.operators import Fact, has_fact, operators_with
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.weights.frozen_weights import constant_sources, frozen_layers
 from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
-
-LARGEST_TABLE_ELEMENTS = 4096
-"""A product with a frozen matrix of more elements is a layer, not a table of frequencies; it is computed once."""
+from onward.graph.weights.quantization import is_only_dequantized
 
 _LAYERS = operators_with(Fact.CONVOLUTION | Fact.RECURRENT) | {"Gemm", "Attention", "BatchNormalization"}
-_PRODUCTS = operators_with(Fact.MATMUL) | {"MatMulInteger", "QLinearMatMul"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +76,7 @@ def find_roles(graph: TrainingGraph, watched: Sequence[str] = ()) -> ValueRoles:
     bound: set[ir.Node] = set()
     bound_values: set[ir.Value] = set()
     roots: dict[ir.Node, frozenset[ir.Value]] = {}
+    frozen = frozen_layers(main, constant_sources(main, (*graph.weights, *graph.states)))
     for node in nodes:
         read = list(reads(node))
         if has_fact(node.op_type, Fact.SHAPE_ONLY) and node.domain == "" and read[0] in bound_values:
@@ -86,7 +84,8 @@ def find_roles(graph: TrainingGraph, watched: Sequence[str] = ()) -> ValueRoles:
             continue
         input_too = any(value in from_input for value in read)
         weight_too = any(value in from_weight for value in read)
-        if any(v in bound_values for v in read) or (input_too and weight_too) or _is_bound(node, weight_too):
+        is_mixed = (input_too and weight_too) or any(value in bound_values for value in read)
+        if is_mixed or node in frozen or _is_bound(node, weight_too):
             bound.add(node)
             bound_values.update(node.outputs)
         else:
@@ -97,7 +96,9 @@ def find_roles(graph: TrainingGraph, watched: Sequence[str] = ()) -> ValueRoles:
             from_weight.update(node.outputs)
         blocked = {value for index, value in enumerate(node.inputs) if is_without_gradient(node, index)}
         if any(value in with_gradient and value not in blocked for value in read):
-            with_gradient.update(v for v in node.outputs if v.dtype is None or v.dtype in TRAINABLE_TYPES)
+            with_gradient.update(
+                v for v in node.outputs if v.dtype is None or v.dtype in TRAINABLE_TYPES or is_only_dequantized(v)
+            )
     return ValueRoles(
         nodes=tuple(nodes),
         bound=frozenset(bound),
@@ -126,18 +127,10 @@ def _needed(main: ir.Graph, outputs: Iterable[ir.Value], producers: Mapping[ir.V
 
 
 def _is_bound(node: ir.Node, reads_weight: bool) -> bool:
-    """Whether a node must not be computed twice: it draws random numbers, keeps statistics, or is a frozen layer."""
+    """Whether a node must not be computed twice: it draws random numbers, keeps statistics, or is a layer."""
     if _draws(node):
         return True
-    is_linear = (node.domain, node.op_type) == (FUSED, "Linear")
-    if (node.domain != "" and not is_linear) or reads_weight:
-        return node.op_type == "BatchNormalization"
-    if node.op_type in _LAYERS:
-        return True
-    return node.op_type in _PRODUCTS and any(
-        value is not None and value.const_value is not None and value.const_value.size > LARGEST_TABLE_ELEMENTS
-        for value in node.inputs
-    )
+    return node.op_type == "BatchNormalization" or (node.domain == "" and node.op_type in _LAYERS and not reads_weight)
 
 
 def _draws(node: ir.Node) -> bool:

@@ -7,7 +7,7 @@ values of a fused projection), so that a rank holds one shard of each block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,19 @@ class TensorShard:
         offsets: first element along each axis, in the full tensor.
         sizes: elements along each axis.
         local_offsets: first element along each axis, in the rank's tensor.
+        replica: which this rank is of the tensor-parallel ranks in succession that hold these elements, and how many
+            they are; the first one counts them.
     """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     local_offsets: tuple[int, ...]
+    replica: tuple[int, int] = (0, 1)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether no tensor-parallel rank before this one holds the same elements."""
+        return self.replica[0] == 0
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -46,14 +54,47 @@ class Sharding:
         axis: counted from the front.
         blocks: sizes that add up to the axis. Of a block of size n, rank r of R holds the elements from
             n * r // R up to n * (r + 1) // R: equal shards wherever R divides n.
+        parts: for each block, into how many shards it can be divided at most, as there are heads of keys and values;
+            where R is a multiple of them, R / parts ranks in succession hold the same shard. 0: any number.
     """
 
     axis: int
     blocks: tuple[int, ...]
+    parts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Blocks without a limit have no parts."""
+        if not any(self.parts):
+            object.__setattr__(self, "parts", ())
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """`parts`, an entry for every block."""
+        return self.parts or (0,) * len(self.blocks)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank holds all of it."""
+        return bool(self.parts) and set(self.parts) == {1}
+
+    def has_limits_of(self, other: Sharding) -> bool:
+        """Whether each block that the other divides into so many parts at most is divided into as many here."""
+        return all(own == limit or not limit for own, limit in zip(self.limits, other.limits, strict=True))
+
+    def copies(self, size: int) -> tuple[int, ...]:
+        """For each block, how many ranks hold the same shard."""
+        return tuple(size // most if most and size % most == 0 else 1 for most in self.limits)
+
+    def ranges(self, rank: int, size: int) -> list[tuple[int, int]]:
+        """Of each block, the first element that a rank holds, and the one after its last."""
+        return [
+            range_of_rank(block, rank // copies, size // copies)
+            for block, copies in zip(self.blocks, self.copies(size), strict=True)
+        ]
 
     def local_size(self, rank: int, size: int) -> int:
         """How many elements of the axis a rank holds."""
-        return sum(end - start for start, end in (range_of_rank(block, rank, size) for block in self.blocks))
+        return sum(end - start for start, end in self.ranges(rank, size))
 
     def local_shape(self, full_shape: Sequence[int], rank: int, size: int) -> tuple[int, ...]:
         """The shape of a rank's tensor."""
@@ -70,10 +111,10 @@ class Sharding:
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not one of {size} ranks.")
         found, offset, local = [], 0, 0
-        for block in self.blocks:
-            start, end = range_of_rank(block, rank, size)
+        for block, copies, (start, end) in zip(self.blocks, self.copies(size), self.ranges(rank, size), strict=True):
             if end > start:
-                found.append(_shard_along(full_shape, self.axis, offset + start, end - start, local))
+                shard = _shard_along(full_shape, self.axis, offset + start, end - start, local)
+                found.append(replace(shard, replica=(rank % copies, copies)))
             offset, local = offset + block, local + end - start
         return tuple(found)
 
@@ -100,10 +141,11 @@ def cut(shards: Sequence[TensorShard], start: int, stop: int) -> tuple[TensorSha
         length = min(stop, shard.local_offsets[0] + shard.sizes[0]) - first
         if length > 0:
             found.append(
-                TensorShard(
-                    (shard.offsets[0] + first - shard.local_offsets[0], *shard.offsets[1:]),
-                    (length, *shard.sizes[1:]),
-                    (first - start, *shard.local_offsets[1:]),
+                replace(
+                    shard,
+                    offsets=(shard.offsets[0] + first - shard.local_offsets[0], *shard.offsets[1:]),
+                    sizes=(length, *shard.sizes[1:]),
+                    local_offsets=(first - start, *shard.local_offsets[1:]),
                 )
             )
     return tuple(found)
@@ -120,27 +162,6 @@ def take_shard(full: NDArray[np.generic], sharding: Sharding | None, rank: int, 
     if not arrays:
         return np.empty(sharding.local_shape(full.shape, rank, size), full.dtype)
     return np.concatenate(arrays, axis=sharding.axis)
-
-
-def join_shards(arrays: Sequence[NDArray[np.generic]], sharding: Sharding | None) -> NDArray[np.generic]:
-    """The full array from the arrays of all ranks, in the order of ranks.
-
-    Raises:
-        ValueError: an array has not the shape that the sharding gives its rank.
-    """
-    ordered = list(arrays)
-    if sharding is None:
-        return ordered[0]
-    full_shape = list(ordered[0].shape)
-    full_shape[sharding.axis] = sum(sharding.blocks)
-    full = np.empty(full_shape, ordered[0].dtype)
-    for rank, array in enumerate(ordered):
-        expected = sharding.local_shape(full_shape, rank, len(ordered))
-        if array.shape != expected:
-            raise ValueError(f"rank {rank} holds {list(array.shape)}; expected {list(expected)}.")
-        for shard in sharding.shards(full_shape, rank, len(ordered)):
-            full[shard.slices] = array[shard.local_slices]
-    return full
 
 
 def _shard_along(full_shape: Sequence[int], axis: int, start: int, length: int, local: int) -> TensorShard:

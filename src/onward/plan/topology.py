@@ -1,6 +1,7 @@
-"""The mesh of ranks: three dimensions, and which place in it a rank has.
+"""The mesh of ranks: its dimensions, and which place in it a rank has.
 
-Ranks are laid out as the original runner did: horizontal neighbors first, then replicas, then pipeline stages.
+Ranks are laid out as the original runner did: horizontal neighbors first, then replicas, then pipeline stages. Of the
+replicas, `context_size` in succession read the same samples, each a part of every sequence.
 """
 
 from __future__ import annotations
@@ -13,44 +14,58 @@ from onward.parameters.distributed import Distributed
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its index along each dimension of the mesh."""
+    """Where a rank is: its index along each dimension of the mesh; `data` counts the replicas of the weights."""
 
     data: int
     horizontal: int
     pipeline: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """The sizes of the mesh's dimensions: `rank = (pipeline * data_size + data) * horizontal_size + horizontal`.
 
     Attributes:
-        data_size: replicas, each with its own data.
+        data_size: replicas of the weights: `data_parallel_size * context_parallel_size`.
         horizontal_size: ranks that share the weights of a layer.
         pipeline_size: ranks that share the layers.
+        context_size: replicas in succession that share the sequences of the same samples; divides `data_size`.
+        zero_group_size: replicas in succession among which ZeRO shards; divides `data_size`. None: all of them.
     """
 
     data_size: int = 1
     horizontal_size: int = 1
     pipeline_size: int = 1
+    context_size: int = 1
+    zero_group_size: int | None = None
+
+    @classmethod
+    def of_sizes(cls, distributed: Distributed) -> Topology:
+        """The mesh that the fields ask for, whatever the number of processes."""
+        return cls(
+            data_size=distributed.data_parallel_size * distributed.context_parallel_size,
+            horizontal_size=distributed.horizontal_parallel_size,
+            pipeline_size=distributed.pipeline_parallel_size,
+            context_size=distributed.context_parallel_size,
+            zero_group_size=distributed.zero_group_size,
+        )
 
     @classmethod
     def of(cls, distributed: Distributed, world_size: int) -> Topology:
         """The mesh of these sizes.
 
         Raises:
-            ParametersError: the product of the sizes is not the number of processes.
+            ParametersError: the product of the sizes is not the number of processes, or they are still to be chosen.
         """
-        sizes = (
-            distributed.data_parallel_size,
-            distributed.horizontal_parallel_size,
-            distributed.pipeline_parallel_size,
-        )
-        topology = cls(*sizes)
+        if distributed.layout == "auto":
+            raise ParametersError(
+                "distributed.layout is auto, which `onward train` replaces by a layout. Start the run with it, or set "
+                "the sizes that `onward plan RUN.yaml --ranks N` prints."
+            )
+        topology = cls.of_sizes(distributed)
         if topology.world_size != world_size:
             raise ParametersError(
-                f"distributed: data_parallel_size {sizes[0]} * horizontal_parallel_size {sizes[1]} * "
-                f"pipeline_parallel_size {sizes[2]} = {topology.world_size}, but there are {world_size} processes. "
+                f"distributed: {distributed.product} = {topology.world_size}, but there are {world_size} processes. "
                 "Start as many processes as the product says, or change the sizes."
             )
         return topology
@@ -59,6 +74,30 @@ class Topology:
     def world_size(self) -> int:
         """How many ranks there are."""
         return self.data_size * self.horizontal_size * self.pipeline_size
+
+    @property
+    def zero_size(self) -> int:
+        """Among how many replicas ZeRO shards."""
+        return self.zero_group_size or self.data_size
+
+    @property
+    def reader_count(self) -> int:
+        """How many groups of replicas read samples of their own; as many as replicas without context parallelism."""
+        return self.data_size // self.context_size
+
+    def reader(self, place: Place) -> int:
+        """Which of the `reader_count` parts of the data is read at a place."""
+        return place.data // self.context_size
+
+    def context(self, place: Place) -> int:
+        """Which part of every sequence is computed at a place."""
+        return place.data % self.context_size
+
+    @property
+    def as_text(self) -> str:
+        """The sizes: `2 data x 1 horizontal x 1 pipeline`."""
+        context = f" x {self.context_size} context" if self.context_size > 1 else ""
+        return f"{self.reader_count} data x {self.horizontal_size} horizontal x {self.pipeline_size} pipeline{context}"
 
     def place(self, rank: int) -> Place:
         """Where a rank is."""
@@ -71,12 +110,24 @@ class Topology:
         return (place.pipeline * self.data_size + place.data) * self.horizontal_size + place.horizontal
 
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks that hold the same shards of the same stage and read other data; every rank is in one group."""
+        """Ranks that hold the same shards of the same stage: its replicas; every rank is in one group."""
         return tuple(
             tuple(self.rank(Place(data, horizontal, pipeline)) for data in range(self.data_size))
             for pipeline in range(self.pipeline_size)
             for horizontal in range(self.horizontal_size)
         )
+
+    def context_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that share sequences: replicas that read the same samples."""
+        return self.successive_replicas(self.context_size)
+
+    def successive_replicas(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """Groups of so many replicas in succession."""
+        return tuple(group[i : i + size] for group in self.data_groups() for i in range(0, self.data_size, size))
+
+    def spaced_replicas(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """Groups of the replicas at the same place in each of those groups."""
+        return tuple(group[i::size] for group in self.data_groups() for i in range(size))
 
     def horizontal_groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that share the weights of the same layers and read the same data."""

@@ -30,7 +30,7 @@ class HeldWeight:
 
 @dataclass(frozen=True)
 class ZeroUnit:
-    """Segments whose weights are exchanged together.
+    """Segments whose weights are communicated together.
 
     Attributes:
         segments: consecutive, ascending.
@@ -46,7 +46,7 @@ class ZeroUnit:
 def choose_units(segments: Sequence[Sequence[HeldWeight]], backward_follows: bool) -> tuple[ZeroUnit, ...]:
     """The units of a chain of segments, ascending.
 
-    Blocks that repeat are units, several of them where one is small; what lies around them is put together until it is
+    Blocks that repeat are units, several of them where one is small; what is around them is merged until it is
     large enough. What is left stays with the weights that several segments read, and so do weights that are single
     numbers.
 
@@ -73,15 +73,19 @@ def find_blocks(segments: Sequence[Sequence[HeldWeight]]) -> list[range]:
     Args:
         segments: the weights that only this segment reads, for each.
     """
-    held = [tuple(sorted(segment)) for segment in segments]
-    sizes = [sum(weight.nbytes for weight in segment) for segment in held]
-    rows = _repeats(held, sizes, 0, len(held))
     return [
         range(begin, begin + period)
-        for first, period, count in rows
+        for first, period, count in find_rows(segments)
         if period > 1
         for begin in range(first, first + period * count, period)
     ]
+
+
+def find_rows(segments: Sequence[Sequence[HeldWeight]]) -> list[tuple[int, int, int]]:
+    """(first segment, segments of a block, blocks) of whatever comes several times in a row, ascending."""
+    held = [tuple(sorted(segment)) for segment in segments]
+    sizes = [sum(weight.nbytes for weight in segment) for segment in held]
+    return _repeats(held, sizes, 0, len(held))
 
 
 def _trimmed(group: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def is_causal(model: ModelFacts, output: str | None = None) -> bool:
     three = [port.name for port in model.outputs if port.shape is not None and len(port.shape) == 3]
     name = output or (three or names)[0]
     try:
-        net = to_torch(model.path, limits=model.limits)
+        net = to_torch(model.path, fixed_inputs=model.fixed_inputs, limits=model.limits)
         first, second = (_inputs(model, last) for last in (0, 1))
         with torch.no_grad():
             results = [net(**inputs) for inputs in (first, second)]
@@ -38,9 +38,10 @@ def is_causal(model: ModelFacts, output: str | None = None) -> bool:
 
 def _inputs(model: ModelFacts, last: int) -> dict[str, torch.Tensor]:
     """Tokens that count up, with another one at the end."""
-    lengths = [port.shape[1] for port in model.inputs if port.shape is not None and len(port.shape) > 1]
+    ports = [port for port in model.inputs if port.name not in model.fixed_inputs]
+    lengths = [port.shape[1] for port in ports if port.shape is not None and len(port.shape) > 1]
     length = next((size for size in lengths if isinstance(size, int)), _TRIED_LENGTH)
-    return {port.name: _tensor(model, port, length, last) for port in model.inputs}
+    return {port.name: _tensor(model, port, length, last) for port in ports}
 
 
 def _tensor(model: ModelFacts, port: Port, length: int, last: int) -> torch.Tensor:

@@ -64,8 +64,11 @@ class DataFacts:
         is_counted: false where the count is an estimate.
         train_dir, test_dir: of packed data.
         classes: names of the classes, where the data name them.
+        are_pairs: every feature has an axis of 2 first, a chosen and a rejected answer.
         bytes: of text.
         missing_rows: rows of a table that lack a value.
+        asked_kind: the kind of source that the user chose; None: suffixes told it.
+        ignored: which files of a folder are not read, being of other kinds; "": none.
     """
 
     path: Path
@@ -77,12 +80,15 @@ class DataFacts:
     train_dir: Path | None = None
     test_dir: Path | None = None
     classes: tuple[str, ...] = ()
+    are_pairs: bool = False
     bytes: int = 0
     missing_rows: int = 0
     delimiter: str = ","
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     test: DataFacts | None = None
     unused: tuple[Path, ...] = ()
+    asked_kind: str | None = None
+    ignored: str = ""
 
     def feature(self, name: str) -> Feature | None:
         """The feature of this name."""

@@ -15,6 +15,7 @@ import numpy as np
 from onward.data.manifest import MANIFEST_NAME, read_manifest
 from onward.data.packing.arrays import open_arrays
 from onward.data.packing.documents import count_bytes
+from onward.data.packing.images import OF_16_BITS
 from onward.data.packing.options import ArrayOptions, TableOptions, TextOptions
 from onward.data.packing.rows import is_missing, read_blocks
 from onward.data.packing.source import Sample, find_source_files, require
@@ -32,8 +33,13 @@ _LARGEST_SHARE_OF_WORDS = 0.1
 """In a column of numbers so many cells, at most, are taken for mistakes; else it is one of words."""
 
 
-def read_data_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> DataFacts:
+def read_data_facts(path: Path, limits: Limits = DEFAULT_LIMITS, kind: str | None = None) -> DataFacts:
     """Looks at data: a folder of shards, or whatever `onward pack` takes within the limits.
+
+    Args:
+        path: of a folder or a file.
+        limits: of the machine.
+        kind: of source, as `onward pack` calls it; None: found out from suffixes.
 
     Raises:
         DataError: there is nothing, nothing of a known kind, or it is broken.
@@ -43,26 +49,26 @@ def read_data_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> DataFacts:
         return _read_packed(path, *packed)
     splits = find_splits(path)
     if splits is not None:
-        return _read_splits(splits, limits)
+        return _read_splits(splits, limits, kind)
     if path.is_dir() and path.name in (*TRAINING_NAMES, *EVALUATION_NAMES) and not any(path.iterdir()):
         raise DataError(f"data folder {str(path)!r} is empty; pass a folder or file with data.")
-    return _read_source(path, None, limits)
+    return _read_source(path, kind, limits)
 
 
 def _read_source(path: Path, kind: str | None, limits: Limits) -> DataFacts:
-    kind, paths = find_source_files(path, kind)
+    found = find_source_files(path, kind)
     readers: dict[str, Callable[[Path, list[Path]], DataFacts]] = {
         "arrays": partial(_read_arrays, limits=limits),
         "table": _read_table,
         "images": _read_images,
         "text": _read_text,
     }
-    return readers[kind](path, paths)
+    return replace(readers[found.kind](path, found.paths), ignored=found.describe_ignored(), asked_kind=kind)
 
 
-def _read_splits(splits: Splits, limits: Limits) -> DataFacts:
+def _read_splits(splits: Splits, limits: Limits, kind: str | None) -> DataFacts:
     """Training and test data of a divided folder: the columns of words hold the words of both."""
-    train = _read_source(splits.train, None, limits)
+    train = _read_source(splits.train, kind, limits)
     test = _read_source(splits.test, train.kind, limits)
     features = tuple(_with_words_of(feature, test.feature(feature.name)) for feature in train.features)
     return replace(train, features=features, test=test, unused=splits.unused)
@@ -112,6 +118,7 @@ def _read_packed(path: Path, train: Path, test: Path | None) -> DataFacts:
         train_dir=train,
         test_dir=test,
         classes=tuple(details.get("classes", ())),
+        are_pairs=manifest is not None and manifest.kind == "preference",
         categories=named,
     )
 
@@ -206,6 +213,7 @@ def _read_table(path: Path, paths: list[Path]) -> DataFacts:
     if not columns:
         raise DataError(f"table {str(path)!r} has no rows.")
     count = rows if is_counted else int(rows * total_bytes / max(1, read_bytes))
+    _refuse_conversations(path, columns)
     if paths[0].suffix.lower() in (".csv", ".tsv"):
         _refuse_numbers_as_names(path, list(columns))
     features = tuple(_feature_of_column(name, values, places) for name, values in columns.items())
@@ -219,6 +227,20 @@ def _read_table(path: Path, paths: list[Path]) -> DataFacts:
         missing_rows=sum(map(any, zip(*lacking, strict=True))),
         delimiter=options.delimiter,
     )
+
+
+def _refuse_conversations(path: Path, columns: Mapping[str, list[Any]]) -> None:
+    """Turns of conversations are no columns that a model reads."""
+    kind = "preference" if {"chosen", "rejected"} <= columns.keys() else "chat"
+    for name, values in columns.items():
+        first = next((value for value in values if value is not None), None)
+        has_turns = isinstance(first, list) and first and isinstance(first[0], dict)
+        if has_turns or (kind == "preference" and name == "chosen"):
+            raise DataError(
+                f"{str(path)!r} holds conversations (column {name!r}), which the model's chat template turns into "
+                f"tokens. Pack them first, onward pack {path} DEST --kind {kind} --tokenizer FOLDER, and pass DEST "
+                "instead."
+            )
 
 
 def _find_delimiter(path: Path) -> str:
@@ -321,7 +343,7 @@ def _read_images(path: Path, paths: list[Path]) -> DataFacts:
     if not sizes:
         raise DataError(f"none of the images of {str(path)!r} that were sampled can be decoded; replace them.")
     height, width = sorted(sizes)[len(sizes) // 2]
-    channels = 1 if all(mode in ("L", "1", "I;16", "I") for mode in modes) else 3
+    channels = 1 if all(mode in ("L", "LA", "1", "I", *OF_16_BITS) for mode in modes) else 3
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[one.relative_to(path).parts[0]] for one in paths], np.int64)
     features = (

@@ -29,11 +29,6 @@ class Fit:
     cast: str = ""
     reasons: tuple[str, ...] = ()
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether anything has to be done to the data."""
-        return bool(self.operations or self.cast)
-
 
 def fits(found: Sequence[int], wanted: Sequence[Size]) -> bool:
     """Whether a shape has the rank and the fixed sizes that are wanted."""

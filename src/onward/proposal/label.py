@@ -42,6 +42,11 @@ class Label:
         values = self._counted()
         return int(values.max()) + 1 if values.size else 0
 
+    @property
+    def seen_classes(self) -> int:
+        """How many different classes there are: fewer than `class_count` where numbers between them were not seen."""
+        return len(self.classes) or len(np.unique(self._counted()))
+
     def _counted(self) -> np.ndarray:
         if self.feature.values is None:
             return np.arange(max(1, len(self.classes)))

@@ -58,6 +58,3 @@ def _order_of_numbers(ranks: np.ndarray) -> str:
         return "are sorted by label"
     correlation = float(np.corrcoef(ranks, np.arange(len(ranks)))[0, 1])
     return "are nearly sorted by label" if abs(correlation) > LEAST_CORRELATION else ""
-
-
-__all__ = ["order_of_labels"]

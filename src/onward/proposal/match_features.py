@@ -11,11 +11,12 @@ import numpy as np
 from onward.data.packing.options import ArrayOptions, PackOptions
 from onward.data.packing.transforms import IGNORED_LABEL
 from onward.errors import DataError
+from onward.losses.registry import LOSSES
 from onward.proposal.data_facts import DataFacts, Feature
 from onward.proposal.label import Label
 from onward.proposal.label_order import order_of_labels
 from onward.proposal.matching import (
-    Assignment,
+    FeatureAssignment,
     Match,
     assign,
     choose_label,
@@ -28,6 +29,7 @@ from onward.proposal.model_facts import ModelFacts, Port
 from onward.proposal.proposal import Answers, Choice, Packing
 from onward.proposal.task import Task, candidates, find_task, loss_of_output, own_loss
 
+_OF_PAIRS = "every sample is a pair of answers, a chosen and a rejected one."
 _TEXT_NEEDS = "Pass text, or add a feature of labels with the same shape."
 
 
@@ -37,6 +39,10 @@ def match_features(model: ModelFacts, data: DataFacts, answers: Answers, folder:
     Raises:
         DataError: an input has no feature, no label is there, or none fits; with what to do.
     """
+    of_pairs, is_asked = data.are_pairs, answers.loss is not None
+    if of_pairs:
+        kind = next(kind.name for kind in LOSSES if kind.is_of_pairs)
+        data, answers = _one_of_each_pair(data), replace(answers, loss=answers.loss or kind)
     ports = needed_inputs(model, answers.prediction)
     # A run reads every input of the graph, those that the prediction does not depend on, too.
     held = {feature.name for feature in data.features}
@@ -56,8 +62,19 @@ def match_features(model: ModelFacts, data: DataFacts, answers: Answers, folder:
     classes = data.categories.get(feature.name, data.classes if feature.name == "label" else ())
     task = find_task(model, Label(feature, tuple(classes)), answers.prediction, answers.loss)
     task = _with_cast(task, feature)
+    if of_pairs and not is_asked:
+        task = replace(task, loss=(replace(task.loss[0], reason=_OF_PAIRS), *task.loss[1:]))
     match = Match(task=task, label=free_label_name(model, feature.name), questions=questions)
     return _complete(model, data, match, found, operations, feature, folder)
+
+
+def _one_of_each_pair(data: DataFacts) -> DataFacts:
+    """The chosen answers: what the model reads, since a loss of pairs computes both as samples."""
+    features = (
+        replace(one, shape=one.shape[1:], values=None if one.values is None else one.values[:, 0])
+        for one in data.features
+    )
+    return replace(data, features=tuple(features))
 
 
 def _with_cast(task: Task, feature: Feature) -> Task:
@@ -65,7 +82,7 @@ def _with_cast(task: Task, feature: Feature) -> Task:
     return replace(task, cast="float32") if feature.dtype == "bool" and not task.cast else task
 
 
-def _derived(found: Assignment, operations: list[str]) -> bool:
+def _derived(found: FeatureAssignment, operations: list[str]) -> bool:
     """Adds the operations that make missing inputs from token ids; whether all could be made."""
     tokens = next((one for one, _ in found.chosen.values() if one.is_integer and len(one.shape) == 1), None)
     if tokens is None:
@@ -76,7 +93,7 @@ def _derived(found: Assignment, operations: list[str]) -> bool:
 
 
 def _without_label(
-    model: ModelFacts, data: DataFacts, answers: Answers, found: Assignment, operations: list[str], folder: Path
+    model: ModelFacts, data: DataFacts, answers: Answers, found: FeatureAssignment, operations: list[str], folder: Path
 ) -> Match:
     """Data of inputs alone: the next token, or the input itself, may be what is learned."""
     for port in candidates(model, answers.prediction):
@@ -98,7 +115,7 @@ def _next_token(
     model: ModelFacts,
     data: DataFacts,
     answers: Answers,
-    found: Assignment,
+    found: FeatureAssignment,
     operations: list[str],
     tokens: Feature,
     folder: Path,
@@ -132,7 +149,7 @@ def _next_token(
 def _autoencoder(
     model: ModelFacts,
     data: DataFacts,
-    found: Assignment,
+    found: FeatureAssignment,
     operations: list[str],
     feature: Feature,
     wanted: Port,
@@ -151,7 +168,7 @@ def _complete(
     model: ModelFacts,
     data: DataFacts,
     match: Match,
-    found: Assignment,
+    found: FeatureAssignment,
     operations: list[str],
     label: Feature | None,
     folder: Path,
@@ -179,7 +196,9 @@ def _complete(
     options = PackOptions(source=ArrayOptions(arrays), transform=pairs, cast=tuple(casts), shuffle_buffer=buffer)
     if order:
         reasons.append(f"the samples {order}: they are shuffled during packing")
-    return replace(match, name_map=names, packing=Packing(data.path, folder, options, tuple(reasons)))
+    return replace(
+        match, name_map=names, packing=Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons))
+    )
 
 
 def _refuse_operations(

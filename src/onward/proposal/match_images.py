@@ -62,7 +62,7 @@ def match_images(model: ModelFacts, data: DataFacts, answers: Answers, folder: P
     task = find_task(model, Label(label, data.classes), answers.prediction, answers.loss)
     name = free_label_name(model, label.name)
     names = {one: other for one, other in (("image", port.name), ("label", name)) if one != other}
-    packing = Packing(data.path, folder, options, tuple(reasons))
+    packing = Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons))
     return Match(task=task, label=name, name_map=names, packing=packing, questions=questions)
 
 

@@ -93,7 +93,7 @@ def match_table(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     )  # fmt: skip
     if order:
         reasons.append(f"the rows {order}: they are shuffled during packing")
-    packing = Packing(data.path, folder, options, tuple(reasons))
+    packing = Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons))
     return Match(
         task=task,
         label=name,

@@ -71,7 +71,12 @@ def match_text(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pat
     options = PackOptions(source=text, transform=tuple(pairs), cast=tuple(casts))
     task, label = _task(model, prediction, objective, length, answers)
     names = {one: other for one, other in (("tokens", tokens.name), ("labels", label)) if one != other}
-    return Match(task=task, label=label, name_map=names, packing=Packing(data.path, folder, options, (why, why_length)))
+    return Match(
+        task=task,
+        label=label,
+        name_map=names,
+        packing=Packing(source=data.path, folder=folder, options=options, reasons=(why, why_length)),
+    )
 
 
 def _task(model: ModelFacts, prediction: Port, objective: Objective, length: int, answers: Answers) -> tuple[Task, str]:
@@ -95,11 +100,11 @@ def _task(model: ModelFacts, prediction: Port, objective: Objective, length: int
 
 def token_port(model: ModelFacts, ports: list[Port]) -> Port | None:
     """The input of token ids; None: the model has none."""
-    whole = [
+    of_ids = [
         port for port in ports if port.dtype in ("int64", "int32") and (port.sample is None or len(port.sample) == 1)
     ]
-    indexing = [port for port in whole if port.name in model.tables and synthesized(port, "") is None]
-    return next(iter([*indexing, *(port for port in whole if synthesized(port, "") is None)]), None)
+    indexing = [port for port in of_ids if port.name in model.tables and synthesized(port, "") is None]
+    return next(iter([*indexing, *(port for port in of_ids if synthesized(port, "") is None)]), None)
 
 
 def _objective(model: ModelFacts, prediction: Port) -> Objective:
@@ -120,9 +125,9 @@ def _tokenizer(
 ) -> tuple[str, str]:
     if answers.tokenizer is not None:
         return answers.tokenizer, "the tokenizer is set by --tokenizer"
-    beside = find_tokenizer_of_model(model.path)
-    if beside is not None:
-        return str(beside), f"{beside.name} is next to the model"
+    found = find_tokenizer_of_model(model.path)
+    if found is not None:
+        return str(found), f"{found.name} is next to the model"
     if model.origin.is_trained:
         raise DataError(
             f"{str(model.path)!r} looks trained ({model.origin.evidence}), so it needs its own tokenizer, and "
@@ -192,5 +197,8 @@ def _match_bert(
     )
     names = {one: other for one, other in features.items() if one != other}
     return Match(
-        task=task, label=None, name_map=names, packing=Packing(data.path, folder, PackOptions(source=text), reasons)
+        task=task,
+        label=None,
+        name_map=names,
+        packing=Packing(source=data.path, folder=folder, options=PackOptions(source=text), reasons=reasons),
     )

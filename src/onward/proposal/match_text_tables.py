@@ -123,7 +123,7 @@ def match_text_table(
         task=task,
         label=name,
         name_map={},
-        packing=Packing(data.path, folder, options, tuple(reasons)),
+        packing=Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons)),
         questions=questions,
         notes=notes,
     )

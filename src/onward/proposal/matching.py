@@ -83,7 +83,7 @@ def needed_inputs(model: ModelFacts, asked_output: str | None) -> list[Port]:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class FeatureAssignment:
     """Inputs with the features that they are read from, and what is left over."""
 
     chosen: Mapping[str, tuple[Feature, Fit]]
@@ -91,7 +91,9 @@ class Assignment:
     left: tuple[Feature, ...]
 
 
-def assign(model: ModelFacts, ports: Sequence[Port], features: Sequence[Feature], label: str | None) -> Assignment:
+def assign(
+    model: ModelFacts, ports: Sequence[Port], features: Sequence[Feature], label: str | None
+) -> FeatureAssignment:
     """Gives each input the feature that fits it best, by name first, then by what is to be done to it."""
     pairs = []
     for port in ports:
@@ -109,7 +111,7 @@ def assign(model: ModelFacts, ports: Sequence[Port], features: Sequence[Feature]
             chosen[port.name] = (feature, found)
             used.add(feature.name)
     missing = tuple(port for port in ports if port.name not in chosen)
-    return Assignment(chosen, missing, tuple(one for one in features if one.name not in used))
+    return FeatureAssignment(chosen, missing, tuple(one for one in features if one.name not in used))
 
 
 def name_score(feature: str, port: str) -> float:

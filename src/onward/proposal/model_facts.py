@@ -14,7 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.adapters.targets import default_targets
 from onward.graph.classical.class_names import find_class_names
+from onward.graph.new_head import has_head
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.operators import Fact, operators_with
 from onward.graph.repair.fixed_inputs import propose_fixed_inputs
@@ -22,6 +24,7 @@ from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.proposal.initialization import Origin, find_origin
+from onward.spelling import shortened
 
 Size = int | str
 
@@ -97,6 +100,8 @@ class ModelFacts:
         fixed_inputs: inputs that no sample has, as an initial state, with the number that fills them.
         batch_proof: whether it trains with another batch size than the file fixes; None: not looked at, or it is open.
         class_names: that the model itself gives to its classes, in their order; numbers as text.
+        replaceable: outputs whose last layer can be given another number of classes.
+        adapted: what adapters would be trained next to, integers too, with their outputs and inputs.
         limits: what it may ask of the machine.
     """
 
@@ -117,6 +122,8 @@ class ModelFacts:
     fixed_inputs: Mapping[str, float] = field(default_factory=dict)
     batch_proof: BatchProof | None = None
     class_names: tuple[str, ...] = ()
+    replaceable: frozenset[str] = frozenset()
+    adapted: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     limits: Limits = DEFAULT_LIMITS
 
     @property
@@ -199,13 +206,15 @@ def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> ModelFacts:
         operators=operators,
         weights=weights,
         frozen=training.frozen,
-        origin=find_origin(training),
+        origin=find_origin(training) if weights else Origin(True, "its layers are quantized, as after training"),
         tables=_tables(training.model),
         positions=_position_rows(training),
         scaled_inputs=_scaled_inputs(training.model),
         value_names=_value_names(training.source) | _value_names(training.model),
         fixed_inputs=propose_fixed_inputs(training.source),
         class_names=find_class_names(training.source),
+        replaceable=frozenset(name for name in ends if has_head(graph, name)),
+        adapted=default_targets(training.model.graph, weights, training.known_as),
         limits=limits,
     )
     _refuse_untrainable(facts)
@@ -222,7 +231,7 @@ def _refuse_obstacles(training: TrainingGraph, path: Path) -> None:
         if reason:
             found[f"{node.domain or 'ai.onnx'}:{node.op_type}"] = reason
     if found:
-        listed = "; ".join(f"{name} ({reason})" for name, reason in list(found.items())[:5])
+        listed = shortened((f"{name} ({reason})" for name, reason in found.items()), 5, "; ")
         raise ModelError(
             f"{str(path)!r} cannot be trained: it has {len(found)} kinds of operators that onward cannot compute: "
             f"{listed}. Export the model without them, or cut the model before them with onnx.utils.extract_model."
@@ -234,7 +243,7 @@ def _refuse_untrainable(facts: ModelFacts) -> None:
         raise ModelError(
             f"{str(facts.path)!r} has no input tensor, so it cannot be trained on data. Export it with its inputs."
         )
-    if facts.weights:
+    if facts.weights or facts.adapted:
         return
     reasons = Counter(facts.frozen.values())
     said = "; ".join(f"{count} because: {reason}" for reason, count in reasons.most_common(4))
@@ -243,9 +252,8 @@ def _refuse_untrainable(facts: ModelFacts) -> None:
     if quantized:
         raise ModelError(
             f"{str(facts.path)!r} has no trainable weights: it is quantized ({', '.join(quantized)}), and integers "
-            "have no gradient. Dequantize it "
-            f"(onward export {facts.path} --dequantize qdq -o float.onnx), or take the model from before "
-            "quantization; train that, and quantize the result (onward export --quantize)."
+            f"have no gradient. Dequantize it (onward export {facts.path} --dequantize qdq -o float.onnx), or take the "
+            "model from before quantization; train that, and quantize the result (onward export --quantize)."
         )
     if any("Tree" in name for name in facts.operators):
         raise ModelError(
@@ -280,9 +288,7 @@ def _open_size(size: int | ir.SymbolicDim) -> str:
 
 
 def _dtype_name(dtype: ir.DataType | None) -> str:
-    if dtype is None:
-        return "?"
-    return {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}.get(dtype, dtype.name.lower())
+    return "?" if dtype is None else {"FLOAT": "float32", "DOUBLE": "float64"}.get(dtype.name, dtype.name.lower())
 
 
 def _shapes_of_weights(training: TrainingGraph) -> dict[str, tuple[int, ...]]:

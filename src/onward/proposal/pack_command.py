@@ -10,9 +10,9 @@ from typing import Any
 from onward.data.packing.options import PackOptions
 
 
-def pack_command(source: Path | str, dest: Path | str, options: PackOptions) -> str:
-    """The command line that packs as `options` say; what is a default is left out."""
-    words = ["onward", "pack", str(source), str(dest)]
+def pack_command(source: Path | str, dest: Path | str, options: PackOptions, kind: str | None = None) -> str:
+    """The command line that packs as `options` say; what is a default is left out, and a kind that is found out."""
+    words = ["onward", "pack", str(source), str(dest), *(("--kind", kind) if kind else ())]
     for settings in (options, options.source):
         if settings is None:
             continue

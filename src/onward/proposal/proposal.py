@@ -40,7 +40,7 @@ class Question:
     found: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Packing:
     """How data become shards.
 
@@ -49,12 +49,14 @@ class Packing:
         folder: of the shards; gets `train` and `test`.
         options: of `onward pack`.
         reasons: one sentence for each thing that is done to the data.
+        kind: of the source, where the user chose it; None: suffixes tell.
     """
 
     source: Path
     folder: Path
     options: PackOptions
     reasons: tuple[str, ...] = ()
+    kind: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

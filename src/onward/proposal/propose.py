@@ -13,6 +13,7 @@ import numpy as np
 from onward.data.packing.options import PackOptions, TextOptions
 from onward.data.packing.source import make_split_chooser
 from onward.errors import DataError
+from onward.graph.repair.fixed_inputs import by_pattern
 from onward.parameters.limits import DEFAULT_LIMITS
 from onward.proposal.any_batch_size import with_batch_proof
 from onward.proposal.data_facts import DataFacts
@@ -31,6 +32,12 @@ DATA_FOLDER = "data"
 
 SHARDS = 8
 """Of training samples, where there are few of them: as many processes as most machines have GPUs can read them."""
+
+BYTES_OF_PARAMETER = 16
+"""Weight, gradient and the two moments of AdamW, in fp32."""
+
+RANK = 8
+"""Of adapters."""
 
 PATIENCE = 5
 """Evaluations without improvement before a run ends."""
@@ -52,6 +59,7 @@ def propose(
     *,
     folder: Path | None = None,
     counts: Counts | None = None,
+    memory_bytes: float = math.inf,
 ) -> Proposal:
     """Looks at a model and data and chooses a run; writes nothing.
 
@@ -61,6 +69,7 @@ def propose(
         answers: what the user said beforehand.
         folder: where RUN.yaml will be, and the packed data below it; None: the working folder.
         counts: samples, where they are known; None: as far as they can be seen.
+        memory_bytes: for the tensors of the run.
 
     Raises:
         UserError: what cannot train and why, with what to do.
@@ -79,7 +88,9 @@ def propose(
     size = batch_size(facts, match.task, counts, answers)
     several = accumulation(facts, match.task, counts, answers)
     of_update = int(size.value) * (several[0].value if several else 1)
-    training, rate = training_choices(facts, match.task, counts, answers, of_update)
+    weights = _weights(facts, answers, memory_bytes)
+    is_adapted = any(choice.field == "adapter.rank" for choice in weights)
+    training, rate = training_choices(facts, match.task, counts, answers, of_update, is_adapted)
     choices = [
         *_paths(facts, seen, match, counts, answers, folder),
         *_data(facts, match),
@@ -88,9 +99,9 @@ def propose(
         *several,
         *training,
         Choice("training.seed", 0),
-        *_weights(facts, answers),
+        *weights,
         *rate,
-        *optimizer_choices(facts),
+        *optimizer_choices(facts, is_adapted),
         *_record(counts, of_update, _output(answers, folder)),
         *(
             Choice(f"limits.{name}", value, "set on the command line.")
@@ -104,14 +115,16 @@ def propose(
         choices=tuple(choices),
         packing=match.packing,
         questions=match.questions,
-        notes=(*match.task.notes, *match.notes, *_notes(facts, int(size.value)), *_notes_on_values(facts, seen)),
+        notes=(*match.task.notes, *match.notes, *_notes(facts, int(size.value)), *_notes_on_data(facts, seen)),
         needed_data=needed_data(facts, match) if seen is None else {},
     )
 
 
-def _notes_on_values(model: ModelFacts, data: DataFacts | None) -> list[str]:
-    """Numbers that are none make every update that sees them be skipped."""
+def _notes_on_data(model: ModelFacts, data: DataFacts | None) -> list[str]:
+    """Files that are not read, and numbers that are none, which make every update that sees them be skipped."""
     notes: list[str] = []
+    if data is not None and data.ignored:
+        notes.append(f"files of {str(data.path)!r} that are not read: {data.ignored}.")
     if data is None or "Imputer" in model.operators:
         return notes
     for one in data.features:
@@ -157,6 +170,8 @@ def _with_shards(match: Match, data: DataFacts) -> Match:
     """Several shards also of few samples: each data-parallel process reads its own ones."""
     if match.packing is None:
         return match
+    match = replace(match, packing=replace(match.packing, kind=data.asked_kind))
+    assert match.packing is not None
     options = match.packing.options
     count = min(options.samples_per_file, max(1, math.ceil(_expected_counts(match, data).train / SHARDS)))
     if count == options.samples_per_file:
@@ -245,8 +260,12 @@ def with_data(facts: ModelFacts, data: DataFacts | None) -> ModelFacts:
 def _data(facts: ModelFacts, match: Match) -> list[Choice]:
     choices = []
     if facts.fixed_inputs:
-        said = "these inputs are the same for every sample, such as a sampling rate or an initial state of zeros."
-        choices.append(Choice("data.fixed_inputs", dict(facts.fixed_inputs), said))
+        said = (
+            "these inputs are the same for every sample, such as a sampling rate or an initial state of zeros; a cache "
+            "of keys and values is empty."
+        )
+        fixed = by_pattern(facts.fixed_inputs, [port.name for port in facts.inputs])
+        choices.append(Choice("data.fixed_inputs", fixed, said))
     if match.name_map:
         choices.append(
             Choice("data.input_name_map", dict(match.name_map), "feature in the data -> input of the model, or label.")
@@ -262,10 +281,26 @@ def _loss(match: Match) -> list[Choice]:
     return head + rest
 
 
-def _weights(facts: ModelFacts, answers: Answers) -> list[Choice]:
+def _weights(facts: ModelFacts, answers: Answers, memory_bytes: float) -> list[Choice]:
+    """Which weights are trained, or that adapters are."""
     if answers.weights:
         return [Choice("training.weights_to_train", list(answers.weights), "set on the command line or in the wizard.")]
-    return []
+    integers = [math.prod(sizes) for name, sizes in facts.adapted.items() if name not in facts.weights]
+    needed = BYTES_OF_PARAMETER * facts.element_count
+    if sum(integers) > facts.element_count:
+        why = (
+            f"weights of layers are stored as integers ({len(integers)} of them), which get no gradient: "
+            "adapters are trained next to them, and merged into them at the end."
+        )
+    elif facts.adapted and needed > memory_bytes / 2:
+        why = (
+            f"training all {facts.element_count / 1e6:,.4g} M parameters takes {needed / 1e9:,.2g} GB for weights, "
+            f"gradients and moments, more than half of the {memory_bytes / 1e9:,.2g} GB that are free; adapters "
+            "train a small share of them."
+        )
+    else:
+        return []
+    return [Choice("adapter.rank", RANK, why), Choice("adapter.alpha", 2 * RANK)]
 
 
 def _output(answers: Answers, folder: Path) -> str:

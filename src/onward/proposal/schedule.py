@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from onward.losses.registry import loss_named
 from onward.proposal.model_facts import ModelFacts
 from onward.proposal.proposal import Answers, Choice, Counts
 from onward.proposal.task import Task
@@ -16,6 +17,8 @@ _UPDATES = {True: 300, False: 1000}
 _MOST_EPOCHS = {True: 10, False: 40}
 _FEWEST_UPDATES_AN_EPOCH = 8
 
+
+RATE_OF_ADAPTERS = 2e-4, "usual for adapters, which begin as zero next to trained weights"
 
 _FEWEST_FOR_STATISTICS = 16
 """Samples of a batch from which batch normalization takes its own statistics when a trained model is fine-tuned."""
@@ -73,7 +76,8 @@ def accumulation(model: ModelFacts, task: Task, counts: Counts, answers: Answers
     count = wanted // model.only_batch
     if count < 2:
         return []
-    reason = f"{count} batches of {model.only_batch} make one update: {count * model.only_batch} samples."
+    samples = count * model.only_batch
+    reason = f"{count} batches of {model.only_batch} make one update: {samples} samples; num_updates counts these."
     return [Choice("training.gradient_accumulation_steps", count, reason)]
 
 
@@ -88,7 +92,7 @@ def _usual_batch(model: ModelFacts, task: Task) -> tuple[int, str]:
 
 
 def training_choices(
-    model: ModelFacts, task: Task, counts: Counts, answers: Answers, size: int
+    model: ModelFacts, task: Task, counts: Counts, answers: Answers, size: int, is_adapted: bool = False
 ) -> tuple[list[Choice], list[Choice]]:
     """The sections `training` (but for the batch size) and `learning_rate`."""
     trained = model.origin.is_trained
@@ -106,7 +110,7 @@ def training_choices(
         each = "after every epoch" if period == 1 else f"every {period} epochs"
         held = f"the {counts.test:,} test samples are" if counts.train else "the test samples are"
         training.append(Choice("training.evaluation_period_epochs", period, f"{held} evaluated {each}."))
-    return training, _rate(model, task, answers)
+    return training, _rate(model, task, answers, is_adapted)
 
 
 def updates_an_epoch(counts: Counts, size: int) -> int:
@@ -129,9 +133,9 @@ def _epochs(counts: Counts, answers: Answers, updates: int, trained: bool) -> tu
     )
 
 
-def _rate(model: ModelFacts, task: Task, answers: Answers) -> list[Choice]:
+def _rate(model: ModelFacts, task: Task, answers: Answers, is_adapted: bool) -> list[Choice]:
     trained = model.origin.is_trained
-    rate, why = _usual_rate(model, task, trained)
+    rate, why = _rate_of_pairs(task) or (RATE_OF_ADAPTERS if is_adapted else _usual_rate(model, task, trained))
     if answers.learning_rate is not None:
         rate, why = answers.learning_rate, "set on the command line or in the wizard"
     warmup = 0.1 if model.is_transformer or trained else 0.05
@@ -146,6 +150,12 @@ def _rate(model: ModelFacts, task: Task, answers: Answers) -> list[Choice]:
     ]
 
 
+def _rate_of_pairs(task: Task) -> tuple[float, str] | None:
+    if not any(choice.field == "loss.type" and loss_named(choice.value).is_of_pairs for choice in task.loss):
+        return None
+    return 5e-6, "preferences are learned by a model that answers already, which a larger rate would make forget"
+
+
 def _usual_rate(model: ModelFacts, task: Task, trained: bool) -> tuple[float, str]:
     evidence = model.origin.evidence
     if trained:
@@ -155,16 +165,20 @@ def _usual_rate(model: ModelFacts, task: Task, trained: bool) -> tuple[float, st
     return (5e-4 if model.is_transformer else 1e-3 if model.element_count > 20_000 else 3e-3), found
 
 
-def optimizer_choices(model: ModelFacts) -> list[Choice]:
+def optimizer_choices(model: ModelFacts, is_adapted: bool = False) -> list[Choice]:
     """The section `optimizer`."""
     decay = 0.01
-    bare = _without_decay(model)
+    bare = [] if is_adapted else _without_decay(model)
     rules: list[dict[str, object]] = [{"weights": "*", "lambda": decay}]
     if bare:
         rules.append({"weights": bare, "lambda": 0.0})
     choices = [
         Choice("optimizer.training_optimizer_name", "AdamW", "it needs little tuning."),
-        Choice("optimizer.optimizer_attributes", rules, "weight decay for matrices, none for biases and norms."),
+        Choice(
+            "optimizer.optimizer_attributes",
+            rules,
+            "weight decay for matrices, none for biases and norms." if bare else "",
+        ),
     ]
     if model.is_transformer or model.is_recurrent:
         choices.append(Choice("optimizer.max_norm_clip", 1.0, "limits the effect of a single bad batch."))

@@ -16,6 +16,7 @@ _SHOWN = (
     ("loss.type", "loss"),
     ("training.batch_size", "batch size"),
     ("training.num_epochs", "epochs"),
+    ("adapter.rank", "adapters of rank"),
     ("learning_rate.initial_lr", "learning rate"),
 )
 
@@ -25,7 +26,9 @@ def summary_lines(proposal: Proposal) -> list[str]:
     reasons = {choice.field: choice.reason for choice in proposal.choices}
     lines = [f"task: {proposal.task}, from output {proposal.value('loss.prediction') or '(several)'!r}"]
     for name, title in _SHOWN:
-        reason = reasons.get(name, "").rstrip(".")
+        if name not in reasons:
+            continue
+        reason = reasons[name].rstrip(".")
         lines.append(f"{title}: {proposal.value(name)}" + (f" ({reason})" if reason else ""))
     lines += [f"please check: {question.text} Assumed: {question.found}." for question in proposal.questions]
     lines += [f"note: {note}" for note in proposal.notes]
@@ -43,7 +46,7 @@ def describe_proposal(model: str, data: str | None, limits: Limits = DEFAULT_LIM
     lines = [f"`{command}` would propose:", *(f"  {line}" for line in summary_lines(proposal))]
     if proposal.packing is not None:
         packing = proposal.packing
-        lines.append(f"  packing: {pack_command(packing.source, packing.folder, packing.options)}")
+        lines.append(f"  packing: {pack_command(packing.source, packing.folder, packing.options, packing.kind)}")
     if proposal.needed_data:
         lines.append("  data that it needs (shapes of one sample):")
         lines += [f"    {name}: {what}" for name, what in proposal.needed_data.items()]

@@ -18,6 +18,8 @@ from onward.proposal.proposal import Choice
 _PROBABILITIES = ("Softmax", "LogSoftmax")
 _UNIT_INTERVAL = ("Sigmoid", "HardSigmoid", "Softmax", "Clip")
 
+_NEW_HEAD = "head.num_classes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -85,7 +87,7 @@ def find_task(model: ModelFacts, label: Label, asked_output: str | None, asked_l
     for port in candidates(model, asked_output):
         found = _as_sequences(port, model, label, asked_loss)
         if found is None:
-            found = _compare(port, model.ends_in.get(port.name, ""), label)
+            found = _compare(port, model, label)
         if isinstance(found, Task):
             return _as_asked(found, asked_loss, port)
         reasons.append(f"output {port}: {found}")
@@ -103,20 +105,21 @@ def _as_asked(task: Task, loss: str | None, port: Port) -> Task:
         return task
     kept = [Choice("loss.type", loss, "set on the command line or in the wizard"), Choice("loss.prediction", port.name)]
     asked = loss_named(loss)
-    kept += [choice for choice in task.loss if choice.field.removeprefix("loss.") in asked.reads]
+    kept += [choice for choice in task.loss if choice.field.removeprefix("loss.") in (*asked.reads, _NEW_HEAD)]
     kind = {"": "regression", "multiclass": task.kind}.get(asked.task, asked.task)
-    return replace(task, kind=kind, text=kind.replace("_", " "), loss=tuple(kept), operations=(), cast="", reasons=())
+    text = kind.replace("_", " ") if asked.task or not asked.remark else asked.remark
+    return replace(task, kind=kind, text=text, loss=tuple(kept), operations=(), cast="", reasons=())
 
 
-def _compare(port: Port, ends_in: str, label: Label) -> Task | str:
+def _compare(port: Port, model: ModelFacts, label: Label) -> Task | str:
     """The task of one output, or why there is none."""
-    output, found = port.sample, label.feature.shape
+    output, found, ends_in = port.sample, label.feature.shape, model.ends_in.get(port.name, "")
     if output is None:
         return _unknown_shape(port, label)
     if label.are_whole:
         axis = _class_axis(output, found)
         if axis is not None:
-            return _classification(port, ends_in, label, axis)
+            return _classification(port, model, label, axis)
     if _same_but_ones(found, output):
         return _elementwise(port, ends_in, label)
     if not found and output and not label.are_whole:
@@ -145,8 +148,9 @@ def _class_axis(output: tuple[Size, ...], found: tuple[int, ...]) -> int | None:
     return None
 
 
-def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task | str:
+def _classification(port: Port, model: ModelFacts, label: Label, axis: int) -> Task | str:
     assert port.shape is not None
+    ends_in = model.ends_in.get(port.name, "")
     size, count, notes, operations, reasons = port.shape[axis], label.class_count, [], [], []
     classes = size if isinstance(size, int) else None
     if label.feature.values is not None and label.lowest == 1 and count - 1 == classes:
@@ -154,16 +158,22 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
         reasons.append(f"the labels range from 1 to {classes}, the model's classes start at 0")
     elif label.feature.values is not None and label.lowest < 0:
         return f"the smallest label is {label.lowest}; classes start at 0. Use {IGNORED_LABEL} for labels to ignore."
+    head = _new_head(port, model, label, classes, count)
+    if head is not None:
+        classes = count
     if classes is not None and count > classes:
         extra = count - classes
+        if label.seen_classes < count:
+            numbers = f"it has {classes} classes, the labels have {_numbered(label, count)}."
+            return f"{numbers} Use a model with {count} outputs, or number the classes from 0 without gaps."
         return (
             f"it has {classes} classes, the labels have {count}.{same_word_twice(label.classes)} Use a model with "
             f"{count} outputs, or leave out the samples of {extra} class{'es' if extra > 1 else ''}."
         )
     if classes is not None and count < classes:
         notes.append(
-            f"the labels seen have {count} classes, the model's output {port.name!r} has {classes}; the others will "
-            "only learn that they do not occur."
+            f"the labels seen have {label.seen_classes} classes, the model's output {port.name!r} has {classes}; the "
+            "others will only learn that they do not occur."
         )
     where = {2: "samples", 3: "every position of a sequence", 4: "every pixel"}.get(len(port.shape), "every element")
     loss = [
@@ -174,6 +184,8 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
     ]
     if axis != len(port.shape) - 1:
         loss.append(Choice("loss.class_axis", axis, f"axis {axis} of the prediction is the axis of the classes."))
+    if head is not None:
+        loss.append(head)
     if label.has_ignored:
         loss.append(Choice("loss.ignore_index", IGNORED_LABEL, f"labels of {IGNORED_LABEL} are ignored."))
     cast = "" if label.feature.dtype in (WORDS, "int64", "int32") else "int64"
@@ -189,6 +201,25 @@ def _classification(port: Port, ends_in: str, label: Label, axis: int) -> Task |
         notes=tuple(notes),
         classes=classes,
     )
+
+
+def _new_head(port: Port, model: ModelFacts, label: Label, classes: int | None, count: int) -> Choice | None:
+    """A new last layer, where the model has too few classes, or more, none of which a name of the data can be."""
+    if classes is None or port.name not in model.replaceable or count == classes or count < 2:
+        return None
+    if same_word_twice(label.classes) or (count < classes and (not label.classes or model.class_names)):
+        return None
+    reason = (
+        f"the labels have {_numbered(label, count)}, the model has {classes}: its last layer is replaced by a new one, "
+        "and the layers before it keep what they know. Remove this field to keep the layer of the file."
+    )
+    return Choice(_NEW_HEAD, count, reason)
+
+
+def _numbered(label: Label, count: int) -> str:
+    """How many classes labels have, and up to which number where some were not seen."""
+    seen = label.seen_classes
+    return f"{count} classes" if seen >= count else f"{seen} classes with numbers up to {count - 1}"
 
 
 def _reason_of_activation(port: Port, ends_in: str) -> str:

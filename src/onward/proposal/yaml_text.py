@@ -33,7 +33,8 @@ def _head(proposal: Proposal, command: str) -> str:
     lines = [f"Written by: {command}", f"Trains {proposal.model.name}: {proposal.task}. Run it: onward train RUN.yaml"]
     if proposal.packing is not None:
         packing = proposal.packing
-        lines += ["", f"The data were packed by: {pack_command(packing.source, packing.folder, packing.options)}"]
+        command = pack_command(packing.source, packing.folder, packing.options, packing.kind)
+        lines += ["", f"The data were packed by: {command}"]
         lines += [f"- {reason}" for reason in packing.reasons]
     if proposal.needed_data:
         lines += ["", "There are no data yet. Pack data with these features (shapes of one sample):"]

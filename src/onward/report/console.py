@@ -26,7 +26,7 @@ from onward.report.formatting import format_duration
 from onward.report.lines import SPARKLINE_SAMPLE, Field, LossHistory, evaluation_fields, step_fields, summary_rows
 
 REFRESHES_PER_SECOND = 2
-"""How often the live lines are drawn anew; between two reports only the time left changes."""
+"""How often the live lines are redrawn; between two reports only the time left changes."""
 
 
 ONE_ROW_FROM_COLUMNS = 132
@@ -45,10 +45,16 @@ class ConsoleWatcher:
         stream: where to write; `sys.stdout` by default.
         live: True for lines updated in place, False for plain ones; None finds out from the stream.
         clock: a monotonic clock in seconds.
+        most_lines: training lines of a round at most, besides its first and last, where they are plain; None: one for
+            every displayed update.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, live: bool | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most_lines: int | None = None,
     ) -> None:
         self.stream = stream if stream is not None else sys.stdout
         self.live = _is_terminal(self.stream) if live is None else live
@@ -56,6 +62,7 @@ class ConsoleWatcher:
         self._view: Live | None = None
         self._report: StepReport | None = None
         self._reported_at = 0.0
+        self._most_lines, self._lines_due = most_lines, -1
         self._history = LossHistory()
         # A log keeps the width its lines have; rich would wrap them at 80.
         self._console = Console(
@@ -71,13 +78,13 @@ class ConsoleWatcher:
 
     def on_step(self, report: StepReport) -> None:
         """Moves the live lines on, or writes a line."""
-        if self._report is not None and report.round != self._report.round:
-            self._history = LossHistory()
-            self._report = None
+        if self._report is None or report.round != self._report.round:
+            self._history, self._lines_due = LossHistory(), -1
         self._report, self._reported_at = report, self._clock()
         self._history.append(report.loss)
         if not self.live:
-            self._write("train", [_step(report), *step_fields(report, with_time_left=True)])
+            if self._is_due(report):
+                self._write("train", [_step(report), *step_fields(report, with_time_left=True)])
         elif self._view is None:
             self._view = Live(
                 console=self._console,
@@ -88,6 +95,13 @@ class ConsoleWatcher:
                 redirect_stderr=self.stream in (sys.stdout, sys.stderr),
             )
             self._view.start(refresh=True)
+
+    def _is_due(self, report: StepReport) -> bool:
+        """Whether a plain line is written for this update: the lines are spread evenly over the round."""
+        if self._most_lines is None:
+            return True
+        before, self._lines_due = self._lines_due, report.step * self._most_lines // max(1, report.num_train_steps)
+        return self._lines_due > before
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """One permanent line."""
@@ -256,6 +270,3 @@ def _short_path(path: str) -> str:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
         return path
-
-
-__all__ = ["ConsoleWatcher"]

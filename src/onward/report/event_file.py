@@ -95,7 +95,7 @@ class EventFile:
 
     def _append(self) -> None:
         """Writes what is kept after what is written, over what an attempt that failed has left there."""
-        with open(self.path, "r+b", buffering=0) as file:  # a file that was removed is not made anew
+        with open(self.path, "r+b", buffering=0) as file:  # a file that was removed is not created again
             file.seek(self._size_bytes)
             if file.write(self._kept) != len(self._kept):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
@@ -120,6 +120,3 @@ def _framed(event: Event) -> bytes:
     buffer = BytesIO()
     RecordWriter(buffer).write(event.SerializeToString())
     return buffer.getvalue()
-
-
-__all__ = ["EventFile"]

@@ -76,6 +76,7 @@ def format_duration(seconds: float) -> str:
 
 def format_metric(name: str, value: float) -> str:
     """A metric's value; accuracies as a percentage."""
+    name = name.removesuffix("_of_last").removesuffix("_of_average")
     is_share = name == "accuracy" or name.endswith("_accuracy")
     return f"{100 * value:.2f}%" if is_share and math.isfinite(value) else format_value(value)
 

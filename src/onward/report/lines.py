@@ -104,14 +104,17 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
     if accumulation > 1:
         batches += f", {accumulation} accumulated per update"
     rows = [
-        ("steps", f"{summary.steps:,}"),
-        ("updates", f"{summary.updates:,}{skipped}"),
-        ("samples", f"{summary.samples:,} in {batches}"),
+        ("steps", _with_total(summary.steps, summary.steps_before, summary)),
+        ("updates", _with_total(summary.updates, summary.updates_before, summary) + skipped),
+        ("samples", f"{_with_total(summary.samples, summary.samples_before, summary)} in {batches}"),
     ]
     if summary.stopped is not None:
         rows.append(("stopped", summary.stopped))
     if summary.first_loss is not None and summary.last_loss is not None:
-        rows.append(("loss", f"{format_value(summary.first_loss)} {arrow} {format_value(summary.last_loss)}"))
+        losses = f"{format_value(summary.first_loss)} {arrow} {format_value(summary.last_loss)}{_since(summary)}"
+        if summary.steps_before and summary.first_loss_of_round is not None:
+            losses += f", {format_value(summary.first_loss_of_round)} at the start of the round"
+        rows.append(("loss", losses))
     for name in sorted(summary.metrics, key=lambda name: (name != "loss", name != "accuracy", name)):
         rows.append((f"evaluation {name}", format_metric(name, summary.metrics[name])))
     stable = min(STABLE_STEPS, max(1, summary.steps - 1))
@@ -122,7 +125,11 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
             f"{format_rate(summary.stable_samples_per_second, 'samples')} over the last "
             f"{'step' if stable == 1 else f'{stable} steps'}",
         ),
-        ("time", f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"),
+        (
+            "time",
+            f"{format_duration(summary.seconds)}, {format_duration(summary.train_seconds)} of it training"
+            + _since(summary),
+        ),
         *(
             []
             if summary.mfu is None or summary.mfu < MFU_SHOWN_FROM
@@ -134,9 +141,18 @@ def summary_rows(summary: RunSummary, arrow: str, short_path: Callable[[str], st
     return rows
 
 
+def _since(summary: RunSummary) -> str:
+    return f" since step {summary.steps_before:,}" if summary.steps_before else ""
+
+
+def _with_total(count: int, before: int, summary: RunSummary) -> str:
+    """What was counted; of a run that was resumed, also what the entire round amounts to."""
+    return f"{count:,}" if not summary.steps_before else f"{count:,}{_since(summary)}, {before + count:,} in total"
+
+
 def _memory_rows(summary: RunSummary) -> list[tuple[str, str]]:
     peak = summary.peak_memory_bytes
-    return [] if peak is None else [("peak memory", format_bytes(peak))]
+    return [] if peak is None else [("peak process memory", format_bytes(peak))]
 
 
 class LossHistory:

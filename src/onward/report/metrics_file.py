@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from io import FileIO
@@ -108,7 +109,7 @@ class JsonConsole(JsonEvents):
 class MetricsFile(JsonEvents):
     """The records of `JsonEvents` in a file.
 
-    Each line is written at once and whole, so that a reader can follow and a killed run loses none. Where the file
+    Each line is written at once and completely, so that a reader can follow and a killed run loses none. Where the file
     system fails for a passing reason, lines are kept and written with a later one, so that training does not wait.
 
     Args:
@@ -137,6 +138,7 @@ class MetricsFile(JsonEvents):
                 else:
                     removed = _drop_later_records(self.path, resumed_update)
             self._file = FileIO(self.path, "ab")
+            weakref.finalize(self, self._file.close)  # of a run that nobody ends
         except OSError as error:
             raise _storage_error(self.path, error) from error
         if removed:
@@ -215,8 +217,8 @@ def _drop_later_records(path: Path, last_update: int) -> int:
     """
     unreadable = 0
     changed = False
-    beside = path.with_name(f"{path.name}.partial")
-    with open_regular(path) as old, open(beside, "wb") as new:
+    partial = path.with_name(f"{path.name}.partial")
+    with open_regular(path) as old, open(partial, "wb") as new:
         for line, record in _records(old):
             if record is not None and record["update"] <= last_update:
                 new.write(line)
@@ -226,9 +228,9 @@ def _drop_later_records(path: Path, last_update: int) -> int:
         new.flush()
         os.fsync(new.fileno())
     if changed:
-        os.replace(beside, path)
+        os.replace(partial, path)
     else:
-        beside.unlink()
+        partial.unlink()
     return unreadable
 
 

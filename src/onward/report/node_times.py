@@ -124,7 +124,7 @@ class ProfileReport:
     gradient_accumulation_steps: int = 1
 
     def table(self, top: int = 20) -> str:
-        """A printed table of the nodes that take most, in milliseconds a step, under a line about the whole."""
+        """A printed table of the nodes that take most, in milliseconds a step, under a line about all nodes."""
         return _format_table(self, top)
 
 
@@ -265,7 +265,7 @@ def write_table(report: ProfileReport) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    whole = report.times.forward_seconds + report.times.backward_seconds
+    total = report.times.forward_seconds + report.times.backward_seconds
     with open(report.table_path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(TABLE_COLUMNS)
@@ -275,7 +275,7 @@ def write_table(report: ProfileReport) -> None:
             writer.writerow(
                 [row.name, row.op_type, row.calls]
                 + [f"{value:.7f}" for value in seconds]
-                + [f"{row.seconds / whole if whole else 0.0:.6f}"]
+                + [f"{row.seconds / total if total else 0.0:.6f}"]
                 + [f"{value:.7f}" for value in host_seconds]
                 + [row.result_bytes]
             )
@@ -286,7 +286,7 @@ def _format_table(report: ProfileReport, top: int) -> str:
     which = f"step {report.first_step}" if steps == 1 else f"steps {report.first_step} to {report.last_step}"
     of_update = report.gradient_accumulation_steps
     update = f", {1e3 * of_update * times.step_seconds:.3f} ms an update of {of_update} steps" if of_update > 1 else ""
-    whole = times.forward_seconds + times.backward_seconds
+    total = times.forward_seconds + times.backward_seconds
     shown, rest = times.nodes[:top], times.nodes[top:]
 
     def per_step(seconds: float) -> str:
@@ -300,7 +300,7 @@ def _format_table(report: ProfileReport, top: int) -> str:
     ]
     for row in shown:
         lines.append(
-            f"{row.seconds / whole if whole else 0:6.1%}  {per_step(row.forward_seconds):>10}  "
+            f"{row.seconds / total if total else 0:6.1%}  {per_step(row.forward_seconds):>10}  "
             f"{per_step(row.backward_seconds):>11}  {row.calls / steps:>6g}  "
             f"{format_bytes(row.result_bytes) if row.calls else '':>9}  "
             f"{shorten_middle(row.op_type, 24):<24}  {shorten_middle(row.name, 60)}"
@@ -309,19 +309,19 @@ def _format_table(report: ProfileReport, top: int) -> str:
         seconds = sum(row.seconds for row in rest)
         forward = sum(row.forward_seconds for row in rest)
         lines.append(
-            f"{seconds / whole if whole else 0:6.1%}  {per_step(forward):>10}  {per_step(seconds - forward):>11}  "
+            f"{seconds / total if total else 0:6.1%}  {per_step(forward):>10}  {per_step(seconds - forward):>11}  "
             f"{'':>6}  {'':>9}  {'':<24}  ({len(rest)} more)"
         )
     lines += [
         "",
-        f"by operator: {_by_operator(times, whole)}",
+        f"by operator: {_by_operator(times, total)}",
         f"trace: {report.trace_path}",
         f"table: {report.table_path}",
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _by_operator(times: Times, whole: float, top: int = 8) -> str:
+def _by_operator(times: Times, total: float, top: int = 8) -> str:
     """`MatMul 52.1%, Softmax 8.0%, ..., the rest 4.2%`."""
     sums: dict[str, float] = {}
     for row in times.nodes:
@@ -329,4 +329,4 @@ def _by_operator(times: Times, whole: float, top: int = 8) -> str:
     ordered = sorted(sums.items(), key=lambda item: item[1], reverse=True)
     if len(ordered) > top:
         ordered = [*ordered[:top], ("the rest", sum(seconds for _, seconds in ordered[top:]))]
-    return ", ".join(f"{name} {seconds / whole if whole else 0:.1%}" for name, seconds in ordered)
+    return ", ".join(f"{name} {seconds / total if total else 0:.1%}" for name, seconds in ordered)

@@ -67,15 +67,15 @@ class NotebookWatcher:
         rows = summary_rows(summary, arrow="→", short_path=str)
         width = max(len(label) for label, _ in rows)
         self._draw(is_forced=True, below=[f"{label:<{width}}  {value}" for label, value in rows])
-        self._begin_anew()
+        self._restart_display()
 
     def close(self) -> None:
         """Leaves what is shown."""
         if self._report is not None:
             self._draw(is_forced=True)
-        self._begin_anew()
+        self._restart_display()
 
-    def _begin_anew(self) -> None:
+    def _restart_display(self) -> None:
         self._handle, self._report = None, None
         self._lines, self._left_out, self._history = [], 0, LossHistory()
 
@@ -136,6 +136,3 @@ def _display(plain: str, page: str, handle: Any) -> Any:
         return display(bundle, raw=True, display_id=True)
     handle.update(bundle, raw=True)
     return handle
-
-
-__all__ = ["NotebookWatcher"]

@@ -22,20 +22,21 @@ class Phases:
     As a context manager it ends the phase that lasts when the block is left.
 
     Args:
-        say: gets the announcements; may be replaced.
+        notify: gets the announcements; may be replaced.
         announced_after_seconds, repeated_after_seconds: when.
     """
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         announced_after_seconds: float = ANNOUNCED_AFTER_SECONDS,
         repeated_after_seconds: float = REPEATED_AFTER_SECONDS,
     ) -> None:
-        self.say = say
+        self.notify = notify
         self._first = announced_after_seconds
         self._repeat = repeated_after_seconds
         self._over: threading.Event | None = None
+        self._announcing = threading.RLock()  # what is reported after a phase comes after its announcement
 
     @classmethod
     def silent(cls) -> Phases:
@@ -45,7 +46,7 @@ class Phases:
     def begin(self, name: str | None) -> None:
         """A phase begins, such as "reading the model"; the one before is over. None: nothing worth a line begins."""
         self.end()
-        if name is None or self.say is _ignore:
+        if name is None or self.notify is _ignore:
             return
         over = self._over = threading.Event()
         threading.Thread(target=self._announce, args=(name, over), daemon=True, name="phase").start()
@@ -53,7 +54,8 @@ class Phases:
     def end(self) -> None:
         """The phase is over."""
         if self._over is not None:
-            self._over.set()
+            with self._announcing:
+                self._over.set()
             self._over = None
 
     def __enter__(self) -> Phases:
@@ -68,7 +70,10 @@ class Phases:
         started, wait = time.monotonic(), self._first
         text = f"{name} ..."
         while not over.wait(wait):
-            self.say(text)
+            with self._announcing:
+                if over.is_set():
+                    return
+                self.notify(text)
             wait = self._repeat
             text = f"still {name} ({format_duration(time.monotonic() - started + wait)} so far) ..."
 

@@ -161,7 +161,8 @@ class RunRecord:
     def on_end(self, summary: RunSummary) -> None:
         """Keeps what the round amounted to."""
         kept = ("round", "steps", "updates", "samples", "first_loss", "last_loss", "seconds", "samples_per_second")
-        ended = {name: getattr(summary, name) for name in (*kept, "checkpoint", "stopped")}
+        before = ("steps_before", "updates_before", "samples_before", "first_loss_of_round")
+        ended = {name: getattr(summary, name) for name in (*kept, *before, "checkpoint", "stopped")}
         others = [one for one in self.record["rounds"] if one.get("round") != summary.round]
         self.record["rounds"] = [*others, ended]
         self._write()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,15 @@ class RunWatchers:
     Args:
         watchers: of the run.
         parameters: of the run.
+        most_log_lines: as of `ConsoleWatcher`.
 
     Raises:
         ParametersError: the package of a tracker is missing.
     """
 
-    def __init__(self, watchers: Watchers, parameters: Parameters) -> None:
+    def __init__(self, watchers: Watchers, parameters: Parameters, most_log_lines: int | None = None) -> None:
         check_packages(parameters)
+        self._most_log_lines = most_log_lines
         self._watchers = watchers
         self._progress: Watcher | None = None
         self._phases: PhaseWatcher | None = None
@@ -51,7 +53,7 @@ class RunWatchers:
         if self._opening is not None or rank:
             return
         if shows_progress:
-            self._progress = progress_watcher()
+            self._progress = progress_watcher(self._most_log_lines)
             self._phases = PhaseWatcher(Phases(self._progress.on_message))
             self._watchers.add([self._progress, self._phases])
         self._opening = _OpeningMessages()
@@ -125,13 +127,13 @@ class RunWatchers:
             with contextlib.suppress(StorageError):
                 self._record.finish(status)
 
-    def on_trained_model(self, what: str, path: str) -> None:
-        """Reports that the trained model is written, and has trackers refer to it."""
-        self._watchers.on_message(f"{what} written to {path}.")
+    def on_trained_model(self, what: str, paths: Sequence[str]) -> None:
+        """Reports where the trained model is written, in all its forms, and has trackers refer to the first."""
+        self._watchers.on_message(f"{what} written to {', '.join(paths)}.")
         for tracker in self._trackers:
             if tracker in self._watchers.watchers:
                 try:
-                    tracker.on_trained_model(path)
+                    tracker.on_trained_model(paths[0])
                 except Exception as error:
                     self._watchers.on_message(f"{type(tracker).__name__}: {type(error).__name__}: {error}")
 
@@ -172,13 +174,13 @@ class RunWatchers:
         self._watchers.failures += closing.failures
 
 
-def progress_watcher() -> Watcher:
+def progress_watcher(most_log_lines: int | None = None) -> Watcher:
     """What shows progress here: in a notebook lines that are updated in place, else the console."""
     if is_notebook():
         from onward.report.notebook import NotebookWatcher
 
         return NotebookWatcher()
-    return ConsoleWatcher()
+    return ConsoleWatcher(most_lines=most_log_lines)
 
 
 def is_notebook() -> bool:
@@ -197,6 +199,3 @@ class _OpeningMessages(Watchers):
     def on_message(self, text: str) -> None:
         """Remembers."""
         self.texts.append(text)
-
-
-__all__ = ["RunWatchers", "is_notebook", "progress_watcher"]

@@ -1,19 +1,14 @@
 import numpy as np
 import pytest
 
-from onward.data import DataLoader
 from onward.data.packing import ArrayOptions, PackOptions, pack
 from onward.data.packing import arrays as arrays_module
 from onward.errors import DataError
+from tests.data.packing.texts import load
 
 
 def pack_arrays(source, dest, *names):
     return pack(source, dest, PackOptions(source=ArrayOptions(arrays=names), progress=False))
-
-
-def load(folder):
-    batches = list(DataLoader({}, folder).one_pass(1000))
-    return {name: np.concatenate([batch.features[name] for batch in batches]) for name in batches[0].features}
 
 
 ARRAYS = {

@@ -24,7 +24,7 @@ def test_every_option_has_help_and_says_its_default(capsys):
             if name not in ("source", "limits"):
                 assert "--" + name.replace("_", "-") in text
                 assert field.metadata["help"]
-    assert "tokens of a sample (default: 256)" in text
+    assert "tokens of a sample (of conversations 1024) (default: 256)" in text
 
 
 def test_words_become_typed_options(tmp_path):

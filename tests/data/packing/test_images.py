@@ -60,6 +60,50 @@ def test_normalization_and_grayscale(tmp_path):
     np.testing.assert_allclose(images[0, 0], luma / 255 - 0.5, atol=1.01 / 255)
 
 
+def as_file(folder, image, kind):
+    (folder / "a").mkdir(parents=True)
+    image.save(folder / "a" / f"x.{kind}")
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["grayscale", "rgb"])
+def test_16_bits_are_a_range_of_their_own(mode, tmp_path):
+    """X-rays, depth maps: pillow's conversion takes all above 255 for white."""
+    pixels = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    source = as_file(tmp_path / "in", Image.fromarray(pixels), "png")
+    images, _ = pack_images(source, tmp_path / "out", image_size=(8, 8), image_mode=mode)
+    assert images.shape[1] == (1 if mode == "grayscale" else 3)
+    np.testing.assert_allclose(images, np.broadcast_to(pixels / 65535, images.shape), rtol=0, atol=1e-6)
+    half, _ = pack_images(source, tmp_path / "half", image_size=(4, 4), image_mode=mode)
+    assert half.mean() == pytest.approx((pixels / 65535).mean(), abs=1e-3)
+
+
+KINDS = {
+    "1": np.array([[0, 1], [1, 0]]),
+    "L": np.array([[0, 100], [200, 255]]) / 255,
+    "I;16": np.array([[0, 0.5], [0.7, 1]]),
+}
+
+
+@pytest.mark.parametrize("mode", KINDS)
+def test_every_depth_of_gray_is_between_0_and_1(mode, tmp_path):
+    wanted = KINDS[mode]
+    kinds = {"1": lambda: Image.fromarray(wanted > 0), "L": lambda: Image.fromarray((wanted * 255).astype(np.uint8))}
+    image = kinds.get(mode, lambda: Image.fromarray((wanted * 65535).astype(np.uint16)))()
+    assert image.mode == mode
+    source = as_file(tmp_path / "in", image, "png")
+    images, _ = pack_images(source, tmp_path / "out", image_size=(2, 2), image_mode="grayscale")
+    np.testing.assert_allclose(images[0, 0], wanted, atol=0.5 / 255)
+
+
+@pytest.mark.parametrize(("dtype", "what"), [(np.float32, "floating-point numbers"), (np.int32, "32-bit integers")])
+def test_numbers_without_a_range_are_refused(dtype, what, tmp_path):
+    source = as_file(tmp_path / "in", Image.fromarray(np.ones((4, 4), dtype)), "tiff")
+    words = rf"x\.tiff' cannot be decoded: its pixels are {what}, whose range the file does not say; save it in 8 or 16"
+    with pytest.raises(DataError, match=words):
+        pack_images(source, tmp_path / "out", image_size=(4, 4), image_mode="grayscale")
+
+
 def test_crop_keeps_proportions_and_stretch_does_not(tmp_path):
     """Left half black, right half white, twice as wide as high."""
     pixels = np.zeros((10, 40), np.uint8)
@@ -90,7 +134,9 @@ def test_broken_images_are_named_or_left_out(folder, tmp_path):
         pack_images(folder, tmp_path / "out")
     images, _ = pack_images(folder, tmp_path / "out", image_size=(4, 4), unreadable="skip")
     assert len(images) == 12
-    assert read_manifest(tmp_path / "out").details["images_skipped"] == [str(folder / "red" / "broken.png")]
+    details = read_manifest(tmp_path / "out").details
+    assert details["images_skipped"] == [str(folder / "red" / "broken.png")]
+    assert details["images_per_class"] == {"blue": 4, "green": 4, "red": 4}, "what is packed"
 
 
 def test_images_in_no_class_folder_are_refused(folder, tmp_path):

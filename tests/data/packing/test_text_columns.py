@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from onward.cli import main
-from onward.data.manifest import read_manifest
-from onward.data.packing.tokenizer_files import find_tokenizer_of_model, load_tokenizer
-from onward.data.shard_format import read_samples
-from onward.errors import DataError
-
-tokenizers = pytest.importorskip("tokenizers")
-
-TEXTS = [
-    "A good film, truly.",
-    "Bad!",
-    "The end of it was neither good nor bad; it was long " + "and long " * 9,
-    "É 漢字",
-]
-VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] a good film , truly . bad ! the end of it was neither nor ; long and ##d e"
-WORDS = VOCABULARY.split()
-
-
-def word_pieces(folder: Path) -> Path:
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    return folder / "vocab.txt"
+from onward.data.packing.tokenizer_files import load_tokenizer
+from tests.data.packing.word_pieces import TEXTS, WORDS, packed, table, tokenizers, word_pieces
 
 
 def byte_pairs(folder: Path, *specials: str) -> Path:
@@ -38,23 +19,6 @@ def byte_pairs(folder: Path, *specials: str) -> Path:
     tokenizer.train_from_iterator(TEXTS, vocab_size=320, special_tokens=list(specials), show_progress=False)
     tokenizer.save_model(str(folder))
     return folder / "vocab.json"
-
-
-def table(folder: Path) -> Path:
-    rows = [
-        {"review": text, "reply": other, "stars": k % 3}
-        for k, (text, other) in enumerate(zip(TEXTS, TEXTS[::-1], strict=True))
-    ]
-    (folder / "reviews.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    return folder / "reviews.jsonl"
-
-
-def packed(source: Path, tokenizer: Path, folder: Path, text: str = "input_ids=review", length: int = 16) -> Any:
-    options = ["--text", text, "--text-mask", "attention_mask", "--text-types", "token_type_ids"]
-    options += ["--text-tokenizer", str(tokenizer), "--text-length", str(length), "--columns", "label=stars"]
-    assert main(["pack", str(source), str(folder / "packed"), *options]) == 0
-    samples = [one for shard in sorted((folder / "packed").glob("*.pb")) for one in read_samples(shard)]
-    return {name: np.stack([one[name] for one in samples]) for name in samples[0]}
 
 
 def expected(kind: str, folder: Path, texts: list[str], pairs: list[str] | None, length: int) -> dict[str, np.ndarray]:
@@ -88,27 +52,6 @@ def test_tokens_are_those_of_transformers(kind: str, is_pair: bool, tmp_path: Pa
     assert (found["attention_mask"].sum(1) > 2).all()
 
 
-def test_a_tokenizer_json_gives_the_same_and_is_kept_beside_the_shards(tmp_path: Path) -> None:
-    """Whatever truncation and padding it has of its own, and as a folder that holds it."""
-    vocabulary = word_pieces(tmp_path)
-    first = packed(table(tmp_path), vocabulary, tmp_path)
-    folder = tmp_path / "model"
-    folder.mkdir()
-    tokenizer = load_tokenizer(vocabulary)
-    tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(pad_id=0, pad_token="[PAD]", length=7)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (tmp_path / "second").mkdir()
-    second = packed(table(tmp_path), folder, tmp_path / "second")
-    for name, array in first.items():
-        np.testing.assert_array_equal(second[name], array)
-    kept = tokenizers.Tokenizer.from_file(str(tmp_path / "packed" / "tokenizer.json"))
-    assert kept.encode(TEXTS[0]).ids == first["input_ids"][0].tolist()
-    manifest = read_manifest(tmp_path / "packed")
-    assert manifest is not None
-    assert manifest.details == {"vocabulary_size": len(WORDS), "sequence_length": 16}
-
-
 def test_padding_without_a_token_for_it(tmp_path: Path) -> None:
     """GPT-2's has none: its end of text, masked out; `tokenizer_config.json` may name another."""
     vocabulary = byte_pairs(tmp_path, "<|endoftext|>", "<extra>")
@@ -126,16 +69,6 @@ def test_case_matters_where_the_vocabulary_has_capitals(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "vocab.txt").encode("Good good").tokens == ["[CLS]", "Good", "good", "[SEP]"]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     assert load_tokenizer(tmp_path / "vocab.txt").encode("Good good").tokens == ["[CLS]", "good", "good", "[SEP]"]
-
-
-@pytest.mark.parametrize("place", ["model.onnx", "onnx/model.onnx"])
-def test_the_tokenizer_of_a_model_is_next_to_it_or_above(place: str, tmp_path: Path) -> None:
-    word_pieces(tmp_path)
-    (tmp_path / "onnx").mkdir()
-    found = find_tokenizer_of_model(tmp_path / place)
-    assert found is not None
-    assert found.resolve() == tmp_path / "vocab.txt"
-    assert find_tokenizer_of_model(tmp_path / "other" / "model.onnx") is None
 
 
 @pytest.mark.parametrize(
@@ -162,12 +95,3 @@ def test_refusals(
     assert main(["pack", "reviews.jsonl", "packed", *options]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "packed").exists()
-
-
-def test_a_sentencepiece_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "spiece.model").write_bytes(b"")
-    with pytest.raises(DataError) as raised:
-        load_tokenizer(tmp_path)
-    assert "is a SentencePiece model, which onward does not read. Write a tokenizer.json next to it" in str(
-        raised.value
-    )

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from onward.data.batches import Batch, BatchSource, DataCursor
 from onward.data.in_memory import InMemoryDataLoader
 from onward.data.sources.naming import FeatureNames
-from onward.data.sources.opening import Reading, open_data
+from onward.data.sources.opening import ReadingOptions, open_data
 from onward.errors import DataError, UserError
 from tests.mlp import data, write_shards
 
@@ -144,21 +144,21 @@ def test_a_cursor_resumes_exactly(kind: str, taken: int) -> None:
 @pytest.mark.parametrize("kind", ["dictionary", "torch data set", "Hugging Face"])
 def test_shuffling_is_drawn_by_the_seed_and_resumes(kind: str) -> None:
     def read(seed: int, cursor: DataCursor = DataCursor(), count: int = 12) -> list[np.ndarray]:  # noqa: B008
-        batches = open_data(CONTENTS[kind](), NAMES, Reading(shuffle=True, seed=seed)).batches(4, cursor)
+        batches = open_data(CONTENTS[kind](), NAMES, ReadingOptions(shuffle=True, seed=seed)).batches(4, cursor)
         return [next(batches).features["label"] for _ in range(count)]
 
     one, again, other = read(1), read(1), read(2)
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     assert sorted(np.concatenate(one[:11])[:22]) == sorted(LABEL)
-    batches = open_data(CONTENTS[kind](), NAMES, Reading(shuffle=True, seed=1)).batches(4)
+    batches = open_data(CONTENTS[kind](), NAMES, ReadingOptions(shuffle=True, seed=1)).batches(4)
     cursor = [next(batches) for _ in range(7)][-1].cursor
     assert all(np.array_equal(a, b) for a, b in zip(read(1, cursor, 5), one[7:], strict=True))
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "pandas", "torch data set", "Hugging Face"])
 def test_each_process_reads_its_part(kind: str) -> None:
-    parts = [open_data(CONTENTS[kind](), NAMES, Reading(rank=rank, size=3)) for rank in range(3)]
+    parts = [open_data(CONTENTS[kind](), NAMES, ReadingOptions(rank=rank, size=3)) for rank in range(3)]
     read = [np.concatenate([batch.features["label"] for batch in part.one_pass(4)]) for part in parts]
     assert [len(part) for part in read] == [8, 7, 7]
     for rank, part in enumerate(read):
@@ -284,6 +284,6 @@ def test_a_column_of_words_in_a_table() -> None:
 
 def test_too_few_samples_for_the_processes() -> None:
     with pytest.raises(DataError, match=r"the data hold \{'x': 2\} samples, too few for 3 processes"):
-        open_data({"x": X[:2]}, NAMES, Reading(rank=2, size=3))
+        open_data({"x": X[:2]}, NAMES, ReadingOptions(rank=2, size=3))
     with pytest.raises(DataError, match=r"the data hold 2 samples, too few for 3 processes"):
-        open_data(TensorDataset(torch.zeros(2, 6)), NAMES, Reading(rank=2, size=3))
+        open_data(TensorDataset(torch.zeros(2, 6)), NAMES, ReadingOptions(rank=2, size=3))

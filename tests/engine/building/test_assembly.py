@@ -45,7 +45,8 @@ def parameters_of(**distributed: Any) -> Parameters:
 
 def micro_batches(found: Assembly, values: tuple[str, ...] = ()) -> Any:
     assert found.graph.loss_names is not None
-    shares = LossNormalization(found.state.mesh, parameters_of().loss, found.graph.loss_names, False)
+    asked = parameters_of()
+    shares = LossNormalization(found.state.mesh, asked.loss, found.graph.loss_names, asked.training, False)
     return found.micro_batches(shares, values, {}, {}, None)
 
 

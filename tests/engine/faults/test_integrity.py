@@ -17,7 +17,6 @@ from onward.engine.faults import recomputation
 from onward.engine.reports import UpdateReport
 from onward.environment import Environment
 from onward.errors import CorruptionError, ParametersError
-from onward.parallel.digests import Difference, Replicas, digest, find_differing, find_replicas
 from onward.parameters import Parameters, check
 from onward.runner import TrainingRunner
 from tests.invariants import exchanges
@@ -40,29 +39,6 @@ def flip(tensor: torch.Tensor, bit: int) -> None:
     """Changes one bit of the last element, in place."""
     words = tensor.detach().reshape(-1).view(torch.int32)
     words[-1] ^= 1 << bit if bit < 31 else -(2**31)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.float8_e4m3fn])
-def test_every_bit_changes_a_digest(dtype: torch.dtype) -> None:
-    tensor = torch.randn(5, 7).to(dtype)
-    whole, words = int(digest(tensor)), tensor.view(-1).view(torch.uint8)
-    for place in range(0, len(words), 3):
-        for bit in range(8):
-            words[place] ^= 1 << bit
-            assert int(digest(tensor)) != whole
-            words[place] ^= 1 << bit
-    assert int(digest(tensor)) == int(digest(tensor.clone().t().contiguous().t())) == whole
-    assert int(digest(torch.zeros(0, dtype=dtype))) == 0
-
-
-def test_the_minority_is_named_where_there_is_one() -> None:
-    held = [[("a", "all"), ("b", "left")], [("a", "all"), ("b", "right")], [("a", "all"), ("b", "left")]]
-    replicas = find_replicas(held)
-    assert replicas == [Replicas("a", {0: 0, 1: 0, 2: 0}), Replicas("b", {0: 1, 2: 1})]
-    assert find_differing(torch.tensor([[1, 5], [1, 6], [1, 5]]), replicas) == []
-    found = find_differing(torch.tensor([[1, 5], [2, 6], [1, 7]]), replicas)
-    assert found == [Difference("a", (1,), (0, 1, 2)), Difference("b", (0, 2), (0, 2))]
-    assert find_differing(torch.tensor([[1, 5], [2, 6], [3, 5]]), replicas) == [Difference("a", (0, 1, 2), (0, 1, 2))]
 
 
 class Flip(Callback):
@@ -110,7 +86,6 @@ class Inspecting(Callback):
 
 NORM, LINEAR, EMBEDDING = "h.0.ln_1.weight", "h.0.mlp.c_fc.weight", "wte.weight"
 """Replicated on tensor-parallel ranks; cut; on the first and the last stage of a pipeline."""
-
 CASES = [
     pytest.param(Layout(2, 1, 1), LINEAR, False, "ranks 0, 1 hold different bits", id="replicas"),
     pytest.param(Layout(3, 1, 1), LINEAR, False, "rank 1 holds other bits", id="three replicas"),
@@ -174,9 +149,6 @@ def test_one_process_finds_what_changes_in_an_update_and_does_not_save_it(tmp_pa
     with pytest.raises(CorruptionError, match=r"on rank 0 \(.*, process \d+\) 'w1' changed between two weight updates"):
         runner.run(InMemoryDataLoader(data(64)))
     assert not list((tmp_path / "c").glob("checkpoint-*"))
-
-
-# -------------------------------------------------------------------------------------------------- computations
 
 
 def recomputed(sections: dict[str, Any], layout: Layout, rows: dict[str, Any], faulty: int) -> tuple[str, list[Any]]:

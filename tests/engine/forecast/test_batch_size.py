@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
 
@@ -14,14 +14,17 @@ from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import read_training_graph
 from onward.engine.forecast import batch_size
-from onward.engine.forecast.batch_size import find_batch_size
+from onward.engine.forecast.batch_size import BatchSizes, find_batch_size
 from onward.engine.forecast.trial import trial_bytes
+from onward.engine.state import Counters
 from onward.errors import ParametersError
-from onward.models import create_model
 from onward.parallel.launch.process import in_world_of_one, start
 from onward.parameters import Parameters
+from onward.parameters.changes import notes_on_changes
 from onward.plan.batch_size import with_micro_batches
+from onward.plan.elastic import fit_to_ranks
 from onward.runner import TrainingRunner
+from tests.engine.forecast.limited_memory import found_by_one, gpt2_parameters, save_gpt2
 from tests.mlp import ON_ONE_THREAD, assert_same_bits, data, parameters, save_mlp, state_bits
 from tests.ranks import run_on_ranks
 from tests.watching import Recorder
@@ -29,43 +32,11 @@ from tests.watching import Recorder
 FOUND = "training.find_batch_size: micro-batches of "
 
 
-def save_gpt2(folder: Path) -> Path:
-    path = folder / "model.onnx"
-    options: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "vocab_size": 32, "context_length": 8}
-    ir.save(create_model("gpt2", size="tiny", dropout=0.0, **options), path)
-    return path
-
-
-def gpt2_parameters(path: Path, gb: float, **distributed: Any) -> Parameters:
-    return Parameters.from_mapping(
-        {
-            "paths": {"model_path": path},
-            "loss": {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"},
-            "training": {
-                "batch_size": 2,
-                "num_train_steps": 16,
-                "gradient_accumulation_steps": 4,
-                "mapped_dimensions": {"sequence": 8},
-                "find_batch_size": True,
-            },
-            "learning_rate": {"initial_lr": 0.01},
-            "optimizer": {"training_optimizer_name": "AdamW"},
-            "machine": {"memory_gb": gb},
-            "distributed": distributed,
-        }
-    )
-
-
 def trained_bytes(parameters: Parameters) -> float:
     graph = read_training_graph(parameters, parameters.paths.model_path)
     taken = trial_bytes(parameters, in_world_of_one(), graph, {})
     assert taken is not None
     return taken
-
-
-def found_by_one(parameters: Parameters) -> int:
-    graph = read_training_graph(parameters, parameters.paths.model_path)
-    return find_batch_size(parameters, in_world_of_one(), graph, {})[0].training.batch_size
 
 
 def test_it_is_the_largest_that_fits(tmp_path: Path) -> None:
@@ -77,32 +48,6 @@ def test_it_is_the_largest_that_fits(tmp_path: Path) -> None:
     assert found_by_one(gpt2_parameters(path, takes[4] / 1e9)) == 4
     assert found_by_one(gpt2_parameters(path, (takes[4] - 1) / 1e9)) == 2
     assert found_by_one(gpt2_parameters(path, 1.0)) == 8, "all samples of the update"
-
-
-def test_a_trial_that_runs_out_of_memory_is_followed_by_a_smaller_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    def scarce(parameters: Parameters, *_: Any) -> float | None:
-        tried.append(parameters.training.batch_size)
-        return None if tried[-1] > 3 else 1.0
-
-    monkeypatch.setattr(batch_size, "trial_bytes", scarce)
-    assert found_by_one(gpt2_parameters(save_gpt2(tmp_path), 1.0)) == 2
-    assert tried == [8, 4, 2]
-
-
-def test_out_of_memory_in_a_step_is_a_trial_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    asked = gpt2_parameters(save_gpt2(tmp_path), 1.0)
-    graph = read_training_graph(asked, asked.paths.model_path)
-    monkeypatch.setattr("onward.engine.steps.Steps.update", full)
-    assert trial_bytes(asked, in_world_of_one(), graph, {}) is None
-    with pytest.raises(ParametersError, match=r"one of 1 samples ran out of memory on trial. Save memory by recompute"):
-        find_batch_size(asked, in_world_of_one(), graph, {})
 
 
 def test_too_little_memory(tmp_path: Path) -> None:
@@ -120,8 +65,6 @@ def test_a_batch_that_is_fixed_is_not_sought(tmp_path: Path) -> None:
     with pytest.raises(ParametersError, match=r"batch of input 'x' is fixed to 4 in training.mapped_dimensions"):
         found_by_one(fixed)
 
-
-# -------------------------------------------------------------------------------------------------------------- runs
 
 ASKED = {"batch_size": 4, "num_train_steps": 24, "gradient_accumulation_steps": 4, "display_loss_steps": 1}
 GIVEN = {**ASKED, "batch_size": 16, "num_train_steps": 6, "gradient_accumulation_steps": 1}
@@ -189,6 +132,24 @@ def test_every_round_has_its_own(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("ranks", "step"), [(2, 20), (3, 20), (4, 10), (1, 40)])
+def test_an_elastic_run_counts_the_steps_of_its_checkpoint_anew(tmp_path: Path, ranks: int, step: int) -> None:
+    """10 updates of 2 replicas with 2 micro-batches of 6 samples: with 3 replicas 2 of 4, with 4 one of 6."""
+    training = {"batch_size": 6, "gradient_accumulation_steps": 2, "num_train_steps": 48}
+    sections = {"checkpoint": {"checkpoints_dir": "c"}, "training": training}
+    asked = parameters(tmp_path, distributed={"data_parallel_size": 2, "elastic": True}, **sections)
+    fitted = fit_to_ranks(asked, ranks)[0]
+    counters, record = Counters(step=20, update=10), {"parameters": asked.to_mapping()}
+    notes = BatchSizes().restate([fitted], record, counters)
+    assert (counters.step, counters.update) == (step, 10)
+    assert counters.step == 10 * fitted.training.gradient_accumulation_steps
+    now = f"step {step} with {fitted.training.gradient_accumulation_steps} of {fitted.training.batch_size} samples."
+    assert notes == ([] if step == 20 else [f"step 20, with 2 micro-batches of 6 samples an update, is {now}"])
+    assert notes_on_changes([fitted], record, 20) == []
+    other = dataclasses.replace(fitted, training=dataclasses.replace(fitted.training, batch_size=1))
+    assert BatchSizes().restate([other], record, counters) == [], "another number of samples in an update"
+
+
 def test_the_plan_finds_it_by_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_gpt2(tmp_path)
     file = tmp_path / "run.yaml"
@@ -206,9 +167,6 @@ def test_the_plan_finds_it_by_forecast(tmp_path: Path, capsys: pytest.CaptureFix
     if not torch.cuda.is_available():
         assert main(["plan", str(file)]) == 2
         assert "Pass --memory-gb, or set machine.memory_gb" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------------------------------------- ranks
 
 
 def found_by_rank(path: Path, gb: tuple[float, float], distributed: dict[str, Any]) -> tuple[int, str]:

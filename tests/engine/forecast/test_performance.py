@@ -5,13 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
 
 from onward.cli import main
 from onward.engine.building.preparation import known_dimensions, label_ranges, read_training_graph
 from onward.engine.forecast.performance import synthetic_loader
 from onward.engine.loop import Clock
-from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.models import create_model
 from onward.parameters import Parameters
 
@@ -64,20 +62,6 @@ def test_a_run_without_data_says_how_fast_it_is_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (512.0, "0.5 kFLOP"),
-        (28_860.0, "28.9 kFLOP"),
-        (7.1e7, "71.0 MFLOP"),
-        (3.29e10, "32.9 GFLOP"),
-        (8e14, "800.0 TFLOP"),
-    ],
-)
-def test_operations_are_counted_in_a_unit_of_their_size(count: float, words: str) -> None:
-    assert format_operations(count) == words
-
-
 def test_a_size_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_gpt2(tmp_path)
     run = tmp_path / "run.yaml"
@@ -100,7 +84,3 @@ def test_the_first_step_says_nothing_of_later_ones() -> None:
         clock.add(0.5, 0.1, 4)
     assert clock.stable_samples_per_second == pytest.approx(8.0)
     assert clock.samples_per_second == pytest.approx(16 / 101.5)
-
-
-def test_the_rate_of_a_product_is_that_of_real_work() -> None:
-    assert 1e8 < matmul_rate(torch.device("cpu"), torch.float32) < 1e15

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from onward.engine.building.preparation import plan_run, read_training_graph
-from onward.engine.forecast.allocations import Allocations
+from onward.engine.forecast import plan_forecast
 from onward.engine.forecast.plan_forecast import forecast
 from onward.engine.inputs.features import FeatureReader
 from onward.engine.network.forward import Forward
@@ -62,8 +62,7 @@ def parameters_of(model: Path, **sections: Mapping[str, Any]) -> Parameters:
 
 def planned(model: Path, **sections: Mapping[str, Any]) -> Forecast:
     parameters = parameters_of(model, **sections)
-    d = parameters.distributed
-    topology = Topology(d.data_parallel_size, d.horizontal_parallel_size, d.pipeline_parallel_size)
+    topology = Topology.of_sizes(parameters.distributed)
     graph = read_training_graph(parameters, model)
     return forecast(parameters, graph, plan_run(parameters, topology, graph, {}))
 
@@ -84,6 +83,25 @@ def test_weights_gradients_and_moments_are_counted_exactly(model: Path) -> None:
     (rank,) = planned(model).ranks
     assert rank.memory.kinds["weights"] == whole
     assert 2 * whole <= rank.memory.kinds["moments"] <= 2 * whole + 8 * 100, "two slots, and a step each"
+
+
+@pytest.mark.parametrize("name", ["Lion", "Muon", "Adafactor", "AdamWScheduleFree"])
+def test_moments_of_other_optimizers(model: Path, name: str) -> None:
+    """Lion has one of a weight, Muon one of a matrix, Adafactor one number for each row and column."""
+    optimizer = {"optimizer": {"training_optimizer_name": name}}
+    net = OnnxModule(read_training_graph(parameters_of(model), model))
+    sizes = {key: 4 * weight.numel() for key, weight in net.weights.items()}
+    factors = {key: 4 * (sum(w.shape) if w.dim() > 1 else w.numel()) for key, w in net.weights.items()}
+    hidden = {key for key, weight in net.weights.items() if weight.dim() == 2 and key.startswith("h.")}
+    expected = {
+        "Lion": sum(sizes.values()),
+        "Muon": sum(size if key in hidden else 2 * size for key, size in sizes.items()),
+        "Adafactor": sum(factors.values()),
+        "AdamWScheduleFree": 2 * sum(sizes.values()),
+    }
+    (rank,) = planned(model, **optimizer).ranks
+    assert expected[name] <= rank.memory.kinds["moments"] <= expected[name] + 24 * 100, "and numbers for some"
+    assert rank.memory.kinds["moments"] > 0
 
 
 @pytest.mark.parametrize(("stage", "weights", "moments"), [(1, 4, 4), (2, 4, 4), (3, 4, 4)])
@@ -192,6 +210,9 @@ def test_replicas_exchange_all_gradients_once_for_each_update(model: Path) -> No
     assert (traffic.what, traffic.payload, traffic.sent) == ("gradients over the replicas", whole, whole * 1.5)
     half = planned(model, distributed=split(data=4, reduction_type="bf16")).ranks[0].traffic[0]
     assert half.payload == whole / 2
+    in_bf16 = split(data=4, zero_stage=2, reduction_type="bf16")
+    same = [planned(model, distributed={**in_bf16, **more}).ranks[0].traffic for more in ({}, {"sum_in_fp32": True})]
+    assert same[0] == same[1], "each rank adds what the others send it"
 
 
 @pytest.mark.parametrize(("stage", "gathers", "scatters"), [(1, 1, 1), (2, 1, 3), (3, 6, 3)])
@@ -207,6 +228,21 @@ def test_zero_exchanges_as_its_paper_says(model: Path, stage: int, gathers: int,
         assert gathers / 2 < gathered <= gathers, "the last segment and shared weights stay between the passes"
     else:
         assert gathered == pytest.approx(gathers, rel=0.01)
+
+
+def test_zero_in_groups_holds_and_exchanges_as_in_a_group_and_averages_over_the_groups(model: Path) -> None:
+    whole, training = weight_bytes(model), {"gradient_accumulation_steps": 3}
+    in_groups = split(data=8, zero_stage=3, zero_group_size=2)
+    (rank,), (group,) = (
+        planned(model, distributed=one, training=training).ranks for one in (in_groups, split(data=2, zero_stage=3))
+    )
+    for kind in ("weights", "gathered weights", "moments"):
+        assert rank.memory.kinds[kind] == group.memory.kinds[kind]
+    traffic = {t.what: t for t in rank.traffic}
+    over_groups = traffic.pop("gradients over the groups of ZeRO")
+    assert over_groups.payload == pytest.approx(whole / 2, rel=0.01), "once per update, a rank's shards"
+    assert over_groups.sent == over_groups.payload * 2 * 3 / 4
+    assert traffic == {t.what: t for t in group.traffic}
 
 
 def test_stages_send_activations_once_for_each_micro_batch(model: Path) -> None:
@@ -228,27 +264,30 @@ def test_a_forecast_reads_no_weight_and_takes_any_number_of_ranks(model: Path) -
     assert not any(one.problem for one in found.footprints.values())
 
 
-def test_allocations_are_those_of_tensors_alive() -> None:
-    with Allocations() as log:
-        first = torch.zeros(100)
-        second = first + 1
-        view = second[:10]
-        start = log.now
-        third = second * 2
-        del third
-        end = log.now
-        log.name([first], "weights")
-        del second
-        still = log.now
-        del view
-        gone = log.now
-    assert log.alive(start) == {"weights": 400.0, "working memory": 400.0}
-    assert sum(log.peak(start, end).values()) == 1200.0
-    assert sum(log.alive(still).values()) == 800.0, "a view keeps its storage"
-    assert log.alive(gone) == {"weights": 400.0, "working memory": 0.0}
-
-
 def test_the_reader_and_the_forecast_agree_on_inputs(model: Path) -> None:
     graph = read_training_graph(parameters_of(model), model)
     reader = FeatureReader(graph, ("input_ids", "labels"), torch.device("cpu"))
     assert planned(model).inputs == dict.fromkeys(reader.inputs, f"{BATCH} x {TOKENS} int64")
+
+
+def test_traffic_of_what_cannot_be_measured_is_counted_from_the_graph(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two towers one of which selects by its data: the table of communication was empty."""
+    sections = {"distributed": split(horizontal=2), "training": {"gradient_accumulation_steps": 3}}
+    (measured,) = (rank.traffic for rank in planned(model, **sections).ranks)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a shape depends on data")
+
+    monkeypatch.setattr(plan_forecast, "measure_stage", fail)
+    found = planned(model, **sections)
+    assert found.footprints[0].problem
+    counted, expected = ({t.what: t for t in traffic} for traffic in (found.ranks[0].traffic, measured))
+    assert counted.keys() == expected.keys() == {"horizontal all-reduce"}
+    assert counted["horizontal all-reduce"].calls == expected["horizontal all-reduce"].calls
+    # Of each layer, of the embedding and the last layer, and of the loss.
+    assert expected["horizontal all-reduce"].calls == 3 * (4 * LAYERS + 2 + 2)
+    for what, traffic in counted.items():
+        assert traffic.payload == pytest.approx(expected[what].payload, rel=0.05)
+        assert traffic.share == expected[what].share

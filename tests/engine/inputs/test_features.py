@@ -38,8 +38,8 @@ def test_types_are_those_of_the_model_and_what_it_does_not_read_is_left_out() ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x": np.ones((3, 7), np.float32)}, ["feature 'x' has shape [3, 7]", "expects [batch, 6]"]),
-        ({"x": np.ones(3, np.float32)}, ["feature 'x' has shape [3]"]),
+        ({"x": np.ones((3, 7), np.float32)}, ["feature 'x' has shape [7] per sample; the model expects [6]. Only"]),
+        ({"x": np.ones(3, np.float32)}, ["feature 'x' has one number per sample; the model expects [6]. Only"]),
         ({"x": np.ones((3, FEATURES), np.complex64)}, ["feature 'x' is complex64", "expects float32", "Pack the data"]),
         ({"x": np.ones((3, FEATURES), bool)}, ["feature 'x' is bool"]),
         ({"label": np.array([0, 4, 9])}, ["label 4", "0 to 3", "2 of the 3 labels", "the first at [1]", "4 classes"]),
@@ -50,6 +50,19 @@ def test_what_does_not_fit_is_refused(changes: dict[str, np.ndarray], words: lis
     with pytest.raises(DataError) as caught:
         reader(label_ranges={"label": LabelRange(4)}).to_tensors(features(**changes))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_class_numbers_for_a_loss_of_numbers_get_a_hint() -> None:
+    squared = LossSpec(type="mean_squared_error", prediction=CROSS_ENTROPY["prediction"], label="label")
+    graph = make_training_graph(build_mlp(), loss=squared)
+    wrong = FeatureReader(graph, ("x", "label"), torch.device("cpu"))
+    classes = FeatureSpec((), np.dtype(np.int64))
+    with pytest.raises(DataError) as caught:
+        wrong.check_specs({"x": FeatureSpec((FEATURES,), np.dtype(np.float32)), "label": classes})
+    assert str(caught.value).startswith(
+        "feature 'label' has one number per sample; the loss expects [4]. For labels that are class numbers, set "
+        "loss.type to softmax_cross_entropy, without dense_labels. Only axes of size 1"
+    )
 
 
 def test_the_label_that_does_not_count_may_be_anything() -> None:

@@ -241,8 +241,8 @@ def test_on_a_cpu_it_is_off_unless_asked_for(conv_graph: TrainingGraph, linear_g
     )
     assert not choose("auto", conv_graph, CPU).is_on
     assert not choose("auto", linear_graph, CPU).is_on
-    assert choose(True, linear_graph, CPU) == module.Choice(True, None)
-    assert choose(False, linear_graph, CPU) == module.Choice(False, None)
+    assert choose(True, linear_graph, CPU) == module.CompilationChoice(True, None)
+    assert choose(False, linear_graph, CPU) == module.CompilationChoice(False, None)
 
 
 def test_without_a_compiler_of_cpp(

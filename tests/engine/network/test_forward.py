@@ -131,9 +131,9 @@ def test_features_that_do_not_fit() -> None:
         match=r"the data have no feature 'labels', which the model or its loss reads; they have 'x'\. Correct the name",
     ):
         forward.reader.to_tensors({"x": np.zeros((2, 4), np.float32)})
-    with pytest.raises(DataError, match=r"'x' has shape \[2, 5\] \(batch axis first\); the model expects \[batch, 4\]"):
+    with pytest.raises(DataError, match=r"'x' has shape \[5\] per sample; the model expects \[4\]\. Only axes"):
         forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 5), np.float32)})
-    with pytest.raises(DataError, match=r"'x' has shape \[2, 4, 2\]"):
+    with pytest.raises(DataError, match=r"'x' has shape \[4, 2\] per sample"):
         forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 4, 2), np.float32)})
     with pytest.raises(
         DataError, match=r"'labels' is float32 in the data; the model expects int64. Pack the data again"

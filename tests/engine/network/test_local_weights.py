@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from onward.engine.network.local_weights import LocalWeight, local_weights
 from onward.parallel.fake_replicas import fake_replicas
@@ -19,33 +19,40 @@ from onward.plan.shards import Sharding
 from onward.plan.topology import Topology
 
 TOPOLOGY = Topology(data_size=3, horizontal_size=2, pipeline_size=2)
+IN_GROUPS = Topology(data_size=6, horizontal_size=2, pipeline_size=2, zero_group_size=3)
 SHARD = Sharding(1, (4, 2))
 """Columns of the full weight, in two blocks that are sharded one by one."""
 
 
 @contextmanager
-def rank_of(rank: int, rows: int | None, columns: int) -> Iterator[tuple[Mesh, nn.Parameter]]:
+def rank_of(
+    rank: int, rows: int | None, columns: int, topology: Topology = TOPOLOGY
+) -> Iterator[tuple[Mesh, nn.Parameter]]:
     """A rank alone and its weight [rows, columns]; with rows given, ZeRO's part of it, as `fully_shard` cuts it."""
-    with fake_replicas(TOPOLOGY, TOPOLOGY.place(rank)) as mesh:
+    with fake_replicas(topology, topology.place(rank)) as mesh:
         if rows is None:
             yield mesh, nn.Parameter(torch.zeros(5, columns))
             return
-        assert mesh.device_mesh is not None
+        replicas = mesh.zero_mesh or mesh.device_mesh
+        assert replicas is not None
         chunk = -(-rows // 3)
-        mine = max(0, min(chunk, rows - chunk * mesh.place.data))
+        mine = max(0, min(chunk, rows - chunk * (mesh.place.data % 3)))
+        placements = [Replicate(), Shard(0)][-replicas.ndim :]
         part = DTensor.from_local(
-            torch.zeros(mine, columns), mesh.device_mesh, [Shard(0)], shape=torch.Size([rows, columns]),
+            torch.zeros(mine, columns), replicas, placements, shape=torch.Size([rows, columns]),
             stride=(columns, 1), run_check=False,
         )  # fmt: skip
         yield mesh, nn.Parameter(part)
 
 
-def held(rank: int, rows: int | None, is_cut: bool, stages: tuple[int, ...]) -> LocalWeight | None:
+def held(
+    rank: int, rows: int | None, is_cut: bool, stages: tuple[int, ...], topology: Topology = TOPOLOGY
+) -> LocalWeight | None:
     """What a rank holds of one weight; None where its stage has none."""
-    place = TOPOLOGY.place(rank)
+    place = topology.place(rank)
     if place.pipeline not in (stages or (0,)):
         return None
-    with rank_of(rank, rows, 3 if is_cut else 6) as (mesh, weight):
+    with rank_of(rank, rows, 3 if is_cut else 6, topology) as (mesh, weight):
         network = SimpleNamespace(net=SimpleNamespace(weights={"w": weight}))
         whole = {"w": (5 if rows is None else rows, 6)}
         horizontal = {"w": SHARD} if is_cut else {}
@@ -56,14 +63,15 @@ def held(rank: int, rows: int | None, is_cut: bool, stages: tuple[int, ...]) -> 
 @pytest.mark.parametrize("rows", [None, 5, 4, 1])
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("stages", [(), (0, 1)])
+@pytest.mark.parametrize("topology", [TOPOLOGY, IN_GROUPS])
 def test_ranks_hold_the_whole_and_write_each_element_once(
-    rows: int | None, is_cut: bool, stages: tuple[int, ...]
+    rows: int | None, is_cut: bool, stages: tuple[int, ...], topology: Topology
 ) -> None:
     shape = (5 if rows is None else rows, 6)
     times, written = np.zeros(shape, int), np.zeros(shape, int)
     copies, firsts = set(), 0
-    for rank in range(TOPOLOGY.world_size):
-        weight = held(rank, rows, is_cut, stages)
+    for rank in range(topology.world_size):
+        weight = held(rank, rows, is_cut, stages, topology)
         if weight is None:
             continue
         assert weight.full_shape == shape

@@ -20,6 +20,7 @@ from onward.lowering.program import Program
 
 EXACT = 1e-10
 """Relative bound of float64 results against each other."""
+TINY = {"layers": 2, "heads": 2, "width": 8, "vocab_size": 300, "context_length": 16, "dropout": 0.0}
 
 
 def parse(

@@ -179,7 +179,7 @@ def test_low_precision_is_no_less_exact(dtype: torch.dtype) -> None:
         (loss * 3).backward()
         found = {"x": leaf.grad, **{name: weight.grad for name, weight in net.weights.items()}}
         errors[fuse] = {name: float((found[name] - exact[name]).norm() / exact[name].norm()) for name in exact}
-        errors[fuse]["loss"] = abs(float(loss) / float(exact_loss) - 1)
+        errors[fuse]["loss"] = abs(float(loss.detach()) / float(exact_loss.detach()) - 1)
     for name, error in errors[True].items():
         assert error <= 1.1 * errors[False][name] + 1e-4, name
 
@@ -257,23 +257,3 @@ def test_torch_agrees() -> None:
     torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=0)
     for name, leaf in (("x", x), ("w", w), ("b", b)):
         torch.testing.assert_close(found[name], leaf.grad, rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("rows", [0, 200, 600])
-def test_chunks_on_a_cpu_have_256_rows_or_8_mib(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rows at all give no loss and gradients of zero; chunks are summed up to what one would give."""
-    monkeypatch.undo()
-    classes, width = 2**14, 4
-    assert fused_cross_entropy.rows_of_chunk("cpu", torch.empty(classes, width)) == 256
-    assert fused_cross_entropy.rows_of_chunk("cpu", torch.empty(512, 5)) == 8 * 2**20 // (4 * 512)
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(classes, width, generator=generator, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(0, classes, (rows,), generator=generator)
-    loss = fused_cross_entropy.linear_cross_entropy(hidden, weight, labels, reduction="sum")
-    found = torch.autograd.grad(loss, (hidden, weight))
-    expected_loss = torch.nn.functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
-    expected = torch.autograd.grad(expected_loss, (hidden, weight))
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

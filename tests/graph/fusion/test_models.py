@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
 import onward
-from onward.errors import ParametersError
-from onward.graph.fusion.passes import FUSIONS
-from onward.graph.fusion.rewriting import DOMAIN
-from onward.graph.inspection.facts import inspect
-from onward.graph.inspection.text import render
-from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
-from onward.parameters import Parameters
-from onward.parameters.speed import FusionName, Speed
 from tests.graph.exported import Encoder, export
-from tests.graph.fusion.pairs import attention_calls, kinds, run, specialized
+from tests.graph.fusion.pairs import TINY, attention_calls, kinds, run, specialized
 
-TINY = {"layers": 2, "heads": 2, "width": 8, "vocab_size": 300, "context_length": 16, "dropout": 0.0}
 TOKENS = torch.randint(0, 300, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
 WRITTEN_OUT = {"gpt2": {"layer_normalization": 5, "gelu": 2}, "bert": {"layer_normalization": 6, "gelu": 3}}
 """What opsets without the operators add to two fused attentions."""
+
+
 LINEAR = {"gpt2": 8, "bert": 16}
 """Products with their biases: of two layers, and of what is before and after them."""
+
+
 SINCE = {"layer_normalization": 17, "gelu": 20}
 
 
@@ -108,77 +103,6 @@ def test_exported_scaled_dot_product_attention(tmp_path: Path, causal: bool, ops
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-6)
     if opset < 23:
         assert attention_calls(specialized(net, {net.program.inputs[0]: x})) == [{"masked": False, "causal": causal}]
-
-
-def test_what_leaves_is_the_users_graph(tmp_path: Path) -> None:
-    model = create_model("gpt2", opset=14, **TINY)
-    net = onward.to_torch(model)
-    assert {node.domain for node in net.graph.model.graph} == {"", DOMAIN}
-    onward.export(net, tmp_path / "out.onnx")
-    written = onnx.load(tmp_path / "out.onnx")
-    onnx.checker.check_model(written)
-    assert [node.op_type for node in written.graph.node] == [node.op_type for node in model.graph]
-    assert {entry.domain for entry in written.opset_import} == {""}
-
-
-def test_turned_off() -> None:
-    model = create_model("gpt2", opset=14, **TINY)
-    assert onward.to_torch(model, fuse=False).graph.fusions == ()
-    some = onward.to_torch(model, fusions_off=("attention", "gelu", "linear"))
-    assert kinds(some.graph) == {"layer_normalization": 5}
-
-
-def test_every_fusion_has_a_name_that_turns_it_off() -> None:
-    assert get_args(FusionName) == tuple(FUSIONS)
-
-
-def test_an_unknown_fusion_is_refused() -> None:
-    with pytest.raises(ParametersError, match=r"speed\.fusions_off\[0\].*'norms'.*'attention'"):
-        Parameters.from_mapping(
-            {
-                "paths": {"model_path": "m.onnx"}, "loss": {"type": "output", "prediction": "y"},
-                "training": {"batch_size": 1, "num_train_steps": 1}, "learning_rate": {"initial_lr": 1.0},
-                "speed": {"fusions_off": ["norms"]},
-            }
-        )  # fmt: skip
-    assert Speed(fusions_off=("gelu",)).fuse
-
-
-def test_inspection_lists_them() -> None:
-    text = render(inspect(create_model("bert", opset=14, **TINY)))
-    assert "Fusions in training: 27, turned off by speed.fuse or speed.fusions_off" in text
-    lines = [line.split() for line in text.splitlines()]
-    assert ["attention", "2", "a", "mask", "that", "is", "added", "10", "nodes"] in lines
-    assert ["linear", "16", "a", "product", "and", "its", "bias", "32", "nodes"] in lines
-    assert ["gelu", "3", "by", "the", "error", "function", "15", "nodes"] in lines
-
-
-def test_a_note_counts_them() -> None:
-    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
-    graph = make_training_graph(create_model("gpt2", opset=17, **TINY), loss=spec, fuse=True)
-    assert graph.notes[-1].startswith(
-        "fused for training, not in what is exported: 2 attention, 2 gelu, 1 cross_entropy, 8 linear ("
-    )
-
-
-@pytest.mark.parametrize(
-    "keep", ["h.0.attn/Softmax_output", "h.0.attn/Softmax", "h.0.attn/Softmax_output:h.0.attn/MatMul_3"]
-)
-def test_values_that_a_run_names_stay(keep: str) -> None:
-    """A value to watch, a node with its own stage, a place where stages are cut."""
-    graph = make_training_graph(create_model("gpt2", opset=20, **TINY), fuse=True, keep=(keep,))
-    assert kinds(graph) == {"attention": 1, "linear": 8}
-    assert any(value.name == "h.0.attn/Softmax_output" for node in graph.model.graph for value in node.outputs)
-
-
-def test_names_of_results_are_those_of_the_written_out_graph() -> None:
-    model = create_model("gpt2", opset=14, **TINY)
-    plain = {value.name for node in make_training_graph(model).model.graph for value in node.outputs}
-    fused = make_training_graph(model, fuse=True)
-    names = [value.name for node in fused.model.graph for value in node.outputs]
-    assert not [name for name, count in Counter(names).items() if count > 1]
-    assert {name for name in names if not str(name).startswith("fused/")} <= plain
-    assert [value.name for value in fused.model.graph.outputs] == ["logits"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])

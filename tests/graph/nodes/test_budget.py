@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onward import to_torch
 from onward.errors import ModelError
-from onward.graph.nodes.budget import Deadline
+from onward.graph.nodes.budget import PreparationDeadline
 from onward.graph.training_graph import make_training_graph
 from onward.parameters.limits import Limits
 
@@ -23,7 +23,9 @@ OWN = helper.make_opsetid("own", 1)
 STANDARD = helper.make_opsetid("", 17)
 
 
-def model(nodes: list[onnx.NodeProto], stored: dict[str, object] | None = None, functions=()) -> onnx.ModelProto:
+def model(
+    nodes: list[onnx.NodeProto], stored: dict[str, object] | None = None, functions: Sequence[onnx.FunctionProto] = ()
+) -> onnx.ModelProto:
     """`y` of the input x [N, 4], a weight w [4, 4] and stored whole numbers."""
     tensors = [numpy_helper.from_array(np.ones((4, 4), np.float32), "w")]
     tensors += [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in (stored or {}).items()]
@@ -122,7 +124,7 @@ BOMBS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_bombs_are_refused_at_once(kind: str, tmp_path: Path):
+def test_bombs_are_refused_at_once(kind: str, tmp_path: Path) -> None:
     """In seconds, and within half a gigabyte more than before."""
     make, words = BOMBS[kind]
     path = tmp_path / "m.onnx"
@@ -147,27 +149,27 @@ def test_bombs_are_refused_at_once(kind: str, tmp_path: Path):
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_each_limit_is_what_its_field_says(made: onnx.ModelProto, limits: Limits, words: str):
+def test_each_limit_is_what_its_field_says(made: onnx.ModelProto, limits: Limits, words: str) -> None:
     to_torch(made)
     with pytest.raises(ModelError, match=words):
         to_torch(made, limits=limits)
 
 
-def test_a_function_that_calls_itself():
+def test_a_function_that_calls_itself() -> None:
     body = [helper.make_node("f", ["a"], ["b"], domain="own")]
     function = helper.make_function("own", "f", ["a"], ["b"], body, [OWN])
     with pytest.raises(ModelError, match=r"the function own::f calls itself"):
         make_training_graph(model([PRODUCT, helper.make_node("f", ["m"], ["y"], domain="own")], functions=[function]))
 
 
-def test_the_time_of_a_preparation():
-    deadline = Deadline(Limits(preparation_seconds=1e-9))
+def test_the_time_of_a_preparation() -> None:
+    deadline = PreparationDeadline(Limits(preparation_seconds=1e-9))
     time.sleep(0.001)
     with pytest.raises(ModelError, match=r"took 0 s up to the fused graph; .* set limits.preparation_seconds"):
         deadline.check("the fused graph")
 
 
-def test_a_sequence_of_many_parts_stays_one():
+def test_a_sequence_of_many_parts_stays_one() -> None:
     nodes = [
         helper.make_node("Expand", ["x", "s"], ["big"]),
         helper.make_node("SplitToSequence", ["big"], ["q"], axis=0, keepdims=0),
@@ -181,7 +183,7 @@ def test_a_sequence_of_many_parts_stays_one():
 
 
 @pytest.mark.parametrize("suffix", ["onnxtxt", "textproto", "json"])
-def test_text_that_is_nested_too_deeply(suffix: str, tmp_path: Path):
+def test_text_that_is_nested_too_deeply(suffix: str, tmp_path: Path) -> None:
     """onnx's own parser of text calls itself until the process ends."""
     path = tmp_path / f"m.{suffix}"
     path.write_text({"json": '{"graph": ' * 100_000, "textproto": "graph { " * 100_000}.get(suffix, "g (" * 100_000))
@@ -189,7 +191,7 @@ def test_text_that_is_nested_too_deeply(suffix: str, tmp_path: Path):
         make_training_graph(path)
 
 
-def test_messages_nested_in_binary(tmp_path: Path):
+def test_messages_nested_in_binary(tmp_path: Path) -> None:
     content = b""
     for number in range(15_001):  # model { graph { node { attribute { graph { ...
         length, size = b"", len(content)
@@ -202,7 +204,7 @@ def test_messages_nested_in_binary(tmp_path: Path):
         make_training_graph(path)
 
 
-def test_a_large_ordinary_model_passes():
+def test_a_large_ordinary_model_passes() -> None:
     """The defaults are far above what it takes."""
     nodes = [helper.make_node("Relu", [f"v{i}" if i else "m"], [f"v{i + 1}"]) for i in range(1000)]
     made = model([PRODUCT, *nodes, helper.make_node("Identity", ["v1000"], ["y"])])

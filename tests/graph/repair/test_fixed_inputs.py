@@ -18,6 +18,8 @@ from onward.errors import ModelError
 from onward.graph.repair.fixed_inputs import note_on_inputs, propose_fixed_inputs
 from onward.lowering.inspection import describe
 from onward.parameters import Parameters
+from tests.genai_models import feeds, genai_model
+from tests.initializers import stored_arrays
 
 HIDDEN, FEATURES, STEPS = 5, 3, 4
 
@@ -110,6 +112,55 @@ def test_an_unnamed_open_axis_follows_the_first_axis_of_the_first_input() -> Non
     np.testing.assert_allclose(net(torch.ones(4, 3)).detach().numpy(), np.full((4, 2), 3.5))
 
 
+def _attention_with_a_concatenated_cache() -> onnx.ModelProto:
+    """Attention as torch exports it with a past: it is joined in front of the new keys, and its length is counted."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["k"]),
+        helper.make_node("Concat", ["past_key_values.0.key", "k"], ["present.0.key"], axis=-2),
+        helper.make_node("Transpose", ["present.0.key"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "kt"], ["scores"]),
+        helper.make_node("MatMul", ["scores", "present.0.key"], ["attended"]),
+        helper.make_node("Shape", ["past_key_values.0.key"], ["past_shape"]),
+        helper.make_node("Gather", ["past_shape", "one"], ["past_length"]),
+        helper.make_node("Cast", ["past_length"], ["offset"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["attended", "offset"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "attention",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4]),
+            helper.make_tensor_value_info("past_key_values.0.key", TensorProto.FLOAT, ["batch", "past_length", 4]),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "length", 4]),
+            helper.make_tensor_value_info("present.0.key", TensorProto.FLOAT, ["batch", "all", 4]),
+        ],
+        [
+            numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), "w"),
+            numpy_helper.from_array(np.array(1), "one"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_caches_of_keys_and_values_are_empty(is_fused: bool) -> None:
+    model = genai_model(is_quantized=False) if is_fused else _attention_with_a_concatenated_cache()
+    x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
+    given = feeds() if is_fused else {"x": x, "past_key_values.0.key": np.zeros((2, 0, 4), np.float32)}
+    found = propose_fixed_inputs(ir.from_proto(model))
+    assert found == dict.fromkeys((name for name in given if name.startswith("past")), 0.0)
+    (note,) = note_on_inputs(ir.from_proto(model))
+    assert ('{"past_key_values.*": 0}' if is_fused else "{past_key_values.0.key: 0}") in note
+    net = onward.to_torch(model, fixed_inputs={"past_key_values.*": 0})
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    inputs = [torch.from_numpy(array) for name, array in given.items() if not name.startswith("past")]
+    for expected, actual in zip(session.run(None, given), net(*inputs), strict=True):
+        np.testing.assert_allclose(actual.detach().numpy(), expected, atol=1e-5)
+    assert not any("cache" in name for name in net.weights)  # angles are no weights
+
+
 @pytest.mark.parametrize(
     ("fixed", "words"),
     [
@@ -156,8 +207,8 @@ def test_a_run_trains_with_them(tmp_path: Path) -> None:
     assert after < 0.5 * before
     trained = onnx.load(tmp_path / "voice_trained.onnx")
     assert [one.name for one in trained.graph.input] == ["x", "sr", "state"]
-    weights = {one.name: numpy_helper.to_array(one) for one in trained.graph.initializer}
-    first = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    weights = stored_arrays(trained)
+    first = stored_arrays(model)
     # The branch for 8 kHz was never taken.
     assert np.array_equal(weights["head_8k"], first["head_8k"])
     assert not np.array_equal(weights["head_16k"], first["head_16k"])

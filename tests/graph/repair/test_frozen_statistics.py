@@ -16,6 +16,7 @@ from onward.errors import ModelError
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
 from onward.parameters import Parameters
+from tests.initializers import stored_arrays
 from tests.mlp import CROSS_ENTROPY, build_mlp, data
 
 STATISTICS = ("running_mean", "running_var")
@@ -33,10 +34,6 @@ def normalized_model(training_mode: bool = False) -> onnx.ModelProto:
         norm.attribute.append(onnx.helper.make_attribute("training_mode", 1))
         norm.output.extend(["next_mean", "next_var"])
     return model
-
-
-def _stored(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 @pytest.mark.parametrize("training_mode", [False, True])
@@ -73,13 +70,13 @@ def test_a_run_leaves_the_statistics_and_its_checkpoint_exports(tmp_path: Path) 
     runner.run(loader)
     assert runner.evaluate(loader).metrics["loss"] < before
     runner.end_training()
-    first, trained = _stored(normalized_model()), _stored(onnx.load(tmp_path / "mlp_trained.onnx"))
+    first, trained = stored_arrays(normalized_model()), stored_arrays(tmp_path / "mlp_trained.onnx")
     assert all(np.array_equal(first[name], trained[name]) for name in STATISTICS)
     assert not np.array_equal(first["w1"], trained["w1"])
     from onward.artifacts.trained_model import export_checkpoint
 
     export_checkpoint([tmp_path / "mlp.onnx"], tmp_path / "checkpoints", tmp_path / "again.onnx")
-    again = _stored(onnx.load(tmp_path / "again.onnx"))
+    again = stored_arrays(tmp_path / "again.onnx")
     assert all(np.array_equal(again[name], trained[name]) for name in trained)
 
 

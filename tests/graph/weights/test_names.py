@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,7 @@ def test_every_weight_has_the_path_of_its_parameter(dynamo: bool, tmp_path: Path
     assert known == {name for name, _ in Net().named_parameters()}
     assert len(graph.known_as.paths) == 5, "the transposed matrices, whose names are made up"
     stored = {path: graph.model.graph.initializers[name] for name, path in graph.known_as.paths.items()}
+    assert not [path for path, value in stored.items() if value.const_value.shape == ()], "epsilons of norms"
     up = stored["layers.0.up.weight"].const_value
     assert up is not None
     assert tuple(up.shape) == (8, 12)
@@ -84,6 +86,59 @@ def test_rules_match_paths_and_messages_show_them(dynamo: bool, tmp_path: Path) 
         make_training_graph(path, weights_to_train=["layers.0.op.weight"])
 
 
+class Layer(nn.Module):
+    def __init__(self, has_norm: bool) -> None:
+        super().__init__()
+        self.norm, self.proj = nn.LayerNorm(4) if has_norm else nn.Identity(), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.proj(self.norm(x))
+
+
+class Chain(nn.Module):
+    """Calls its children in order, and the elements of lists among them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for child in self.children():
+            for module in child if isinstance(child, nn.ModuleList) else [child]:
+                x = module(x)
+        return x
+
+
+def random_tree(draw: random.Random, depth: int = 0) -> nn.Module:
+    """Modules in modules, lists and sequences, whose names repeat: `model.model.layers.0.layers.1.proj`."""
+    if depth > 3 or (depth and draw.random() < 0.3):
+        return Layer(draw.random() < 0.7)
+    kind = draw.choice((Chain, Chain, nn.ModuleList, nn.Sequential)) if depth else Chain
+    if kind is Chain:
+        chain = Chain()
+        for name in draw.sample(("model", "layers", "block"), draw.choice((1, 1, 2))):
+            chain.add_module(name, random_tree(draw, depth + 1))
+        return chain
+    elements = [random_tree(draw, depth + 1) for _ in range(draw.choice((1, 2)))]
+    called = [Layer(True) if isinstance(one, nn.ModuleList) else one for one in elements]
+    return nn.Sequential(*called) if kind is nn.Sequential else nn.ModuleList(called)
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(12))
+def test_paths_are_those_of_the_module_whatever_the_names_of_its_modules(
+    seed: int, dynamo: bool, tmp_path: Path
+) -> None:
+    """Containers put their name before that of an element; a module in one of the same name is no container."""
+    torch.manual_seed(seed)
+    module = random_tree(random.Random(seed))
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    path = export(module, (torch.randn(2, 3, 4),), tmp_path / "m.onnx", 18 if dynamo else 17, dynamo)
+    graph = make_training_graph(path)
+    of_numbers = {parameter.detach().numpy().T.tobytes(): name for name, parameter in module.named_parameters()}
+    for name in graph.weights:
+        tensor = graph.model.graph.initializers[name].const_value
+        assert tensor is not None
+        assert graph.known_as.paths.get(name, name) == of_numbers[np.ascontiguousarray(tensor.numpy()).tobytes()]
+
+
 def test_optimizer_rules_match_paths(tmp_path: Path) -> None:
     graph = make_training_graph(file_of(tmp_path, True))
     sections = {
@@ -97,7 +152,7 @@ def test_optimizer_rules_match_paths(tmp_path: Path) -> None:
         },
     }
     optimizer = Parameters.from_mapping(sections).optimizer
-    rules = with_exact_names(optimizer, graph.weights, graph.known_as)
+    rules = with_exact_names(optimizer, graph)
     decayed = {graph.known_as.paths[n] for n in graph.weights if attributes_of_weight(rules, n)["lambda"] == 0.5}
     assert decayed == {"layers.0.up.weight", "layers.1.up.weight"}
     assert unmatched_rules(optimizer, graph.weights, graph.known_as) == ["nothing.*"]

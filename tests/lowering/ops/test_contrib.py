@@ -12,14 +12,11 @@ import torch.nn.functional as F
 
 import onward
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run
+from tests.one_node import check_against_onnxruntime, check_gradients, make_model, normal, run
 
 RANDOM = np.random.default_rng(0)
+_draw = normal(RANDOM)
 MICROSOFT = "com.microsoft"
-
-
-def _draw(*shape: int) -> np.ndarray[Any, Any]:
-    return RANDOM.standard_normal(shape).astype(np.float32)
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,17 @@ from tests.one_node import (
     check_against_onnxruntime,
     check_gradients,
     make_model,
+    normal,
     run,
     run_onnxruntime,
     to_array,
 )
 
 RANDOM = np.random.default_rng(0)
+_draw = functools.partial(normal(RANDOM), spread=0.7)
 MICROSOFT = "com.microsoft"
 B, L, N, D = 2, 4, 2, 3
 H = N * D
-
-
-def _draw(*shape: int) -> np.ndarray[Any, Any]:
-    return (RANDOM.standard_normal(shape) * 0.7).astype(np.float32)
 
 
 def _check(
@@ -171,6 +170,54 @@ def test_group_query_attention(options: dict[str, Any], packed: bool, rotary: in
     attributes = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": rotary, **options}
     inputs = _grouped(packed, 0, [L, L], bool(rotary))
     _check("GroupQueryAttention", inputs, attributes, outputs=3, gradients=False)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "others"),
+    [
+        ({"do_rotary": 1}, {"cos_cache": _draw(12, 8), "sin_cache": _draw(12, 8)}),  # a part of each head
+        ({"causal": 0}, {}),
+        ({"smooth_softmax": 1}, {}),
+        ({"softcap": 1.5}, {"head_sink": _draw(4)}),
+    ],
+)
+def test_group_query_attention_as_model_builders_write_it(attributes: dict[str, Any], others: dict[str, Any]) -> None:
+    attributes = {"num_heads": 4, "kv_num_heads": 2, **attributes}
+    inputs = _grouped(False, 0, [L, L], bool(attributes.get("do_rotary")), size=32)
+    _check("GroupQueryAttention", inputs | _UNUSED | others, attributes, outputs=3, gradients=False)
+
+
+_UNUSED = dict.fromkeys(("position_ids", "bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight"))
+
+
+def test_what_group_query_attention_computes_on_other_devices_only() -> None:
+    """The norm of each head's queries and keys, and a cache of the window's size while it is empty."""
+    attributes = {"num_heads": 4, "kv_num_heads": 2, "local_window_size": 2}
+    inputs = _grouped(False, 0, [L, L], False)
+    weights = {"q_norm_weight": _draw(16), "k_norm_weight": _draw(16)}
+    normed = {**inputs}
+    for name, weight in zip(("query", "key"), weights.values(), strict=True):
+        heads = inputs[name].reshape(B, L, -1, 16)
+        normed[name] = (heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-3) * weight).reshape(B, L, -1)
+    (expected,) = run_onnxruntime(
+        make_model("GroupQueryAttention", normed, attributes, 20, domain=MICROSOFT),
+        *(value for value in normed.values() if value is not None),
+    )
+    attributes |= {"qk_norm_epsilon": 1e-3, "sliding_window_cache": 1}
+    given = inputs | _UNUSED | weights
+    model = make_model("GroupQueryAttention", given, attributes, 20, domain=MICROSOFT)
+    actual = run(model, *(value for value in given.values() if value is not None))
+    np.testing.assert_allclose(to_array(actual), expected, atol=1e-5)
+    past = inputs | {"past_key": _draw(B, 2, 1, 16), "past_value": _draw(B, 2, 1, 16)}
+    for options, words in (
+        ({"sliding_window_cache": 1}, "a past in buffers of the window's size is not known"),
+        ({"k_quant_type": "PER_TENSOR"}, "a quantized cache is not known"),
+    ):
+        model = make_model(
+            "GroupQueryAttention", past, {"num_heads": 4, "kv_num_heads": 2, **options}, 20, domain=MICROSOFT
+        )
+        with pytest.raises(NodeError, match=words):
+            run(model, *(value for value in past.values() if value is not None))
 
 
 @pytest.mark.parametrize("lengths", [[4, 4], [4, 3]])

@@ -36,6 +36,56 @@ def test_matrix_of_few_bits(bits: int, points: str, K: int) -> None:
     check_against_onnxruntime(model, inputs["A"], rtol=1e-3, atol=1e-3)
 
 
+def test_matrix_of_few_bits_with_groups_and_a_bias() -> None:
+    K, N, block = 32, 6, 16
+    stored: dict[str, Any] = {
+        "B": RANDOM.integers(0, 256, (N, K // block, block // 2)).astype(np.uint8),
+        "scales": RANDOM.random((N, K // block)).astype(np.float32),
+        "g_idx": RANDOM.permutation(np.arange(K) // block).astype(np.int32),
+        "bias": RANDOM.standard_normal(N).astype(np.float32),
+    }
+    A = RANDOM.standard_normal((3, K)).astype(np.float32)
+    attributes = {"K": K, "N": N, "bits": 4, "block_size": block}
+    own = {"A": A, "B": stored["B"], "scales": stored["scales"], "zero_points": None, **stored}
+    model = make_model("MatMulNBits", own, attributes, 20, 1, stored, domain=MICROSOFT)
+    check_against_onnxruntime(model, A, rtol=1e-4, atol=1e-4)
+    # onnxruntime's CPU kernel leaves zero points out here, which its documentation does not say.
+    points: np.ndarray[Any, Any] = RANDOM.integers(0, 16, (N, K // block))
+    packed = (points[:, :1] | points[:, 1:] << 4).astype(np.uint8)
+    model = make_model("MatMulNBits", {**own, "zero_points": packed}, attributes, 20, 1, domain=MICROSOFT)
+    codes = np.stack([stored["B"] & 15, stored["B"] >> 4], -1).reshape(N, K).astype(np.float32)
+    weight = (codes - points[:, stored["g_idx"]]) * stored["scales"][:, stored["g_idx"]]
+    found = run(model, A, stored["B"], stored["scales"], packed, stored["g_idx"], stored["bias"])
+    np.testing.assert_allclose(to_array(found), A @ weight.T + stored["bias"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("quant_type", [0, 1], ids=["fp4", "nf4"])
+@pytest.mark.parametrize(("K", "N"), [(32, 6), (48, 5)])
+def test_matrix_of_4_bit_floats(quant_type: int, K: int, N: int) -> None:
+    stored = {
+        "B": RANDOM.integers(0, 256, -(-K * N // 2)).astype(np.uint8),
+        "absmax": RANDOM.random(-(-K * N // 32)).astype(np.float32),
+    }
+    A = RANDOM.standard_normal((2, 3, K)).astype(np.float32)
+    attributes = {"K": K, "N": N, "block_size": 32, "quant_type": quant_type}
+    model = make_model("MatMulBnb4", {"A": A, **stored}, attributes, 20, 1, stored, domain=MICROSOFT)
+    check_against_onnxruntime(model, A, rtol=1e-5, atol=1e-5)
+    wide = make_model("MatMulBnb4", {"A": A.astype(np.float64), **stored}, attributes, 20, 1, stored, domain=MICROSOFT)
+    check_gradients(wide, A.astype(np.float64))
+
+
+def test_what_is_not_known_of_such_matrices_is_named() -> None:
+    A, B, scales = np.zeros((1, 16), np.float32), np.zeros((2, 1, 8), np.uint8), np.ones((2, 1), np.float32)
+    numbers = {"K": 16, "N": 2, "block_size": 16}
+    inputs = {"A": A, "B": B, "scales": scales}
+    packed = make_model("MatMulNBits", inputs, {**numbers, "weight_prepacked": 1}, 20, domain=MICROSOFT)
+    with pytest.raises(NodeError, match="Export the model again without prepacking"):
+        run(packed, *inputs.values())
+    other = make_model("MatMulBnb4", inputs, {**numbers, "quant_type": 2}, 20, domain=MICROSOFT)
+    with pytest.raises(NodeError, match=r"quant_type is 2; 0 \(FP4\) and 1 \(NF4\) are known"):
+        run(other, *inputs.values())
+
+
 def test_scales_of_a_matrix_of_few_bits_have_a_gradient() -> None:
     A, scales = torch.randn(3, 16, dtype=torch.float64), torch.rand(2, 1, dtype=torch.float64, requires_grad=True)
     B = torch.randint(0, 256, (2, 1, 8), dtype=torch.uint8)

@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run
+from tests.one_node import check_against_onnxruntime, check_gradients, make_model, normal, run
 
 RANDOM = np.random.default_rng(0)
+_draw = normal(RANDOM)
 EXPERTS, HIDDEN, INNER = 4, 6, 5
-
-
-def _draw(*shape: int) -> np.ndarray[Any, Any]:
-    return RANDOM.standard_normal(shape).astype(np.float32)
 
 
 def _inputs(rows: int = INNER, biases: bool = True, *tokens: int) -> dict[str, Any]:

@@ -10,13 +10,10 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run
+from tests.one_node import check_against_onnxruntime, check_gradients, make_model, normal, run
 
 RANDOM = np.random.default_rng(0)
-
-
-def _draw(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
-    return RANDOM.standard_normal(shape).astype(dtype)
+_draw = normal(RANDOM)
 
 
 CONV = [

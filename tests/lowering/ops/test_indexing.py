@@ -15,25 +15,20 @@ from tests.one_node import check_against_onnxruntime, check_gradients, make_mode
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((3, 4, 2))
 
-
-def ints(values: Any) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
-
-
 CASES: list[tuple[str, np.ndarray, np.ndarray, dict[str, Any], int]] = [
-    ("Gather", X, ints([2, 0, 2]), {}, 7),
-    ("Gather", X, ints([[1, 1], [3, 0]]), {"axis": 1}, 11),
-    ("Gather", X, ints([[-1, -4]]), {"axis": -2}, 13),
-    ("Gather", X, ints(-1), {"axis": 1}, 13),
-    ("Gather", X[..., 0], ints([[0, -1], [2, 2]]), {}, 13),
+    ("Gather", X, np.int64([2, 0, 2]), {}, 7),
+    ("Gather", X, np.int64([[1, 1], [3, 0]]), {"axis": 1}, 11),
+    ("Gather", X, np.int64([[-1, -4]]), {"axis": -2}, 13),
+    ("Gather", X, np.int64(-1), {"axis": 1}, 13),
+    ("Gather", X[..., 0], np.int64([[0, -1], [2, 2]]), {}, 13),
     ("Gather", X[..., 0], np.array([1, -1], np.int32), {}, 13),
-    ("GatherElements", X, ints(RANDOM.integers(-3, 3, (2, 4, 2))), {}, 11),
-    ("GatherElements", X, ints(RANDOM.integers(-4, 4, (3, 6, 2))), {"axis": 1}, 13),
-    ("GatherElements", X, ints(RANDOM.integers(-2, 2, (3, 2, 5))), {"axis": -1}, 13),
-    ("GatherND", X, ints([[0, 1], [2, -1], [0, 1]]), {}, 11),
-    ("GatherND", X, ints([[[0, 1, 1]], [[2, -4, 0]]]), {}, 12),
-    ("GatherND", X, ints([[1], [-1], [1]]), {"batch_dims": 1}, 12),
-    ("GatherND", X, ints(RANDOM.integers(-2, 2, (3, 4, 3, 1))), {"batch_dims": 2}, 13),
+    ("GatherElements", X, np.int64(RANDOM.integers(-3, 3, (2, 4, 2))), {}, 11),
+    ("GatherElements", X, np.int64(RANDOM.integers(-4, 4, (3, 6, 2))), {"axis": 1}, 13),
+    ("GatherElements", X, np.int64(RANDOM.integers(-2, 2, (3, 2, 5))), {"axis": -1}, 13),
+    ("GatherND", X, np.int64([[0, 1], [2, -1], [0, 1]]), {}, 11),
+    ("GatherND", X, np.int64([[[0, 1, 1]], [[2, -4, 0]]]), {}, 12),
+    ("GatherND", X, np.int64([[1], [-1], [1]]), {"batch_dims": 1}, 12),
+    ("GatherND", X, np.int64(RANDOM.integers(-2, 2, (3, 4, 3, 1))), {"batch_dims": 2}, 13),
     ("Compress", X, np.array([True, False, True]), {}, 9),
     ("Compress", X, np.array([False, True, True]), {"axis": 1}, 9),
     ("Compress", X, np.array([False, True]), {"axis": -1}, 11),
@@ -79,9 +74,9 @@ def test_a_single_known_position_is_a_view() -> None:
 
 
 ONE_HOT: list[tuple[Any, Any, int]] = [
-    (ints([0, 2, -1, 3, -4]), {}, 9),
-    (ints([[0, 1], [2, 7]]), {"axis": 0}, 11),
-    (ints([[0, 1], [2, 7]]), {"axis": -2}, 11),
+    (np.int64([0, 2, -1, 3, -4]), {}, 9),
+    (np.int64([[0, 1], [2, 7]]), {"axis": 0}, 11),
+    (np.int64([[0, 1], [2, 7]]), {"axis": -2}, 11),
     (np.array([1.0, 2.0], np.float32), {"axis": 1}, 11),
 ]
 
@@ -115,11 +110,11 @@ def test_non_zero_of_a_number_has_no_rows() -> None:
 
 def test_bad_values_are_named() -> None:
     with pytest.raises(NodeError, match="axis 5 is out of range for a tensor of rank 3"):
-        run(make_model("Gather", {"x": X, "i": ints([0])}, {"axis": 5}, 13), X, ints([0]))
+        run(make_model("Gather", {"x": X, "i": np.int64([0])}, {"axis": 5}, 13), X, np.int64([0]))
     with pytest.raises(NodeError, match="coordinates of length 4 after 0 batch axes exceed rank 3"):
-        run(make_model("GatherND", {"x": X, "i": ints([[0, 0, 0, 0]])}, opset=13), X, ints([[0, 0, 0, 0]]))
+        run(make_model("GatherND", {"x": X, "i": np.int64([[0, 0, 0, 0]])}, opset=13), X, np.int64([[0, 0, 0, 0]]))
     with pytest.raises(NodeError, match="first 1 axes of data"):
-        run(make_model("GatherND", {"x": X, "i": ints([[0]])}, {"batch_dims": 1}, 13), X, ints([[0]]))
+        run(make_model("GatherND", {"x": X, "i": np.int64([[0]])}, {"batch_dims": 1}, 13), X, np.int64([[0]]))
 
 
 @pytest.mark.parametrize("index", [0, -1])

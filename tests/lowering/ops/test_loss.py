@@ -117,7 +117,7 @@ REFUSED = [
         {"ignore_index": 7},
         "label -1 is out of range for 10 classes (0 to 9; only 7 is ignored)",
     ),
-    ((4, 10), [1, 2, 3], {}, "labels are [3]; beside scores [4, 10], classes on axis 1, they must be [4]"),
+    ((4, 10), [1, 2, 3], {}, "labels are [3]; with scores [4, 10], classes on axis 1, they must be [4]"),
     ((4,), [1, 2, 3, 0], {}, "scores are [4]; expected [N, C] or [N, C, d1, ...]"),
     ((4, 10), [1, 2, 3, 0], {"reduction": "average"}, "reduction is 'average'; it must be one of none, sum, mean"),
 ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, run_onnxruntime, to_array
+from tests.one_node import check_against_onnxruntime, check_gradients, ints, make_model, run, run_onnxruntime, to_array
 
 RANDOM = np.random.default_rng(0)
 BIGGEST, SMALLEST = 2**63 - 1, -(2**63)
@@ -17,10 +17,6 @@ BIGGEST, SMALLEST = 2**63 - 1, -(2**63)
 
 def normal(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal(shape)
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
 
 
 X = normal(2, 3, 4)

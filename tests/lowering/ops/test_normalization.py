@@ -12,14 +12,11 @@ from onnx.reference import ReferenceEvaluator
 
 import onward
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
+from tests.one_node import check_against_onnxruntime, check_gradients, make_model, normal, run, to_array
 
 RANDOM = np.random.default_rng(0)
+_draw = normal(RANDOM)
 SHAPES = [(4, 3), (4, 3, 5), (4, 3, 5, 2), (2, 3, 2, 3, 2)]
-
-
-def _draw(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
-    return RANDOM.standard_normal(shape).astype(dtype)
 
 
 def _batch_norm(shape: tuple[int, ...], dtype: Any = np.float32, features: tuple[int, ...] | None = None) -> list[Any]:

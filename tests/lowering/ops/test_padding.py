@@ -10,14 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
+from tests.one_node import check_against_onnxruntime, check_gradients, ints, make_model, run, to_array
 
 RANDOM = np.random.default_rng(0)
 NUMPY_MODE = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])

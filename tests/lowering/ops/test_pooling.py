@@ -11,13 +11,18 @@ from onnx.reference import ReferenceEvaluator
 
 import onward
 from onward.errors import NodeError
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, run_onnxruntime, to_array
+from tests.one_node import (
+    check_against_onnxruntime,
+    check_gradients,
+    make_model,
+    normal,
+    run,
+    run_onnxruntime,
+    to_array,
+)
 
 RANDOM = np.random.default_rng(0)
-
-
-def _draw(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
-    return RANDOM.standard_normal(shape).astype(dtype)
+_draw = normal(RANDOM)
 
 
 WINDOWS = [

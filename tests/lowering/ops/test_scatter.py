@@ -14,13 +14,8 @@ RANDOM = np.random.default_rng(0)
 REDUCTIONS = {"none": lambda a, b: b, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 X = RANDOM.uniform(0.5, 2.0, (3, 4, 2))
 
-
-def ints(values: Any) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
-
-
-DISTINCT = ints([[[0, 1], [2, 0], [-1, 1], [1, 2]]])
-REPEATED = ints([[[0, 1], [2, 0], [-1, 1], [1, 2]], [[0, 1], [2, 0], [2, 1], [1, -1]]])
+DISTINCT = np.int64([[[0, 1], [2, 0], [-1, 1], [1, 2]]])
+REPEATED = np.int64([[[0, 1], [2, 0], [-1, 1], [1, 2]], [[0, 1], [2, 0], [2, 1], [1, -1]]])
 
 
 @pytest.mark.parametrize(("op_type", "opset"), [("Scatter", 9), ("ScatterElements", 11), ("ScatterElements", 16)])
@@ -63,11 +58,11 @@ def test_scatter_elements_gradients(reduction: str) -> None:
 
 
 POINTS = {
-    "slices": (ints([[2], [0]]), (2, 4, 2)),
-    "elements": (ints([[0, 1, 1], [2, -1, 0], [1, 0, 0]]), (3,)),
-    "grid": (ints([[[0, 0], [1, 3]], [[-1, 1], [2, 2]]]), (2, 2, 2)),
-    "repeated slices": (ints([[1], [0], [-2]]), (3, 4, 2)),
-    "repeated elements": (ints([[0, 1, 1], [0, -3, -1], [1, 0, 0]]), (3,)),
+    "slices": (np.int64([[2], [0]]), (2, 4, 2)),
+    "elements": (np.int64([[0, 1, 1], [2, -1, 0], [1, 0, 0]]), (3,)),
+    "grid": (np.int64([[[0, 0], [1, 3]], [[-1, 1], [2, 2]]]), (2, 2, 2)),
+    "repeated slices": (np.int64([[1], [0], [-2]]), (3, 4, 2)),
+    "repeated elements": (np.int64([[0, 1, 1], [0, -3, -1], [1, 0, 0]]), (3,)),
 }
 
 
@@ -108,7 +103,7 @@ def test_tensor_scatter(mode: str, written: list[int] | None) -> None:
     for sample in range(2):
         for step in range(2):
             expected[sample, :, (starts[sample] + step) % 4] = update[sample, :, step]
-    inputs = {"p": past, "u": update, "w": None if written is None else ints(starts)}
+    inputs = {"p": past, "u": update, "w": None if written is None else np.int64(starts)}
     given = [value for value in inputs.values() if value is not None]
     model = make_model("TensorScatter", inputs, {"mode": mode}, 24)
     np.testing.assert_array_equal(to_array(run(model, *given)), expected)
@@ -116,10 +111,10 @@ def test_tensor_scatter(mode: str, written: list[int] | None) -> None:
 
 
 def test_bad_values_are_named() -> None:
-    where, updates = ints([[0, 0, 0, 0]]), np.ones(1)
+    where, updates = np.int64([[0, 0, 0, 0]]), np.ones(1)
     with pytest.raises(NodeError, match="coordinates of length 4 exceed the rank"):
         run(make_model("ScatterND", {"x": X, "i": where, "u": updates}, opset=18), X, where, updates)
     small = np.ones((1, 1, 1))
-    model = make_model("ScatterElements", {"x": X, "i": ints(small), "u": small}, {"reduction": "mean"}, 18)
+    model = make_model("ScatterElements", {"x": X, "i": np.int64(small), "u": small}, {"reduction": "mean"}, 18)
     with pytest.raises(NodeError, match="reduction 'mean' is not known"):
-        run(model, X, ints(small), small)
+        run(model, X, np.int64(small), small)

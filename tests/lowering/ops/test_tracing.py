@@ -9,13 +9,10 @@ import pytest
 import torch
 
 import onward
-from tests.one_node import make_model
+from tests.one_node import make_model, normal
 
 RANDOM = np.random.default_rng(0)
-
-
-def _draw(*shape: int) -> np.ndarray[Any, Any]:
-    return RANDOM.standard_normal(shape).astype(np.float32)
+_draw = normal(RANDOM)
 
 
 IMAGE, SMALL = _draw(2, 4, 9, 8), _draw(2, 4, 5, 6)

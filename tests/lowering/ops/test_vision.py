@@ -12,13 +12,10 @@ from onnx.reference import ReferenceEvaluator
 
 from onward.errors import NodeError
 from onward.lowering.ops.vision import _grid_sample_any_rank
-from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
+from tests.one_node import check_against_onnxruntime, check_gradients, make_model, normal, run, to_array
 
 RANDOM = np.random.default_rng(0)
-
-
-def _draw(*shape: int, dtype: Any = np.float32, spread: float = 1.0) -> np.ndarray[Any, Any]:
-    return (RANDOM.standard_normal(shape) * spread).astype(dtype)
+_draw = normal(RANDOM)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])

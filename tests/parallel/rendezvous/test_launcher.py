@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from onward.errors import ParametersError
-from onward.parallel.rendezvous.launcher import FIRST_PORT, PORTS, Launch, derived_port, detect, first_host
+from onward.parallel.rendezvous.launcher import (
+    FIRST_PORT,
+    PORTS,
+    Launch,
+    check_elastic,
+    derived_port,
+    detect,
+    first_host,
+)
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gpu1",
@@ -42,6 +50,18 @@ def test_torchrun() -> None:
         agent_store=True,
         restart=2,
     )
+
+
+def test_an_elastic_run_needs_a_store_that_outlives_a_node() -> None:
+    with pytest.raises(ParametersError) as caught:
+        check_elastic(detect(TORCHRUN), TORCHRUN)
+    assert str(caught.value) == (
+        "distributed.elastic: torchrun's processes share a store whose address stays the same when its node is lost. "
+        "Start torchrun with the environment variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+    )
+    for variables in ({**TORCHRUN, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, {**TORCHRUN, "ONWARD_LAUNCHED": "7"}):
+        check_elastic(detect(variables), variables)
+    check_elastic(detect(OPEN_MPI), OPEN_MPI)
 
 
 def test_open_mpi_on_one_machine_meets_at_a_port_of_its_job() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
+import onnx_ir as ir
+
 from onward.parameters.distributed import Recompute
-from onward.plan.costs.segments import label_of, plan_segments
+from onward.plan.costs.segments import assign, label_of, plan_segments
 from tests.plan.staged_models import graph_of
 
 
@@ -58,3 +62,21 @@ def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recom
     assert [joined.segment_of[label_of(node)] for node in graph.model.graph] == sorted(joined.segment_of.values())
     asked = Recompute(segments=True)
     assert plan_segments(*arguments, asked, joins_blocks=True) == plan_segments(*arguments, asked)
+
+
+def test_weights_are_read_where_views_of_them_are() -> None:
+    """ZeRO 3 frees a gathered weight after the last segment that reads it: a view of it must not live longer."""
+    text = """agraph (float[B,4] x, float[4,4] a, float[4,4] b, float[4,4] c, float[1,4] d) => (float[B,4] y) {
+        bt = Transpose(b)  cost = Cast <to=1> (c)  ct = Identity(cost)
+        n = Shape(x)  dx = Expand(d, n)  s = Add(x, x)  h = Add(dx, s)
+        i = MatMul(h, a)  j = Tanh(i)  k = MatMul(j, bt)  l = Tanh(k)  y = MatMul(l, ct)}"""
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}'))
+    for name in "abcd":
+        value = next(value for value in model.graph.inputs if value.name == name)
+        model.graph.inputs.remove(value)
+        value.const_value = ir.Tensor(np.zeros([4 if size == 4 else 1 for size in value.shape or ()], np.float32))
+        model.graph.register_initializer(value)
+    nodes = list(model.graph)
+    parts = [nodes[:5], nodes[5:9], nodes[9:11], nodes[11:]]
+    _, readers = assign(parts, "abcd")
+    assert readers == {"a": (1,), "b": (0, 2), "c": (0, 3), "d": (0, 1)}

@@ -10,11 +10,12 @@ from onward.errors import ParametersError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.plan.costs.costs import OPERATIONS_PER_BYTE, measure_costs
+from onward.plan.pipeline import balance
 from onward.plan.pipeline.balance import (
     BYTES_MOVED_PER_BYTE_SENT,
     MEMORY_COPIES,
+    TOLERATED_IMBALANCE,
     balanced_stages,
-    largest_stage_count,
 )
 from onward.plan.pipeline.stages import plan_stages
 from onward.plan.roles import find_roles, node_id
@@ -36,7 +37,10 @@ WIDTHS = (4, 64, 8, 128, 16, 16, 96, 32, 4)
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_no_other_way_to_cut_has_a_faster_slowest_stage(count: int) -> None:
-    """All ways to cut the chain, by exhaustion: cost of the stage's layers, and of what it receives and sends."""
+    """All ways to cut the chain, by exhaustion: cost of the stage's layers, and of what it receives and sends.
+
+    Of those that are nearly as fast as the fastest, none sends a tenth less than the chosen one.
+    """
     graph = uneven(WIDTHS)
     costs = measure_costs(graph, {"batch": 16})
     roles = find_roles(graph)
@@ -51,11 +55,36 @@ def test_no_other_way_to_cut_has_a_faster_slowest_stage(count: int) -> None:
         sent = [0.0, *(costs.value_bytes[f"fc{cut - 1}"] * price for cut in cuts), 0.0]
         return max(sum(spent[begin:end]) + sent[i] + sent[i + 1] for i, (begin, end) in enumerate(pairwise(ends)))
 
-    best = min(slowest(cuts) for cuts in combinations(range(1, layers), count - 1))
+    def sent(cuts: tuple[int, ...]) -> float:
+        return sum(costs.value_bytes[f"fc{cut - 1}"] for cut in cuts)
+
+    ways = list(combinations(range(1, layers), count - 1))
+    limit = min(map(slowest, ways)) * (1 + TOLERATED_IMBALANCE)
     chosen = balanced_stages(graph, count, roles, costs)
     stages = [chosen[node] for node in bound]
     assert stages == sorted(stages)
-    assert slowest(tuple(stages.index(stage) for stage in range(1, count))) == pytest.approx(best)
+    cuts = tuple(stages.index(stage) for stage in range(1, count))
+    assert slowest(cuts) <= limit * (1 + 1e-9)
+    assert sent(cuts) <= 1.1 * min(sent(way) for way in ways if slowest(way) <= limit)
+
+
+def test_equal_blocks_are_cut_between_blocks_where_a_cut_inside_would_be_little_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that are four times as wide inside; the last layer moves the middle into one of them."""
+    monkeypatch.setattr(balance, "BYTES_MOVED_PER_BYTE_SENT", 0.01)
+    graph = uneven((64, *(256, 64) * 60, 640))
+    plan = plan_stages(graph, balanced_stages(graph, 2), 2)
+    assert [len(stage.weights) for stage in plan.stages] == [62, 59]
+
+
+def test_buffers_of_what_is_received_count_towards_the_memory_limit() -> None:
+    graph = uneven((256,) * 5)
+    costs = measure_costs(graph, {"batch": 1})
+    limit = 2.5 * 256 * 256 * 4 * MEMORY_COPIES
+    assert balanced_stages(graph, 2, costs=costs, memory_limit_bytes=limit, micro_batches=8)
+    with pytest.raises(ParametersError, match="no way to cut the network into 2 stages"):
+        balanced_stages(graph, 2, costs=costs, memory_limit_bytes=limit, micro_batches=1024)
 
 
 def test_transformers_are_cut_between_layers() -> None:
@@ -70,7 +99,6 @@ def test_transformers_are_cut_between_layers() -> None:
 
 def test_more_stages_than_weights_are_refused_with_the_largest_number() -> None:
     graph = graph_of("mlp")
-    assert largest_stage_count(graph) == 4
     with pytest.raises(
         ParametersError, match=r"can be cut into 4 stages at most, each with a weight to train; .* 5. Use 4"
     ):

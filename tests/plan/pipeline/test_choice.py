@@ -11,7 +11,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed
 from onward.plan.costs.costs import measure_costs
 from onward.plan.pipeline.balance import MEMORY_COPIES
-from onward.plan.pipeline.choice import choose_stages, stage_costs
+from onward.plan.pipeline.choice import choose_stages
 from onward.plan.pipeline.schedules import simulate
 from onward.plan.pipeline.stages import StagePlan, plan_stages
 from onward.plan.roles import find_roles
@@ -57,7 +57,8 @@ def test_costs_of_stages_go_into_the_simulation() -> None:
     graph = graph_of("gpt2")
     sizes = {"batch": 2, "sequence": 12}
     plan = stages(graph, Distributed(pipeline_parallel_size=4), 16, sizes)
-    costs = stage_costs(plan, measure_costs(graph, sizes))
+    of_nodes = measure_costs(graph, sizes)
+    costs = [of_nodes.total(stage.nodes).time for stage in plan.stages]
     timeline = simulate("1F1B", 4, 16, costs)
     assert 3 / 19 <= timeline.bubble_share < 0.35
     assert all(cost.forward > 0 and cost.backward_weight > 0 for cost in costs)

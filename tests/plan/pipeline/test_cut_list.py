@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 
 from onward.errors import ParametersError
+from onward.graph.losses.spec import LossSpec
+from onward.graph.training_graph import make_training_graph
+from onward.models import create_model
 from onward.plan.pipeline.cut_list import CutEdge, parse_cut_list, stages_by_cut_list, stages_by_name
 from onward.plan.pipeline.stages import StagePlan, plan_stages
 from onward.plan.roles import find_roles
-from tests.plan.staged_models import AWKWARD_STAGES, graph_of
+from tests.plan.staged_models import AWKWARD_STAGES, GPT2, graph_of
 
 
 def cut(name: str, cuts: str | tuple[str, ...], count: int) -> StagePlan:
@@ -134,3 +138,21 @@ def test_a_stage_that_no_name_is_put_on_is_refused() -> None:
     graph = graph_of("awkward")
     with pytest.raises(ParametersError, match="puts no node on stage 1 of 4"):
         stages_by_name(graph, find_roles(graph), dict.fromkeys(AWKWARD_STAGES, 0), 4)
+
+
+def test_naming_all_nodes_of_ones_own_is_enough_where_passes_added_others() -> None:
+    """The last layer and its loss become one node, which the file does not have; an Identity is gone."""
+    model = create_model("gpt2", **{**GPT2, "layers": 2, "vocab_size": 288})
+    model.graph.append(ir.node("Identity", [model.graph.outputs[0]], name="unread"))
+    names = [str(node.name) for node in model.graph]
+    asked = {name: int(place >= len(names) // 2) for place, name in enumerate(names)}
+    loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
+    graph = make_training_graph(model, loss=loss, keep=tuple(asked), fuse=True)
+    fused = [node for node in graph.model.graph if str(node.name).startswith("fused/")]
+    assert fused
+    found = stages_by_name(graph, find_roles(graph), asked, 2)
+    assert [found[node] for node in fused if node in found] == [1]
+    by_name = {str(node.name): stage for node, stage in found.items()}
+    assert {name: stage for name, stage in by_name.items() if name in asked} == {
+        name: asked[name] for name in by_name if name in asked
+    }

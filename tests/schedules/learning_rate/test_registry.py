@@ -13,7 +13,7 @@ from onward.schedules.learning_rate import registry
 from onward.schedules.learning_rate.decay import Decay
 from tests.mlp import parameters, train_by_torch, train_run, write_sgd_run
 
-LATE = Decay(name="late", factor=lambda left, power: 1.0 - (1.0 - left) ** 2)
+LATE = Decay(name="late", factor=lambda left, options: 1.0 - (1.0 - left) ** 2)
 
 
 @pytest.fixture(autouse=True)
@@ -31,5 +31,8 @@ def test_a_new_decay_trains_from_run_yaml(tmp_path: Path) -> None:
 
 
 def test_messages_list_it(tmp_path: Path) -> None:
-    with pytest.raises(ParametersError, match="expected none, constant, linear, polynomial, cosine or late"):
+    with pytest.raises(
+        ParametersError,
+        match=r"expected none, constant, .* wsd, piecewise or late",
+    ):
         parameters(tmp_path, learning_rate={"initial_lr": 0.1, "warmup_mode": "later"})

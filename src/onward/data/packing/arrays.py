@@ -165,7 +165,7 @@ def _check_size(path: Path, name: str, held: tuple[int, ...], dtype: np.dtype, l
 
 
 def _read_archive(path: Path, options: ArrayOptions) -> Iterator[Sample]:
-    """Unpacks all arrays of an archive in step, so that none is ever whole in memory."""
+    """Unpacks all arrays of an archive in step, so that none is ever entirely in memory."""
     with _open_archive(path) as archive, ExitStack() as stack:
         rows = {}
         for name, member in _members(archive, path, options).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a file, or a folder that is walked in the order of names")
     parser.add_argument("dest", metavar="DEST", help="directory for the shards")
     parser.add_argument("--kind", choices=tuple(KINDS), help="what SOURCE is (default: found out from suffixes)")
-    _add_options(parser, PackOptions)
+    _add_options(parser, _fields(PackOptions))
+    listed: set[str] = set()
     for kind, options_type in KINDS.items():
         doc = " ".join((options_type.__doc__ or "").split("\n\n")[0].split())
-        _add_options(parser.add_argument_group(kind, doc.replace("%", "%%")), options_type)
+        fields = [field for field in _fields(options_type) if field.name not in listed]
+        shared = [f"--{field.name.replace('_', '-')}" for field in _fields(options_type) if field.name in listed]
+        doc += f" Also takes {', '.join(shared)}." if shared else ""
+        _add_options(parser.add_argument_group(kind, doc.replace("%", "%%")), fields)
+        listed |= {field.name for field in fields}
 
 
 def run(
@@ -46,9 +51,10 @@ def run(
         given["test_source"] = str(local_folder(Path(given["test_source"])))
     splits = None if "pattern" in given else find_splits(source)
     place = source if splits is None else splits.train
-    kind, _ = find_source_files(place, arguments.kind, given.get("pattern", ""), given.get("exclude", ()))
+    kind = find_source_files(place, arguments.kind, given.get("pattern", ""), given.get("exclude", ())).kind
+    own = {field.name for field in _fields(KINDS[kind])}
     for other, options_type in KINDS.items():
-        wrong = [field.name for field in _fields(options_type) if field.name in given and other != kind]
+        wrong = [field.name for field in _fields(options_type) if field.name in given and field.name not in own]
         if wrong:
             raise ParametersError(
                 f"--{wrong[0].replace('_', '-')} is an option for {other}, but {arguments.source!r} is packed as "
@@ -88,8 +94,8 @@ def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _add_options(parser: argparse._ActionsContainer, options_type: type[Any]) -> None:
-    for field in _fields(options_type):
+def _add_options(parser: argparse._ActionsContainer, fields: Sequence[dataclasses.Field[Any]]) -> None:
+    for field in fields:
         name = "--" + field.name.replace("_", "-")
         text = field.metadata["help"].replace("%", "%%") + _describe_default(field.default)
         if isinstance(field.default, bool):

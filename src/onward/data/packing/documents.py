@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from onward.data.packing.options import TextOptions
-from onward.data.packing.source import require
+from onward.data.packing.source import parse_json_line, require
 from onward.errors import DataError
 
 CHUNK_BYTES = 1 << 18
@@ -45,7 +44,7 @@ def count_bytes(paths: list[Path]) -> int:
 
 
 def is_split_by_document(paths: list[Path], options: TextOptions) -> bool:
-    """Whether documents are numerous enough to be split into train and test as a whole.
+    """Whether documents are numerous enough to be split into train and test undivided.
 
     That keeps a test sample from continuing a training sample. With few files samples are split instead.
     """
@@ -107,10 +106,7 @@ def _read_jsonl(path: Path, text_field: str, document: int) -> Iterator[Document
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{str(path)!r}, line {number}: not JSON ({error}).") from error
+            record = parse_json_line(line, path, number)
             text = record.get(text_field) if isinstance(record, dict) else None
             if not isinstance(text, str):
                 keys = ", ".join(map(repr, record)) if isinstance(record, dict) else "no keys"

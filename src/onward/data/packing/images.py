@@ -92,11 +92,31 @@ def _read(
         image = read_image(path, options)
         if image is None:
             skipped.append(str(path))
+            details["images_per_class"][details["classes"][label]] -= 1
             continue
         yield choose_split(number), {"image": image, "label": np.array(label, np.int64)}
         number += 1
     if skipped:
         details["images_skipped"] = [*details.get("images_skipped", ()), *skipped]
+
+
+OF_16_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+"""Modes of pillow whose `convert` takes every value above 255 for white."""
+
+
+def _in_8_bits(image: Any, file_format: str | None, is_rgb: bool) -> Any:
+    """The image with values of 0 to 255; of 16 bits, which X-rays and depth maps have, with fractions of them.
+
+    Raises:
+        ValueError: its numbers have no range that a file says.
+    """
+    if image.mode in OF_16_BITS or (image.mode == "I" and file_format == "PNG"):
+        values = np.asarray(image).astype(np.float32) * np.float32(255 / 65535)
+        return require("PIL.Image", "packing images").fromarray(values)
+    if image.mode in ("I", "F"):
+        kind = "32-bit integers" if image.mode == "I" else "floating-point numbers"
+        raise ValueError(f"its pixels are {kind}, whose range the file does not say; save it in 8 or 16 bits")
+    return image.convert("RGB" if is_rgb else "L")
 
 
 def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:
@@ -113,7 +133,7 @@ def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:
     height, width = options.image_size
     try:
         with pil.open(path) as opened:
-            image = operations.exif_transpose(opened).convert("RGB" if options.image_mode == "rgb" else "L")
+            image = _in_8_bits(operations.exif_transpose(opened), opened.format, options.image_mode == "rgb")
     except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
         if options.unreadable == "skip":
             return None
@@ -126,6 +146,8 @@ def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:
     else:
         image = image.resize((width, height), resample=pil.Resampling.BILINEAR)
     pixels = np.asarray(image, np.float32) / np.float32(255)
-    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    planes = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+    if options.image_mode == "rgb" and len(planes) == 1:
+        planes = planes.repeat(3, axis=0)
     mean, std = (np.asarray(values, np.float32)[:, None, None] for values in (options.mean, options.std))
     return np.ascontiguousarray((planes - mean) / std)

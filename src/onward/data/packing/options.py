@@ -63,7 +63,7 @@ class TextOptions:
         "the objective: the next token, masked tokens, or masked tokens and the next sentence",
         choices=("causal", "masked", "bert"),
     )
-    sequence_length: int = option(256, "tokens of a sample", parse=int)
+    sequence_length: int = option(256, "tokens of a sample (of conversations 1024)", parse=int)
     tokenizer: str = option("bytes", "'bytes' (one token per byte), 'bpe' (trained on this text), or a tokenizer.json")
     vocabulary_size: int = option(8192, "tokens of a BPE that is trained here", parse=int)
     tokenizer_training_bytes: int = option(64 << 20, "how much text a BPE is trained on at most", parse=int)
@@ -185,13 +185,97 @@ class ImageOptions:
             raise ParametersError(f"std {self.std} and image_size {self.image_size} must be above 0.")
 
 
-SourceOptions = TextOptions | ArrayOptions | TableOptions | ImageOptions
+@dataclass(frozen=True, kw_only=True)
+class ConversationOptions:
+    """What chat, instructions and preferences have in common.
+
+    Gives `input_ids`, `attention_mask` (1 at tokens, 0 at padding) and `labels`, int64 [sequence_length]: labels are
+    the tokens one position on, -100 where no answer is.
+    """
+
+    tokenizer: str = option("bytes", "'bytes', 'bpe' (trained on these texts), a tokenizer.json, or a folder with one")
+    chat_template: str = option(
+        "",
+        "a file with the Jinja template that writes conversations; absent: chat_template.jinja or "
+        "tokenizer_config.json next to the tokenizer, ChatML for a tokenizer that is made here",
+    )
+    sequence_length: int = option(1024, "tokens of a sample", parse=int)
+    too_long: Literal["cut", "skip", "error"] = option(
+        "cut",
+        "what to do with a conversation of more tokens: cut its end, leave it out, or stop",
+        choices=("cut", "skip", "error"),
+    )
+    loss_on: Literal["answers", "all"] = option(
+        "answers", "which tokens are labels: those of the assistant, or all", choices=("answers", "all")
+    )
+    position_ids: bool = option(False, "also write position_ids, int64 [sequence_length], counting from 0")
+    vocabulary_size: int = option(8192, "tokens of a BPE that is trained here", parse=int)
+    tokenizer_training_bytes: int = option(64 << 20, "how much text a BPE is trained on at most", parse=int)
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 2:
+            raise ParametersError(f"sequence_length is {self.sequence_length}; expected at least 2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PackedConversationOptions(ConversationOptions):
+    """With `several_per_sequence`, conversations share sequences: `position_ids` begin at 0 in each of them."""
+
+    several_per_sequence: bool = option(
+        False, "fill sequences with several conversations that do not see each other, instead of padding"
+    )
+    mask_type: Literal["segments", "bool", "float"] = option(
+        "segments",
+        "with --several-per-sequence: segment_ids, int64 [sequence_length], 1 for the first conversation and 0 for "
+        "padding; or attention_mask [1, sequence_length, sequence_length], true where a token sees another (bool), or "
+        "float32, 0 there and the lowest number elsewhere",
+        choices=("segments", "bool", "float"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_type != "segments" and not self.several_per_sequence:
+            raise ParametersError(
+                f"mask_type is {self.mask_type!r}, which has no effect without several_per_sequence; set both."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(_PackedConversationOptions):
+    """Conversations: JSONL or Parquet with `messages`, a list of turns with `role` and `content`, and maybe `tools`."""
+
+    messages_field: str = option("messages", "key or column that holds the turns")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructOptions(_PackedConversationOptions):
+    """Instructions: JSONL, CSV or Parquet with `instruction`, `output`, and maybe `input` and `system` (Alpaca)."""
+
+    prompt_field: str = option("instruction", "key or column that holds what is asked")
+    input_field: str = option("input", "key or column of a text that belongs to what is asked")
+    answer_field: str = option("output", "key or column that holds the answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceOptions(ConversationOptions):
+    """Preferences: JSONL or Parquet with `prompt`, `chosen` and `rejected`, each a text or a list of turns.
+
+    Every feature is [2, sequence_length]: the chosen conversation, then the rejected one.
+    """
+
+
+SourceOptions = (
+    TextOptions | ArrayOptions | TableOptions | ImageOptions | ChatOptions | InstructOptions | PreferenceOptions
+)
 
 KINDS: Mapping[str, type[SourceOptions]] = {
     "text": TextOptions,
     "arrays": ArrayOptions,
     "table": TableOptions,
     "images": ImageOptions,
+    "chat": ChatOptions,
+    "instruct": InstructOptions,
+    "preference": PreferenceOptions,
 }
 """Kind of source -> its options."""
 

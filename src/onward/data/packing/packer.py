@@ -17,10 +17,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from onward.data.manifest import MANIFEST_NAME, Manifest, ShardEntry
 from onward.data.packing.arrays import open_arrays
+from onward.data.packing.chat.sequences import open_conversations
 from onward.data.packing.images import open_images
 from onward.data.packing.options import (
     KINDS,
     ArrayOptions,
+    ConversationOptions,
     ImageOptions,
     PackOptions,
     SourceOptions,
@@ -105,11 +107,14 @@ def pack(
     start, dest = time.monotonic(), Path(dest)
     place, options = _with_test_source(Path(source), options or PackOptions())
     asked = kind_of(options.source) if options.source is not None else None
-    kind, paths = find_source_files(place, asked, options.pattern, options.exclude)
+    found = find_source_files(place, asked, options.pattern, options.exclude)
+    kind = found.kind
     source_options = options.source if options.source is not None else KINDS[kind]()
     _check_dest(dest, options.overwrite)
     on_phase(f"reading {shown(place)}")
-    opened = _open(place, kind, paths, source_options, options)
+    opened = _open(place, kind, found.paths, source_options, options)
+    if ignored := found.describe_ignored():
+        opened.details["ignored_files"] = ignored
     with staging_folder(dest) as staging:
         _check_dest(dest, options.overwrite)  # again: until it was locked, another process could pack into it
         sequences = {split: _ShardSequence(staging / split, options.samples_per_file) for split in options.splits}
@@ -129,7 +134,7 @@ def pack(
                 shards=tuple(sequence.entries),
                 details=opened.details,
             )
-            _check_not_empty(manifest, split, options, str(source))
+            _check_not_empty(manifest, split, options, str(source), opened)
             for name, text in {**opened.files, MANIFEST_NAME: manifest.to_json()}.items():
                 (staging / split / name).write_text(text, encoding="utf-8")
             manifests[dest / split] = manifest
@@ -154,17 +159,19 @@ def _open(source: Path, kind: str, paths: list[Path], options: SourceOptions, pa
     test, test_paths = None, list[Path]()
     if packing.test_source:
         test = Path(packing.test_source)
-        _, test_paths = find_source_files(test, kind, packing.pattern, packing.exclude)
+        test_paths = find_source_files(test, kind, packing.pattern, packing.exclude).paths
     if isinstance(options, ArrayOptions):
         return open_arrays(paths, options, test_paths, packing.limits)
     if isinstance(options, TableOptions):
         return open_table(paths, options, test_paths)
     if isinstance(options, ImageOptions):
         return open_images(source, paths, options, packing.seed, test, test_paths)
+    if isinstance(options, ConversationOptions):
+        return open_conversations(paths, options, test_paths, packing.limits)
     return open_text(paths, options, packing.seed, test_paths)
 
 
-def _check_not_empty(manifest: Manifest, split: str, options: PackOptions, source: str) -> None:
+def _check_not_empty(manifest: Manifest, split: str, options: PackOptions, source: str, opened: Source) -> None:
     if manifest.sample_count:
         return
     if options.test_source:
@@ -175,7 +182,8 @@ def _check_not_empty(manifest: Manifest, split: str, options: PackOptions, sourc
             f"no sample of {source!r} fell into {split!r} with test_fraction {options.test_fraction}; the source is "
             "too small for it: choose another fraction, or pack train and test data from two sources."
         )
-    raise DataError(f"{source!r} gave no samples; nothing was packed.")
+    why = f"none of its {opened.total:,} {opened.unit} gave one" if opened.total else f"it has no {opened.unit}"
+    raise DataError(f"{source!r} gave no samples; nothing was packed: {why}. Pass another source.")
 
 
 # ------------------------------------------------------------------------------------------------------------ samples

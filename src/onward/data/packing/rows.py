@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.data.packing.options import TableOptions
-from onward.data.packing.source import require
+from onward.data.packing.source import parse_json_line, require
 from onward.errors import DataError
 
 BLOCK_ROWS = 1024
@@ -141,14 +140,9 @@ def _read_jsonl(path: Path) -> Iterator[Block]:
             for number, line in lines:
                 if not line.strip():
                     continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"table {str(path)!r}, line {number}: not JSON ({error}).") from error
+                record = parse_json_line(line, path, number)
                 if not isinstance(record, dict):
-                    raise DataError(
-                        f"table {str(path)!r}, line {number}: expected an object, found {type(record).__name__}."
-                    )
+                    raise DataError(f"{str(path)!r}, line {number}: expected an object, found {type(record).__name__}.")
                 records.append(record)
                 numbers.append(number)
             names = dict.fromkeys(name for record in records for name in record)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onward.errors import DataError, UserError
+from onward.spelling import shortened
 
 Sample = dict[str, np.ndarray]
 ChooseSplit = Callable[[int], str]
@@ -31,8 +33,28 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 }
 """Kind of source -> the suffixes by which its files are found in a folder."""
 
-_OTHER_SUFFIXES = {"text": (".jsonl", ".ndjson", ".parquet")}
+_ROWS = (".jsonl", ".ndjson", ".parquet", ".csv", ".tsv")
+_OTHER_SUFFIXES = {"text": _ROWS[:3], "chat": _ROWS, "instruct": _ROWS, "preference": _ROWS}
 """Also read by a kind, where the kind was asked for."""
+
+
+_STRAY_FILES_SHARE = 0.2
+"""A folder has a kind if the files of all others are at most this share of its files: a readme next to images."""
+
+
+class SourceFiles(NamedTuple):
+    """The kind of a source and its files; `ignored` are those of other kinds in a folder whose kind was found out."""
+
+    kind: str
+    paths: list[Path]
+    ignored: tuple[Path, ...] = ()
+
+    def describe_ignored(self) -> str:
+        """How many files are not read, and which; "" where all are."""
+        if not self.ignored:
+            return ""
+        names = shortened([repr(path.name) for path in self.ignored], 3)
+        return f"{len(self.ignored)} of other kinds than {self.kind}: {names}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +91,22 @@ def require(package: str, what_for: str) -> ModuleType:
         ) from error
 
 
+def parse_json_line(line: bytes, path: Path, number: int) -> Any:
+    """One line of a JSONL file.
+
+    Raises:
+        DataError: it is not JSON.
+    """
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        column = min(error.pos, len(error.doc.rstrip())) + 1
+        what = f"{error.msg[:1].lower()}{error.msg[1:]} at column {column}"
+    except ValueError as error:
+        what = str(error)
+    raise DataError(f"{str(path)!r}, line {number} is not JSON: {what}. Fix the line, or remove it.")
+
+
 def make_split_chooser(test_fraction: float, seed: int) -> ChooseSplit:
     """Assigns numbers to "test" with the given probability; a number's split depends on it and on `seed` alone."""
     threshold = int(test_fraction * 2**64)
@@ -80,14 +118,12 @@ def make_split_chooser(test_fraction: float, seed: int) -> ChooseSplit:
     return choose if test_fraction > 0 else lambda _: "train"
 
 
-def find_source_files(
-    source: Path, kind: str | None, pattern: str = "", exclude: Sequence[str] = ()
-) -> tuple[str, list[Path]]:
+def find_source_files(source: Path, kind: str | None, pattern: str = "", exclude: Sequence[str] = ()) -> SourceFiles:
     """The kind of a source and its files, sorted by path; hidden files and folders are left out.
 
     Args:
         source: a file or a folder, walked to its leaves.
-        kind: None: found out from suffixes.
+        kind: None: found out from suffixes; a few files of another kind are left out.
         pattern: of file names in a folder; empty: the suffixes of the kind.
         exclude: patterns of names of files and folders to leave out.
 
@@ -96,17 +132,20 @@ def find_source_files(
     """
     if source.is_file():
         kind = kind or _kind_of_suffix(source)
-        return kind, [source]
+        return SourceFiles(kind, [source])
     if not source.is_dir():
         raise DataError(f"source {str(source)!r} does not exist; give a file or a folder.")
     everything = [path for path in _walk(source, exclude) if not pattern or fnmatchcase(path.name, pattern)]
+    is_asked, others = kind is not None, _OTHER_SUFFIXES.get(kind or "", ())
     kind = kind or _kind_of_folder(source, everything, pattern)
-    suffixes = SUFFIXES[kind] + _OTHER_SUFFIXES.get(kind, ())
+    suffixes = SUFFIXES.get(kind, ()) + others
     paths = [path for path in everything if pattern or path.suffix.lower() in suffixes]
     if not paths:
         wanted = f"of the name {pattern!r}" if pattern else f"with the suffix {', '.join(suffixes)}"
         raise DataError(f"source folder {str(source)!r} holds no files {wanted} ({kind}); name others with --pattern.")
-    return kind, paths
+    known = {suffix for of_kind in SUFFIXES.values() for suffix in of_kind}.difference(suffixes)
+    ignored = () if is_asked or pattern else (path for path in everything if path.suffix.lower() in known)
+    return SourceFiles(kind, paths, tuple(ignored))
 
 
 def _walk(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
@@ -139,9 +178,12 @@ def _kind_of_folder(folder: Path, paths: Sequence[Path], pattern: str) -> str:
     }
     if len(counts) == 1:
         return next(iter(counts))
+    most = max(counts, key=counts.__getitem__, default="")
+    if counts and not pattern and sum(counts.values()) - counts[most] <= _STRAY_FILES_SHARE * counts[most]:
+        return most
     found = ", ".join(f"{count} of {kind}" for kind, count in counts.items()) or "none of a known suffix"
     named = f" named {pattern!r}" if pattern else ""
     raise DataError(
-        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Choose with --kind text, "
-        "arrays, table or images, or with --pattern."
+        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Pass --kind text, arrays, table or "
+        "images, or keep files of one kind in the folder."
     )

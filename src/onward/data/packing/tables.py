@@ -20,6 +20,7 @@ from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Sourc
 from onward.data.packing.splits import one_after_the_other
 from onward.data.packing.text_columns import TextColumns, open_text_columns
 from onward.errors import DataError, ParametersError
+from onward.spelling import shortened
 
 _RECORDS = {".jsonl", ".ndjson", ".parquet"}
 """Files whose rows name their columns."""
@@ -146,7 +147,7 @@ def _collect_words(
         others = sorted(words - set(categories[name])) if categories[name] else []
         if others:
             raise DataError(
-                f"column {name!r} of table {str(paths[0])!r} holds {', '.join(map(repr, others[:5]))}, which "
+                f"column {name!r} of table {str(paths[0])!r} holds {shortened(map(repr, others), 5)}, which "
                 f"--categories {name}=... does not list; its words are {', '.join(map(repr, categories[name]))}. Fix "
                 "the values, or add the words."
             )

@@ -17,7 +17,12 @@ from onward.data.packing.tokenizer_files import load_tokenizer
 from onward.errors import DataError, ParametersError
 
 _OF_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-SPECIALS = {"causal": ("<|endoftext|>",), "bert": _OF_BERT, "masked": _OF_BERT}
+SPECIALS = {
+    "causal": ("<|endoftext|>",),
+    "chat": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "bert": _OF_BERT,
+    "masked": _OF_BERT,
+}
 """Special tokens of an objective; for BERT [PAD] is 0, which its loss ignores."""
 
 
@@ -49,20 +54,21 @@ def make_tokenizer(paths: list[Path], options: TextOptions) -> TextTokenizer:
         DataError: a tokenizer.json that cannot be read or lacks special tokens.
     """
     if options.tokenizer == "bytes":
-        return _make_byte_tokenizer(options.objective)
+        return make_byte_tokenizer(options.objective)
     if options.tokenizer == "bpe":
-        return _train_bpe(paths, options)
+        return _wrap(*train_bpe(_training_texts(paths, options), options.vocabulary_size, SPECIALS[options.objective]))
     return _load_tokenizer(Path(options.tokenizer), options)
 
 
 # -------------------------------------------------------------------------------------------------------------- bytes
 
 
-def _make_byte_tokenizer(objective: str) -> TextTokenizer:
-    """causal: a byte's id is the byte, 256 ends a text. bert, masked: special tokens 0 to 4, bytes from 5 on."""
+def make_byte_tokenizer(objective: str) -> TextTokenizer:
+    """causal, chat: a byte's id is the byte, 256 ends a text. bert, masked: special tokens 0 to 4, bytes from 5 on."""
     names = SPECIALS[objective]
-    first = 0 if objective == "causal" else len(names)
-    specials = {name: (256 if objective == "causal" else 0) + k for k, name in enumerate(names)}
+    are_last = objective in ("causal", "chat")
+    first = 0 if are_last else len(names)
+    specials = {name: (256 if are_last else 0) + k for k, name in enumerate(names)}
 
     def encode(texts: Sequence[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(text, np.uint8).astype(np.int64) + first for text in texts]
@@ -108,25 +114,30 @@ def _byte_characters() -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- BPE
 
 
-def _train_bpe(paths: list[Path], options: TextOptions) -> TextTokenizer:
+def train_bpe(texts: Iterator[str], vocabulary_size: int, specials: Sequence[str]) -> tuple[Any, dict[str, int]]:
+    """A byte-level BPE as a `tokenizers.Tokenizer`, and its special tokens with their ids.
+
+    Raises:
+        ParametersError: a vocabulary too small for bytes and special tokens.
+        UserError: the `tokenizers` package is not installed.
+    """
     tokenizers = require("tokenizers", "a BPE tokenizer")
-    specials = SPECIALS[options.objective]
-    if options.vocabulary_size < 256 + len(specials):
+    if vocabulary_size < 256 + len(specials):
         raise ParametersError(
-            f"vocabulary_size is {options.vocabulary_size}; a byte-level BPE needs at least {256 + len(specials)}: all "
+            f"vocabulary_size is {vocabulary_size}; a byte-level BPE needs at least {256 + len(specials)}: all "
             f"bytes and {len(specials)} special tokens."
         )
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=options.vocabulary_size,
+        vocab_size=vocabulary_size,
         special_tokens=list(specials),
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_training_texts(paths, options), trainer)
-    return _wrap(tokenizer, {name: tokenizer.token_to_id(name) for name in specials})
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer, {name: tokenizer.token_to_id(name) for name in specials}
 
 
 def _training_texts(paths: list[Path], options: TextOptions) -> Iterator[str]:

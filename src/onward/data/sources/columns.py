@@ -96,6 +96,3 @@ def column_names(data: Any) -> list[Any] | None:
         if found is not None and not callable(found) and not hasattr(data, "with_format"):
             return list(found) if all(isinstance(name, str | int) for name in found) else None
     return None
-
-
-__all__ = ["arrays_of_frame", "arrays_of_parts", "column_names", "is_frame"]

@@ -15,13 +15,10 @@ from onward.data.batches import (
     DataCursor,
     LastBatch,
     SampleBlock,
-    check_batch_size,
-    check_last_batch,
-    cut_batches,
     describe_features,
 )
 from onward.data.epoch_order import EpochOrder
-from onward.data.in_memory import draw_held_out
+from onward.data.in_memory import SampleLoader, draw_held_out
 from onward.data.shard import FeatureSpec
 from onward.data.sources.naming import FeatureNames
 from onward.errors import DataError
@@ -30,7 +27,7 @@ CHUNK_SAMPLES = 256
 """Samples fetched at a time: enough to read columns at once, few enough to wait little for the first."""
 
 
-class IndexedDataLoader:
+class IndexedDataLoader(SampleLoader):
     """Batches from samples that can be asked for by number, fetched as they are needed.
 
     Args:
@@ -38,10 +35,6 @@ class IndexedDataLoader:
         names: which part of an item is which feature.
         shuffle, seed, last_batch: as in `DataLoader`.
         rank, size: of the data-parallel group: this loader reads the samples i with i mod size == rank.
-
-    Attributes:
-        messages, dropped_samples: as in `DataLoader`.
-        sample_count: samples of an epoch of this rank.
 
     Raises:
         DataError: there are no samples for this rank.
@@ -58,17 +51,12 @@ class IndexedDataLoader:
         rank: int = 0,
         size: int = 1,
     ) -> None:
-        check_last_batch(last_batch)
         self._items = items
         self._own = np.arange(rank, len(items), size)
         if not len(self._own):
             raise DataError(f"the data hold {len(items)} samples, too few for {size} processes to read one each.")
-        self.messages: list[str] = []
-        self.dropped_samples = 0
-        self.sample_count = len(self._own)
+        super().__init__(len(self._own), shuffle, seed, last_batch)
         self._names = names
-        self._order = EpochOrder(shuffle, seed)
-        self._last_batch: LastBatch = last_batch
 
     def split(self, fraction: float, seed: int) -> tuple[IndexedDataLoader, IndexedDataLoader]:
         """Two loaders: of the samples that stay, and of the share that is drawn from them, in their order.
@@ -93,30 +81,10 @@ class IndexedDataLoader:
         return specs
 
     def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
-        """Batches for training, from `cursor` on, without end; see `DataLoader.batches`.
-
-        Raises:
-            ParametersError: `batch_size` is not a positive integer.
-            DataError: `cursor` is outside of the data; a batch is larger than an epoch and may not wrap.
-        """
-        check_batch_size(batch_size)
-        if cursor.sample > self.sample_count:
-            raise DataError(
-                f"the data position is sample {cursor.sample} of epoch {cursor.epoch}, but there are "
-                f"{self.sample_count} samples: the data changed. Restore the data, or start a new run."
-            )
-        batches = cut_batches(self._blocks(self._order, cursor), batch_size, self._last_batch, self._count_dropped)
+        """As any `SampleLoader`."""
+        batches = super().batches(batch_size, cursor)
         # Where chunks begin depends on the position itself, and is no part of it.
         return (replace(one, cursor=DataCursor(epoch=one.cursor.epoch, sample=one.cursor.sample)) for one in batches)
-
-    def one_pass(self, batch_size: int) -> Iterator[Batch]:
-        """Batches for evaluation: every sample once, unshuffled, the last batch as short as it comes."""
-        check_batch_size(batch_size)
-        blocks = self._blocks(EpochOrder(False, 0), START, epochs=1)
-        return cut_batches(blocks, batch_size, "short", self._count_dropped)
-
-    def close(self) -> None:
-        """Does nothing: there is no background work."""
 
     def _blocks(
         self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None
@@ -154,9 +122,6 @@ class IndexedDataLoader:
         arrays = [self._names.arrays(sample, left_out) for sample in samples]
         return {name: _stack([one[name] for one in arrays], name) for name in arrays[0]}
 
-    def _count_dropped(self, samples: int) -> None:
-        self.dropped_samples += samples
-
 
 def _check_same_names(samples: Sequence[dict[str, Any]]) -> None:
     for number, sample in enumerate(samples):
@@ -175,6 +140,3 @@ def _stack(arrays: Sequence[np.ndarray], name: str) -> np.ndarray:
             "one shape, or pass a torch DataLoader whose collate_fn pads each batch."
         )
     return np.stack(arrays)
-
-
-__all__ = ["IndexedDataLoader"]

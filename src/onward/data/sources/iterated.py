@@ -22,7 +22,7 @@ class IteratedDataLoader:
     process reads what. A position is found again by reading past the samples before it.
 
     Args:
-        items: gives batches or samples; iterated anew for every epoch.
+        items: gives batches or samples; iterated again for every epoch.
         names: which part of an item is which feature.
 
     Attributes:
@@ -190,6 +190,3 @@ def _sample_count(features: dict[str, np.ndarray]) -> int:
             f"a batch holds {counts} samples; expected the same number, at least 1, along axis 0 of every feature."
         )
     return int(next(iter(features.values())).shape[0])
-
-
-__all__ = ["IteratedDataLoader"]

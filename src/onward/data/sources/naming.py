@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from onward.data.sources.values import as_array, is_numeric, rank_of
 from onward.errors import DataError
 
@@ -83,10 +85,7 @@ def _parts(item: Any) -> Iterable[Any]:
         yield item
         return
     for part in item:
-        if isinstance(part, tuple | list) and part and not isinstance(part[0], int | float | bool | str):
+        if isinstance(part, tuple | list) and part and not isinstance(part[0], int | float | bool | str | np.generic):
             yield from _parts(part)
         else:
             yield part
-
-
-__all__ = ["FeatureNames"]

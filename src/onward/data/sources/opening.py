@@ -29,7 +29,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadingOptions:
     """How data are read.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
     limits: Limits = DEFAULT_LIMITS
 
 
-def open_data(data: Any, names: FeatureNames, reading: Reading = Reading()) -> BatchSource:
+def open_data(data: Any, names: FeatureNames, reading: ReadingOptions = ReadingOptions()) -> BatchSource:
     """A source of batches over data of any kind.
 
     Args:
@@ -100,7 +100,7 @@ def _holds_batches(data: Any, names: FeatureNames) -> bool:
     return isinstance(data, Sequence) and bool(names.is_batch(data[0]))
 
 
-def _in_memory(arrays: Mapping[str, Any], notes: list[str], reading: Reading) -> InMemoryDataLoader:
+def _in_memory(arrays: Mapping[str, Any], notes: list[str], reading: ReadingOptions) -> InMemoryDataLoader:
     counts = {name: len(array) if array.ndim else None for name, array in arrays.items()}
     enough = all(count is None or count >= reading.size for count in counts.values())
     if reading.size > 1 and not enough:
@@ -111,7 +111,7 @@ def _in_memory(arrays: Mapping[str, Any], notes: list[str], reading: Reading) ->
     return loader
 
 
-def _open_path(path: Path, names: FeatureNames, reading: Reading) -> BatchSource:
+def _open_path(path: Path, names: FeatureNames, reading: ReadingOptions) -> BatchSource:
     """Shards as they are; anything else is packed into a temporary folder first."""
     folder = _folder_of_shards(path, TRAINING_NAMES)
     return PackedDataLoader(path, names, reading) if folder is None else _shards(folder, names, reading)
@@ -141,10 +141,10 @@ def open_test_part(data: Any, source: BatchSource, names: FeatureNames) -> Batch
     if not isinstance(data, str | Path) or any(Path(data).glob("*.pb")):
         return None
     folder = _folder_of_shards(Path(data), EVALUATION_NAMES)
-    return None if folder is None else _shards(folder, names, Reading())
+    return None if folder is None else _shards(folder, names, ReadingOptions())
 
 
-def _shards(folder: Path, names: FeatureNames, reading: Reading) -> DataLoader:
+def _shards(folder: Path, names: FeatureNames, reading: ReadingOptions) -> DataLoader:
     return DataLoader(
         dict(names.renamed),
         folder,
@@ -168,13 +168,15 @@ class PackedDataLoader:
         test: batches of the evaluation data, where the folder is divided into both.
     """
 
-    def __init__(self, path: Path, names: FeatureNames, reading: Reading, options: PackOptions | None = None) -> None:
+    def __init__(
+        self, path: Path, names: FeatureNames, reading: ReadingOptions, options: PackOptions | None = None
+    ) -> None:
         self._folder = TemporaryFolder("onward-packed-")
         how = replace(options or PackOptions(samples_per_file=1024), limits=reading.limits)
         summary = pack(path, self._folder.path, how)
         train, *tests = summary.folders
         self._loader = _shards(train, names, reading)
-        self.test = _shards(tests[0], names, Reading()) if tests else None
+        self.test = _shards(tests[0], names, ReadingOptions()) if tests else None
         self.messages = self._loader.messages
         self.messages.append(f"{str(path)!r} was packed for this run: {summary.sample_count} samples.")
 
@@ -208,4 +210,4 @@ class PackedDataLoader:
         self._folder.remove()
 
 
-__all__ = ["KINDS", "FeatureNames", "PackedDataLoader", "Reading", "open_data", "open_test_part"]
+__all__ = ["KINDS", "FeatureNames", "PackedDataLoader", "ReadingOptions", "open_data", "open_test_part"]

@@ -18,7 +18,7 @@ def as_array(value: Any, name: str) -> np.ndarray:
     array = _to_numpy(value, name)
     if array.dtype.kind == "O":
         array = _from_objects(array, name)
-    if array.dtype.kind in "USOM":
+    if array.dtype.kind in "USOMm":
         raise DataError(
             f"feature {name!r} holds {_kind(array)}, not numbers; convert it before training: text to token ids, class "
             "names to numbers (numpy.unique(names, return_inverse=True)), dates to numbers."
@@ -83,6 +83,8 @@ def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
         )
     if any(isinstance(cell, str | bytes | dict) for cell in cells):
         return array
+    if not cells:
+        return array.astype(np.float64)
     try:
         return np.stack([np.asarray(cell) for cell in cells]).reshape((*array.shape, *np.shape(cells[0])))
     except ValueError as error:
@@ -90,8 +92,8 @@ def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _kind(array: np.ndarray) -> str:
-    if array.dtype.kind == "M":
-        return "dates"
+    if array.dtype.kind in "Mm":
+        return "dates" if array.dtype.kind == "M" else "durations"
     first = next(iter(array.reshape(-1).tolist()), None)
     return "text" if isinstance(first, str | bytes) else f"{type(first).__name__} objects"
 

@@ -15,19 +15,22 @@ from torch import nn
 
 from onward.engine.building.pipelined import PipelinedForward, StageCompute
 from onward.engine.building.preparation import make_loss_scale, watched_names
-from onward.engine.exchange import GradientExchange
+from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.inputs.features import FeatureReader
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
 from onward.engine.network.compilation import Compilation, choose
 from onward.engine.network.forward import Forward
-from onward.engine.network.local_weights import LocalWeight, local_weights
+from onward.engine.network.local_weights import local_weights
 from onward.engine.network.network import LinearOptions, Network
 from onward.engine.network.precision import Precision, float8_notes
+from onward.engine.network.rank_shards import RankShards
 from onward.engine.state import TrainState
+from onward.engine.unfreezing import Unfreezing, make_unfreezing
 from onward.engine.utilization import Utilization
 from onward.errors import ParametersError
 from onward.graph.operators import Fact, has_fact
+from onward.graph.pruning.prunable_weights import prunable_weights
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
 from onward.losses.labels import LabelRange
@@ -35,14 +38,15 @@ from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
 from onward.optim.building import make_optimizer, with_exact_names
+from onward.optimizers.registry import optimizer_named
 from onward.parallel import horizontal  # noqa: F401  its operators register themselves
 from onward.parallel.data_parallel import offloads, replicate
-from onward.parallel.gradients import CountsOnDevice, sum_over_shards
 from onward.parallel.launch.process import Mesh
 from onward.parallel.pipeline.pipeline import Pipeline
 from onward.parallel.pipeline.stage import StageModule
 from onward.parameters import Parameters
 from onward.plan.decision import Plan
+from onward.plan.experts import shared_expert_weights
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, rank_of_stage
 from onward.plan.pipeline.stages import Stage, StagePlan
 from onward.plan.rank import PlannedStage, plan_rank
@@ -61,10 +65,11 @@ class Assembly:
         computes: what the stages compute, where there are several.
         pipeline: where there is one.
         state: all that changes.
-        exchange: how gradients of several ranks become one.
+        reduction: how gradients of several ranks become one.
         precision: of all passes.
+        unfreezing: which weights are frozen at first.
         notes: for the user, one sentence each.
-        say: takes sentences for the user that come up while it trains.
+        notify: takes sentences for the user that come up while it trains.
     """
 
     graph: TrainingGraph
@@ -75,16 +80,17 @@ class Assembly:
     computes: Sequence[StageCompute]
     pipeline: Pipeline | None
     state: TrainState
-    exchange: GradientExchange
+    reduction: GradientReduction
     precision: Precision
+    unfreezing: Unfreezing
     notes: tuple[str, ...]
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
 
     @functools.cached_property
     def utilization(self) -> Utilization:
         """Measures how well this process uses its device."""
         state, dtype = self.state, self.precision.dtype or torch.float32
-        return Utilization(self.graph, state.device, dtype, state.mesh.world_size, self.say)
+        return Utilization(self.graph, state.device, dtype, state.mesh.world_size, self.notify)
 
     def reader(
         self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
@@ -110,7 +116,7 @@ class Assembly:
             outputs = tuple(dict.fromkeys((*shares.names, *values)))
             arguments = (None, dimensions, label_ranges, instrument, self.modules[0])
             return SequentialMicroBatches(
-                Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.exchange
+                Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.reduction
             )
         for compute in self.computes:
             compute.begin_round(shares.names, instrument)
@@ -126,9 +132,9 @@ class Assembly:
 
 
 def assemble(
-    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, say: Callable[[str], None]
+    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, notify: Callable[[str], None]
 ) -> Assembly:
-    """Builds what a rank trains; `say` takes sentences for the user that come up later.
+    """Builds what a rank trains; `notify` takes sentences for the user that come up later.
 
     Raises:
         ModelError: the graph cannot be lowered.
@@ -137,11 +143,12 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     watched = watched_names(parameters.tensorboard, graph)
-    compilation, told = _compilation(parameters, graph, mesh, say)
+    compilation, told = _compilation(parameters, graph, mesh, notify)
     planned = plan_rank(graph, plan, mesh.place, watched=watched.values, is_compiled=compilation is not None)
     stages, own = planned.stages, planned.own
     networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
-    notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh))
+    pruned = pruned_axes(parameters, graph)[1]
+    notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh), *pruned)
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
     if stages is not None:
@@ -150,17 +157,24 @@ def assemble(
     # Schedules that compute gradients of weights by themselves leave nothing for DDP to notice.
     is_wrapped = distributed.zero_stage > 0 or stages is None or plan.schedule not in SPLITS_BACKWARD
     if is_wrapped:
+        sent_dtype = None if graph.quantizers else precision.dtype
+        uses_all = [not parameters.training.unfreeze and _uses_all_weights(network) for network in networks]
         modules = [
-            replicate(module, network.units, mesh, distributed, precision.dtype, _uses_all_weights(network))
-            for module, network in zip(modules, networks, strict=True)
+            replicate(module, network.units, mesh, distributed, sent_dtype, are_all_used, _apart(network))
+            for module, network, are_all_used in zip(modules, networks, uses_all, strict=True)
         ]
     pipeline = None
     if stages is not None:
         by_stage = dict(zip(own, modules, strict=True))
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
     partial = plan.horizontal.partial_gradients
-    exchange = GradientExchange(
-        mesh=mesh, distributed=distributed, partial=partial, pipeline=pipeline, replicas_are_wrapped=is_wrapped
+    reduction = GradientReduction(
+        mesh=mesh,
+        distributed=distributed,
+        partial=partial,
+        experts=plan.experts.weights,
+        pipeline=pipeline,
+        replicas_are_wrapped=is_wrapped,
     )
     return Assembly(
         graph=graph,
@@ -171,10 +185,13 @@ def assemble(
         computes=computes,
         pipeline=pipeline,
         state=_train_state(parameters, mesh, graph, plan, stages, networks),
-        exchange=exchange,
+        reduction=reduction,
         precision=precision,
+        unfreezing=make_unfreezing(
+            parameters.training.unfreeze, graph.weights, graph.known_as, stages is None and not plan.zero_stage
+        ),
         notes=tuple(notes),
-        say=say,
+        notify=notify,
     )
 
 
@@ -192,21 +209,37 @@ def _train_state(
 ) -> TrainState:
     """What training changes on this rank; made after the engines have wrapped the networks' weights."""
     shapes, shardings = _shapes_of(graph), plan.horizontal.shardings
-    weights = local_weights(networks, mesh, shardings, shapes, _holders(plan, stages))
+    weights = local_weights(networks, mesh, shardings, shapes, _holders(plan, stages), plan.experts)
     updated = {name: weight.parameter for name, weight in weights.items()}
-    rules = with_exact_names(parameters.optimizer, graph.weights, graph.known_as)
-    return TrainState(
+    rules = with_exact_names(parameters.optimizer, graph)
+    state = TrainState(
         networks=networks,
         weights=weights,
-        optimizer=make_optimizer(rules, updated, _NormSums(mesh, weights)),
+        optimizer=make_optimizer(
+            rules, updated, RankShards(mesh, weights.values()), parameters.learning_rate.initial_lr
+        ),
         loss_scale=make_loss_scale(parameters),
         mesh=mesh,
+        replicated_slots=optimizer_named(parameters.optimizer.training_optimizer_name).replicated_slots,
         state_shardings={name: (shardings[name], shapes[name]) for name in graph.states if name in shardings},
     )
+    state.keep_average(parameters.averaging)
+    state.prune(parameters.pruning, pruned_axes(parameters, graph)[0])
+    return state
+
+
+def pruned_axes(parameters: Parameters, graph: TrainingGraph) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The weights that a run prunes, each with the axis that is summed over, and notes for the user."""
+    asked = parameters.pruning
+    if asked.pattern is None:
+        return {}, ()
+    adapters = {name for adapted in graph.adapters.values() for name in adapted.names}
+    weights = [name for name in graph.exported_weights if name not in adapters]
+    return prunable_weights(graph.model.graph, weights, asked.weights, graph.known_as, asked.pattern == "2:4")
 
 
 def _compilation(
-    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, say: Callable[[str], None]
+    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, notify: Callable[[str], None]
 ) -> tuple[Compilation | None, list[str]]:
     """What compiles segments, where they are to be compiled, and notes on it."""
     wanted, recorded = parameters.speed.compile, parameters.speed.cuda_graphs
@@ -219,7 +252,7 @@ def _compilation(
     notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")
-    return (Compilation(wanted is True, say, recorded) if choice.is_on else None), notes
+    return (Compilation(wanted is True, notify, recorded) if choice.is_on else None), notes
 
 
 def _notes_on(networks: Sequence[Network], parameters: Parameters, mesh: Mesh) -> list[str]:
@@ -242,7 +275,11 @@ def execution_context(parameters: Parameters, mesh: Mesh) -> ExecutionContext:
     return ExecutionContext(
         channels_last_images=parameters.speed.channels_last,
         replica_group=mesh.data.group_name if synchronizes and mesh.data is not None else "",
+        data_group="" if mesh.data is None else mesh.data.group_name,
+        expert_group="" if mesh.experts is None else mesh.experts.group_name,
         horizontal_group="" if mesh.horizontal is None else mesh.horizontal.group_name,
+        context_group="" if mesh.context is None else mesh.context.group_name,
+        context_rank=mesh.topology.context(mesh.place),
     )
 
 
@@ -256,7 +293,8 @@ def network_of(
     """The weights of a rank, or of one of its stages, in their segments; `read` makes them instead of the file."""
     graph, is_stage = planned.graph, planned.stage is not None
     outputs = None if graph.loss_names is None or is_stage else graph.loss_names.computed
-    net = OnnxModule(graph, outputs, read, execution_context(parameters, mesh))
+    precision = Precision.of(parameters.mixed_precision)
+    net = OnnxModule(graph, outputs, read, execution_context(parameters, mesh), precision.lower)
     if read is None:
         net.to(mesh.device)
     net.keep_fp32_master_weights()
@@ -265,6 +303,11 @@ def network_of(
     layers = LinearOptions(parameters.recompute.cheap_activations, parameters.speed.join_layers and not is_split)
     # Stages may take a weight's gradients one by one, and compilers know nothing of sparse ones.
     return Network(net, planned.segments, compilation, layers, compilation is None and not is_stage)
+
+
+def _apart(network: Network) -> frozenset[nn.Parameter]:
+    """Weights of experts, whose gradients are not those of every replica."""
+    return frozenset(network.weights[name] for name in shared_expert_weights(network.net.graph))
 
 
 def _uses_all_weights(network: Network) -> bool:
@@ -299,23 +342,3 @@ def _holders(plan: Plan, stages: StagePlan | None) -> dict[str, tuple[int, ...]]
         ranks = {rank_of_stage(plan.schedule, plan.topology.pipeline_size, stage) for stage in held}
         found[name] = tuple(sorted(ranks))
     return found
-
-
-class _NormSums:
-    """Sums of squares over full weights, out of those over this rank's shards."""
-
-    def __init__(self, mesh: Mesh, weights: Mapping[str, LocalWeight]) -> None:
-        self.mesh = mesh
-        self.counts = CountsOnDevice()
-        topology = mesh.topology
-        self.copies = {
-            id(weight.parameter): (1 if weight.is_sharded_horizontally else topology.horizontal_size)
-            * (1 if weight.is_sharded_by_zero else topology.data_size)
-            for weight in weights.values()
-        }
-
-    def __call__(self, weights: Sequence[torch.Tensor], squares: torch.Tensor) -> torch.Tensor:
-        if self.mesh.data is None and self.mesh.horizontal is None:
-            return squares
-        copies = tuple(self.copies[id(parameter)] for parameter in weights)
-        return sum_over_shards(self.mesh, squares, self.counts(squares.device, copies))

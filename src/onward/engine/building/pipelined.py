@@ -15,6 +15,7 @@ from onward.engine.network.precision import Precision
 from onward.graph.losses.spec import LossNames
 from onward.lowering.program import Program
 from onward.parallel.pipeline.pipeline import Pipeline
+from onward.parallel.pipeline.stage import MINIMIZED
 
 
 class StageCompute:
@@ -46,14 +47,12 @@ class StageCompute:
         self._shares, self._instrument = shares, instrument
 
     def __call__(self, values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:
-        """The values; the loss among them is weighed where its factors came with the features."""
+        """The values, and the loss that is minimized where its factors came with the features."""
         factors = values.get(SHARES)
-        if self.loss is None or factors is None or self.loss.loss not in names:
+        if self.loss is None or factors is None:
             return self._compute(values, names)
-        loss = self.loss.loss
-        others = tuple(name for name in names if name != loss)
-        found = self._compute(values, tuple(dict.fromkeys((*others, *self._shares))))
-        return {**{name: found[name] for name in others}, loss: shared_loss(found, self._shares, factors)}
+        found = self._compute(values, tuple(dict.fromkeys((*names, *self._shares))))
+        return {**found, MINIMIZED: shared_loss(found, self._shares, factors)}
 
     def _compute(self, values: Mapping[str, torch.Tensor], names: tuple[str, ...]) -> dict[str, Any]:
         if not names:

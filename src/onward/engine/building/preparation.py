@@ -13,11 +13,13 @@ from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
 from onward.engine.inputs.sample_shapes import fit_sample_shape
 from onward.engine.reports import RunStart
-from onward.engine.state import TrainState
+from onward.engine.state import Counters, TrainState
 from onward.engine.steps import WatchedNames
 from onward.errors import ParametersError, StorageError
 from onward.graph.losses.file import write_model_with_loss
 from onward.graph.losses.spec import LossNames, LossSpec
+from onward.graph.new_head import NewHead, with_new_head
+from onward.graph.quantize_aware.inserting import quantize_aware_model
 from onward.graph.reading.model_file import ModelSource
 from onward.graph.rebatching.passes import NotRebatched, fixed_batch_size
 from onward.graph.training_graph import TrainingGraph, make_training_graph, outputs_of
@@ -28,14 +30,16 @@ from onward.lowering.inspection import why_not_lowered
 from onward.lowering.module import input_types
 from onward.lowering.rebatching_proof import prove_rebatching
 from onward.optim.loss_scale import LossScale
-from onward.optim.schedules import LearningRateSchedule
+from onward.parallel import context as _context  # noqa: F401  its operators register themselves
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss, Parameters, TensorBoard, Training
+from onward.plan.context.cutting import ContextPlan, plan_context
 from onward.plan.decision import Plan, make_plan
+from onward.plan.layers import find_layers, note_on_train_last
 from onward.plan.pipeline.joined_models import join_stage_models
 from onward.plan.topology import Topology
 from onward.remote.files import is_folder
-from onward.schedules.learning_rate.registry import decay_named
+from onward.spelling import listed, shortened
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
@@ -66,9 +70,13 @@ def read_training_graph(
     cuts = split.pipeline_partition_cut_list or ()
     off = speed.fusions_off
     if split.horizontal_parallel_size > 1:
-        off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are not whole anyway
+        off = (*off, "cross_entropy")  # the loss is cut by classes instead: logits are sharded anyway
     named = (*board.scalar_names, *board.histogram_names, *board.norm_names, *split.op_id_to_stage)
     model = model_to_train(parameters) if source is None else source
+    model, head = with_new_head(
+        model, parameters.loss.prediction, parameters.head.num_classes, training.seed, parameters.limits
+    )
+    model = quantize_aware_model(model, parameters.quantize_aware, parameters.limits)
     read = partial(
         make_training_graph,
         model,
@@ -81,23 +89,43 @@ def read_training_graph(
         freeze_batch_norm=training.freeze_batch_norm,
         loss=None if loss_named(parameters.loss.type).add is None else loss_spec(parameters),
         count_correct=True,
+        distillation=parameters.distillation,
         fuse=speed.fuse,
         fusions_off=off,
         fixed_inputs=parameters.data.fixed_inputs,
+        segment_masks=parameters.data.segment_masks,
         keep=(*named, *((cuts,) if isinstance(cuts, str) else cuts)),
         why_not_lowered=why_not_lowered,
+        adapter=parameters.adapter,
+        seed=training.seed,
         limits=parameters.limits,
     )
-    graph = read()
+    graph, told = read(), [] if head is None else [head.note]
+    if choose and training.train_last is not None:
+        left_out = find_layers(graph).before_last_blocks(training.train_last)
+        told.append(note_on_train_last(training.train_last, graph, left_out))
+        read = partial(read, weights_not_to_train=(*training.weights_not_to_train, *left_out))
+        graph = read()
     sizes = {training.batch_size, training.eval_batch_size or training.batch_size}
     fixed = fixed_batch_size(graph.source.graph)
     if fixed is not None and sizes != {fixed}:
-        note = _prove_rebatching(parameters, model, fixed)
+        told.append(_prove_rebatching(parameters, model, fixed))
         graph = read(rebatch=True)
-        graph = dataclasses.replace(graph, notes=(note, *graph.notes))
+    if head is not None:
+        _refuse_untrained_head(head, graph)
+    graph = dataclasses.replace(graph, notes=(*told, *graph.notes))
     if graph.loss_names is None:
         graph = dataclasses.replace(graph, loss_names=LossNames(loss="", outputs=outputs_of(graph)))
     return graph
+
+
+def _refuse_untrained_head(head: NewHead, graph: TrainingGraph) -> None:
+    still = [name for name in head.names if name not in graph.weights]
+    if still:
+        raise ParametersError(
+            f"head.num_classes gives {listed([repr(name) for name in still])} new values, but they are not trained. "
+            "Add them to adapter.train_too or training.weights_to_train, or take them out of weights_not_to_train."
+        )
 
 
 def _prove_rebatching(parameters: Parameters, model: ModelSource, fixed: int) -> str:
@@ -136,8 +164,7 @@ def write_loss_model(parameters: Parameters, rank: int) -> None:
 
 def loss_spec(parameters: Parameters) -> LossSpec:
     """The section `loss` as the graph wants it."""
-    names = [field.name for field in dataclasses.fields(LossSpec) if field.name != "limits"]
-    return LossSpec(**{name: getattr(parameters.loss, name) for name in names}, limits=parameters.limits)
+    return LossSpec(**vars(parameters.loss), limits=parameters.limits)
 
 
 def label_ranges(loss: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
@@ -182,18 +209,27 @@ def check_dimensions(mapped: Mapping[str, int], graph: TrainingGraph) -> None:
             )
 
 
-def check_step(training: Training, step: int) -> None:
-    """Checks that a round that is resumed is not between two updates.
+def check_step(training: Training, begin: Counters) -> str | None:
+    """Checks that a round that is resumed is not between two updates; what to report of another accumulation.
 
     Raises:
-        ParametersError: the accumulation was changed to a number of steps that does not divide `step`.
+        ParametersError: the accumulation was changed to a number of steps that does not divide the steps done.
     """
     accumulation = training.gradient_accumulation_steps
-    if step % accumulation:
+    if begin.step % accumulation:
         raise ParametersError(
-            f"training.gradient_accumulation_steps is {accumulation}, but the run resumes from step {step}, which "
-            "is not a multiple of it. Set the number that the run began with, or change it at the end of a round."
+            f"training.gradient_accumulation_steps is {accumulation}, but the run resumes from step {begin.step}, "
+            "which is not a multiple of it. Set the number that the run began with, or change it at the end of a round."
         )
+    if begin.round or not begin.update or begin.step % begin.update or begin.step == begin.update * accumulation:
+        return None
+    before, total = begin.step // begin.update, begin.update + (training.steps - begin.step) // accumulation
+    asked = training.steps // before
+    return (
+        f"training.gradient_accumulation_steps is {accumulation}, and was {before} up to step {begin.step}: the "
+        f"{training.steps} steps of training.num_train_steps now make {total} updates instead of {asked}. To make "
+        f"{asked}, set it to {begin.step + (asked - begin.update) * accumulation}, or training.num_updates to {asked}."
+    )
 
 
 def known_dimensions(training: Training, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> dict[str, int]:
@@ -226,7 +262,7 @@ def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str
     ]
     if missing:
         raise ParametersError(
-            f"the sizes of {', '.join(missing[:5])} are symbolic in the model, and must be known before the first "
+            f"the sizes of {shortened(missing, 5)} are symbolic in the model, and must be known before the first "
             "batch here: for a plan of several processes, a forecast of memory or synthetic data. Set them in "
             "training.mapped_dimensions, like {sequence: 128}."
         )
@@ -266,16 +302,21 @@ def plan_run(
         raise ParametersError(graph.why_nothing_trains())
     facts, sizes = ValueFacts({}, {}), dict[str, int]()
     by_budget = parameters.recompute.memory_budget is not None
-    if topology.horizontal_size * topology.pipeline_size > 1 or by_budget:
+    if topology.horizontal_size * topology.pipeline_size * topology.context_size > 1 or by_budget:
         sizes = known_dimensions(parameters.training, graph, specs)
-    if topology.horizontal_size > 1:
+    context, local = ContextPlan(), graph
+    if topology.context_size > 1:
         facts = find_value_facts(graph, input_sizes(graph, sizes))
-    return make_plan(parameters, topology, graph, facts.shapes, facts.numbers, sizes)
+        context = plan_context(graph, topology.context_size, facts.shapes, facts.numbers)
+        local = context.of(graph)
+    if topology.horizontal_size > 1:
+        facts = find_value_facts(local, input_sizes(graph, sizes))
+    return make_plan(parameters, topology, local, facts.shapes, facts.numbers, sizes, context)
 
 
 def seed_random(seed: int, mesh: Mesh) -> None:
     """Seeds torch; processes that see other samples or other layers draw other random numbers."""
-    stream = mesh.place.pipeline * mesh.topology.data_size + mesh.place.data
+    stream = mesh.place.pipeline * mesh.topology.reader_count + mesh.reader
     torch.manual_seed(seed + stream * SEED_STRIDE)
 
 
@@ -289,20 +330,7 @@ def run_start(training: Training, state: TrainState) -> RunStart:
         update=counters.update,
         batch_size=training.batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
-        replicas=state.mesh.topology.data_size,
-    )
-
-
-def make_schedule(parameters: Parameters) -> LearningRateSchedule:
-    """The learning rate over the steps of a round."""
-    rate = parameters.learning_rate
-    return LearningRateSchedule(
-        initial_lr=rate.initial_lr,
-        decay=decay_named(rate.warmup_mode),
-        warmup_ratio=rate.warmup_ratio,
-        warmup_steps=rate.warmup_steps,
-        num_train_steps=parameters.training.steps,
-        power=rate.power,
+        replicas=state.mesh.topology.reader_count,
     )
 
 

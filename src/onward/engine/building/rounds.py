@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from onward.data.batches import Batch
 from onward.engine.building.assembly import Assembly
-from onward.engine.building.preparation import make_schedule, watched_names
+from onward.engine.building.preparation import watched_names
 from onward.engine.faults.integrity import IntegrityWatch
 from onward.engine.faults.out_of_memory import explaining_out_of_memory
 from onward.engine.faults.recomputation import RecomputationWatch
@@ -18,6 +18,7 @@ from onward.engine.steps import Steps
 from onward.graph.weights.branches import note_on_missing_gradients
 from onward.losses.labels import LabelRange
 from onward.lowering.program import Program
+from onward.optim.schedules import LearningRateSchedule
 from onward.parallel.watch.waiting import WaitClock
 from onward.parameters import Parameters
 
@@ -43,17 +44,20 @@ def make_steps(
     state, graph = assembly.state, assembly.graph
     assert graph.loss_names is not None
     watched = watched_names(parameters.tensorboard, graph)
-    may_differ = parameters.data.last_batch == "short"
-    shares = LossNormalization(state.mesh, parameters.loss, graph.loss_names, may_differ)
+    training, may_differ = parameters.training, parameters.data.last_batch == "short"
+    shares = LossNormalization(state.mesh, parameters.loss, graph.loss_names, training, may_differ)
+    is_summed = parameters.loss.reduction == "sum" and training.accumulate_as == "one_batch"
     return Steps(
         state,
         assembly.micro_batches(shares, watched.values, dimensions, label_ranges, instrument),
-        parameters.training.gradient_accumulation_steps,
+        training.gradient_accumulation_steps,
         parameters.optimizer.max_norm_clip,
         watched,
-        assembly.exchange,
+        assembly.reduction,
         report_missing,
         parameters.loss.reduction == "sum",
+        assembly.unfreezing,
+        is_summed,
     )
 
 
@@ -80,11 +84,11 @@ def round_steps(
     training, state, graph = parameters.training, assembly.state, assembly.graph
 
     def report_missing(names: Sequence[str]) -> None:
-        assembly.say(note_on_missing_gradients(names, len(state.weights), graph.known_as))
+        assembly.notify(note_on_missing_gradients(names, len(state.weights), graph.known_as))
 
     reports = None if state.counters.round else report_missing
     steps = make_steps(parameters, assembly, dimensions, label_ranges, instrument, reports)
-    schedule = make_schedule(parameters)
+    schedule = LearningRateSchedule(parameters.learning_rate, parameters.training.steps)
     clock.utilization = assembly.utilization
     if parameters.machine.check_computation_period:
         assert isinstance(steps.micro_batches, SequentialMicroBatches)
@@ -94,5 +98,5 @@ def round_steps(
     distributed, machine = parameters.distributed, parameters.machine
     waits = WaitClock(state.device, assembly.modules)
     period, ratio = distributed.slow_rank_period, distributed.slow_rank_ratio
-    trained = SlowRanks(state, waits, clock, period, ratio, assembly.say).watched(trained)
+    trained = SlowRanks(state, waits, clock, period, ratio, assembly.notify).watched(trained)
     return IntegrityWatch(state, machine.check_weights_period, machine.deterministic).watched(trained)

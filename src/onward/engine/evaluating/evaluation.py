@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from onward.engine.building.assembly import Assembly
 from onward.engine.building.pipelined import PipelinedForward
 from onward.engine.building.preparation import read_training_graph
 from onward.engine.evaluating.metrics import Metric, MetricSums, make_metrics
-from onward.engine.exchange import GradientExchange
 from onward.engine.functions import FunctionMetrics, MetricFunction, Tensors, call_loss, features_on
+from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.network.forward import Forward
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
@@ -44,7 +44,7 @@ class Evaluator:
 
     Raises:
         ModelError: the separate model cannot be read or lowered.
-        ParametersError: its weights are not those of the trained one, or are not whole on each process.
+        ParametersError: its weights are not those of the trained one, or are not unsharded on each process.
     """
 
     def __init__(
@@ -58,8 +58,10 @@ class Evaluator:
         evaluated = assembly.graph if path is None else _read_evaluation_graph(parameters, path, assembly)
         assert evaluated.loss_names is not None
         self._assembly = assembly
+        averaging = parameters.averaging
+        self._suffix = "" if averaging.kind is None else "_of_last" if averaging.export == "average" else "_of_average"
         self._is_shared_out = parameters.data.test_data == "partitioned"
-        self._outputs = _evaluation_outputs(evaluated.loss_names, parameters.loss)
+        self._outputs = evaluation_outputs(evaluated.loss_names, parameters.loss)
         requests = () if parameters.training.skip_evaluation else read_metrics(parameters.training.metrics)
         self._metrics = make_metrics(requests, parameters.loss, evaluated)
         if "loss" in (functions or {}):
@@ -72,7 +74,8 @@ class Evaluator:
         separate = None
         if path is not None:
             context = assembly.networks[0].net.context
-            separate = OnnxModule(evaluated, needed, context=context).to(assembly.state.device)
+            lower = assembly.precision.lower
+            separate = OnnxModule(evaluated, needed, context=context, lower=lower).to(assembly.state.device)
         self._make_forward = functools.partial(assembly.evaluation, needed, label_ranges, separate)
         self._forward: Forward | PipelinedForward | None = None
 
@@ -89,7 +92,8 @@ class Evaluator:
         losses = dict.fromkeys((*self._outputs.totals, *self._outputs.means), False)
         accuracy = {self._outputs.accuracy: True} if self._outputs.counted is not None else {}
         own = {name: False if name == "loss" else None for name in self._functions}
-        return {**losses, **own, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
+        found = {**losses, **own, **accuracy, **{metric.title: metric.higher_is_better for metric in self._metrics}}
+        return found | {f"{name}{self._suffix}": better for name, better in found.items() if self._suffix}
 
     def _check_functions(self, parameters: Parameters) -> None:
         split = parameters.distributed
@@ -107,16 +111,26 @@ class Evaluator:
         """
         self.forward.reader.check_specs(specs)
 
-    def evaluate(self, state: TrainState, batches: Iterable[Batch]) -> tuple[dict[str, float], int]:
-        """Metrics over all samples of a test set, each seen once, and the number of samples.
+    def evaluate(self, state: TrainState, one_pass: Callable[[], Iterable[Batch]]) -> tuple[dict[str, float], int]:
+        """Metrics over all samples of a test set, and the number of samples; of average and last weights where a run
+        keeps an average.
 
         Raises:
             DataError: the data are broken or do not fit.
         """
-        exchange = self._assembly.exchange if self._is_shared_out else None
+        with state.averaged(state.exports_average):
+            metrics, samples = self._evaluate(state, one_pass())
+        other = metrics
+        if self._suffix and state.average is not None and state.average.count:
+            with state.averaged(not state.exports_average):
+                other, _ = self._evaluate(state, one_pass())
+        return metrics | {f"{name}{self._suffix}": value for name, value in other.items() if self._suffix}, samples
+
+    def _evaluate(self, state: TrainState, batches: Iterable[Batch]) -> tuple[dict[str, float], int]:
+        reduction = self._assembly.reduction if self._is_shared_out else None
         try:
             own = FunctionMetrics(self._functions, self._read, state.device)
-            return _evaluate(state, self.forward, self._outputs, self._metrics, own, batches, exchange)
+            return _evaluate(state, self.forward, self._outputs, self._metrics, own, batches, reduction)
         finally:
             for module in self._assembly.modules:
                 reshard(module)
@@ -163,7 +177,7 @@ class EvaluationOutputs:
         return weights[labels].sum()
 
 
-def _evaluation_outputs(loss: LossNames, settings: Loss) -> EvaluationOutputs:
+def evaluation_outputs(loss: LossNames, settings: Loss) -> EvaluationOutputs:
     """The metrics of an evaluation: the loss, its parts under their own names, labels hit and counted."""
     if loss.outputs:
         return EvaluationOutputs(means={})
@@ -173,8 +187,8 @@ def _evaluation_outputs(loss: LossNames, settings: Loss) -> EvaluationOutputs:
         names, totals = loss.parts, {"loss": loss.parts}
         means = {part: part for part in loss.parts}
     else:
-        names, totals = ("loss",), {}
-        means = {"loss": loss.loss, **{part: part for part in loss.parts}}
+        means, totals = {"loss": loss.loss, **{part: part for part in loss.parts}}, {}
+        names, normalizer = tuple(means), normalizer * len(means)  # what a loss is the sum of are means as it is
     counted = zip(names, normalizer, strict=True) if loss.counted is not None else ()
     return EvaluationOutputs(
         means=means,
@@ -237,18 +251,18 @@ def _evaluate(
     further: Sequence[Metric],
     own: FunctionMetrics,
     batches: Iterable[Batch],
-    exchange: GradientExchange | None,
+    reduction: GradientReduction | None,
 ) -> tuple[dict[str, float], int]:
     """EvaluateStep over an entire test set: what one batch of all its samples would give, and their number.
 
     A mean over labels is weighted by the labels that count, whatever batch they are in; accuracy is labels that were
-    hit over all that count. With `exchange` every replica has a part of the test set.
+    hit over all that count. With `reduction` every replica has a part of the test set.
     """
     was_training = state.networks[0].net.training
     state.train(False)
     sums, gathered = _Sums(outputs, state.device), MetricSums(further, state.device)
     try:
-        for batch, counts in _in_step(batches, exchange):
+        for batch, counts in _in_step(batches, reduction):
             features = forward.reader.to_tensors(batch.features)
             values = forward(features)
             if counts:
@@ -259,26 +273,27 @@ def _evaluate(
                 gathered.add(features, values)
     finally:
         state.train(was_training)
-    metrics, samples = sums.metrics(exchange)
-    group = None if exchange is None else exchange.mesh.data
-    return ({**own.compute(exchange), **metrics, **gathered.compute(group)} if samples else metrics), samples
+    metrics, samples = sums.metrics(reduction)
+    group = None if reduction is None else reduction.mesh.data
+    return ({**own.compute(reduction), **metrics, **gathered.compute(group)} if samples else metrics), samples
 
 
-def _in_step(batches: Iterable[Batch], exchange: GradientExchange | None) -> Iterator[tuple[Batch, bool]]:
+def _in_step(batches: Iterable[Batch], reduction: GradientReduction | None) -> Iterator[tuple[Batch, bool]]:
     """Batches, and whether they count: as many on every replica, since weights may be gathered in every pass."""
-    if exchange is None or exchange.mesh.data is None:
+    if reduction is None or reduction.mesh.data is None:
         yield from ((batch, True) for batch in batches)
         return
     source, last = iter(batches), None
     while True:
         batch = next(source, None)
-        going_on = torch.tensor(float(batch is not None), device=exchange.mesh.device)
-        if not float(exchange.sum_over_replicas(going_on)):
+        going_on = torch.tensor(float(batch is not None), device=reduction.mesh.device)
+        if not float(reduction.sum_over_replicas(going_on)):
             return
         if batch is not None:
             last = batch
         assert last is not None, "every replica has at least one sample"
-        yield last, batch is not None
+        mesh = reduction.mesh
+        yield last, batch is not None and mesh.topology.context(mesh.place) == 0
 
 
 class _Sums:
@@ -307,12 +322,12 @@ class _Sums:
             self.counted = self.counted + values[outputs.counted]
         self.samples += samples
 
-    def metrics(self, exchange: GradientExchange | None) -> tuple[dict[str, float], int]:
+    def metrics(self, reduction: GradientReduction | None) -> tuple[dict[str, float], int]:
         """Means over all that was counted, and the number of samples."""
         parts = [*self.sums.values(), *self.shares.values(), self.correct, self.counted, self.zero + self.samples]
         numbers = torch.stack([part.double() for part in parts])
-        if exchange is not None:
-            numbers = exchange.sum_over_replicas(numbers)
+        if reduction is not None:
+            numbers = reduction.sum_over_replicas(numbers)
         *values, correct, counted, samples = numbers.tolist()
         if not samples:
             return {}, 0

@@ -32,6 +32,8 @@ def digests_of(parameters: Parameters, graph: TrainingGraph) -> dict[str, str]:
         "torch": torch.__version__.split("+")[0],
         "model": _of_model(parameters.model_files, graph),
         "loss.graph": _of_file(parameters.loss.graph),
+        "loss.reference_model_path": _of_file(parameters.loss.reference_model_path),
+        "teacher": _of_file(parameters.distillation.teacher_path),
         "evaluation model": _of_file(parameters.paths.eval_model_path),
         **_of_round(parameters),
     }

@@ -156,7 +156,7 @@ def _words(
     for one in differing:
         by_ranks.setdefault((one.odd, one.ranks), []).append(one.name)
     for (odd, ranks), names in by_ranks.items():
-        who = "; ".join(f"rank {rank} on {processes[rank]}" for rank in odd[:_LISTED])
+        who = shortened((f"rank {rank} on {processes[rank]}" for rank in odd), _LISTED, "; ")
         if len(odd) == len(ranks):
             parts.append(f"{name_ranks(ranks)} hold different bits of {_shown(names)}, which must be equal ({who})")
         else:

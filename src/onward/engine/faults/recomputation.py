@@ -17,7 +17,7 @@ from onward.errors import CorruptionError, ParametersError
 from onward.parallel.agreement import describe_processes, gather_codes
 from onward.parallel.data_parallel import reshard
 from onward.parallel.digests import Difference, Replicas, digests, find_differing, find_replicas
-from onward.parallel.pipeline.exchange import broadcast
+from onward.parallel.pipeline.transfers import broadcast
 from onward.parallel.rendezvous.rendezvous import name_ranks
 from onward.parameters import Parameters
 from onward.spelling import shortened
@@ -27,7 +27,7 @@ _LISTED = 8
 
 
 class RecomputationWatch:
-    """Lets every replica compute the first micro-batch of one of them, drawn anew each time, and compares the results.
+    """Lets every replica compute the first micro-batch of one of them, another one each time, and compares the results.
 
     Compared are the loss and all gradients before they are averaged; with ZeRO, which holds no full gradients, the
     loss alone. Gradients, running statistics and random states are as before afterwards.
@@ -101,7 +101,7 @@ class RecomputationWatch:
         one, state = self._micro_batches, self._state
         if one.forward.network.compilation is not None:
             one.forward.network.compilation.begin_pass()
-        with one.exchange.micro_batch(one.forward.module, is_last=False), torch.set_grad_enabled(not self._is_sharded):
+        with one.reduction.micro_batch(one.forward.module, is_last=False), torch.set_grad_enabled(not self._is_sharded):
             loss = shared_loss(one.forward(features), one.shares.names, None).sum()
             if self._is_sharded:
                 reshard(one.forward.module)
@@ -118,7 +118,7 @@ def _words(differing: Sequence[Difference], replica: int, processes: list[str], 
     names = sorted({one.name for one in differing}, key=lambda name: (name != LOSS, name))
     what = [name if name == LOSS else f"the gradient of {name!r}" for name in names]
     listed = shortened(what, _LISTED)
-    who = "; ".join(f"rank {rank} on {processes[rank]}" for rank in ranks[:_LISTED])
+    who = shortened((f"rank {rank} on {processes[rank]}" for rank in ranks), _LISTED, "; ")
     if ranks == everybody:
         finding = f"{name_ranks(ranks)} computed it and got different bits"
     else:

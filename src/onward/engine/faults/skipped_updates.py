@@ -34,13 +34,13 @@ class SkippedUpdates:
     Args:
         state: of the run, at the beginning of the round.
         most_in_a_row: as `on_bad_loss.skip`.
-        say: called with the first of several.
+        notify: called with the first of several.
     """
 
-    def __init__(self, state: TrainState, most_in_a_row: int, say: Callable[[str], None]) -> None:
+    def __init__(self, state: TrainState, most_in_a_row: int, notify: Callable[[str], None]) -> None:
         self._state = state
         self._most = most_in_a_row
-        self._say = say
+        self._notify = notify
         counters = state.counters
         self._begin = self._last = (counters.update, counters.skipped_updates)
         self._in_a_row = self._counted = 0
@@ -72,7 +72,7 @@ class SkippedUpdates:
         self._counted += 0 if is_searching else updates
         self._updates.append((done.update.update, batches, not np.isfinite(done.update.loss)))
         if self._counted == updates and not is_searching:
-            self._say(
+            self._notify(
                 f"update {done.update.update} is skipped: its loss, gradient or batch statistics are not finite "
                 f"({_describe(batches, 4)})."
             )
@@ -88,11 +88,13 @@ class SkippedUpdates:
         is_own = any(is_bad for _, _, is_bad in self._updates)
         lines = [f"update {number} read {_describe(batches, _NAMED_SAMPLES)}" for number, batches, _ in self._updates]
         place = self._state.mesh.place
-        is_first = place.horizontal == 0 and place.pipeline == 0
+        is_first = place.horizontal == place.pipeline == self._state.mesh.topology.context(place) == 0
         found = "; ".join(lines) + "".join(f"; {text}" for text in _not_finite(self._updates))
-        texts = gather_texts(self._state.mesh, f"{int(is_own)}{place.data} {found}" if is_first and lines else "")
+        texts = gather_texts(
+            self._state.mesh, f"{int(is_own)}{self._state.mesh.reader} {found}" if is_first and lines else ""
+        )
         chosen = [text[1:] for text in texts if text.startswith("1")] or [text[1:] for text in texts if text]
-        if self._state.mesh.topology.data_size == 1:
+        if self._state.mesh.topology.reader_count == 1:
             return "".join(f"{text.partition(' ')[2].capitalize()}. " for text in chosen[:1])
         return "".join(f"On replica {replica}, {text}. " for replica, _, text in (one.partition(" ") for one in chosen))
 

@@ -118,7 +118,7 @@ class SlowRanks:
         clock: of the round, which knows how long data were waited for.
         period: weight updates between two comparisons; 0: none.
         ratio: see `SlowRankDetector`.
-        say: takes sentences for the user.
+        notify: takes sentences for the user.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class SlowRanks:
         clock: Clock,
         period: int,
         ratio: float,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._state, self._wait_clock, self._clock = state, wait_clock, clock
-        self._period, self._say = period, say
+        self._period, self._notify = period, notify
         self._lags = SlowRankDetector(topology=state.mesh.topology, ratio=ratio)
         self._data_seconds = 0.0
 
@@ -164,6 +164,6 @@ class SlowRanks:
         if slow:
             processes = describe_processes(self._state.mesh)
             for lag in slow:
-                self._say(lag.words(processes[lag.rank], self._state.counters.update))
+                self._notify(lag.words(processes[lag.rank], self._state.counters.update))
         for rank in recovered:
-            self._say(f"rank {rank} keeps up with the others again, in update {self._state.counters.update}.")
+            self._notify(f"rank {rank} keeps up with the others again, in update {self._state.counters.update}.")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,10 +24,15 @@ WORKING, ACTIVATIONS, COMMUNICATION, GATHERED = "working memory", "activations",
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Logs what operators allocate and when it goes; a tensor counts with its full storage, once."""
+    """Logs what operators allocate and when it goes; a tensor counts with its full storage, once.
 
-    def __init__(self) -> None:
+    Args:
+        counts_fakes: whether fake tensors count; a real run finds shapes by them, which takes no memory.
+    """
+
+    def __init__(self, counts_fakes: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._counts_fakes = counts_fakes
         self._events: list[tuple[int, float]] = []
         self._sizes: dict[int, float] = {}
         self._kinds: dict[int, str] = {}
@@ -34,8 +40,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._next = 0
         self._resize: Any = None
-        self.exchanges: Counter[str] = Counter()
-        self.exchanged_bytes: Counter[str] = Counter()
+        self.collectives: Counter[str] = Counter()
+        self.collective_bytes: Counter[str] = Counter()
 
     def __enter__(self) -> Allocations:
         """Begins to watch; storages that engines resize in place are followed, too."""
@@ -61,16 +67,16 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             finalizer.detach()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator, and notes what it allocated or exchanged."""
+        """Runs an operator, and notes what it allocated, and counts collectives."""
         result = func(*args, **(kwargs or {}))
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
-        exchanged = name in COLLECTIVES
+        is_collective = name in COLLECTIVES
         for tensor in _tensors(result):
-            self.note(tensor, COMMUNICATION if exchanged or func.namespace == "fsdp" else None)
-        if exchanged:
+            self.note(tensor, COMMUNICATION if is_collective or func.namespace == "fsdp" else None)
+        if is_collective:
             tensors = [*_tensors(args), *_tensors(result)]
-            self.exchanges[name] += 1
-            self.exchanged_bytes[name] += int(max((t.numel() * t.element_size() for t in tensors), default=0))
+            self.collectives[name] += 1
+            self.collective_bytes[name] += int(max((t.numel() * t.element_size() for t in tensors), default=0))
             if func.namespace == "c10d":
                 for tensor in tensors:
                     self._kinds.setdefault(self._number(tensor.untyped_storage()), COMMUNICATION)
@@ -78,6 +84,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, tensor: torch.Tensor, kind: str | None = None) -> None:
         """Counts a tensor from now on; one that is known already keeps its kind."""
+        if not self._counts_fakes and isinstance(tensor, FakeTensor):
+            return
         self._note_size(tensor.untyped_storage(), kind)
 
     def name(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
@@ -99,8 +107,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def forget_counts(self) -> None:
         """Begins to count collectives from zero."""
-        self.exchanges.clear()
-        self.exchanged_bytes.clear()
+        self.collectives.clear()
+        self.collective_bytes.clear()
 
     @property
     def now(self) -> int:

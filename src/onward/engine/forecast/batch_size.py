@@ -55,7 +55,7 @@ class BatchSizes:
         mesh: Mesh,
         graph: TrainingGraph,
         specs: Mapping[str, FeatureSpec],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> Parameters:
         """Parameters of a round with the micro-batch that it is to have; as they are where none is to be found.
 
@@ -63,25 +63,27 @@ class BatchSizes:
             ParametersError: not even the smallest micro-batch fits, or the model fixes its batch.
         """
         if not parameters.training.find_batch_size:
-            return self._with_smaller_batch_size(parameters, number, say)
+            return self._with_smaller_batch_size(parameters, number, notify)
         samples = samples_of_update(parameters)
         if self.found.get(str(number), [0])[0] == samples:
             chosen = self.known(parameters, number)
             if number not in self._reported:
-                say(f"training.find_batch_size: {outcome(parameters, chosen)}, as in this run so far.")
+                notify(f"training.find_batch_size: {outcome(parameters, chosen)}, as in this run so far.")
         else:
             self._refuse_another(parameters, number)
             chosen, note = find_batch_size(parameters, mesh, graph, specs)
             self.found[str(number)] = [samples, chosen.training.batch_size]
-            say(note)
+            notify(note)
         self._reported.add(number)
-        return self._with_smaller_batch_size(chosen, number, say)
+        return self._with_smaller_batch_size(chosen, number, notify)
 
-    def _with_smaller_batch_size(self, parameters: Parameters, number: int, say: Callable[[str], None]) -> Parameters:
+    def _with_smaller_batch_size(
+        self, parameters: Parameters, number: int, notify: Callable[[str], None]
+    ) -> Parameters:
         """As memory that ran out demands."""
         chosen = with_smaller_batch(parameters, self.largest)
         if chosen is not parameters and number not in self._told_smaller:
-            say(f"training.halve_batch_on_out_of_memory: {outcome(parameters, chosen)}.")
+            notify(f"training.halve_batch_on_out_of_memory: {outcome(parameters, chosen)}.")
             self._told_smaller.add(number)
         return chosen
 
@@ -90,17 +92,22 @@ class BatchSizes:
         return {"batch_sizes": self.found, **({} if self.largest is None else {"largest_batch": self.largest})}
 
     def restate(self, rounds: Sequence[Parameters], record: Mapping[str, Any], counters: Counters) -> list[str]:
-        """Counts the steps of a checkpoint in the micro-batches of this run, if it saved with larger ones; notes."""
-        if self.largest is None or not counters.step or counters.round >= len(rounds):
+        """Counts the steps of a checkpoint in the micro-batches of this run, if an update had others then; notes."""
+        if not counters.step or counters.round >= len(rounds):
             return []
         now = self.known(rounds[counters.round], counters.round)
-        before, size = record["parameters"]["training"], now.training.batch_size
-        old = before["batch_size"]
-        if old == size or old * before.get("gradient_accumulation_steps", 1) != samples_of_update(now):
+        is_elastic, before = now.distributed.elastic, record["parameters"]["training"]
+        replicas = record["parameters"]["distributed"].get("data_parallel_size", 1) if is_elastic else 1
+        old, size = before.get("gradient_accumulation_steps", 1), now.training.gradient_accumulation_steps
+        samples = samples_of_update(now) * (now.distributed.data_parallel_size if is_elastic else 1)
+        if (self.largest is None and not is_elastic) or old == size or replicas * before["batch_size"] * old != samples:
             return []
         step = counters.step
-        counters.step, counters.ended_early_of = step * old // size, counters.ended_early_of * old // size
-        return [f"step {step}, in micro-batches of {old} samples, is step {counters.step} in micro-batches of {size}."]
+        counters.step, counters.ended_early_of = step * size // old, counters.ended_early_of * size // old
+        return [
+            f"step {step}, with {old} micro-batches of {before['batch_size']} samples an update, is step "
+            f"{counters.step} with {size} of {now.training.batch_size} samples."
+        ]
 
     def _refuse_another(self, parameters: Parameters, number: int) -> None:
         """A round that was begun counts its steps, which would mean something else."""
@@ -189,7 +196,9 @@ def find_by_forecast(
     Raises:
         ParametersError: not even the smallest does, or the model fixes its batch.
     """
-    _refuse_fixed_batch(parameters, graph)
+    refuse_fixed_batch(
+        parameters, graph, "training.find_batch_size", "set training.batch_size and find_batch_size: false"
+    )
     needs: dict[int, float] = {}
     refusals: dict[int, ParametersError] = {}
 
@@ -218,10 +227,12 @@ def peak_bytes(
     graph: TrainingGraph,
     specs: Mapping[str, FeatureSpec],
     topology: Topology | None = None,
+    pipelines: Sequence[int] | None = None,
 ) -> float:
-    """The forecast peak memory of the rank that needs most; of one process without a topology."""
-    plan = plan_run(parameters, topology or Topology(1, 1, 1), graph, specs)
-    return max(rank.memory.total for rank in forecast(parameters, graph, plan, specs).ranks)
+    """The forecast peak memory of the rank that needs most, of those at some places in a pipeline or of all; of one
+    process without a topology."""
+    plan = plan_run(parameters, topology or Topology(), graph, specs)
+    return max(rank.memory.total for rank in forecast(parameters, graph, plan, specs, pipelines=pipelines).ranks)
 
 
 def has_fixed_batch(parameters: Parameters, graph: TrainingGraph) -> bool:
@@ -237,18 +248,30 @@ def _is_replicated(parameters: Parameters) -> bool:
     return split.horizontal_parallel_size * split.pipeline_parallel_size == 1 and split.zero_stage == 0
 
 
-def _refuse_fixed_batch(parameters: Parameters, graph: TrainingGraph) -> None:
+def refuse_fixed_batch(parameters: Parameters, graph: TrainingGraph, field: str, otherwise: str) -> None:
+    """Refuses to choose a micro-batch where the model, or `training.mapped_dimensions`, fixes it.
+
+    Args:
+        parameters, graph: of the run.
+        field: that asks for the choice.
+        otherwise: what to set in order to do without it.
+
+    Raises:
+        ParametersError: it is fixed.
+    """
     mapped = parameters.training.mapped_dimensions
     _, shapes = input_types(graph)
     for name, shape in shapes.items():
         if not shape or (isinstance(shape[0], str) and shape[0] not in mapped):
             continue
-        where = "in training.mapped_dimensions" if isinstance(shape[0], str) else "in the model"
-        size = mapped[shape[0]] if isinstance(shape[0], str) else shape[0]
+        if isinstance(shape[0], str):
+            fixed = f"{mapped[shape[0]]} in training.mapped_dimensions"
+            advice = f"Remove {shape[0]!r} there: it follows training.batch_size"
+        else:
+            fixed, advice = f"{shape[0]} in the model", "Export the model with that dimension dynamic"
         raise ParametersError(
-            f"training.find_batch_size: the batch of input {name!r} is fixed to {size} {where}, so no other "
-            "micro-batch can be tried. Export the model with that dimension dynamic, or set training.batch_size and "
-            "find_batch_size: false."
+            f"{field}: the batch of input {name!r} is fixed to {fixed}, so no other micro-batch can be tried. "
+            f"{advice}, or {otherwise}."
         )
 
 

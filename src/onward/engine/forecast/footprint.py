@@ -1,10 +1,11 @@
-"""How much memory a stage needs on a rank, and what it exchanges: its real program, run on tensors without memory.
+"""How much memory a stage needs on a rank, and what it communicates: its real program, run on tensors without memory.
 
 Engines that shard weights run, too, among fake replicas; nothing is estimated where torch knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from onward.engine.building.assembly import network_of
 from onward.engine.forecast.allocations import Allocations
@@ -21,14 +22,16 @@ from onward.engine.network.forward import Forward
 from onward.engine.network.local_weights import local_weights
 from onward.engine.network.network import Network
 from onward.engine.network.precision import Precision
+from onward.engine.network.rank_shards import RankShards
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.kernels.dtypes import TORCH_DTYPE
 from onward.lowering.module import input_types
-from onward.optim.building import make_optimizer, with_exact_names
+from onward.optim.building import make_optimizer, slots_by_name
 from onward.parallel.data_parallel import local_part, micro_batch, replicate
-from onward.parallel.fake_replicas import COLLECTIVES, fake_replicas
+from onward.parallel.fake_replicas import COLLECTIVES, SUMS, fake_replicas
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
+from onward.plan.experts import shared_expert_weights
 from onward.plan.memory import StageFootprint, Traffic
 from onward.plan.rank import PlannedStage
 from onward.plan.topology import Place, Topology
@@ -62,7 +65,7 @@ def measure_stage(
 
     Args:
         planned: the stage on one tensor-parallel rank; its weights are not read.
-        parameters: of the run.
+        parameters: of the run; rules for the optimizer list initializers.
         topology: the mesh.
         place: of the rank.
         inputs: of the graph, of one micro-batch: what the network reads and what the stage receives.
@@ -117,8 +120,10 @@ class _Measuring:
         self.outputs = (self.loss,) if self.loss is not None else tuple(t.name for t in self.sent)
         self.module: torch.nn.Module = network
         if self.zero:
+            sent_dtype = None if graph.quantizers else precision.dtype
             with mode:
-                self.module = replicate(network, network.units, mesh, distributed, precision.dtype, True)
+                apart = {network.weights[name] for name in shared_expert_weights(graph)}
+                self.module = replicate(network, network.units, mesh, distributed, sent_dtype, True, apart)
         self.forward = Forward(network, self.outputs, precision, module=self.module, note_cast=self._note_cast)
         self.given = {name: inputs[name] for name in self.forward.program.inputs}
 
@@ -160,17 +165,25 @@ class _Measuring:
         log, network = self.log, self.network
         for weight in network.parameters():
             log.note(local_part(weight.detach()), "weights")
+        for tensor in self.forward.frozen:
+            log.note(tensor, "frozen weights")
         for tensor in self.forward.constants:
             log.note(tensor, "constants")
         shapes = {name: tuple(weight.shape) for name, weight in network.weights.items()}
         self.weights = local_weights([network], self.mesh, {}, shapes, {})
         updated = {name: weight.parameter for name, weight in self.weights.items()}
-        graph = network.net.graph
-        rules = with_exact_names(self.parameters.optimizer, graph.weights, graph.known_as)
-        optimizer = make_optimizer(rules, updated)
-        for slots in optimizer.state.values():
+        optimizer = make_optimizer(self.parameters.optimizer, updated, RankShards(self.mesh, self.weights.values()))
+        for slots in slots_by_name(optimizer, updated).values():
             for tensor in slots.values():
                 log.note(tensor, "moments")
+        if self.parameters.pruning.pattern is not None:
+            patterns, known_as = self.parameters.pruning.weights or ("*",), network.net.graph.known_as
+            pruned = [one for name, one in updated.items() if one.dim() > 1 and known_as.matches(name, patterns)]
+            self.masks = [torch.empty_like(one, dtype=torch.bool) for one in pruned]
+            log.name(self.masks, "masks")
+        if self.parameters.averaging.kind is not None:
+            self.averages = [torch.empty_like(parameter) for parameter in updated.values()]
+            log.name(self.averages, "averages")
         if self.is_bucketed:  # DDP's gradients are views of its buckets, which stay
             for weight in network.parameters():
                 weight.grad = torch.zeros_like(weight)
@@ -206,13 +219,14 @@ class _Measuring:
                 log.name([weight.grad], "gradients")
         # ZeRO 1 adds up full gradients out of sight; nothing else outlives both passes.
         log.rename_alive("activations", "gradients")
-        counts = tuple((name, log.exchanges[name], log.exchanged_bytes[name]) for name in log.exchanges)
+        counts = tuple((name, log.collectives[name], log.collective_bytes[name]) for name in log.collectives)
         return (forward, log.now), counts, sent
 
     def _update(self, optimizer: torch.optim.Optimizer) -> int:
         for weight in self.weights.values():
             weight.take_gradient()
-        optimizer.step()
+        with contextlib.suppress(DataDependentOutputException):  # of a number that some keep on the host
+            optimizer.step()
         return self.log.now
 
     def _received(self) -> tuple[float, float]:
@@ -234,12 +248,21 @@ class _Measuring:
 
     def _traffic(self, counts: tuple[tuple[str, int, int], ...]) -> tuple[Traffic, ...]:
         found = []
+        sizes = {
+            "horizontal": self.topology.horizontal_size,
+            "context": self.topology.context_size,
+            "expert": self.parameters.distributed.expert_parallel_size,
+        }
         for name, calls, payload in counts:
-            ranks = self.topology.horizontal_size if name.startswith("onward.") else self.topology.data_size
+            what, ranks = COLLECTIVES[name], self.topology.zero_size
+            if name.startswith("onward."):
+                ranks = sizes[what.split()[0]]
+            elif name == "c10d.allreduce_":
+                what, ranks = self._over_replicas()
             both_ways = 2.0 if "reduce" in name and "scatter" not in name else 1.0
             found.append(
                 Traffic(
-                    what=COLLECTIVES[name],
+                    what=what,
                     calls=calls,
                     payload=payload,
                     ranks=ranks,
@@ -247,6 +270,11 @@ class _Measuring:
                 )
             )
         return tuple(found)
+
+    def _over_replicas(self) -> tuple[str, int]:
+        """What all-reduces are about, and over how many ranks: under ZeRO in groups, gradients over the groups."""
+        groups = self.topology.data_size // self.topology.zero_size
+        return ("gradients over the groups of ZeRO", groups) if groups > 1 else (SUMS, self.topology.data_size)
 
 
 def _bytes_of(shape: TensorShape) -> float:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import input_sizes, known_dimensions
 from onward.engine.forecast.footprint import Measured, TensorShape, input_shapes_of, measure_stage, stage_inputs
+from onward.engine.network.precision import Precision
 from onward.errors import ModelError, NodeError, ParametersError
 from onward.graph.training_graph import TrainingGraph
+from onward.lowering.building.shapes import find_value_facts
+from onward.optim.building import with_exact_names
+from onward.optimizers.registry import optimizer_named
 from onward.parallel.data_parallel import REDUCTION_TYPES
 from onward.parameters import Parameters
-from onward.plan.communication import replica_traffic, stage_traffic, tied_traffic, weight_elements
+from onward.plan.communication import estimated_traffic, replica_traffic, stage_traffic, tied_traffic, weight_elements
 from onward.plan.costs.costs import GraphCosts, measure_costs
 from onward.plan.decision import Plan
 from onward.plan.memory import (
@@ -27,15 +31,17 @@ from onward.plan.memory import (
 )
 from onward.plan.pipeline.schedules import Timeline, simulate
 from onward.plan.pipeline.stages import StagePlan
-from onward.plan.rank import PlannedStage, plan_rank
+from onward.plan.rank import PlannedStage, RankPlan, plan_rank
 from onward.plan.topology import Place
-
-SLOTS = {"SGDOptimizer": 1, "Adam": 2, "AdamW": 2, "Lamb": 2}
-"""Tensors that an optimizer keeps for a weight."""
 
 
 def forecast(
-    parameters: Parameters, graph: TrainingGraph, plan: Plan, specs: Mapping[str, FeatureSpec] | None = None
+    parameters: Parameters,
+    graph: TrainingGraph,
+    plan: Plan,
+    specs: Mapping[str, FeatureSpec] | None = None,
+    *,
+    pipelines: Sequence[int] | None = None,
 ) -> Forecast:
     """Measures every stage once, on the first rank that holds it, and puts the stages of each rank together.
 
@@ -44,25 +50,29 @@ def forecast(
         graph: of the entire network, with its loss.
         plan: for any number of ranks.
         specs: what the data's samples have, where it is known.
+        pipelines: places in a pipeline whose ranks are forecast; None: all.
 
     Raises:
         ParametersError: the size of a dimension of the inputs is not known.
     """
+    pipelines = range(plan.topology.pipeline_size) if pipelines is None else pipelines
+    indices = sorted(stage for one in pipelines for stage in plan.stages_of(Place(0, 0, one)))
+    parameters = dataclasses.replace(parameters, optimizer=with_exact_names(parameters.optimizer, graph))
     dimensions = known_dimensions(parameters.training, graph, specs or {})
     shapes = input_shapes_of(graph, input_sizes(graph, dimensions))
     costs = measure_costs(graph, dimensions)
-    rank = plan_rank(graph, plan, Place(0, 0, 0), indices=range(plan.stage_count))
+    rank = plan_rank(graph, plan, Place(0, 0, 0), indices=indices)
     local, stages = rank.local, rank.stages
     timeline = None if stages is None else _timeline(plan, stages, costs)
     footprints: dict[int, StageFootprint] = {}
-    arrived: dict[str, TensorShape] = {}
+    arrived = {} if len(indices) == plan.stage_count else _known_arrivals(parameters, rank, dimensions)
     for index, planned in rank.own.items():
         place = Place(0, 0, 0 if timeline is None else timeline.rank_of_stage[index])
         measured = _measure(planned, parameters, plan, place, stage_inputs(planned.graph, shapes, arrived), costs)
         footprints[index] = measured.footprint
         arrived |= measured.sent
     ranks = []
-    for pipeline in range(plan.topology.pipeline_size):
+    for pipeline in pipelines:
         own = {stage: footprints[stage] for stage in plan.stages_of(Place(0, 0, pipeline))}
         spans = () if timeline is None else timeline.ranks[pipeline]
         width = REDUCTION_TYPES[parameters.distributed.reduction_type].itemsize
@@ -80,6 +90,15 @@ def forecast(
         costs=costs,
         inputs=_as_text(shapes),
     )
+
+
+def _known_arrivals(parameters: Parameters, rank: RankPlan, dimensions: Mapping[str, int]) -> dict[str, TensorShape]:
+    """What stages receive, inferred from the graph, where those before them are not run."""
+    assert rank.stages is not None
+    shapes = find_value_facts(rank.local, input_sizes(rank.local, dimensions)).shapes
+    names = [one.name for stage in rank.stages.stages for one in stage.received]
+    dtype = Precision.of(parameters.mixed_precision).dtype or torch.float32
+    return {name: (shapes[name], dtype) for name in names if name in shapes}
 
 
 def _measure(
@@ -101,17 +120,23 @@ def _measure(
         lines = str(error).splitlines()
         why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     part, stage = planned.graph, planned.stage
-    data, zero = plan.topology.data_size, plan.zero_stage
+    data, zero = plan.topology.zero_size, plan.zero_stage
     known = [name for node in part.model.graph for name in [str(node.outputs[0].name)] if name in costs.nodes]
     estimated = estimated_footprint(
         4.0 * sum(weight_elements(part).values()),
         costs.total(known).kept_bytes,
-        SLOTS[parameters.optimizer.training_optimizer_name],
+        optimizer_named(parameters.optimizer.training_optimizer_name).slots,
         plan.micro_batches,
         (data if zero else 1, data if zero > 1 else 1, data if zero > 2 else 1),
+        int(parameters.averaging.kind is not None),
     )
     sent = {} if stage is None else {t.name: _guessed(t.name, costs) for t in stage.sent}
-    return Measured(dataclasses.replace(estimated, problem=why), sent)
+    traffic = estimated_traffic(part.model.graph, costs.value_bytes, plan.topology.horizontal_size)
+    first, between = (traffic if plan.micro_batches > count else () for count in (1, 2))
+    return Measured(
+        dataclasses.replace(estimated, problem=why, traffic_first=first, traffic_between=between, traffic_last=traffic),
+        sent,
+    )
 
 
 def _guessed(name: str, costs: GraphCosts) -> TensorShape:

@@ -14,7 +14,6 @@ from onward.engine.building.preparation import (
     input_sizes,
     known_dimensions,
     label_ranges,
-    make_schedule,
     plan_run,
 )
 from onward.engine.building.rounds import make_steps
@@ -23,6 +22,7 @@ from onward.engine.forecast.performance import synthetic_loader
 from onward.engine.loop import Clock, train_steps
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
+from onward.optim.schedules import LearningRateSchedule
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Distributed, LearningRate, Parameters, TensorBoard
 from onward.plan.topology import Topology
@@ -38,7 +38,7 @@ def trial_bytes(
 
     Args:
         parameters: of the run; the rank must hold the entire network.
-        mesh: of the run; nothing is exchanged.
+        mesh: of the run; nothing is communicated.
         graph: of the entire network, with its loss.
         specs: what the samples of the data have, where it is known.
 
@@ -56,7 +56,7 @@ def trial_bytes(
         tensorboard=TensorBoard(),
         speed=parameters.speed if is_cuda else dataclasses.replace(parameters.speed, compile=False),
         training=dataclasses.replace(
-            training, gradient_accumulation_steps=passes, num_train_steps=passes, num_epochs=None
+            training, gradient_accumulation_steps=passes, num_train_steps=passes, num_updates=None, num_epochs=None
         ),
         learning_rate=LearningRate(initial_lr=parameters.learning_rate.initial_lr),
     )
@@ -79,7 +79,7 @@ def _cuda_bytes(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, specs:
 
 
 def _bytes(parameters: Parameters, mesh: Mesh, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> float:
-    log = Allocations()
+    log = Allocations(counts_fakes=False)
     dimensions = known_dimensions(parameters.training, graph, specs)
     dtypes, _ = input_types(graph)
     sizes = input_sizes(graph, dimensions)
@@ -106,5 +106,7 @@ def _update(
     training = parameters.training
     steps = make_steps(parameters, assembly, dimensions, ranges)
     batches = synthetic_loader(parameters, graph, dimensions, ranges).batches(training.batch_size)
-    for _ in train_steps(steps, batches, make_schedule(parameters), training.steps, 1, Clock()):
+    for _ in train_steps(
+        steps, batches, LearningRateSchedule(parameters.learning_rate, training.steps), training.steps, 1, Clock()
+    ):
         pass

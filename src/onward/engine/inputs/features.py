@@ -41,6 +41,7 @@ class FeatureReader:
         self.device = device
         self.label_ranges = label_ranges or {}
         sizes = dimensions or {}
+        self._labels = () if graph.loss_names is None else graph.loss_names.labels
         self.dtypes, shapes = input_types(graph)
         self.shapes = {
             name: tuple(sizes.get(size, size) if isinstance(size, str) else size for size in shape)
@@ -90,7 +91,7 @@ class FeatureReader:
                 f"have {', '.join(map(repr, given))}.{_suggestion(missing, given)} Correct the name (loss.label for a "
                 "label), or map it in data.input_name_map (name in the file: name in the model). Fill inputs that are "
                 "the same for every sample, such as a sampling rate or an initial state, with a number in "
-                "data.fixed_inputs."
+                "data.fixed_inputs. Set data.segment_masks to compute an attention mask from a number per token."
             )
 
     def _check_type(self, name: str, found: torch.dtype) -> None:
@@ -111,11 +112,22 @@ class FeatureReader:
             sample = fit_sample_shape(found[1:], expected[1:])
             if sample is not None:
                 return (found[0], *sample)
+        who, hint = ("the loss" if name in self._labels else "the model"), ""
+        if name in self._labels and 0 < len(found) == len(expected) - 1:
+            hint = " For labels that are class numbers, set loss.type to softmax_cross_entropy, without dense_labels."
+        if found and expected and (isinstance(expected[0], str) or found[0] == expected[0]):
+            seen = f"shape {_listed(found[1:])}" if found[1:] else "one number"
+            shapes = f"{seen} per sample; {who} expects {_listed(expected[1:])}"
+        else:
+            shapes = f"shape {_listed(found)} (batch axis first); {who} expects {_listed(expected)}"
         raise DataError(
-            f"feature {name!r} has shape {list(found)} (batch axis first); the model expects "
-            f"[{', '.join(str(size) for size in expected)}]. Only axes of size 1 are added or removed, where there is "
+            f"feature {name!r} has {shapes}.{hint} Only axes of size 1 are added or removed, where there is "
             "one way to do it. Pack the data again with that shape, or name the right feature in data.input_name_map."
         )
+
+
+def _listed(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def _short(dtype: torch.dtype) -> str:

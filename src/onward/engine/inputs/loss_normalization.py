@@ -1,66 +1,78 @@
-"""How much a replica's micro-batch weighs in the loss of all replicas' micro-batches together.
+"""How much a micro-batch weighs in the loss of all micro-batches of an update, those of all replicas included.
 
 A loss that is a mean over labels or samples is, over the union of several batches, not the mean of their losses where
-they count different numbers of labels; then every replica's loss is weighed by what it counts.
+they count different numbers of labels; then every loss is weighed by what its micro-batch counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from onward.data.batches import Batch
 from onward.graph.losses.spec import LossNames
 from onward.losses.labels import LabelCount
 from onward.losses.registry import loss_named
 from onward.parallel.gradients import sum_over_replicas
 from onward.parallel.launch.process import Mesh
-from onward.parameters import Loss
+from onward.parameters import Loss, Training
 
 
 class LossNormalization:
-    """Weighs the losses of one micro-batch.
+    """Weighs the losses of micro-batches.
 
     Attributes:
         names: the values whose weighed sum is to be minimized: the loss, or the parts it is the sum of; or the outputs
             of the model that `function` computes it from.
         function: the user's own; None: the loss is in the graph.
+        spans_update: a micro-batch is weighed by what all micro-batches of its update count.
     """
 
-    def __init__(self, mesh: Mesh, settings: Loss, loss: LossNames, batches_may_differ: bool) -> None:
+    def __init__(
+        self, mesh: Mesh, settings: Loss, loss: LossNames, training: Training, batches_may_differ: bool
+    ) -> None:
         self.mesh = mesh
         self._is_sum = settings.reduction == "sum"
-        self._means = loss_named(settings.type).normalizer(settings)
+        self._means = (*loss_named(settings.type).normalizer(settings), *([None] if loss.addends else []))
+        is_one_batch = training.gradient_accumulation_steps > 1 and training.accumulate_as == "one_batch"
         differ = batches_may_differ or any(labels is not None and not labels.is_constant for labels in self._means)
-        self._is_counted = mesh.data is not None and not self._is_sum and differ
-        self.names = loss.parts if self._is_counted and len(self._means) > 1 else loss.computed
+        self._is_counted = (mesh.data is not None or is_one_batch) and not self._is_sum and differ
+        self.spans_update = is_one_batch and self._is_counted
+        is_divided = self._is_counted and len(self._means) > 1
+        self.names = (loss.addends or loss.parts) if is_divided else loss.computed
         self.function = settings.function
 
-    def of(self, features: Mapping[str, Any], samples: int) -> torch.Tensor | None:
-        """What each of `names` is multiplied by, so that the mean over the replicas is the loss of the union.
+    def of(self, batches: Sequence[Batch]) -> list[torch.Tensor] | list[None]:
+        """What each of `names` is multiplied by in micro-batches of this replica: all of an update if weights span it.
 
-        Args:
-            features: of this replica's micro-batch.
-            samples: how many there are in it.
+        So weighed, the mean over the replicas, and over the micro-batches of an update, is the loss of the union.
 
         Returns:
-            One factor for each name; None: all are 1.
+            For each micro-batch one factor for each name; None: all are 1.
         """
-        if self.mesh.data is None:
-            return None
         size = self.mesh.topology.data_size
-        if self._is_sum:
-            return torch.full((len(self.names),), float(size), device=self.mesh.device)
+        if self._is_sum and self.mesh.data is not None:
+            # Ranks that share sequences all have the loss of the same samples.
+            return [
+                torch.full((len(self.names),), float(self.mesh.topology.reader_count), device=self.mesh.device)
+            ] * len(batches)
         if not self._is_counted:
-            return None
-        counted = [float(samples) if one is None or one.is_constant else _count(features, one) for one in self._means]
-        counts = torch.tensor(counted, dtype=torch.float64)
+            return [None] * len(batches)
+        counts = torch.tensor([self._counts(batch) for batch in batches], dtype=torch.float64)
         own = counts.to(self.mesh.device, non_blocking=True)
-        total = sum_over_replicas(self.mesh, own)
-        # No replica counts anything: every loss is 0/0 or 0, and stays what it is.
-        return torch.where(total > 0, own * size / total, torch.ones_like(own)).float()
+        total = sum_over_replicas(self.mesh, own.sum(0, keepdim=True) if self.spans_update else own)
+        share = own * (size * len(batches) if self.spans_update else size) / total
+        # Where nothing is counted anywhere, every loss is 0/0 or 0, and stays what it is.
+        return list(torch.where(total > 0, share, torch.ones_like(own)).float())
+
+    def _counts(self, batch: Batch) -> list[float]:
+        return [
+            float(batch.sample_count) if one is None or one.is_constant else _count(batch.features, one)
+            for one in self._means
+        ]
 
 
 def _count(features: Mapping[str, Any], counted: LabelCount) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from onward.data.batches import BatchSource
 from onward.data.sources.naming import FeatureNames
-from onward.data.sources.opening import Reading, open_data
+from onward.data.sources.opening import ReadingOptions, open_data
 from onward.graph.training_graph import TrainingGraph
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
@@ -17,11 +17,11 @@ class RunData:
     """Opens data as the parameters of a run say, and remembers what is open.
 
     Args:
-        say: called with what the user should know of the data.
+        notify: called with what the user should know of the data.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
         self._opened: list[tuple[Any, BatchSource]] = []
 
     def open(self, data: Any, is_test: bool, parameters: Parameters, mesh: Mesh, graph: TrainingGraph) -> BatchSource:
@@ -33,20 +33,20 @@ class RunData:
         for given, source in self._opened:
             if given is data:
                 return source
-        settings, place, topology = parameters.data, mesh.place, mesh.topology
+        settings = parameters.data
         is_shared_out = not is_test or settings.test_data == "partitioned"
-        reading = Reading(
+        reading = ReadingOptions(
             shuffle=settings.shuffle_data and not is_test,
             seed=parameters.training.seed,
             last_batch=settings.last_batch,
-            rank=place.data if is_shared_out else 0,
-            size=topology.data_size if is_shared_out else 1,
+            rank=mesh.reader if is_shared_out else 0,
+            size=mesh.topology.reader_count if is_shared_out else 1,
             limits=parameters.limits,
         )
         source = open_data(data, feature_names(parameters, graph), reading)
         if source is not data:
             for text in getattr(source, "messages", ()):
-                self._say(text)
+                self._notify(text)
             self._opened.append((data, source))
         return source
 

@@ -37,16 +37,19 @@ _SINGLE = frozenset(
 
 CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
 
+_GROUPS = ("replica_group", "data_group")
+"""Arguments of operators that communicate with replicas."""
+
 
 @dataclass(frozen=True)
-class Choice:
+class CompilationChoice:
     """Whether a network is compiled, and why, in one sentence for the user."""
 
     is_on: bool
     note: str | None
 
 
-def choose(wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device) -> Choice:
+def choose(wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device) -> CompilationChoice:
     """Decides on compilation.
 
     Args:
@@ -58,18 +61,18 @@ def choose(wanted: Literal["auto", True, False], graph: TrainingGraph, device: t
         ParametersError: it is wanted, and what it needs is not on this machine.
     """
     if wanted is False:
-        return Choice(False, None)
+        return CompilationChoice(False, None)
     missing = _missing(device)
     if wanted is True:
         if missing is not None:
             raise ParametersError(f"speed.compile is true, but {missing} Or set speed.compile to auto or false.")
-        return Choice(True, None)
+        return CompilationChoice(True, None)
     if missing is not None:
-        return Choice(False, f"speed.compile: off on this machine, since {missing}")
+        return CompilationChoice(False, f"speed.compile: off on this machine, since {missing}")
     if device.type == "cuda":
-        return Choice(True, "speed.compile: on, segment by segment, as always on a GPU.")
+        return CompilationChoice(True, "speed.compile: on, segment by segment, as always on a GPU.")
     kind = "convolutions run slower compiled" if _has_convolutions(graph) else "compiling gains too little"
-    return Choice(False, f"speed.compile: off, since on a CPU {kind}; `true` turns it on.")
+    return CompilationChoice(False, f"speed.compile: off, since on a CPU {kind}; `true` turns it on.")
 
 
 def _has_convolutions(graph: TrainingGraph) -> bool:
@@ -99,18 +102,16 @@ class Compilation:
     """Compiled code for the programs of a rank, shared by all that are equal.
 
     Args:
-        is_required: a program that cannot be compiled is an error; else it runs as it is, and `say` tells so.
-        say: takes a sentence for the user.
+        is_required: a program that cannot be compiled is an error; else it runs as it is, and `notify` tells so.
+        notify: takes a sentence for the user.
         cuda_graphs: training passes are recorded as CUDA graphs and replayed.
 
-    Attributes:
-        graph_count: how many different graphs are compiled.
     """
 
-    def __init__(self, is_required: bool, say: Callable[[str], None], cuda_graphs: bool = False) -> None:
+    def __init__(self, is_required: bool, notify: Callable[[str], None], cuda_graphs: bool = False) -> None:
         torch.compiler.assume_constant_result(is_recomputing)  # type: ignore[no-untyped-call]  # a graph has one mode
         self.is_required = is_required
-        self.say = say
+        self.notify = notify
         self.cuda_graphs = cuda_graphs
         self._graphs: dict[Hashable, _CompiledGraph] = {}
 
@@ -131,11 +132,11 @@ class Compilation:
     def of_program(self, program: Program, device: torch.device) -> Program:
         """The same program, compiled when it is first called.
 
-        One in which nothing can be joined is left as it is, as is one whose statistics of batches are added up over
-        replicas. With CUDA graphs all are recorded that compute anything.
+        One in which nothing can be joined is left as it is, as is one that communicates with replicas. With
+        CUDA graphs all are recorded that compute anything.
         """
         nodes = [node for node in program.code.graph.nodes if node.op == "call_function"]
-        if not nodes or any(node.kwargs.get("replica_group") for node in nodes):
+        if not nodes or any(node.kwargs.get(group) for node in nodes for group in _GROUPS):
             return program
         if not self.cuda_graphs and not joins(program, device):
             return program
@@ -164,7 +165,7 @@ class Compilation:
                 f"torch could not compile a segment of the model ({reason}). Set speed.compile to auto, which runs "
                 "such segments uncompiled, or to false."
             ) from error
-        self.say(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
+        self.notify(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
 
 
 def options_for_cpus() -> dict[str, Any]:

@@ -12,12 +12,15 @@ from torch import nn
 from onward.engine.inputs.features import FeatureReader
 from onward.engine.network.network import Network, Pass
 from onward.engine.network.precision import Precision
+from onward.graph.distillation.adding import PREFIX as TEACHER
 from onward.losses.labels import LabelRange
 from onward.lowering.building.segments import SegmentedProgram, run_segments, split_program
 from onward.lowering.building.specialization import specialize
 from onward.lowering.kernels.rematerialize import with_rematerialization
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
+from onward.lowering.rewriting.exact_nodes import with_exact_nodes
+from onward.lowering.rewriting.frozen_weights import with_frozen_weights
 from onward.lowering.rewriting.recomputed_inputs import with_linear_layers
 from onward.lowering.rewriting.sparse_lookups import with_sparse_lookups
 
@@ -64,19 +67,26 @@ class Forward:
         self.module: nn.Module = network if module is None else module
         self._is_separate = graph_net is not None
         self._instrument, self._note_cast = instrument, note_cast
-        own, shared = owner.tensors_by_name(), net.tensors_by_name()
-        self.program = precision.program(owner.program_for(self.outputs), own)
         loss = owner.graph.loss_names
-        # What the loss compares with and weighs by keeps its digits: losses are computed in fp32.
-        self._exact = frozenset((*exact, *(() if loss is None else (*loss.labels, *loss.constants))))
+        own, shared = owner.tensors_by_name(), net.tensors_by_name()
+        program, features = owner.program_for(self.outputs), tuple[str, ...]()
+        if owner.graph.teacher_weights and precision != Precision(None):
+            labels = () if loss is None else loss.labels
+            program, features = with_exact_nodes(program, TEACHER, exact, labels, precision.lower)
+        self.program = precision.program(program, own)
         states = {*owner.graph.states}
         self._weights = frozenset(owner.graph.weights)
+        self._changing = self._weights | states
+        self._frozen, self._scales = owner.frozen.weights, owner.frozen.scales
+        # What the loss compares with and weighs by keeps its digits: losses are computed in fp32. So do scales.
+        of_loss = () if loss is None else (*loss.labels, *loss.constants)
+        self._exact = frozenset((*exact, *features, *of_loss, *self._scales, *owner.graph.exact_weights))
         self._tensors = {
             name: shared[name] if name in states else self._lower_unless_exact(name, own[name])
             for name in self.program.tensors
             if name in own and name not in self._weights
         }
-        self._constants = frozenset(name for name in self._tensors if name not in states)
+        self._constants = frozenset(self._tensors) - states - self._frozen
         self._specialized: dict[tuple[Any, ...], SegmentedProgram] = {}
         self._general: SegmentedProgram | None = None
         self._graph_dtypes = net.graph_dtypes
@@ -102,7 +112,7 @@ class Forward:
     def cast(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """A weight as the pass computes with it: in the graph's own type, or in that of mixed precision."""
         dtype = self._graph_dtypes.get(name)
-        lowered = self.precision.lower(weight) if dtype is None else weight.to(dtype)
+        lowered = self._lower_unless_exact(name, weight) if dtype is None else weight.to(dtype)
         if self._note_cast is not None:
             self._note_cast(weight, lowered)
         return lowered
@@ -111,6 +121,11 @@ class Forward:
     def constants(self) -> tuple[torch.Tensor, ...]:
         """What a pass reads besides weights and inputs, in the type that it computes with."""
         return (*self._tensors.values(), *self.program.attribute_tensors.values())
+
+    @property
+    def frozen(self) -> tuple[torch.Tensor, ...]:
+        """The frozen weights among the constants, and their scales."""
+        return tuple(self._tensors[name] for name in self._frozen | self._scales if name in self._tensors)
 
     def specialize(self, inputs: Sequence[torch.Tensor]) -> SegmentedProgram:
         """The segments for inputs of these shapes, in the order of the program; made at their first use."""
@@ -129,18 +144,21 @@ class Forward:
                 return self._general
             names = zip(self.program.inputs, inputs, strict=True)
             lowered = tuple(self._lower_unless_exact(name, value) for name, value in names)
-            examples = {**self._example_weights(), **self._tensors}
+            examples = {**self._tensors, **self._example_weights()}
             program = specialize(self.program, device, lowered, examples, self._constants)
             self._specialized[key] = self._compiled(self._split(program), device)
         return self._specialized[key]
 
     def _example_weights(self) -> dict[str, torch.Tensor]:
-        """Tensors of one number's memory, of the shapes and types that the weights have in the pass."""
+        """Tensors of one number's memory, of the shapes and types that all weights have in the pass."""
         examples = {}
         for name in self._weights:
             weight = self.net.weights[name]
             example = self.cast(name, torch.empty((), dtype=weight.dtype, device=self.net.device))
             examples[name] = example.expand(weight.shape)
+        for name in self._frozen & self._tensors.keys():
+            frozen = self._tensors[name]
+            examples[name] = torch.empty((), dtype=frozen.dtype, device=frozen.device).expand(frozen.shape)
         return examples
 
     def _compiled(self, program: SegmentedProgram, device: torch.device) -> SegmentedProgram:
@@ -148,7 +166,7 @@ class Forward:
         return self._keeping_less(program) if compilation is None else compilation.of_segments(program, device)
 
     def _keeping_less(self, program: SegmentedProgram) -> SegmentedProgram:
-        """The program, whose segments leave out of memory what can be recomputed; those recomputed as a whole stay."""
+        """The program, whose segments leave out of memory what can be recomputed; those recomputed entirely stay."""
         if self._is_separate:
             return program
         recomputed, how = self.network.plan.recomputed, self.network.linear_layers
@@ -161,6 +179,8 @@ class Forward:
         return replace(program, segments=tuple(segments))
 
     def _split(self, program: Program) -> SegmentedProgram:
+        if self.network.compilation is None:  # a compiler chooses what it keeps by itself
+            program = with_frozen_weights(program, self._frozen, self._changing)
         if self._is_separate:
             return split_program(program, {}, 1)
         return self.network.split(with_sparse_lookups(program) if self.network.sparse_lookups else program)

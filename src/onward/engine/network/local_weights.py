@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,7 +17,8 @@ from onward.engine.network.network import Network
 from onward.parallel.data_parallel import local_part, rows_of
 from onward.parallel.launch.process import Mesh
 from onward.parallel.sharded_tensors import ShardedTensor
-from onward.plan.shards import Sharding, TensorShard, cut
+from onward.plan.experts import ALL_EVERYWHERE, ExpertPlan
+from onward.plan.shards import Sharding, TensorShard, cut, range_of_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class LocalWeight:
         is_first: whether this rank is the first of all that hold any of the weight.
         is_sharded_horizontally: whether the ranks of the tensor-parallel group hold different elements.
         is_sharded_by_zero: whether the replicas do.
+        experts: `stack` where replicas hold different experts of it, `one` where some hold all of it and others
+            nothing; "": it belongs to no expert, or all replicas hold it.
         followers: further copies on this rank, in other stages.
     """
 
@@ -47,6 +51,7 @@ class LocalWeight:
     is_first: bool
     is_sharded_horizontally: bool
     is_sharded_by_zero: bool
+    experts: Literal["", "stack", "one"] = ""
     followers: list[nn.Parameter] = field(default_factory=list)
 
     @property
@@ -67,6 +72,18 @@ class LocalWeight:
             arrived = self.parameter.grad = None if arrived is None else local_part(arrived)
         return arrived
 
+    @property
+    def replicated_shards(self) -> tuple[TensorShard, ...]:
+        """The shards that several tensor-parallel ranks hold."""
+        return tuple(shard for shard in self.shards if shard.replica[1] > 1)
+
+    def counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a tensor that is sharded like the weight, what no tensor-parallel rank before this one holds, too."""
+        if all(shard.is_counted for shard in self.shards):
+            return tensor
+        own = [tensor[shard.local_slices].reshape(-1) for shard in self.shards if shard.is_counted]
+        return torch.cat(own) if own else tensor.new_zeros(0)
+
     def drop_gradient(self) -> None:
         """Forgets gradients, the followers' too."""
         for weight in (self.parameter, self.source, *self.followers):
@@ -84,6 +101,7 @@ def local_weights(
     horizontal: Mapping[str, Sharding],
     full_shapes: Mapping[str, Sequence[int]],
     stages: Mapping[str, Sequence[int]],
+    experts: ExpertPlan = ALL_EVERYWHERE,
 ) -> dict[str, LocalWeight]:
     """The weights of this rank by name.
 
@@ -93,6 +111,7 @@ def local_weights(
         horizontal: how weights are sharded by tensor parallelism; those not listed are not.
         full_shapes: of the weights that are sharded; others have the shape of the network's own.
         stages: ranks of the pipeline that hold a weight, where it is more than one.
+        experts: which replicas hold which.
     """
     found: dict[str, LocalWeight] = {}
     for network in networks:
@@ -101,7 +120,8 @@ def local_weights(
                 found[name].followers.append(source)
             else:
                 shape = tuple(full_shapes.get(name, source.shape))
-                found[name] = _local_weight(name, source, mesh, horizontal.get(name), shape, stages.get(name, ()))
+                held = stages.get(name, ())
+                found[name] = _local_weight(name, source, mesh, horizontal.get(name), shape, held, experts)
     return found
 
 
@@ -112,6 +132,7 @@ def _local_weight(
     sharding: Sharding | None,
     full_shape: tuple[int, ...],
     stages: Sequence[int],
+    experts: ExpertPlan,
 ) -> LocalWeight:
     place, topology = mesh.place, mesh.topology
     if sharding is None:
@@ -119,6 +140,9 @@ def _local_weight(
         shards: tuple[TensorShard, ...] = (TensorShard(zeros, full_shape, zeros),)
     else:
         shards = sharding.shards(full_shape, place.horizontal, topology.horizontal_size)
+    is_stack, is_one = name in experts.stacks, name in experts.owners
+    if is_stack:
+        shards = cut(shards, *range_of_rank(full_shape[0], experts.rank(place.data), experts.size))
     rows = rows_of(source, mesh)
     if rows is not None:
         shards = cut(shards, *rows)
@@ -126,13 +150,14 @@ def _local_weight(
     parameter = source if local is source else nn.Parameter(local)
     copies = len(stages) or 1
     is_written = is_first = not stages or place.pipeline == min(stages)
-    is_first = is_first and place.horizontal == place.data == 0
+    is_first = is_first and place.horizontal == 0 and place.data == experts.owners.get(name, 0)
     if sharding is None:
         copies *= topology.horizontal_size
         is_written = is_written and place.horizontal == 0
-    if rows is None:
-        copies *= topology.data_size
-        is_written = is_written and place.data == 0
+    # Replicas with different parts of it.
+    writers = topology.zero_size if rows is not None else experts.size if is_stack or is_one else 1
+    copies *= topology.data_size // writers
+    is_written = is_written and place.data < writers
     return LocalWeight(
         name=name,
         parameter=parameter,
@@ -144,4 +169,5 @@ def _local_weight(
         is_first=is_first,
         is_sharded_horizontally=sharding is not None,
         is_sharded_by_zero=rows is not None,
+        experts="stack" if is_stack else "one" if is_one else "",
     )

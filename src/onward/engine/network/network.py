@@ -143,7 +143,7 @@ class Network(nn.Module):
 
     @property
     def units(self) -> list[tuple[list[nn.Module], bool]]:
-        """Modules whose weights ZeRO exchanges together, and whether these stay until the backward pass."""
+        """Modules whose weights ZeRO communicates together, and whether these stay until the backward pass."""
         return [([self.segments[index] for index in unit.segments], unit.is_kept) for unit in self.plan.units]
 
     def split(self, program: Program) -> SegmentedProgram:

@@ -19,6 +19,9 @@ from onward.lowering.rewriting.float8 import why_not, with_float8_products
 from onward.parameters import MixedPrecision
 from onward.spelling import shortened
 
+PART = 2**20
+"""So many elements are cast at a time."""
+
 LISTED = 5
 """So many products that stay as they are a note names."""
 
@@ -57,12 +60,20 @@ class Precision:
         """A float tensor in the computing type, finite numbers kept finite; anything else as it is."""
         if self.dtype is None or tensor.dtype not in (torch.float32, torch.float64):
             return tensor
-        if not tensor.requires_grad:
-            # Masks are often the lowest fp32 number, which fp16 cannot hold; infinity would make NaN of full rows.
-            limits = torch.finfo(self.dtype)
-            infinite = torch.isinf(tensor)
-            tensor = torch.where(infinite, tensor, tensor.clamp(limits.min, limits.max))
-        return tensor.to(self.dtype)
+        if tensor.requires_grad:
+            return tensor.to(self.dtype)
+        lowered = torch.empty_like(tensor, dtype=self.dtype, memory_format=torch.contiguous_format)
+        # Part by part: temporary tensors of a large embedding would take several times its memory.
+        target, source = lowered.view(-1), tensor.reshape(-1)
+        for start in range(0, tensor.numel(), PART):
+            target[start : start + PART] = self._finite(source[start : start + PART])
+        return lowered
+
+    def _finite(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Masks are often the lowest fp32 number, which fp16 cannot hold; infinity would make NaN of full rows."""
+        assert self.dtype is not None
+        limits = torch.finfo(self.dtype)
+        return torch.where(torch.isinf(tensor), tensor, tensor.clamp(limits.min, limits.max))
 
 
 def float8_notes(precision: Precision, nets: Sequence[OnnxModule], device: torch.device, is_whole: bool) -> list[str]:

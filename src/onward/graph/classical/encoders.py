@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.graph.classical.rewriting import DOMAIN, NodeRewriter
 from onward.graph.nodes.structure import ML_DOMAIN
+from onward.spelling import shortened
 
 _TABLE = "the table of an encoder"
 _LABELS_SHOWN = 10
@@ -76,7 +77,7 @@ def rewrite_label_encoder(at: NodeRewriter) -> None:
     order = np.argsort(keys, kind="stable")
     # Of equal keys onnxruntime takes the first; NaN, which sorts last, is a key since version 4 of the domain.
     first = np.concatenate([[True], keys[order][1:] != keys[order][:-1]]) if len(keys) else np.zeros(0, bool)
-    if at.model.opset_imports[ML_DOMAIN] < _NAN_IS_KEY_SINCE and np.issubdtype(keys.dtype, np.floating):
+    if at.writer.model.opset_imports[ML_DOMAIN] < _NAN_IS_KEY_SINCE and np.issubdtype(keys.dtype, np.floating):
         first &= ~np.isnan(keys[order])
     sorted_keys, sorted_values = keys[order][first], values[order][first]
     result = at.apply(
@@ -114,7 +115,7 @@ def _default(at: NodeRewriter, dtype: np.dtype) -> np.ndarray:
 def rewrite_zip_map(at: NodeRewriter) -> None:
     """The numbers of the maps as the tensor that they are made of, [N, classes]: classes in the order of the labels."""
     labels = at.strings("classlabels_strings") or at.ints("classlabels_int64s")
-    shown = ", ".join(map(repr, labels[:_LABELS_SHOWN])) + (", ..." if len(labels) > _LABELS_SHOWN else "")
+    shown = shortened(map(repr, labels), _LABELS_SHOWN)
     at.done.notes.append(
         f"the output {at.node.outputs[0].name!r} is a sequence of maps in the file; in training it is the tensor "
         f"behind them, with a row per sample and a column per class: {shown}."
@@ -135,13 +136,3 @@ def rewrite_normalizer(at: NodeRewriter) -> None:
         at.finish(at.apply("Identity", at.input(), what="normalized"))
     elif at.node.outputs[0].shape is None:
         at.node.outputs[0].shape = at.input().shape
-
-
-__all__ = [
-    "rewrite_binarizer",
-    "rewrite_imputer",
-    "rewrite_label_encoder",
-    "rewrite_normalizer",
-    "rewrite_one_hot_encoder",
-    "rewrite_zip_map",
-]

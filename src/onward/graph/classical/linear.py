@@ -117,15 +117,3 @@ def transformed(at: NodeRewriter, scores: ir.Value, transform: str) -> ir.Value:
     if transform == "PROBIT":
         return at.apply("Probit", scores, domain=DOMAIN)
     return scores
-
-
-__all__ = [
-    "label_of_highest",
-    "linear_scores",
-    "post_transform",
-    "rewrite_linear_classifier",
-    "rewrite_linear_regressor",
-    "rewrite_scaler",
-    "transformed",
-    "two_classes",
-]

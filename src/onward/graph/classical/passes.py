@@ -8,7 +8,8 @@ import onnx
 import onnx_ir as ir
 
 from onward.graph.classical import encoders, linear, support_vectors, trees
-from onward.graph.classical.rewriting import Names, NodeRewriter, Rewritten, is_classical
+from onward.graph.classical.rewriting import NodeRewriter, Rewritten, is_classical
+from onward.graph.nodes.node_writer import NodeFactory
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.nodes.structure import ML_DOMAIN, NEWEST_ML_OPSET
 
@@ -52,10 +53,10 @@ def rewrite_classical(model: ir.Model) -> Rewritten:
     model.opset_imports.setdefault("", _OPSET)
     _declare_types(nodes)
     _infer_types(model)
-    names = Names(model)
+    writer = NodeFactory(model)
     for node in nodes:
         if node.op_type in REWRITERS:
-            REWRITERS[node.op_type](NodeRewriter(model, node, names, done))
+            REWRITERS[node.op_type](NodeRewriter(writer, node, done))
     _infer_types(model)
     return done
 
@@ -84,6 +85,3 @@ def _infer_types(model: ir.Model) -> None:
 def _own(size: ir.SymbolicDim) -> ir.SymbolicDim | None:
     """A dimension with the name that the file gives it; shape inference makes up names of its own."""
     return None if size.value is None or size.value.startswith("unk__") else size
-
-
-__all__ = ["REWRITERS", "is_rewritten", "rewrite_classical"]

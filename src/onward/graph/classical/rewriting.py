@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.nodes.node_writer import Attribute, free_name, make_attribute, value_names
+from onward.graph.nodes.node_writer import Attribute, NodeFactory
 from onward.graph.nodes.provenance import KIND
 from onward.graph.nodes.structure import ML_DOMAIN, label
 
@@ -46,14 +46,6 @@ class Rewritten:
     notes: list[str] = field(default_factory=list)
 
 
-class Names:
-    """Names of a model that are taken, one set for all nodes that are rewritten."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.values = value_names(model.graph)
-        self.nodes = {str(node.name) for node in model.graph.all_nodes()}
-
-
 class NodeRewriter:
     """Writes what one node stands for in front of it, and takes the node out in the end.
 
@@ -63,12 +55,9 @@ class NodeRewriter:
         done: where the attributes that become initializers are entered.
     """
 
-    def __init__(self, model: ir.Model, node: ir.Node, names: Names, done: Rewritten) -> None:
-        self.model = model
-        self.node = node
-        self.names = names
-        self.done = done
-        self.opset = model.opset_imports[""]
+    def __init__(self, writer: NodeFactory, node: ir.Node, done: Rewritten) -> None:
+        self.writer, self.node, self.done = writer, node, done
+        self.opset = writer.opset
         self.stem = str(node.name or next(str(value.name) for value in node.outputs if value.name))
 
     @property
@@ -112,20 +101,10 @@ class NodeRewriter:
     ) -> ir.Value:
         """A node in front of the one that is rewritten; returns its first output."""
         stem = f"{self.stem}/{what or op_type.lower()}"
-        values = [ir.Value(name=free_name(stem, self.names.values)) for _ in range(outputs)]
-        new = ir.Node(
-            domain,
-            op_type,
-            list(inputs),
-            [make_attribute(name, value) for name, value in attributes.items()],
-            outputs=values,
-            name=free_name(stem, self.names.nodes),
-        )
+        new = self.writer.new_node(op_type, inputs, stem, attributes, domain=domain, outputs=outputs)
         assert isinstance(self.node.graph, ir.Graph)
         self.node.graph.insert_before(self.node, new)
-        if domain:
-            self.model.opset_imports.setdefault(domain, 1)
-        return values[0]
+        return new.outputs[0]
 
     def constant(
         self,
@@ -135,7 +114,7 @@ class NodeRewriter:
         why: str = "a constant of the operator",
     ) -> ir.Value:
         """An initializer that never trains."""
-        value = self._initializer(np.asarray(array, dtype=dtype), f"{self.stem}/{what}")
+        value = self.writer.store(np.asarray(array, dtype=dtype), f"{self.stem}/{what}")
         self.done.constants[str(value.name)] = why
         return value
 
@@ -152,7 +131,7 @@ class NodeRewriter:
                 f"{self.what}: its attribute {attribute!r} holds {numbers.size} numbers; expected {expected} "
                 f"({' x '.join(map(str, shape))}). Export the model again."
             )
-        value = self._initializer(numbers.reshape(shape), f"{self.stem}.{attribute}")
+        value = self.writer.store(numbers.reshape(shape), f"{self.stem}.{attribute}")
         first = next(str(output.name) for output in self.node.outputs if output.name)
         value.metadata_props[KIND] = "PARAMETER"
         self.done.weights[str(value.name)] = AttributeWeight(first, attribute)
@@ -211,13 +190,6 @@ class NodeRewriter:
         assert isinstance(node.graph, ir.Graph)
         node.graph.remove(node, safe=True)
 
-    def _initializer(self, array: npt.NDArray[np.generic], name: str) -> ir.Value:
-        unique = free_name(name, self.names.values)
-        tensor = ir.Tensor(array, name=unique)
-        value = ir.Value(name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.model.graph.register_initializer(value)
-        return value
-
 
 def _outside(node: ir.Node) -> set[ir.Node | None]:
     """The nodes that a node reads from."""
@@ -227,6 +199,3 @@ def _outside(node: ir.Node) -> set[ir.Node | None]:
 def is_classical(node: ir.Node) -> bool:
     """Whether a node is of the domain ai.onnx.ml."""
     return node.domain == ML_DOMAIN
-
-
-__all__ = ["DOMAIN", "AttributeWeight", "Names", "NodeRewriter", "Rewritten", "is_classical"]

@@ -173,13 +173,3 @@ def _same_type_as_strings(node: ir.Node, index: int, version: int, strings: set[
         for place, value in enumerate(node.inputs)
         if value is not None
     )
-
-
-__all__ = [
-    "STRINGS",
-    "WhyNotLowered",
-    "find_obstacles",
-    "leave_out_side_outputs",
-    "notes_on_side_outputs",
-    "string_values",
-]

@@ -161,6 +161,3 @@ def _kernel(at: NodeRewriter, rows: ir.Value, vectors: ir.Value) -> ir.Value:
     if kind == "SIGMOID":
         return at.apply("Tanh", moved, what="kernel")
     return at.apply("Pow", moved, at.constant(degree, "degree", why=why), what="kernel")
-
-
-__all__ = ["rewrite_svm_classifier", "rewrite_svm_regressor"]

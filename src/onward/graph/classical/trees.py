@@ -165,8 +165,8 @@ def _old_trees(at: NodeRewriter, kind: str, targets: int) -> Trees:
     sizes = {name: len(array) for name, array in (*ids.items(), ("values", thresholds), ("modes", names))}
     if unknown or len(set(sizes.values())) != 1 or not names:
         listed = ", ".join(f"nodes_{name} {size}" for name, size in sizes.items())
-        beside = f" and the unknown modes {', '.join(unknown)}" if unknown else ""
-        raise ModelError(f"{at.what} has attributes of unequal lengths ({listed}){beside}. Export it again.")
+        unknown_too = f" and the unknown modes {', '.join(unknown)}" if unknown else ""
+        raise ModelError(f"{at.what} has attributes of unequal lengths ({listed}){unknown_too}. Export it again.")
     modes = np.asarray([MODES.index(name) for name in names])
     place = _Places(at, ids["treeids"], ids["nodeids"])
     own, leaf = np.arange(len(modes)), modes == LEAF
@@ -302,14 +302,3 @@ def _depth(at: NodeRewriter, follow: Array, roots: Array, leaf: Array) -> int:
         if steps > leaf.size:
             raise ModelError(f"{at.what}: its nodes form a cycle. Export it again.")
     return steps
-
-
-__all__ = [
-    "LEAF",
-    "MEMBER",
-    "MODES",
-    "WHY_FROZEN",
-    "rewrite_tree_classifier",
-    "rewrite_tree_ensemble",
-    "rewrite_tree_regressor",
-]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.dequantization.writing import MICROSOFT, Quantized, RealWriter, is_per_tensor, stored
+from onward.graph.dequantization.writing import Quantized, RealWriter, is_per_tensor, stored
+from onward.graph.nodes.structure import MICROSOFT
 
 Rewrite = Callable[[RealWriter, ir.Node], bool]
 
@@ -80,7 +81,7 @@ def _real_bias(writer: RealWriter, bias: ir.Value | None, left: ir.Value, right:
     if bias is None or numbers is None or one is None or other is None:
         return None
     real = (numbers.astype(np.float64) * one.reshape(-1) * other.reshape(-1)).astype(np.float32)
-    return writer.constant(real, real_name(str(bias.name)))
+    return writer.store(real, real_name(str(bias.name)))
 
 
 def real_name(name: str) -> str:
@@ -91,9 +92,9 @@ def real_name(name: str) -> str:
 def _finish(writer: RealWriter, node: ir.Node, value: ir.Value, scale: ir.Value | None, zero: ir.Value | None) -> bool:
     """Quantizes the result as the node did, and lets it take the node's place."""
     if scale is None:
-        writer.take_over(node.outputs[0], value)
+        writer.replace(node.outputs[0], value)
     else:
-        writer.take_over(node.outputs[0], writer.quantize(value, scale, zero, node))
+        writer.replace(node.outputs[0], writer.quantize(value, scale, zero, node))
     return True
 
 
@@ -208,7 +209,7 @@ def max_pooling(writer: RealWriter, node: ir.Node) -> bool:
         return False
     channels_first = _turned(writer, image, rank, False, node)
     (value,) = writer.node("MaxPool", [channels_first], node, copied=_attributes(node))
-    writer.take_over(node.outputs[0], _turned(writer, value, rank, True, node))
+    writer.replace(node.outputs[0], _turned(writer, value, rank, True, node))
     return True
 
 
@@ -260,7 +261,7 @@ def attention(writer: RealWriter, node: ir.Node) -> bool:
     copied = _attributes(node)
     values = writer.node("Attention", inputs, node, domain=MICROSOFT, copied=copied, outputs=count)
     for old, new in zip(list(node.outputs), values, strict=True):
-        writer.take_over(old, new)
+        writer.replace(old, new)
     return True
 
 
@@ -283,7 +284,7 @@ def integer_product(writer: RealWriter, node: ir.Node) -> bool:
         return False
     inputs = [writer.real(left, scaled), writer.real(right, scaled)]
     (value,) = writer.node("Conv" if is_conv else "MatMul", inputs, scaled, copied=_attributes(node))
-    writer.take_over(scaled.outputs[0], value)
+    writer.replace(scaled.outputs[0], value)
     for gone in (cast, node):
         writer.graph.remove(gone, safe=True)
     return True
@@ -323,12 +324,12 @@ def recurrent(writer: RealWriter, node: ir.Node) -> bool:
             return False
         along = (numbers.shape[0], 1, -1)
         gates = (numbers.astype(np.float32) - shift.astype(np.float32).reshape(along)) * factor.reshape(along)
-        real.append(writer.constant(np.ascontiguousarray(gates.swapaxes(1, 2)), real_name(str(tensor.name))))
+        real.append(writer.store(np.ascontiguousarray(gates.swapaxes(1, 2)), real_name(str(tensor.name))))
     inputs = [x, *real, bias, lengths, hidden, cell, peephole]
     values = writer.node("LSTM", inputs, node, copied=_attributes(node), outputs=len(node.outputs))
     for old, new in zip(list(node.outputs), values, strict=True):
         if old.name:
-            writer.take_over(old, new)
+            writer.replace(old, new)
         else:
             new.name = ""
     return True

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.graph.dequantization.operators import REWRITES
 from onward.graph.dequantization.stored import remove_rounding, restore_weights
-from onward.graph.dequantization.writing import MICROSOFT, RealWriter
+from onward.graph.dequantization.writing import RealWriter
+from onward.graph.nodes.structure import MICROSOFT
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.spelling import shortened
@@ -35,8 +36,9 @@ class Dequantized:
 
     def describe(self) -> str:
         """What was done, in a sentence or two."""
-        counted = ", ".join(f"{count} {name}" for name, count in sorted(self.operators.items())) or "no operator"
-        text = f"{counted} dequantized; {self.elements:,} stored integers are now float32 parameters."
+        counted = ", ".join(f"{count} {name}" for name, count in sorted(self.operators.items()))
+        text = f"{self.elements:,} stored integers are now float32 parameters"
+        text = f"{counted} dequantized; {text}." if counted else f"{text}; no operator computed with integers."
         if self.left:
             text += f" Not dequantized, without a gradient: {shortened(self.left, 5)}."
         return text
@@ -89,6 +91,3 @@ def _remove_unused(model: ir.Model) -> None:
             model.graph.initializers.pop(name)
     if not any(node.domain == MICROSOFT for node in model.graph.all_nodes()) and not model.functions:
         model.opset_imports.pop(MICROSOFT, None)
-
-
-__all__ = ["Dequantized", "dequantize"]

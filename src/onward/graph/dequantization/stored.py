@@ -35,7 +35,7 @@ def restore_weights(writer: RealWriter, keep_rounding: bool) -> int:
         numbers = None if scale is None else _real(value, ends[0], scale, zero)
         if numbers is None or scale is None or not (direct or scale.size == 1):
             continue
-        weight = writer.constant(numbers, real_name(str(value.name)))
+        weight = writer.store(numbers, real_name(str(value.name)))
         count += numbers.size
         if keep_rounding and _can_quantize(writer, value, ends[0], scale):
             _quantize_again(writer, value, weight, ends[0])
@@ -118,7 +118,7 @@ def _quantize_again(writer: RealWriter, value: ir.Value, weight: ir.Value, end: 
     if zero is None and value.dtype is not ir.DataType.UINT8:
         assert value.dtype is not None
         shape = () if scale is None or scale.shape is None else scale.shape.numpy()
-        zero = writer.constant(np.zeros(shape, value.dtype.numpy()), f"{weight.name}_zero_point")
+        zero = writer.store(np.zeros(shape, value.dtype.numpy()), f"{weight.name}_zero_point")
     kept = [end.attributes[name] for name in ("axis", "block_size") if name in end.attributes]
     copied = [ir.Attr(one.name, one.type, one.value) for one in kept]
     (quantized,) = writer.node("QuantizeLinear", [weight, scale, zero], first, stem=str(weight.name), copied=copied)
@@ -134,7 +134,7 @@ def _bypass(writer: RealWriter, node: ir.Node, weight: ir.Value | None) -> None:
     output = node.outputs[0]
     if output.is_graph_output():
         (copy,) = writer.node("Identity", [source], node)
-        writer.take_over(output, copy)
+        writer.replace(output, copy)
         return
     output.replace_all_uses_with(source)
     writer.graph.remove(node, safe=True)
@@ -188,6 +188,6 @@ def _clipped(writer: RealWriter, node: ir.Node, ends: list[ir.Node]) -> ir.Value
     if writer.opset < 11:
         (value,) = writer.node("Clip", [node.inputs[0]], node, attributes={"min": low, "max": high})
         return value
-    bounds = [writer.constant(np.array(limit, scale.dtype), f"{node.name}/limit") for limit in (low, high)]
+    bounds = [writer.store(np.array(limit, scale.dtype), f"{node.name}/limit") for limit in (low, high)]
     (value,) = writer.node("Clip", [node.inputs[0], *bounds], node)
     return value

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.nodes.node_writer import Attribute, free_name, make_attribute, value_names
-
-MICROSOFT = "com.microsoft"
+from onward.graph.nodes.node_writer import Attribute, NodeFactory
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,8 @@ class Quantized:
     axis: int | None = None
 
 
-class RealWriter:
-    """Rewrites the main graph of a model.
-
-    Attributes:
-        model, graph: what is rewritten.
-        opset: version of the standard domain that the model imports.
-    """
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model = model
-        self.graph = model.graph
-        self.opset = model.opset_imports.get("", 1)
-        self._values = value_names(model.graph)
-        self._nodes = {str(node.name) for node in model.graph.all_nodes()}
+class RealWriter(NodeFactory):
+    """Rewrites the main graph of a model."""
 
     def node(
         self,
@@ -55,22 +41,9 @@ class RealWriter:
     ) -> tuple[ir.Value, ...]:
         """Inserts a node before another and returns its outputs; `copied` are attributes of another node."""
         stem = f"{before.name or before.op_type}/{stem or op_type}"
-        values = tuple(ir.Value(name=free_name(stem, self._values)) for _ in range(outputs))
-        given = [*copied, *(make_attribute(key, value) for key, value in (attributes or {}).items())]
-        trimmed = list(inputs)
-        while trimmed and trimmed[-1] is None:
-            trimmed.pop()
-        name = free_name(stem, self._nodes)
-        self.graph.insert_before(before, ir.Node(domain, op_type, trimmed, given, outputs=values, name=name))
-        return values
-
-    def constant(self, array: np.ndarray, name: str) -> ir.Value:
-        """Adds an initializer under a name that is free."""
-        unique = free_name(name, self._values)
-        tensor = ir.Tensor(array, name=unique)
-        value = ir.Value(name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.graph.register_initializer(value)
-        return value
+        node = self.new_node(op_type, inputs, stem, attributes, domain=domain, copied=copied, outputs=outputs)
+        self.graph.insert_before(before, node)
+        return tuple(node.outputs)
 
     def real(self, quantized: Quantized, before: ir.Node) -> ir.Value:
         """What a quantized tensor stands for."""
@@ -84,13 +57,10 @@ class RealWriter:
         (quantized,) = self.node("QuantizeLinear", [value, scale, zero_point], before)
         return quantized
 
-    def take_over(self, old: ir.Value, new: ir.Value) -> None:
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
         """Lets a new value take the place and the name of an old one, whose node goes where nobody reads it."""
-        node, name = old.producer(), old.name
-        new.type, new.shape = new.type or old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name = free_name(f"{name}/replaced", self._values)
-        new.name = name
+        node = old.producer()
+        self.substitute(old, new)
         unread = node is not None and not any(one.uses() or one.is_graph_output() for one in node.outputs)
         if node is not None and unread and node.graph is self.graph:
             self.graph.remove(node, safe=True)
@@ -109,6 +79,3 @@ def is_per_tensor(value: ir.Value | None) -> bool:
         return True
     array = stored(value)
     return array is None or array.size == 1
-
-
-__all__ = ["MICROSOFT", "Quantized", "RealWriter", "is_per_tensor", "stored"]

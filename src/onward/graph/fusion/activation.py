@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.graph.fusion.polynomial import Polynomial, is_close, polynomial, reached
 from onward.graph.fusion.rewriting import DOMAIN, Editor, other_input, producer, readers
-from onward.graph.nodes.known_values import Facts
+from onward.graph.nodes.known_values import KnownValues
 
 GELU, SWISH, SWIGLU = "gelu", "swish", "swiglu"
 
@@ -92,7 +92,7 @@ def _put(
         editor.replace(result, output, kind, len(nodes), about)
 
 
-def _variables(facts: Facts, value: ir.Value | None, depth: int = 6) -> Iterator[ir.Value]:
+def _variables(facts: KnownValues, value: ir.Value | None, depth: int = 6) -> Iterator[ir.Value]:
     """Values that an expression could be a polynomial of, the outermost first."""
     level = [] if value is None else [value]
     seen: set[ir.Value] = set()
@@ -108,7 +108,7 @@ def _variables(facts: Facts, value: ir.Value | None, depth: int = 6) -> Iterator
         level = below
 
 
-def _result(facts: Facts, x: ir.Value, inner: ir.Value, wanted: Polynomial, tolerance: float) -> ir.Value | None:
+def _result(facts: KnownValues, x: ir.Value, inner: ir.Value, wanted: Polynomial, tolerance: float) -> ir.Value | None:
     """The value after `inner` that is the wanted polynomial of both."""
     level = [inner]
     for _ in range(_MOST_READERS):
@@ -125,7 +125,7 @@ def _result(facts: Facts, x: ir.Value, inner: ir.Value, wanted: Polynomial, tole
     return None
 
 
-def _tolerance(facts: Facts, x: ir.Value) -> float:
+def _tolerance(facts: KnownValues, x: ir.Value) -> float:
     """How exactly the numbers of an activation are given in a type: to a few roundings of it."""
     dtype = facts.dtype(x)
     if dtype is ir.DataType.DOUBLE:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onward.graph.fusion.attention_pattern import HIDDEN, Mask, Operand, Scores, Written, find_attention
 from onward.graph.fusion.rewriting import Editor, producer
-from onward.graph.nodes.known_values import Facts, Size, integer
+from onward.graph.nodes.known_values import KnownValues, Size, integer
 
 KIND = "attention"
 UNIFORM, ZERO, NAN = "uniform", "zero", "nan"
@@ -147,7 +147,7 @@ def _describe_output(editor: Editor, output: ir.Value, found: Written, merged: b
         output.shape = found.result.shape
 
 
-def _fills_hide(facts: Facts, found: Written) -> bool:
+def _fills_hide(facts: KnownValues, found: Written) -> bool:
     """Whether what takes the place of hidden scores is low enough, also after the factors that come later."""
     kinds = set()
     for mask in found.scores.masks:
@@ -268,7 +268,7 @@ _FINITE_RESULTS = frozenset({"MatMul", "Gemm", "Einsum", "Softmax", "LayerNormal
 _MAY_DIVERGE = frozenset({"Log", "Div", "Reciprocal", "Pow", "Exp", "Sqrt", "IsInf", "Loop", "If", "Scan"})
 
 
-def _may_be_infinite(facts: Facts, mask: ir.Value) -> bool:
+def _may_be_infinite(facts: KnownValues, mask: ir.Value) -> bool:
     """Whether minus infinity can be among the numbers of a mask: unless all that it is made of is known and finite."""
     stack, seen = [mask], set[ir.Value]()
     while stack:

@@ -384,6 +384,3 @@ def _nan_guard(editor: Editor, value: ir.Value, nodes: list[ir.Node]) -> ir.Node
     if choice.op_type != "Where" or choice.inputs[0] is not check.outputs[0] or choice.inputs[2] is not value:
         return None
     return choice if editor.facts.number(choice.inputs[1]) == 0.0 else None
-
-
-__all__ = ["HIDDEN", "Factor", "Mask", "Operand", "Scores", "Written", "find_attention"]

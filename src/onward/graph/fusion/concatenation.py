@@ -1,4 +1,4 @@
-"""ReLU before a concatenation goes behind it: one call, and nothing is kept twice, once in parts and once whole."""
+"""ReLU before a concatenation goes behind it: one call, and nothing is kept twice, in parts and concatenated."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _path_to_linear(editor: Editor, scores: ir.Value) -> tuple[LinearLayer, list
 
 
 def _keeps_classes(editor: Editor, node: ir.Node) -> bool:
-    """Whether a node leaves the last axis, the classes, whole and last."""
+    """Whether a node leaves the last axis, the classes, complete and last."""
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
     if node.op_type in ("Cast", "Identity"):

@@ -7,9 +7,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onward.graph.fusion import activation, attention, concatenation, cross_entropy, linear, normalization, rotary
+from onward.graph.fusion import (
+    activation,
+    attention,
+    concatenation,
+    cross_entropy,
+    experts,
+    linear,
+    normalization,
+    rotary,
+)
 from onward.graph.fusion.rewriting import DOMAIN, Editor, Fusion
-from onward.graph.nodes.known_values import Facts, integer
+from onward.graph.nodes.known_values import KnownValues, integer
 
 FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     attention.KIND: attention.fuse_attention,
@@ -21,6 +30,7 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     cross_entropy.KIND: cross_entropy.fuse_cross_entropy,
     linear.KIND: linear.fuse_linear,
     concatenation.KIND: concatenation.fuse_joined_relu,
+    experts.KIND: experts.fuse_experts,
 }
 """Fusion, as `speed.fusions_off` names it -> what does it, in the order in which they run."""
 
@@ -37,7 +47,7 @@ def fuse(
         keep: names of values that must stay computed, and of nodes that must stay as they are; in a text with a
             colon (a place where stages are cut) every name counts.
     """
-    facts = Facts(model, weights)
+    facts = KnownValues(model, weights)
     editor = Editor(model, facts, names_in(model.graph, keep))
     _drop_copies(editor)
     for name, function in FUSIONS.items():
@@ -91,7 +101,7 @@ def _drop_copies(editor: Editor) -> None:
         editor.remove_unread([node])
 
 
-def _takes_all(facts: Facts, node: ir.Node) -> bool:
+def _takes_all(facts: KnownValues, node: ir.Node) -> bool:
     bounds = [facts.numbers(given) for given in node.inputs[1:]]
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None or (len(bounds) > 3 and bounds[3] is None):
         return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onward.graph.fusion.rewriting import producer
-from onward.graph.nodes.known_values import Facts
+from onward.graph.nodes.known_values import KnownValues
 
 Powers = tuple[int, ...]
 Polynomial = Mapping[Powers, float]
@@ -18,7 +18,7 @@ _HIGHEST_POWER = 4
 
 
 def polynomial(
-    facts: Facts, value: ir.Value, variables: Sequence[ir.Value], depth: int = _MOST_DEPTH
+    facts: KnownValues, value: ir.Value, variables: Sequence[ir.Value], depth: int = _MOST_DEPTH
 ) -> Polynomial | None:
     """A value as a polynomial in these variables; None if it is none of low degree."""
     if value in variables:
@@ -55,7 +55,9 @@ def polynomial(
     return result
 
 
-def reached(facts: Facts, value: ir.Value, variables: Sequence[ir.Value], depth: int = _MOST_DEPTH) -> list[ir.Node]:
+def reached(
+    facts: KnownValues, value: ir.Value, variables: Sequence[ir.Value], depth: int = _MOST_DEPTH
+) -> list[ir.Node]:
     """The nodes that a polynomial is made of."""
     node = producer(value, "Add", "Sub", "Mul", "Div", "Pow", "Neg", "Identity")
     if value in variables or node is None or not depth or facts.number(value) is not None:

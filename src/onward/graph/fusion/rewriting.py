@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.nodes.known_values import Facts
-from onward.graph.nodes.node_writer import Attribute, free_name, make_attribute, value_names
+from onward.graph.nodes.known_values import KnownValues
+from onward.graph.nodes.node_writer import Attribute, NodeFactory
 
 DOMAIN = "onward.fused"
 """Domain of the nodes that fusion writes: named like operators of the standard, for models of any opset."""
@@ -32,26 +32,18 @@ class Fusion:
     about: str = ""
 
 
-@dataclass
-class Editor:
-    """Rewrites the main graph of a model.
+class Editor(NodeFactory):
+    """Rewrites the main graph of a model that is prepared for lowering.
 
     Attributes:
-        model: prepared for lowering.
         facts: what is known of its values.
         kept: names of values that must stay computed, and of nodes that must stay as they are.
         done: what was fused so far.
     """
 
-    model: ir.Model
-    facts: Facts
-    kept: frozenset[str]
-    done: list[Fusion] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.graph = self.model.graph
-        self._values = value_names(self.graph)
-        self._nodes = {str(node.name) for node in self.graph.all_nodes()}
+    def __init__(self, model: ir.Model, facts: KnownValues, kept: frozenset[str]) -> None:
+        super().__init__(model)
+        self.facts, self.kept, self.done = facts, kept, list[Fusion]()
 
     def nodes(self, *op_types: str) -> Iterator[ir.Node]:
         """The nodes of the main graph with these operators; those that are gone meanwhile are left out."""
@@ -83,44 +75,20 @@ class Editor:
         **attributes: Attribute,
     ) -> ir.Value:
         """Inserts a node before another and returns its one output; `fused`: it is of the domain `onward.fused`."""
-        inputs = list(inputs)
-        while inputs and inputs[-1] is None:
-            inputs.pop()
-        domain = DOMAIN if fused else ""
-        if fused:
-            self.model.opset_imports.setdefault(DOMAIN, 1)
-        stem = f"fused/{name or op_type}"
-        output = ir.Value(name=free_name(stem, self._values))
-        node = ir.Node(
-            domain,
-            op_type,
-            inputs,
-            [make_attribute(key, given) for key, given in attributes.items()],
-            outputs=[output],
-            name=free_name(stem, self._nodes),
-        )
+        stem, domain = f"fused/{name or op_type}", DOMAIN if fused else ""
+        node = self.new_node(op_type, inputs, stem, attributes, domain=domain)
         self.graph.insert_before(before, node)
-        return output
+        return node.outputs[0]
 
     def integers(self, numbers: Sequence[int] | int) -> ir.Value:
         """An int64 constant."""
-        data = np.asarray(numbers, np.int64)
-        name = free_name("fused/constant", self._values)
-        tensor = ir.Tensor(data, name=name)
-        value = ir.Value(
-            name=name, shape=ir.Shape(data.shape), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
-        )
-        self.graph.register_initializer(value)
-        return value
+        return self.store(np.asarray(numbers, np.int64), "fused/constant")
 
     def replace(self, old: ir.Value, new: ir.Value, kind: str, count: int, about: str = "") -> None:
         """Lets a new value take the place and the name of an old one; nodes that nobody reads any more go."""
         self.facts.describe(old)
-        name, node = old.name, old.producer()
-        new.type, new.shape = old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name = free_name(f"{name}_unfused", self._values)
-        new.name = name
+        node = old.producer()
+        self.substitute(old, new, "_unfused")
         fused = new.producer()
         assert fused is not None
         self.done.append(Fusion(kind, str(fused.name), count, about))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onward.graph.fusion.rewriting import Editor, other_input, producer, readers
-from onward.graph.nodes.known_values import Facts, integer, integers
+from onward.graph.nodes.known_values import KnownValues, integer, integers
 
 KIND = "rotary_embedding"
 
@@ -49,7 +49,7 @@ Turned = tuple[ir.Value, ir.Value, list[ir.Node], bool]
 """x, the turned x, the nodes between them, and whether neighbors were turned."""
 
 
-def _halves_turned(facts: Facts, concat: ir.Node) -> Turned | None:
+def _halves_turned(facts: KnownValues, concat: ir.Node) -> Turned | None:
     """`Concat(-second half, first half)`."""
     negation = producer(concat.inputs[0], "Neg")
     if negation is None or len(concat.inputs) != 2 or not _is_last(facts, concat):
@@ -63,7 +63,7 @@ def _halves_turned(facts: Facts, concat: ir.Node) -> Turned | None:
     return x, concat.outputs[0], _distinct(first[2], second[2], negation, concat), False
 
 
-def _pairs_turned(facts: Facts, concat: ir.Node) -> Turned | None:
+def _pairs_turned(facts: KnownValues, concat: ir.Node) -> Turned | None:
     """`Reshape(Concat(Unsqueeze(-odd), Unsqueeze(even)))`."""
     if len(concat.inputs) != 2 or not _is_last(facts, concat):
         return None
@@ -92,19 +92,19 @@ def _distinct(*nodes: ir.Node) -> list[ir.Node]:
     return list(dict.fromkeys(nodes))
 
 
-def _features(facts: Facts, value: ir.Value) -> int | None:
+def _features(facts: KnownValues, value: ir.Value) -> int | None:
     """The even size of a value's last axis."""
     shape = facts.shape(value)
     size = shape[-1] if shape else None
     return size if isinstance(size, int) and size % 2 == 0 else None
 
 
-def _is_last(facts: Facts, node: ir.Node) -> bool:
+def _is_last(facts: KnownValues, node: ir.Node) -> bool:
     axis, rank = integer(node, "axis", -1), facts.rank(node.outputs[0])
     return axis == -1 or (rank is not None and axis == rank - 1)
 
 
-def _adds_last_axis(facts: Facts, node: ir.Node) -> bool:
+def _adds_last_axis(facts: KnownValues, node: ir.Node) -> bool:
     axes = integers(node, "axes")
     if axes is None and len(node.inputs) > 1:
         axes = facts.numbers(node.inputs[1])
@@ -112,7 +112,7 @@ def _adds_last_axis(facts: Facts, node: ir.Node) -> bool:
     return axes == (-1,) or (rank is not None and axes == (rank - 1,))
 
 
-def _part(facts: Facts, value: ir.Value | None) -> tuple[ir.Value, tuple[int, int, int], ir.Node] | None:
+def _part(facts: KnownValues, value: ir.Value | None) -> tuple[ir.Value, tuple[int, int, int], ir.Node] | None:
     """x, (start, end, step) and the node of a part of x along its last axis."""
     node = producer(value, "Slice", "Split")
     x = None if node is None else node.inputs[0]

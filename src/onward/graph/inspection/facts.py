@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from onward.graph.adapters.targets import default_targets
 from onward.graph.classical.side_outputs import WhyNotLowered
 from onward.graph.cuts import CutPoint, find_cut_points, shape_of
 from onward.graph.fusion.passes import Fusion, fuse
@@ -27,7 +28,7 @@ Shape = tuple[int | str, ...] | None
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorInfo:
     """An input or output of the model."""
 
     name: str
@@ -62,7 +63,7 @@ class Weight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operator:
+class OperatorUse:
     """One operator of the model and how often it occurs.
 
     `obstacle` says why it cannot be lowered, or is empty; `nodes` names where it is.
@@ -100,6 +101,7 @@ class Inspection:
         cut_points: where the network can be cut between layers.
         fusions: fused nodes that training would use; the loss may add one more.
         joined: linear layers that read the same, group by group, by the names of their results.
+        adapted: weights that `adapter` adapts where it names none -> outputs and inputs.
         node_count: of the graph with functions inlined, nested graphs included.
     """
 
@@ -107,22 +109,23 @@ class Inspection:
     producer: str
     ir_version: int
     opsets: Mapping[str, int]
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
     dimensions: Mapping[str, tuple[str, ...]]
     weights: tuple[Weight, ...]
     states: tuple[str, ...]
     ties: Mapping[str, Tie]
     known_as: WeightNames
     notes: tuple[str, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorUse, ...]
     cut_points: tuple[CutPoint, ...]
     fusions: tuple[Fusion, ...]
     joined: tuple[tuple[str, ...], ...]
+    adapted: Mapping[str, tuple[int, int]]
     node_count: int
 
     @property
-    def obstacles(self) -> tuple[Operator, ...]:
+    def obstacles(self) -> tuple[OperatorUse, ...]:
         """The operators that keep the model from being lowered."""
         return tuple(operator for operator in self.operators if operator.obstacle)
 
@@ -161,6 +164,7 @@ def inspect(
         cut_points=_cut_points(training),
         fusions=fuse(training.model.clone(), training.weights),
         joined=layers_that_read_the_same(training.model.graph, training.weights),
+        adapted=default_targets(training.model.graph, training.weights, training.known_as),
         node_count=sum(operator.count for operator in operators),
     )
 
@@ -186,13 +190,13 @@ def _type_name(dtype: ir.DataType | None) -> str:
     return "?" if dtype is None else _TYPE_NAMES.get(dtype, dtype.name.lower())
 
 
-def _tensor(value: ir.Value, maps: MapTypes) -> Tensor:
+def _tensor(value: ir.Value, maps: MapTypes) -> TensorInfo:
     if str(value.name) in maps:
-        return Tensor(str(value.name), describe_map(maps[str(value.name)]), None)
+        return TensorInfo(str(value.name), describe_map(maps[str(value.name)]), None)
     kind = _type_name(value.dtype)
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         kind = f"{type(value.type).__name__.removesuffix('Type').lower()} of {kind}"
-    return Tensor(str(value.name), kind, shape_of(value))
+    return TensorInfo(str(value.name), kind, shape_of(value))
 
 
 def _weights(training: TrainingGraph) -> tuple[Weight, ...]:
@@ -228,7 +232,7 @@ def _as_written(source: ir.Model) -> ir.Model:
     return model
 
 
-def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[Operator, ...]:
+def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[OperatorUse, ...]:
     """The operators of `model`; only one that `computed` needs can be an obstacle."""
     needed = {(node.domain, node.op_type) for node in ir.traversal.RecursiveGraphIterator(computed.graph)}
     nodes: dict[tuple[str, str], list[str]] = {}
@@ -244,6 +248,6 @@ def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLower
         elif why_not_lowered is not None and (domain, op_type) in needed:
             obstacle = why_not_lowered(domain, op_type, version) or ""
         operators.append(
-            Operator(domain=domain, op_type=op_type, version=version, nodes=tuple(names), obstacle=obstacle)
+            OperatorUse(domain=domain, op_type=op_type, version=version, nodes=tuple(names), obstacle=obstacle)
         )
     return tuple(sorted(operators, key=lambda operator: (-operator.count, operator.op_type)))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from onward.graph.cuts import CutPoint
 from onward.graph.fusion.passes import Fusion
 from onward.graph.inspection.facts import Inspection, Shape, Weight
 from onward.graph.repair.split_weights import Tie
 from onward.graph.weights.names import WeightNames
+from onward.spelling import shortened
+from onward.tables import aligned, section
 
 _WIDTH = 110
 _NAMES_SHOWN = 4
+_SHOWN_RANK = 8
 
 
 def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 24) -> str:
@@ -25,20 +30,23 @@ def render(inspection: Inspection, largest_weights: int = 20, cut_points: int = 
     """
     sections = [
         _heading(inspection),
-        _section("Inputs", _table([(t.name, t.type, _shape(t.shape)) for t in inspection.inputs])),
-        _section("Outputs", _table([(t.name, t.type, _shape(t.shape)) for t in inspection.outputs])),
-        _section("Symbolic dimensions", _table([(d, _names(p)) for d, p in inspection.dimensions.items()])),
+        section("Inputs", aligned([(t.name, t.type, _shape(t.shape)) for t in inspection.inputs])),
+        section("Outputs", aligned([(t.name, t.type, _shape(t.shape)) for t in inspection.outputs])),
+        section(
+            "Symbolic dimensions", aligned([(d, shortened(p, _NAMES_SHOWN)) for d, p in inspection.dimensions.items()])
+        ),
         _weights(inspection.weights, largest_weights),
         _frozen(inspection),
-        _section(
-            "Ties", _table([(copy, _relation(copy, tie, inspection.known_as)) for copy, tie in inspection.ties.items()])
+        section(
+            "Ties", aligned((name, _relation(name, tie, inspection.known_as)) for name, tie in inspection.ties.items())
         ),
         _operators(inspection),
         _obstacles(inspection),
         _fusions(inspection.fusions),
         _joined(inspection.joined),
+        _adapted(inspection),
         _cuts(inspection.cut_points, cut_points),
-        _section("Notes", [line for note in inspection.notes for line in _bullet(note)]),
+        section("Notes", [line for note in inspection.notes for line in _bullet(note)]),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -57,37 +65,16 @@ def _heading(inspection: Inspection) -> str:
     return f"{inspection.name}\n  {'; '.join(fact for fact in facts if fact)}"
 
 
-def _section(title: str, lines: Sequence[str]) -> str:
-    return "\n".join([title, *(f"  {line}" for line in lines)]) if lines else ""
-
-
-def _table(rows: Iterable[Sequence[str]], right: Sequence[int] = (), head: Sequence[str] = ()) -> list[str]:
-    """Rows as aligned lines; `right` lists the columns that are aligned to the right."""
-    cells = [list(row) for row in rows]
-    if not cells:
-        return []
-    if head:
-        cells.insert(0, list(head))
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-
-
 def _weights(weights: Sequence[Weight], most: int) -> str:
     trained = [weight for weight in weights if weight.trains]
     shown = sorted(trained, key=lambda weight: -weight.bytes)[:most]
     rows = [(w.shown, w.type, _shape(w.shape), f"{w.count:,}", _bytes(w.bytes)) for w in shown]
-    lines = _table(rows, right=(3, 4), head=("name", "type", "shape", "parameters", "size"))
+    lines = aligned(rows, right=(3, 4), head=("name", "type", "shape", "parameters", "size"))
     if len(trained) > len(shown):
         rest = sum(weight.bytes for weight in trained) - sum(weight.bytes for weight in shown)
         lines.append(f"... and {len(trained) - len(shown)} smaller ones ({_bytes(rest)})")
     total = f"{sum(w.count for w in trained):,} parameters, {_bytes(sum(w.bytes for w in trained))}"
-    return _section(f"Trainable weights: {len(trained)} ({total})", lines or ["none"])
+    return section(f"Trainable weights: {len(trained)} ({total})", lines or ["none"])
 
 
 def _frozen(inspection: Inspection) -> str:
@@ -101,14 +88,14 @@ def _frozen(inspection: Inspection) -> str:
             reason,
             f"{sum(weight.count for weight in group):,}",
             _bytes(sum(weight.bytes for weight in group)),
-            _names([weight.shown for weight in group]),
+            shortened([weight.shown for weight in group], _NAMES_SHOWN),
         )
         for reason, group in sorted(by_reason.items(), key=lambda item: -sum(weight.count for weight in item[1]))
     ]
     count = sum(len(group) for group in by_reason.values())
     head = ("", "why", "parameters", "size", "names")
     hint = ["training.weights_to_train overrides this by exact name"] if count else []
-    return _section(f"Tensors that are not trainable: {count}", [*_table(rows, right=(0, 2, 3), head=head), *hint])
+    return section(f"Tensors that are not trainable: {count}", [*aligned(rows, right=(0, 2, 3), head=head), *hint])
 
 
 def _operators(inspection: Inspection) -> str:
@@ -118,15 +105,19 @@ def _operators(inspection: Inspection) -> str:
     ]
     lines = textwrap.wrap(", ".join(name.replace(" ", "\0") for name in names), _WIDTH - 2)
     title = f"Operators: {_counted(len(names), 'kind')}, {_counted(inspection.node_count, 'node')}"
-    return _section(title, [line.replace("\0", " ") for line in lines])
+    return section(title, [line.replace("\0", " ") for line in lines])
 
 
 def _obstacles(inspection: Inspection) -> str:
     rows = [
-        (f"{operator.domain or 'ai.onnx'}.{operator.op_type}", operator.obstacle, _names(operator.nodes))
+        (
+            f"{operator.domain or 'ai.onnx'}.{operator.op_type}",
+            operator.obstacle,
+            shortened(operator.nodes, _NAMES_SHOWN),
+        )
         for operator in inspection.obstacles
     ]
-    return _section("Cannot be lowered, so the model cannot be trained as it is", _table(rows))
+    return section("Cannot be lowered, so the model cannot be trained as it is", aligned(rows))
 
 
 def _fusions(fusions: Sequence[Fusion]) -> str:
@@ -139,7 +130,7 @@ def _fusions(fusions: Sequence[Fusion]) -> str:
         for (kind, about), group in groups.items()
     ]
     title = f"Fusions in training: {len(fusions)}, turned off by speed.fuse or speed.fusions_off"
-    return _section(title, _table(rows, right=(1, 3)))
+    return section(title, aligned(rows, right=(1, 3)))
 
 
 def _joined(groups: Sequence[Sequence[str]]) -> str:
@@ -147,9 +138,29 @@ def _joined(groups: Sequence[Sequence[str]]) -> str:
     by_size: dict[int, list[Sequence[str]]] = {}
     for group in groups:
         by_size.setdefault(len(group), []).append(group)
-    rows = [(str(len(found)), f"groups of {size}", f"such as {_names(found[0])}") for size, found in by_size.items()]
+    rows = [
+        (str(len(found)), f"groups of {size}", f"such as {shortened(found[0], _NAMES_SHOWN)}")
+        for size, found in by_size.items()
+    ]
     title = "Linear layers with the same input, computed together in training unless speed.join_layers is false"
-    return _section(title, _table(rows, right=(0,)))
+    return section(title, aligned(rows, right=(0,)))
+
+
+def _adapted(inspection: Inspection) -> str:
+    """What adapters would be next to, by patterns that `adapter.targets` takes, and how much they would train."""
+    patterns = Counter[tuple[str, tuple[int, int]]]()
+    for name, matrix in inspection.adapted.items():
+        patterns[re.sub(r"\d+(?=[._/])", "*", inspection.known_as.paths.get(name, name)), matrix] += 1
+    rows = [
+        (str(count), pattern, f"{outputs:,} outputs, {inputs:,} inputs")
+        for (pattern, (outputs, inputs)), count in patterns.items()
+    ]
+    parameters = _SHOWN_RANK * sum(map(sum, inspection.adapted.values()))
+    title = (
+        f"Weights adapted if adapter.rank is set: {len(inspection.adapted)}; at rank {_SHOWN_RANK}, {parameters:,} "
+        "parameters train. adapter.targets takes these patterns or others"
+    )
+    return section(title, aligned(rows, right=(0,)))
 
 
 def _cuts(points: Sequence[CutPoint], most: int) -> str:
@@ -160,10 +171,10 @@ def _cuts(points: Sequence[CutPoint], most: int) -> str:
         (p.value, _shape(p.shape), f"{p.nodes_before:,}", f"{p.nodes_after:,}", f"{p.weights_before:,}") for p in shown
     ]
     head = ("value", "shape", "nodes before", "after", "weights before")
-    lines = _table(rows, right=(2, 3, 4), head=head)
+    lines = aligned(rows, right=(2, 3, 4), head=head)
     if len(shown) < len(points):
         lines.append(f"... {len(shown)} of {len(points)} shown, evenly spread")
-    return _section(f"Cut points: {len(points)}, where one activation separates two parts", lines)
+    return section(f"Cut points: {len(points)}, where one activation separates two parts", lines)
 
 
 def _bullet(text: str) -> list[str]:
@@ -172,11 +183,6 @@ def _bullet(text: str) -> list[str]:
 
 def _shape(shape: Shape) -> str:
     return "of unknown rank" if shape is None else f"[{', '.join(str(size) for size in shape)}]"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f", ... {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 def _counted(count: int, what: str) -> str:

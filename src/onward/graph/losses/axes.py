@@ -206,6 +206,3 @@ def _reshaped_axis(before: tuple[int | str | None, ...], after: tuple[int | str 
         if other == size and [one for one in before[index + 1 :] if one != 1] == behind:
             return index
     return None
-
-
-__all__ = ["AxisTracker"]

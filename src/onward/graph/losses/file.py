@@ -11,9 +11,7 @@ from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.reading.model_file import ModelSource, read_model
 from onward.graph.writing.model_saving import save_model
 from onward.losses import registry
-
-LARGEST_INLINE_BYTES = 1 << 30
-"""Above this, weights go to a file next to the model: one protobuf holds at most 2 GiB."""
+from onward.losses.info_nce import GATHER_REPLICAS
 
 
 def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.PathLike[str]) -> LossNames:
@@ -37,5 +35,8 @@ def write_model_with_loss(source: ModelSource, spec: LossSpec, path: str | os.Pa
         )
     model = read_model(source, spec.limits)
     names = add_loss(model, spec, count_correct=True)
+    for node in model.graph:
+        if node.op_type == GATHER_REPLICAS:
+            node.op_type, node.domain = "Identity", ""
     save_model(model, target)
     return names

@@ -83,7 +83,7 @@ def for_binary_cross_entropy(writer: NodeWriter, prediction: ir.Value, from_logi
     if not from_logits and origin is not None and origin.op_type in _LINEAR:
         note = (
             f"loss.prediction: {prediction.name!r} is the output of {origin.op_type} {origin.name!r}, which is not "
-            "limited to 0 to 1, but binary_cross_entropy expects probabilities. Set loss.from_logits: true if they are "
+            "limited to 0 to 1, but the loss expects probabilities. Set loss.from_logits: true if they are "
             "logits."
         )
         return LossInput(prediction, False, (note,), are_probabilities)
@@ -192,11 +192,11 @@ class _Search:
     def _repeat(self, node: ir.Node, logits: Sequence[ir.Value | None], like: ir.Value) -> ir.Value:
         """The node again, on logits."""
         stem = f"{self.writer.prefix}logits/{node.name or node.op_type}"
-        output = ir.Value(name=self.writer.unique(stem), type=like.type, shape=like.shape)
-        inputs = [*logits, *node.inputs[len(logits) :]]
         copies = [ir.Attr(one.name, one.type, one.value) for one in node.attributes.values()]
-        name = self.writer.unique_node_name(stem)
-        self.writer.graph.append(ir.Node("", node.op_type, inputs, copies, outputs=[output], name=name))
+        again = self.writer.new_node(node.op_type, [*logits, *node.inputs[len(logits) :]], stem, copied=copies)
+        self.writer.graph.append(again)
+        output = again.outputs[0]
+        output.type, output.shape = like.type, like.shape
         return output
 
     def softmax_input(self, node: ir.Node, axis: int | None) -> ir.Value | None:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.losses.values import FLOAT_TYPES, add_label
+from onward.graph.merging.merged_graph import at_opset, check_other_domains, move, rename
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.reading.model_file import prepare_for_lowering, read_model
 from onward.losses.classes import describe_shape
@@ -59,63 +59,22 @@ def merge_loss_graph(
             is unknown, types or shapes do not fit, or none of its inputs is an output of the model.
     """
     where = f"loss.graph {str(path)!r}"
-    loss_model = _at_opset(prepare_for_lowering(read_model(path, limits), limits), writer, where, limits)
+    loss_model = at_opset(prepare_for_lowering(read_model(path, limits), limits), writer, where, limits)
     graph = loss_model.graph
     _check_names(graph, inputs, where)
     chosen = _loss_output(graph, output, where)
-    _check_other_domains(writer, loss_model, where)
+    check_other_domains(writer, loss_model, where)
     bound = _bind_inputs(writer, graph, inputs, where)
     outputs = {str(value.name): bound.get(value, value) for value in graph.outputs}
     graph.outputs.clear()
     for value, given in bound.items():
         value.replace_all_uses_with(given)
-    _rename(writer, graph)
-    _move(writer, graph)
+    rename(writer, graph)
+    move(writer, graph)
     own = {name: _own(writer, value) for name, value in outputs.items()}
     known = {str(value.name) for value in writer.graph.outputs}
     labels = tuple(str(value.name) for value in bound.values() if value.is_graph_input() and value.name not in known)
     return MergedLoss(own.pop(chosen), own, labels)
-
-
-def _at_opset(loss_model: ir.Model, writer: NodeWriter, where: str, limits: Limits) -> ir.Model:
-    """The loss model at the opset of the model: as it is where no operator changed in between, else converted."""
-    own, wanted = loss_model.opset_imports.get("", writer.opset), writer.opset
-    changed = sorted({n.op_type for n in loss_model.graph.all_nodes() if n.domain == "" and _changed(n, own, wanted)})
-    if not changed:
-        return loss_model
-    try:
-        converted = onnx.version_converter.convert_version(ir.to_proto(loss_model), wanted)
-        onnx.checker.check_model(converted)
-    except Exception as error:
-        raise ModelError(
-            f"{where} is written for opset {own} and the model for opset {wanted}, between which "
-            f"{', '.join(changed)} changed; onnx.version_converter cannot convert it: {error}. "
-            f"Write the loss model for opset {wanted}."
-        ) from error
-    return prepare_for_lowering(ir.from_proto(converted), limits)
-
-
-_SETTLED_SINCE = {
-    "Abs": 6, "Add": 7, "Cast": 9, "Div": 7, "Equal": 7, "Erf": 9, "Exp": 6, "Gather": 11, "Greater": 7,
-    "Identity": 1, "Less": 7, "Log": 6, "LogSoftmax": 13, "MatMul": 1, "Max": 8, "Min": 8, "Mul": 7, "Neg": 6,
-    "NegativeLogLikelihoodLoss": 12, "Pow": 7, "Relu": 6, "Sigmoid": 6, "Softmax": 13, "Softplus": 1,
-    "SoftmaxCrossEntropyLoss": 12, "Sqrt": 6, "Sub": 7, "Tanh": 6, "Transpose": 1, "Where": 9,
-}  # fmt: skip
-"""Operator -> version since which later versions only took more element types."""
-
-
-def _changed(node: ir.Node, own: int, wanted: int) -> bool:
-    """Whether a node means something else, or nothing, at the wanted opset."""
-    if min(own, wanted) >= _SETTLED_SINCE.get(node.op_type, max(own, wanted)):
-        return False
-    if node.op_type in ("ReduceMean", "ReduceSum") and len(node.inputs) == 1 and "axes" not in node.attributes:
-        return False
-    try:
-        left = onnx.defs.get_schema(node.op_type, own, "")
-        right = onnx.defs.get_schema(node.op_type, wanted, "")
-    except onnx.defs.SchemaError:
-        return True
-    return bool(left.since_version != right.since_version)
 
 
 def _check_names(graph: ir.Graph, inputs: Mapping[str, str], where: str) -> None:
@@ -194,43 +153,6 @@ def _fitted(writer: NodeWriter, value: ir.Value, given: ir.Value, binding: _Bind
         f"{where}: its input {value.name!r} is {value.dtype.name.lower()}, but the model's output {given.name!r} is "
         f"{given.dtype.name.lower() if given.dtype else 'of unknown type'}."
     )
-
-
-def _rename(writer: NodeWriter, graph: ir.Graph) -> None:
-    """Prefixes the names of every value and node that comes from the loss model, nested graphs included."""
-    for value in list(graph.initializers.values()):
-        value.name = writer.unique(f"{writer.prefix}{value.name}")
-    for node in ir.traversal.RecursiveGraphIterator(graph):
-        node.name = writer.unique_node_name(f"{writer.prefix}{node.name or node.op_type.lower()}")
-        for value in node.outputs:
-            if value.name:
-                value.name = writer.unique(f"{writer.prefix}{value.name}")
-        for attribute in node.attributes.values():
-            if attribute.type is ir.AttributeType.GRAPH:
-                for value in attribute.as_graph().inputs:
-                    value.name = writer.unique(f"{writer.prefix}{value.name}")
-
-
-def _check_other_domains(writer: NodeWriter, loss_model: ir.Model, where: str) -> None:
-    imports = writer.model.opset_imports
-    for domain in {node.domain for node in loss_model.graph.all_nodes()} - {""}:
-        version = loss_model.opset_imports.get(domain)
-        if version is None:
-            raise ModelError(f"{where} uses operators of the domain {domain!r} but imports no version of it.")
-        if imports.setdefault(domain, version) != version:
-            raise ModelError(
-                f"{where} uses version {version} of the domain {domain!r}; the model uses {imports[domain]}."
-            )
-
-
-def _move(writer: NodeWriter, graph: ir.Graph) -> None:
-    for name, value in list(graph.initializers.items()):
-        graph.initializers.pop(name)
-        writer.graph.register_initializer(value)
-        writer.constants.append(name)
-    nodes = list(graph)
-    graph.remove(nodes)
-    writer.graph.extend(nodes)
 
 
 def _own(writer: NodeWriter, value: ir.Value) -> ir.Value:

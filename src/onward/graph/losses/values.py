@@ -76,7 +76,7 @@ def find_prediction(writer: NodeWriter, name: str, field: str, rank: int | None 
     if node is not None and node.op_type == "ZipMap" and node.inputs[0] is not None:
         value = node.inputs[0]
     if value.dtype is None or value.shape is None:
-        _infer(writer.model, value)
+        infer_type_and_shape(writer.model, value)
     if value.dtype is not None and value.dtype not in FLOAT_TYPES:
         what = "output" if value.is_graph_output() else "value"
         raise ModelError(f"loss.{field}: {what} {name!r} is {value.dtype.name.lower()}; expected a float tensor.")
@@ -85,7 +85,7 @@ def find_prediction(writer: NodeWriter, name: str, field: str, rank: int | None 
     return value
 
 
-def _infer(model: ir.Model, value: ir.Value) -> None:
+def infer_type_and_shape(model: ir.Model, value: ir.Value) -> None:
     """Fills in type and shape of one value by ONNX's shape inference."""
     inferred = inferred_values(model).get(str(value.name))
     if inferred is None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.losses.frozen_model import FrozenModel
 from onward.graph.losses.logits import LossInput, for_binary_cross_entropy, for_cross_entropy
+from onward.graph.losses.preference import PAIRS, frozen_copy, merge_pairs
 from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.losses.user_graph import merge_loss_graph
 from onward.graph.losses.values import (
@@ -197,6 +200,36 @@ class LossWriter(NodeWriter):
     def number(self, number: float, name: str) -> ir.Value:
         """A constant in the type that the loss is computed in."""
         return self.constant(number, name, self.dtype.numpy())
+
+    def merge_pairs(self) -> ir.SymbolicDim:
+        """Makes every input one of pairs, and the model compute both samples of each; the size of the pairs' axis."""
+        merge_pairs(self)
+        return self.dimension(PAIRS)
+
+    def reference_logits(self, logits: ir.Value, axis: int) -> ir.Value:
+        """What the reference computes for logits: the model of a file, else this one as it is when the run starts.
+
+        Raises:
+            ModelError: the file cannot be merged, or a copy cannot be made, or the reference has other classes.
+        """
+        path = self.spec.reference_model_path
+        if path is None:
+            copy = frozen_copy(self, logits)
+            self.describe(copy, logits, None if logits.shape is None else list(logits.shape))
+            return copy
+        field, self.prefix = "loss.reference_model_path", f"{PREFIX}reference/"
+        merged = FrozenModel(self, Path(path), field, (), None, self.spec.limits)
+        self._labels.extend(merged.labels)
+        name = merged.output_like(str(self.spec.prediction), "Rename the output that corresponds to it.")
+        found = for_cross_entropy(self, merged.value(name, field), axis, self.spec.type, "For this loss set").value
+        self.prefix = PREFIX
+        classes = known_size(logits, axis), known_size(found, axis)
+        if None not in classes and classes[0] != classes[1]:
+            raise ModelError(
+                f"{field} {str(path)!r} has {classes[1]:,} classes and the model {classes[0]:,}; give a reference of "
+                "the same tokens."
+            )
+        return found
 
     def dimension(self, name: str) -> ir.SymbolicDim:
         """A size that batches may choose."""

@@ -33,7 +33,7 @@ _LENGTH_OF_INPUT = frozenset(
 """Operators whose result has as many numbers as the longest input, or fewer."""
 
 
-class Deadline:
+class PreparationDeadline:
     """The time that a model's preparation may take, from its reading on."""
 
     def __init__(self, limits: Limits) -> None:

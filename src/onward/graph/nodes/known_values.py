@@ -40,7 +40,7 @@ _FOLLOWED = frozenset(
 """Operators that shape arithmetic is made of."""
 
 
-class Facts:
+class KnownValues:
     """Knowledge about a graph, worked out as it is asked for.
 
     Args:
@@ -178,7 +178,8 @@ class Facts:
         if op_type == "Concat":
             return np.concatenate(inputs, axis=integer(node, "axis", 0))
         if op_type == "Gather":
-            return np.asarray(np.take(first, inputs[1].astype(np.int64), axis=integer(node, "axis", 0)))
+            taken = np.take(first, inputs[1].astype(np.int64), axis=integer(node, "axis", 0))
+            return np.asarray(taken, dtype=first.dtype)  # the name of one dimension is no array of letters
         if op_type in ("Squeeze", "Unsqueeze", "Reshape"):
             return self._reshape(node, inputs)
         if op_type == "Slice" and len(inputs) > 2 and first.ndim == 1:
@@ -192,9 +193,11 @@ class Facts:
             shape = np.broadcast_shapes(*(found.shape for found in inputs))
             names = [f"{node.outputs[0].name}.{index}" for index in range(math.prod(shape))]
             return np.array(names, dtype=object).reshape(shape)
-        if node.op_type == "Div" and inputs[0].dtype.kind in "iu":
-            return np.asarray(inputs[0] // inputs[1])
-        return np.asarray(_ARITHMETIC[node.op_type](*inputs))
+        with np.errstate(divide="raise", invalid="raise", over="raise"):
+            if node.op_type == "Div" and inputs[0].dtype.kind in "iu":  # rounded towards zero
+                left, right = inputs
+                return np.asarray((left - np.fmod(left, right)) // right)
+            return np.asarray(_ARITHMETIC[node.op_type](*inputs))
 
     def _reshape(self, node: ir.Node, inputs: list[np.ndarray]) -> np.ndarray | None:
         """Between a number and a vector of one; nothing else is shape arithmetic."""

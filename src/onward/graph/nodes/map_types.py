@@ -63,7 +63,8 @@ def describe_map(kind: onnx.TypeProto) -> str:
 
 
 def _element(number: int) -> str:
-    return str(onnx.TensorProto.DataType.Name(number)).lower().replace("float", "float32") if number else "?"
+    name = str(onnx.TensorProto.DataType.Name(number)).lower() if number else "?"
+    return "float32" if name == "float" else name
 
 
 def _declared(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
@@ -77,6 +78,3 @@ def _declared(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
                 if attribute.HasField("g"):
                     graphs.append(attribute.g)
                 graphs.extend(attribute.graphs)
-
-
-__all__ = ["MAP_TYPES", "MapTypes", "describe_map", "holds_map", "restore_map_types", "without_map_types"]

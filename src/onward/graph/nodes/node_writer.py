@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,71 +45,132 @@ def make_attribute(name: str, value: Attribute) -> ir.Attr:
     return ir.AttrInt64s(name, list(value))
 
 
-class NodeWriter:
-    """Appends nodes to a model's main graph under one name prefix, with names that nothing else has.
+def original(value: ir.Value | None) -> ir.Value | None:
+    """The value that an `Identity`, or several in a row, gives another name; itself, where none does."""
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return value
+
+
+def remove_unread(graph: ir.Graph, value: ir.Value | None) -> None:
+    """Removes a stored tensor that nothing reads any more, and the nodes that give it other names or hold it."""
+    while value is not None and not value.uses() and not value.is_graph_output():
+        node = value.producer()
+        if node is None:
+            graph.initializers.pop(str(value.name), None)
+            return
+        value = node.inputs[0] if node.inputs else None
+        graph.remove(node, safe=True)
+
+
+class NodeFactory:
+    """Makes nodes and initializers of a model's main graph, under names that nothing else has.
 
     Attributes:
         model, graph: what is written to.
         opset: version of the standard domain that the model imports.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model, self.graph = model, model.graph
+        self.opset = model.opset_imports.get("", 1)
+        self._taken = value_names(model.graph)
+        self._node_names = {str(node.name) for node in ir.traversal.RecursiveGraphIterator(model.graph)}
+
+    def unique(self, name: str) -> str:
+        """`name` if no value has it, else `name_2`, `name_3`, ...; the name is taken from now on."""
+        return free_name(name, self._taken)
+
+    def unique_node_name(self, stem: str) -> str:
+        """`stem` if no node has that name, else `stem_2`, ...; ONNX Runtime refuses two nodes of one name."""
+        return free_name(stem, self._node_names)
+
+    def new_node(
+        self,
+        op_type: str,
+        inputs: Iterable[ir.Value | None],
+        stem: str,
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        domain: str = "",
+        copied: Iterable[ir.Attr] = (),
+        outputs: int = 1,
+    ) -> ir.Node:
+        """A node, and values for its outputs, named `stem`; where it goes is up to the caller.
+
+        Absent inputs at the end are left out; `copied` are attributes of another node.
+        """
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        if domain:
+            self.model.opset_imports.setdefault(domain, 1)
+        return ir.Node(
+            domain,
+            op_type,
+            given,
+            [*copied, *(make_attribute(key, value) for key, value in (attributes or {}).items())],
+            outputs=[ir.Value(name=self.unique(stem)) for _ in range(outputs)],
+            name=self.unique_node_name(stem),
+        )
+
+    def store(self, array: npt.NDArray[Any], name: str) -> ir.Value:
+        """Adds an initializer."""
+        unique = self.unique(name)
+        return self.register_tensor(unique, ir.Tensor(array, name=unique))
+
+    def register_tensor(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        """Adds an initializer of exactly this name."""
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
+
+    def substitute(self, old: ir.Value, new: ir.Value, ending: str = "/replaced") -> None:
+        """Lets a new value take the place, the name and the shape of an old one, which is left with another name."""
+        name = old.name
+        new.type, new.shape = new.type or old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = self.unique(f"{name}{ending}")
+        new.name = name
+
+
+class NodeWriter(NodeFactory):
+    """Appends nodes to a model's main graph under one name prefix.
+
+    Attributes:
+        prefix: begins all names.
         constants: names of the initializers written so far.
     """
 
     def __init__(self, model: ir.Model, prefix: str) -> None:
-        self.model = model
-        self.graph = model.graph
-        self.opset = model.opset_imports[""]
+        super().__init__(model)
         self.prefix = prefix
         self.constants: list[str] = []
-        self._taken = value_names(model.graph)
-        self._node_names = {str(node.name) for node in ir.traversal.RecursiveGraphIterator(model.graph)}
 
     def is_free(self, name: str) -> bool:
         """Whether no value of the model has this name."""
         return name not in self._taken
-
-    def unique(self, name: str) -> str:
-        """`name` if it is free, else `name_2`, `name_3`, ...; the name is taken from now on."""
-        return free_name(name, self._taken)
 
     def apply(self, op_type: str, *inputs: ir.Value | None, name: str = "", **attributes: Attribute) -> ir.Value:
         """Appends a node of the standard domain and returns its one output, named like the node.
 
         `name` is what comes after the prefix, by default the operator in lower case.
         """
-        stem = f"{self.prefix}{name or op_type.lower()}"
-        value = ir.Value(name=self.unique(stem))
-        node = ir.Node(
-            "",
-            op_type,
-            list(inputs),
-            [make_attribute(key, given) for key, given in attributes.items()],
-            outputs=[value],
-            name=self.unique_node_name(stem),
-        )
+        node = self.new_node(op_type, inputs, f"{self.prefix}{name or op_type.lower()}", attributes)
         self.graph.append(node)
-        return value
+        return node.outputs[0]
 
     def apply_own(self, domain: str, op_type: str, *inputs: ir.Value, name: str, **attributes: Attribute) -> ir.Value:
         """Appends a node of a domain of onward's own, which the model imports from then on."""
-        self.model.opset_imports.setdefault(domain, 1)
-        value = self.apply(op_type, *inputs, name=name, **attributes)
-        node = value.producer()
-        assert node is not None
-        node.domain = domain
-        return value
-
-    def unique_node_name(self, stem: str) -> str:
-        """`stem` if no node has that name, else `stem_2`, ...; ONNX Runtime refuses two nodes of one name."""
-        return free_name(stem, self._node_names)
+        node = self.new_node(op_type, inputs, f"{self.prefix}{name}", attributes, domain=domain)
+        self.graph.append(node)
+        return node.outputs[0]
 
     def constant(self, array: npt.ArrayLike, name: str, dtype: npt.DTypeLike = np.int64) -> ir.Value:
         """Adds an initializer."""
-        data = np.asarray(array, dtype=dtype)
-        unique = self.unique(f"{self.prefix}{name}")
-        tensor = ir.Tensor(data, name=unique)
-        value = ir.Value(name=unique, shape=ir.Shape(data.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.graph.register_initializer(value)
-        self.constants.append(unique)
+        value = self.store(np.asarray(array, dtype=dtype), f"{self.prefix}{name}")
+        self.constants.append(str(value.name))
         return value
 
     def cast(self, value: ir.Value, to: ir.DataType) -> ir.Value:
@@ -123,15 +185,16 @@ class NodeWriter:
 
     def unsqueeze(self, value: ir.Value, axis: int) -> ir.Value:
         """A new axis of size 1; the axes are an attribute before opset 13, an input since."""
-        if self.opset < 13:
-            return self.apply("Unsqueeze", value, axes=[axis])
-        return self.apply("Unsqueeze", value, self.constant([axis], "unsqueeze_axes"))
+        return self._along("Unsqueeze", value, axis)
 
     def squeeze(self, value: ir.Value, axis: int) -> ir.Value:
         """Drops an axis of size 1; the axes are an attribute before opset 13, an input since."""
+        return self._along("Squeeze", value, axis)
+
+    def _along(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
         if self.opset < 13:
-            return self.apply("Squeeze", value, axes=[axis])
-        return self.apply("Squeeze", value, self.constant([axis], "squeeze_axes"))
+            return self.apply(op_type, value, axes=[axis])
+        return self.apply(op_type, value, self.constant([axis], f"{op_type.lower()}_axes"))
 
     def sum_over(self, value: ir.Value, axis: int, name: str = "") -> ir.Value:
         """Sum over one axis, which goes; the axes are an attribute before opset 13, an input since."""

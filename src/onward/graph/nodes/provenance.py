@@ -7,8 +7,10 @@ its older exporter puts module paths into node names. Other exporters write noth
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import onnx_ir as ir
@@ -124,46 +126,59 @@ def folded_sources(value: ir.Value) -> tuple[str, ...]:
     return tuple(re.findall(r"'([^']*)'", value.metadata_props.get(FOLDED_FROM, "")))
 
 
-def path_scope(node: ir.Node, paths: frozenset[str]) -> str:
-    """The module of a node of torch's older exporter: `/layers.0/linear1/MatMul` -> `layers.0.linear1`.
+@dataclass(frozen=True)
+class ModulePaths:
+    """What tells which module a node of torch's older exporter belongs to.
 
-    A module that is called again has `_1` after its name, if the same path without it is among `paths`.
+    Attributes:
+        of_nodes: every prefix of the nodes' names.
+        of_parameters: the modules that initializers are named after, and the modules that these are in.
+    """
+
+    of_nodes: frozenset[str]
+    of_parameters: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> ModulePaths:
+        """Reads the names of a graph's nodes and initializers."""
+        nodes = {path for node in graph for path in _prefixes(str(node.name or "").split("/")[1:-1], "/")}
+        named = (str(name).split(".")[:-1] for name in graph.initializers if not is_automatic_name(str(name)))
+        return cls(frozenset(nodes), frozenset(path for parts in named for path in _prefixes(parts, ".")))
+
+
+def _prefixes(parts: Sequence[str], separator: str) -> Iterator[str]:
+    return itertools.accumulate(parts, lambda path, part: f"{path}{separator}{part}")
+
+
+def path_scope(node: ir.Node, paths: ModulePaths) -> str:
+    """The module of a node of torch's older exporter: `/model/layers.0/linear1/MatMul` -> `model.layers.0.linear1`.
+
+    A module that is called again has `_1` after its name, if the same path without it is among those of the nodes. An
+    element of a container has the container's name before its number, and comes after it where the container is a
+    module that is called (`/features/features.0/Conv` -> `features.0`); whether `layers.0` is of `layers`, or of a list
+    in a module of the same name, its parameters tell.
     """
     if not (node.name or "").startswith("/"):
         return ""
     parts: list[str] = []
+    modules: list[str] = []
     for part in str(node.name).split("/")[1:-1]:
         first = re.sub(r"_\d+$", "", part)
-        parts.append(first if "/".join([*parts, first]) in paths else part)
-    return ".".join(parts)
+        parts.append(first if "/".join([*parts, first]) in paths.of_nodes else part)
+        is_element = bool(modules) and re.fullmatch(rf"{re.escape(modules[-1])}\.\d+", parts[-1]) is not None
+        if is_element and ".".join([*modules, modules[-1].split(".")[0]]) not in paths.of_parameters:
+            modules.pop()
+        modules.append(parts[-1])
+    return ".".join(modules)
 
 
-def call_site(node: ir.Node, paths: frozenset[str]) -> tuple[str, str] | None:
+def call_site(node: ir.Node, paths: ModulePaths) -> tuple[str, str] | None:
     """The module of a node and the call of it that the node is of, both "" for the root; None: not known."""
     if has_scope(node):
         scopes = ast.literal_eval(node.metadata_props[_SCOPES])
         return module_scope(node), str(scopes[-2]) if len(scopes) >= 2 else ""
     name = str(node.name or "")
     return (path_scope(node, paths), name.rpartition("/")[0]) if name.startswith("/") else None
-
-
-def collapsed(scope: str) -> str:
-    """`layers.layers.0.linear` -> `layers.0.linear`: a container repeats its own name before that of an element."""
-    parts = scope.split(".")
-    for begin in range(len(parts)):
-        for length in range((len(parts) - begin) // 2, 0, -1):
-            if parts[begin : begin + length] == parts[begin + length : begin + 2 * length]:
-                return collapsed(".".join([*parts[:begin], *parts[begin + length :]]))
-    return scope
-
-
-def module_paths(graph: ir.Graph) -> frozenset[str]:
-    """Every prefix of the node names of torch's older exporter."""
-    paths: set[str] = set()
-    for node in graph:
-        parts = str(node.name or "").split("/")[1:-1]
-        paths.update("/".join(parts[: i + 1]) for i in range(len(parts)))
-    return frozenset(paths)
 
 
 def differ_in_digits_only(left: str, right: str) -> bool:

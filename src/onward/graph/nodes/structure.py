@@ -19,6 +19,9 @@ NEWEST_OPSET = 28
 ML_DOMAIN = "ai.onnx.ml"
 """The standard's domain of classical machine learning."""
 
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
 NEWEST_ML_OPSET = 5
 
 

@@ -138,6 +138,3 @@ def _fill_in_defaults(model: ir.Model, node: ir.Node) -> None:
     for name, attribute in schema.attributes.items():
         if name not in node.attributes and attribute.default_value.type:
             node.attributes[name] = ir.from_proto(attribute.default_value)
-
-
-__all__ = ["expand_function_operators", "is_expandable"]

@@ -1,6 +1,7 @@
-"""Python's collector of unused objects, kept from walking through graphs while they are built and while a run trains.
+"""Python's garbage collector, kept from walking through graphs and modules while they are built and while a run trains.
 
-Without it, 24 layers are read in half the time, and no step waits 0.2 seconds for a walk that finds nothing.
+Without it, 24 layers are read in half the time, torch is imported half a second sooner, and no step waits 0.2 seconds
+for a walk that finds nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -29,6 +31,27 @@ def without_collection(function: Callable[P, R]) -> Callable[P, R]:
             gc.enable()
 
     return held_back
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """What is imported inside is never walked through: modules are no garbage, and torch's are a million objects.
+
+    Where somebody has frozen objects for good, as the command line has, the modules are added to them.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    is_for_good, known = gc.get_freeze_count() > 0, len(sys.modules)
+    try:
+        yield
+    finally:
+        if len(sys.modules) > known:  # else there is other garbage only, which would never be collected
+            gc.freeze()
+            if not is_for_good:  # straight to the oldest generation, as if they had been looked at
+                gc.unfreeze()
+        gc.enable()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,13 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from onward.errors import ModelError, chain_of
-from onward.graph.nodes.budget import Deadline, check_constants, check_message, check_shape_numbers, check_stored
+from onward.graph.nodes.budget import (
+    PreparationDeadline,
+    check_constants,
+    check_message,
+    check_shape_numbers,
+    check_stored,
+)
 from onward.graph.nodes.map_types import MAP_TYPES, restore_map_types, without_map_types
 from onward.graph.nodes.node_writer import value_names
 from onward.graph.nodes.structure import check_proto, check_structure
@@ -25,6 +31,7 @@ from onward.onnx_files import load_message
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.remote.copies import local_model
 from onward.remote.files import shown
+from onward.spelling import shortened
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -45,7 +52,9 @@ def read_model(source: ModelSource, limits: Limits = DEFAULT_LIMITS) -> ir.Model
             model's folder, it asks for more than the limits, its opset is unknown, or its graph is not well formed.
     """
     if isinstance(source, ir.Model):
-        return _checked(source.clone(), "the given onnx-ir model", Path(), limits)
+        copy = source.clone()
+        copy.meta.update(source.meta)
+        return _checked(copy, "the given onnx-ir model", Path(), limits)
     return model_from_proto(*read_proto(source), limits)
 
 
@@ -155,7 +164,7 @@ def _sort(model: ir.Model, where: str) -> None:
     try:
         model.graph.sort()
     except ValueError as error:
-        cycle = ", ".join(_nodes_on_cycles(model.graph)[:8])
+        cycle = shortened(_nodes_on_cycles(model.graph), 8)
         raise ModelError(f"{where}: its nodes form a cycle, through {cycle}.") from error
 
 
@@ -193,7 +202,7 @@ def prepare_for_lowering(model: ir.Model, limits: Limits = DEFAULT_LIMITS) -> ir
         ModelError: a function calls itself, a `Constant` node has no value that can be read, or shape arithmetic asks
             for more than the limits.
     """
-    maps, deadline = model.meta.get(MAP_TYPES), Deadline(limits)
+    maps, deadline = model.meta.get(MAP_TYPES), PreparationDeadline(limits)
     model = model.clone()
     model.meta[MAP_TYPES] = maps
     chain: list[Any] = [

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.nodes.known_values import Facts, integer
+from onward.graph.nodes.known_values import KnownValues, integer
 from onward.graph.nodes.node_writer import NodeWriter
 
 _SIZES_ARE_INPUT_SINCE = 13
@@ -22,7 +22,7 @@ MOST_PARTS = 10_000
 def unpack_sequences(model: ir.Model, keep: Collection[str] = ()) -> None:
     """Replaces `SplitToSequence` and the `SequenceAt`s that read it by `Split`, in place.
 
-    The parts keep their names. It needs sizes and positions that are known, and nobody who reads the sequence whole.
+    The parts keep their names. It needs sizes and positions that are known, and no reader of the entire sequence.
 
     Args:
         model: prepared for lowering.
@@ -31,7 +31,7 @@ def unpack_sequences(model: ir.Model, keep: Collection[str] = ()) -> None:
     splits = [node for node in model.graph if (node.domain, node.op_type) == ("", "SplitToSequence")]
     if not splits:
         return
-    facts, writer = Facts(model, ()), NodeWriter(model, "")
+    facts, writer = KnownValues(model, ()), NodeWriter(model, "")
     for node in splits:
         sizes = _sizes(facts, node)
         positions = None if sizes is None else _positions(facts, node, len(sizes))
@@ -40,7 +40,7 @@ def unpack_sequences(model: ir.Model, keep: Collection[str] = ()) -> None:
             _write_split(model, writer, node, sizes, positions)
 
 
-def _sizes(facts: Facts, node: ir.Node) -> tuple[int, ...] | None:
+def _sizes(facts: KnownValues, node: ir.Node) -> tuple[int, ...] | None:
     """The sizes of the parts, as far as they are always the same."""
     source, given = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     if source is None or (given is None and not integer(node, "keepdims", 1)):
@@ -57,7 +57,7 @@ def _sizes(facts: Facts, node: ir.Node) -> tuple[int, ...] | None:
     return tuple(min(numbers[0], total - begin) for begin in range(0, total, numbers[0]))
 
 
-def _positions(facts: Facts, node: ir.Node, count: int) -> dict[ir.Node, int] | None:
+def _positions(facts: KnownValues, node: ir.Node, count: int) -> dict[ir.Node, int] | None:
     """Each reader of the sequence with the part that it takes; None if one reads it otherwise."""
     sequence = node.outputs[0]
     found = {}

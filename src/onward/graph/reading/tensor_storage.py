@@ -21,7 +21,6 @@ _TYPED_FIELD = {
     ir.DataType.INT64: "int64_data",
     ir.DataType.UINT32: "uint64_data",
     ir.DataType.UINT64: "uint64_data",
-    ir.DataType.STRING: "string_data",
     **dict.fromkeys(
         (
             ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT16, ir.DataType.UINT8,
@@ -49,6 +48,19 @@ def check_tensors(model: ir.Model, where: str, folder: Path | None) -> None:
             _check_external(tensor, name, folder, where)
         elif isinstance(tensor, ir.serde.TensorProtoTensor):
             _check_inline(tensor, name, where)
+        elif isinstance(tensor, ir.StringTensor):
+            count, stored = _element_count(tensor, name, where), len(tensor.raw)
+            if stored != count:
+                shape = [int(size) for size in tensor.shape.numpy()]
+                raise ModelError(
+                    f"{where}: {name} (shape {shape}, STRING) needs {count} elements; the file holds {stored}."
+                )
+
+
+def close_file(tensor: ir.TensorProtocol | None) -> None:
+    """Closes the file that an external tensor has mapped, so that pages that were read can go; it can be read again."""
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
 
 
 def stored_tensors(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol]]:
@@ -84,7 +96,7 @@ def _check_inline(tensor: ir.serde.TensorProtoTensor, name: str, where: str) -> 
     proto: onnx.TensorProto = tensor.raw
     dtype = ir.DataType(proto.data_type)
     shape = list(proto.dims)
-    if dtype is ir.DataType.UNDEFINED or (dtype is ir.DataType.STRING and proto.HasField("raw_data")):
+    if dtype is ir.DataType.UNDEFINED:
         raise ModelError(
             f"{where}: {name} (shape {shape}) has the element type {dtype.name}, which raw bytes cannot hold."
         )

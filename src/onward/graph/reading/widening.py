@@ -6,6 +6,8 @@ import copy
 
 import onnx_ir as ir
 
+from onward.graph.reading.tensor_storage import close_file
+
 NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 WIDE = ir.DataType.FLOAT
 
@@ -48,8 +50,7 @@ def _widened(name: str, attribute: ir.Attr) -> ir.Attr | None:
 def _lazily_widened(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     def widen() -> ir.TensorProtocol:
         wide = ir.Tensor(tensor.numpy().astype(WIDE.numpy()), name=tensor.name)
-        if isinstance(tensor, ir.ExternalTensor):
-            tensor.release()  # closes the file, whose pages can go
+        close_file(tensor)
         return wide
 
     return ir.LazyTensor(widen, dtype=WIDE, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)

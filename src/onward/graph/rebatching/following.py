@@ -6,14 +6,14 @@ Shapes come from ONNX's own shape inference, node by node; integers that follow 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onward.graph.nodes.node_writer import free_name, make_attribute, value_names
+from onward.graph.nodes.node_writer import Attribute, NodeFactory
 from onward.graph.nodes.structure import label
 
 BATCH = 999_983
@@ -28,7 +28,7 @@ class NotRebatched(Exception):
     """Why a graph cannot compute another number of samples; the text continues after "because"."""
 
 
-class BatchFollower:
+class BatchFollower(NodeFactory):
     """What is known of a graph's values, in order.
 
     Attributes:
@@ -39,14 +39,12 @@ class BatchFollower:
     """
 
     def __init__(self, model: ir.Model, size: int) -> None:
-        self.model, self.graph, self.size = model, model.graph, size
-        self.opset = model.opset_imports.get("", 1)
+        super().__init__(model)
+        self.size = size
         self.types: dict[ir.Value, onnx.TypeProto] = {}
         self.known: dict[ir.Value, np.ndarray] = {}
         self.outside: dict[ir.Value, int] = {}
         self.changes: Counter[str] = Counter()
-        self._names = value_names(model.graph)
-        self._nodes = {str(node.name) for node in model.graph.all_nodes()}
         self._batch: ir.Value | None = None
 
     def start(self) -> tuple[str, ...]:
@@ -78,6 +76,12 @@ class BatchFollower:
         if found is None or not found.HasField("tensor_type") or not found.tensor_type.HasField("shape"):
             return None
         return [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """The element type of a value, as far as it is known."""
+        found = self.types.get(value)
+        kind = found.tensor_type.elem_type if found is not None and found.HasField("tensor_type") else 0
+        return ir.DataType(kind) if kind else value.dtype
 
     def batch_axis(self, value: ir.Value | None) -> int | None:
         """The axis that holds the batch."""
@@ -204,24 +208,22 @@ class BatchFollower:
         return self._batch
 
     def insert(
-        self, before: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, int] | None = None
+        self,
+        before: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Attribute] | None = None,
     ) -> tuple[ir.Value, ...]:
         """A node before another, with the shape of what it computes."""
-        name = free_name(f"rebatched/{op_type}", self._nodes)
-        output = ir.Value(name=free_name(f"rebatched/{op_type}", self._names))
-        given = [make_attribute(key, value) for key, value in (attributes or {}).items()]
-        node = ir.Node("", op_type, list(inputs), given, outputs=[output], name=name)
+        node = self.new_node(op_type, inputs, f"rebatched/{op_type}", attributes)
         self.graph.insert_before(before, node)
         self.infer(node)
         self.follow_numbers(node)
-        return (output,)
+        return tuple(node.outputs)
 
     def constant(self, array: np.ndarray, name: str) -> ir.Value:
         """Adds an initializer."""
-        unique = free_name(f"rebatched/{name}", self._names)
-        tensor = ir.Tensor(array, name=unique)
-        value = ir.Value(name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.graph.register_initializer(value)
+        value = self.store(array, f"rebatched/{name}")
         self.add_initializer(value)
         return value
 
@@ -234,6 +236,3 @@ class BatchFollower:
 def _type(dtype: ir.DataType | None, dims: Sequence[object] | None) -> onnx.TypeProto:
     shape = None if dims is None else [one if isinstance(one, int) else None for one in dims]
     return onnx.helper.make_tensor_type_proto(int(dtype or ir.DataType.UNDEFINED), shape)
-
-
-__all__ = ["BATCH", "BatchFollower", "NotRebatched"]

@@ -86,7 +86,7 @@ def _visit(walk: BatchFollower, node: ir.Node) -> None:
 
 
 def _write_shapes(walk: BatchFollower) -> None:
-    """Shapes of all values with the batch as a symbol."""
+    """Shapes of all values with the batch as a symbol, and their types, without which a file holds no shape."""
     for value in (*walk.graph.inputs, *(output for node in walk.graph for output in node.outputs)):
         dims = walk.dims(value)
         if value.is_initializer() or (dims is None and value.shape is None):
@@ -95,6 +95,9 @@ def _write_shapes(walk: BatchFollower) -> None:
         if dims is None:
             value.shape = None
             continue
+        dtype = walk.dtype(value)
+        if value.type is None and dtype is not None:
+            value.type = ir.TensorType(dtype)
         value.shape = ir.Shape([_symbol(size, None if old is None else old[place]) for place, size in enumerate(dims)])
 
 

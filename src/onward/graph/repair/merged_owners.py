@@ -51,7 +51,7 @@ def missing_parameters(graph: ir.Graph) -> frozenset[str]:
 
     Where they were not dropped, they were merged.
     """
-    held = set(graph.initializers)
+    held = {*graph.initializers, *(name.removesuffix("_quantized") for name in graph.initializers)}  # ONNX Runtime's
     for value in graph.initializers.values():
         held.update(provenance.folded_sources(value))
     dropped = {name for node in graph if provenance.lost_bias(node) for name in provenance.called_parameters(node)}
@@ -60,7 +60,7 @@ def missing_parameters(graph: ir.Graph) -> frozenset[str]:
 
 
 def find_owners(
-    value: ir.Value, uses: Sequence[Use], paths: frozenset[str], missing: frozenset[str], is_filled: bool
+    value: ir.Value, uses: Sequence[Use], paths: provenance.ModulePaths, missing: frozenset[str], is_filled: bool
 ) -> list[tuple[Owner, list[Use]]] | None:
     """Each owner with its uses, the one that the tensor is named after first; None: nobody knows one of them."""
     owners: dict[str, tuple[Owner, list[Use]]] = {}
@@ -73,7 +73,12 @@ def find_owners(
 
 
 def _owner(
-    value: ir.Value, node: ir.Node, index: int, paths: frozenset[str], missing: frozenset[str], position: int | None
+    value: ir.Value,
+    node: ir.Node,
+    index: int,
+    paths: provenance.ModulePaths,
+    missing: frozenset[str],
+    position: int | None,
 ) -> Owner | None:
     """Whose weight a use is; None: nobody knows. `position` is given for all-equal tensors, which are distinguished by
     module or, where no module is known, by node."""

@@ -93,7 +93,7 @@ class UseEvidence:
             is shared by them.
     """
 
-    paths: frozenset[str]
+    paths: provenance.ModulePaths
     order: Mapping[ir.Node, int]
     keeps_identities: bool
 
@@ -101,7 +101,7 @@ class UseEvidence:
     def of(cls, model: ir.Model) -> UseEvidence:
         """Reads names and order of all nodes."""
         nodes = list(model.graph)
-        paths = provenance.module_paths(model.graph)
+        paths = provenance.ModulePaths.of(model.graph)
         by_torch = model.producer_name == "pytorch"
         keeps = by_torch and any(_is_made_by_merging(node) for node in nodes)
         return cls(paths, {node: place for place, node in enumerate(nodes)}, keeps)
@@ -151,21 +151,25 @@ class UseEvidence:
     ) -> Grouping:
         """A module that is called again reads its parameters in the same order as before.
 
-        In one call, equal tensors of one number are several (the parts of a joined bias), others are one.
+        In one call, equal tensors of one number are several (the parts of a joined bias); others are one, but for the
+        inputs of one node. Whether they are is certain only where an `Identity` would tell.
         """
         in_order = sorted(range(len(units)), key=lambda i: self.order.get(units[i].first, 0))
         read: Counter[str] = Counter()
+        reads = Counter(unit.first for unit in units)
         groups: dict[tuple[str, int], list[Unit]] = {}
         is_certain = True
         for i in in_order:
             module, call = sites[i]
-            place = read[call] if is_filled else 0
-            is_certain = is_certain and not (is_filled and place)
+            place = read[call] if is_filled else units[i].uses[0][1] if reads[units[i].first] > 1 else 0
+            is_known = not is_filled and self.keeps_identities and units[i].identity is None
+            is_certain = is_certain and (is_known or not read[call])
             read[call] += 1
             groups.setdefault((module, place), []).append(units[i])
         if is_filled:
             return Grouping(_named_first(value, groups), is_certain)
-        return _joined(value, _named_first(value, groups), [site[0] for site in sites])
+        found = _joined(value, _named_first(value, groups), [site[0] for site in sites])
+        return Grouping(found.groups, found.is_certain and is_certain)
 
 
 def _is_made_by_merging(node: ir.Node) -> bool:
@@ -178,7 +182,7 @@ def _named_first(value: ir.Value, groups: Mapping[tuple[str, int], list[Unit]]) 
     module = str(value.name).rpartition(".")[0]
 
     def rank(key: tuple[str, int]) -> bool:
-        return not module or provenance.collapsed(key[0]) != module
+        return not module or key[0] != module
 
     return [groups[key] for key in sorted(groups, key=rank)]
 
@@ -191,6 +195,9 @@ def _joined(value: ir.Value, groups: list[list[Unit]], modules: Sequence[str]) -
     for group in groups:
         for other in joined:
             verdict = True if inside else _share(value, other, group)
+            if verdict and not inside and _is_alike(value, other[0], group[0]):
+                # All that the two layers read is merged: two that share it all would be one under one path.
+                verdict = is_certain = False
             is_certain = is_certain and verdict is not None and not (is_matrix and not verdict)
             if verdict is None:  # without an Identity, the file has nothing that speaks for two
                 verdict = all(unit.identity is None for unit in (*other, *group))
@@ -210,8 +217,9 @@ def _share(value: ir.Value, left: Sequence[Unit], right: Sequence[Unit]) -> bool
     """
     if value.shape is None or len(value.shape) < 2:
         return False
-    if any(node.op_type == "Gather" for unit in (*left, *right) for node, _ in unit.uses):
-        return True
+    looked_up = [any(node.op_type == "Gather" for unit in units for node, _ in unit.uses) for units in (left, right)]
+    if any(looked_up):
+        return None if all(looked_up) else True
     ours, theirs = companions(value, left[0]), companions(value, right[0])
     if not ours or not theirs:
         return None
@@ -221,12 +229,19 @@ def _share(value: ir.Value, left: Sequence[Unit], right: Sequence[Unit]) -> bool
     return None if equal and not any(_varies(one) for one in equal) else not equal
 
 
+def _is_alike(value: ir.Value, left: Unit, right: Unit) -> bool:
+    """Whether two layers read the same stored tensors alone, all under names that the exporter made up."""
+    ours, theirs = ({id(one): one for one in companions(value, unit)} for unit in (left, right))
+    names = (str(one.name) for one in (value, *ours.values()))
+    return bool(ours) and ours.keys() == theirs.keys() and all(map(provenance.is_automatic_name, names))
+
+
 def _by_layer(value: ir.Value, units: Sequence[Unit], is_filled: bool, is_asked: bool) -> Grouping:
     """Without modules: nodes that compute with the same other tensors are calls of one layer."""
-    beside = [frozenset(id(one) for one in companions(value, unit) if _is_distinctive(one, is_asked)) for unit in units]
+    nearby = [frozenset(id(one) for one in companions(value, unit) if _is_distinctive(one, is_asked)) for unit in units]
     if is_filled:
         groups: dict[object, list[Unit]] = {}
-        for place, (unit, others) in enumerate(zip(units, beside, strict=True)):
+        for place, (unit, others) in enumerate(zip(units, nearby, strict=True)):
             groups.setdefault(others or place, []).append(unit)
         return Grouping(list(groups.values()), is_certain=False)
     joined: list[list[Unit]] = []

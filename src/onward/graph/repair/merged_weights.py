@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
-from onward.graph.nodes.node_writer import value_names
+from onward.graph.nodes.node_writer import remove_unread, value_names
 from onward.graph.operators import operator
+from onward.graph.reading.tensor_storage import close_file
 from onward.graph.repair.merged_owners import (
     divide_joined_layers,
     divide_joined_nodes,
@@ -38,11 +39,13 @@ class SplitWeights:
     """What was done.
 
     Attributes:
-        notes: a sentence for each tensor that was split, or that stays shared though nothing says so.
+        notes: a sentence for each tensor that was split.
+        undecided: tensor that stays shared though nothing says so -> a sentence, for a user who trains it.
         families: initializer -> the tensor that it was split from, or that is split; they are never tied again.
     """
 
     notes: list[str] = field(default_factory=list)
+    undecided: dict[str, str] = field(default_factory=dict)
     families: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,10 +70,10 @@ def split_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
     merged = [
         _Merged(graph=model.graph, value=value, is_asked=known_as.matches(name, split))
         for name, value in list(model.graph.initializers.items())
-        if _may_be_merged(value, known_as.matches(name, split)) and not known_as.matches(name, keep)
+        if may_be_merged(value, known_as.matches(name, split)) and not known_as.matches(name, keep)
     ]
     if not merged:
-        return SplitWeights()
+        return SplitWeights(undecided=_notes_on_lost_calls(model.graph))
     uses = UseEvidence.of(model)
     # First what names and calls decide: it tells, in turn, which layers other tensors belong to.
     for one in merged:
@@ -80,11 +83,14 @@ def split_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
         for one in merged:
             if (len(one.value.shape or ()) > 1) is is_matrix:
                 one.split_by_layers(uses)
-    done = SplitWeights(notes=_notes_on_joined(model.graph))
+    done = SplitWeights(notes=_notes_on_joined(model.graph), undecided=_notes_on_lost_calls(model.graph))
     for one in merged:
         one.release()
-        done.notes += one.notes()
-        done.families |= dict.fromkeys([str(one.value.name), *one.made] if one.made else (), str(one.value.name))
+        if one.made:
+            done.notes.append(one.note_on_split())
+            done.families |= dict.fromkeys([str(one.value.name), *one.made], str(one.value.name))
+        elif not one.is_certain and not one.is_asked:
+            done.undecided[str(one.value.name)] = one.note_on_sharing()
     return done
 
 
@@ -93,7 +99,12 @@ def _notes_on_joined(graph: ir.Graph) -> list[str]:
     kinds = provenance.declared_kinds(graph)
     missing = missing_parameters(graph)
     held = [name for name, kind in kinds.items() if kind == "PARAMETER" and name not in missing]
-    gone = [name for name in missing if any(_is_beside(name, one) for one in held)]
+    sharing = modules_that_share(graph)
+    gone = [
+        name
+        for name in missing
+        if name.rpartition(".")[0] not in sharing and any(_is_beside(name, one) for one in held)
+    ]
     if not gone:
         return []
     names = shortened([repr(name) for name in sorted(gone)], _SHOWN)
@@ -104,21 +115,58 @@ def _notes_on_joined(graph: ir.Graph) -> list[str]:
     ]
 
 
+def modules_that_share(graph: ir.Graph) -> set[str]:
+    """Modules that compute with a parameter of another module: an embedding that is the output layer, too."""
+    targets = {provenance.placeholder(name): name for name in provenance.declared_kinds(graph)}
+    calls = ((provenance.module_scope(node), provenance.called_parameters(node)) for node in graph)
+    return {
+        scope
+        for scope, called in calls
+        if scope and any(not targets.get(one, f"{scope}.").startswith(f"{scope}.") for one in called)
+    }
+
+
+def _notes_on_lost_calls(graph: ir.Graph) -> dict[str, str]:
+    """Parameter -> a sentence, where the only call that reads it was traced with another one.
+
+    Both were equal, and so was what they were used for: the other call is gone.
+    """
+    declared = {provenance.placeholder(name): name for name in provenance.declared_kinds(graph)}
+    notes = {}
+    for name, value in graph.initializers.items():
+        nodes = [use.node for use in value.uses()]
+        called = provenance.called_parameters(nodes[0]) if len(nodes) == 1 else ()
+        is_other = called and provenance.placeholder(str(name)) not in called
+        if is_other and value.metadata_props.get(provenance.KIND) == "PARAMETER":
+            others = shortened([repr(declared.get(one, one)) for one in called], _SHOWN)
+            notes[str(name)] = (
+                f"{name!r} is read where the module reads {others}: equal layers computed the same from the same "
+                "input, and the exporter kept one of them. To train both, export with torch.onnx.export(..., "
+                "optimize=False), or once they differ."
+            )
+    return notes
+
+
 def _is_beside(name: str, other: str) -> bool:
     """Whether two parameters have one name in two modules of one parent: `a.q_proj.weight`, `a.k_proj.weight`."""
     left, right = name.split("."), other.split(".")
     return left[:-2] == right[:-2] and left[-1] == right[-1] and left != right
 
 
-def _may_be_merged(value: ir.Value, is_asked: bool) -> bool:
+def may_be_merged(value: ir.Value, is_asked: bool) -> bool:
+    """Whether several layers may have had a tensor each that the exporter stored as this one."""
     tensor = value.const_value
     if tensor is None or tensor.dtype not in TRAINABLE_TYPES or tensor.size < 1 or len(value.uses()) < 2:
         return False
     if value.is_graph_output() or is_noted_constant(value):
         return False
+    if not is_asked and all(operator(use.node.op_type).input(use.idx) == "scale" for use in value.uses()):
+        return False  # the scale of what rounds a value and of what reads it is one
     if tensor.size > 1 or value.metadata_props.get(provenance.KIND) == "PARAMETER" or is_asked:
         return True
     if _changes_nothing(value):
+        return True
+    if not provenance.is_automatic_name(str(value.name)):
         return True
     return any(use.node.op_type == "Identity" for use in value.uses()) or _is_parameter_of_one_number(value)
 
@@ -199,7 +247,8 @@ class _Merged:
         if self.is_done:
             return
         if is_number and not self.is_asked and not _is_parameter_of_one_number(self.value):
-            self.is_certain = not _changes_nothing(self.value)
+            is_named = not provenance.is_automatic_name(str(self.value.name))
+            self.is_certain = not is_named and not _changes_nothing(self.value)
             return
         units = units_of(self.value)
         if self._splits_by_node:
@@ -223,7 +272,7 @@ class _Merged:
         if site is None or not site[0]:
             return ""
         folded = provenance.is_automatic_name(str(self.value.name))
-        return f"{provenance.collapsed(site[0])}.{role_of(node, index)}{f'_{self.value.name}' if folded else ''}"
+        return f"{site[0]}.{role_of(node, index)}{f'_{self.value.name}' if folded else ''}"
 
     def _give(self, units: Sequence[Unit], stem: str, is_weight: bool = True, sources: Sequence[str] = ()) -> None:
         uses = [use for unit in units for use in unit.uses]
@@ -233,39 +282,38 @@ class _Merged:
         name = _unique(value_names(self.graph), stem or f"{self.value.name}.{uses[0][0].name or 'node'}")
         _give_copy(self.graph, self.value, name, uses, is_weight, sources)
         for node in identities:
-            _remove_unused(self.graph, node)
+            remove_unread(self.graph, node.outputs[0])
         self.made.append(name)
 
     def release(self) -> None:
         """Lets go of the bytes of an external tensor."""
-        if isinstance(self.value.const_value, ir.ExternalTensor):
-            self.value.const_value.release()
+        close_file(self.value.const_value)
 
-    def notes(self) -> list[str]:
+    def note_on_sharing(self) -> str:
+        """Who reads it, and what to do where they do not share it."""
+        name = str(self.value.name)
+        readers = [repr(provenance.shown_node(unit.first)) for unit in units_of(self.value)]
+        return (
+            f"{name!r} (shape {list(self.shape)}) is read by {len(readers)} nodes ({shortened(readers, _SHOWN)}); the "
+            "file does not tell whether they share it, or were equal and merged when it was exported. It trains as one "
+            f"weight. If they are separate layers, list {name!r} in training.untied_weights (untied_weights=[...] of "
+            "onward.to_torch)."
+        )
+
+    def note_on_split(self) -> str:
         """What was done to it, and what to do where the file does not tell."""
         name, shape = str(self.value.name), list(self.shape)
-        if not self.made:
-            if self.is_certain or self.is_asked:
-                return []
-            readers = [repr(provenance.shown_node(unit.first)) for unit in units_of(self.value)]
-            listed = shortened(readers, _SHOWN)
-            return [
-                f"{name!r} (shape {shape}) is read by {len(readers)} nodes ({listed}); the file does not "
-                "tell whether they share it, or were equal and merged when it was exported. It trains as one weight. "
-                f"If they are separate layers, list {name!r} in training.untied_weights (untied_weights=[...] of "
-                "onward.to_torch)."
-            ]
         what = f"all {self.fill:g}" if self.fill is not None else "equal numbers"
         done = (
             f"{name!r} (shape {shape}, {what}) fed {len(self.made) + 1} layers, merged by the exporter; each has its "
             f"own again: {shortened([name, *self.made], _SHOWN)}."
         )
         if self.is_certain:
-            return [done]
-        return [
+            return done
+        return (
             f"{done} The file does not tell for certain which of them are one layer: if they share a weight, list "
             f"{name!r} in training.tied_weights (tied_weights=[...] of onward.to_torch)."
-        ]
+        )
 
 
 def _is_noted(node: ir.Node) -> bool:
@@ -273,15 +321,6 @@ def _is_noted(node: ir.Node) -> bool:
     if provenance.call(node):
         return True
     return any(provenance.call(use.node) for output in node.outputs for use in output.uses())
-
-
-def _remove_unused(graph: ir.Graph, identity: ir.Node) -> None:
-    """Takes out an Identity, and those before it, that nothing reads any more."""
-    node: ir.Node | None = identity
-    while node is not None and node.op_type == "Identity" and not node.outputs[0].uses():
-        before = None if node.inputs[0] is None else node.inputs[0].producer()
-        graph.remove(node, safe=True)
-        node = before
 
 
 def _unique(taken: set[str], stem: str) -> str:

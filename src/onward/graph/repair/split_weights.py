@@ -16,8 +16,10 @@ import onnx_ir as ir
 from onward.graph.nodes import provenance
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.graph.nodes.rearrangement import Rearrangement, find_permutation, find_rearrangement, is_equal
+from onward.graph.reading.tensor_storage import close_file
+from onward.graph.repair.merged_weights import SplitWeights
 from onward.graph.repair.repeated_rows import tie_repeated_rows
-from onward.graph.weights.copy_evidence import CopyEvidence, is_same_call
+from onward.graph.weights.copy_evidence import CopyEvidence, have_same_bias, is_same_call
 from onward.graph.weights.gradients import TRAINABLE_TYPES
 from onward.graph.weights.names import WeightNames, weight_names
 from onward.spelling import shortened
@@ -31,10 +33,16 @@ class Tie:
     """An initializer that repeats the numbers of a weight, rearranged.
 
     One that repeats its own first row has the weight's name: what trains is the row.
+
+    Attributes:
+        weight: the weight's name.
+        how: the copy is made of it.
+        is_noted: the exporter noted that both are one parameter; else it is concluded from equal numbers.
     """
 
     weight: str
     how: Rearrangement
+    is_noted: bool = True
 
     @property
     def relation(self) -> str:
@@ -47,36 +55,38 @@ class Tie:
 
 
 def tie_copies(
-    model: ir.Model, families: Mapping[str, str], keep: Sequence[str] = ()
+    model: ir.Model, untied: SplitWeights, keep: Sequence[str] = (), split: Sequence[str] = ()
 ) -> tuple[dict[str, Tie], dict[str, str]]:
     """Replaces initializers that are copies of others by nodes that compute them, in place.
 
     Args:
         model: as it is prepared for lowering.
-        families: initializer -> the tensor that it was split from; those of one family stay apart.
+        untied: what was split before; tensors of one family stay apart.
         keep: patterns of copies that are tied where the file leaves it open.
+        split: patterns of those that are not tied by their numbers alone.
 
     Returns:
-        The ties by the copy's name; and by initializer a sentence for each row that is repeated, and for copies of
-        which the file does not say whether they are one weight.
+        The ties by the copy's name; and by initializer a sentence for each row that is repeated, and for copies and
+        shared tensors of which the file does not say whether they are one weight.
     """
-    tied, undecided = _tied(model, families, keep)
-    ties = {copy: Tie(weight, how) for copy, weight, how in tied}
+    ties, undecided = _tied(model, untied.families, keep, split)
     rows, notes = tie_repeated_rows(model)
+    notes = untied.undecided | notes
     if undecided:
-        notes[next(iter(undecided))] = _note_on_undecided(undecided)
+        first = next(iter(undecided))
+        notes[first] = " ".join(filter(None, (notes.get(first), _note_on_undecided(undecided))))
     return {**ties, **{name: Tie(name, how) for name, how in rows.items()}}, notes
 
 
 def _tied(
-    model: ir.Model, families: Mapping[str, str], keep: Sequence[str]
-) -> tuple[list[tuple[str, str, Rearrangement]], dict[str, str]]:
-    """(copy, weight, how), for every initializer that was replaced; and copy -> weight where nothing decides."""
+    model: ir.Model, families: Mapping[str, str], keep: Sequence[str], split: Sequence[str]
+) -> tuple[dict[str, Tie], dict[str, str]]:
+    """Copy -> tie, for every initializer that was replaced; and copy -> weight where nothing decides."""
     evidence = CopyEvidence.of(model.graph)
     noted: dict[str, list[ir.Value]] = {}
     unnoted: list[ir.Value] = []
-    known_as = weight_names(model.graph) if keep else WeightNames()
-    tied, undecided = [], dict[str, str]()
+    known_as = weight_names(model.graph) if keep or split else WeightNames()
+    ties, undecided = dict[str, Tie](), dict[str, str]()
     for copy in _candidates(model.graph):
         origins = evidence.origins.get(str(copy.name), frozenset())
         family = families.get(str(copy.name), "")
@@ -84,25 +94,28 @@ def _tied(
         others = [one for one in known if not family or families.get(str(one.name)) != family]
         relations = ((one, _noted_relation(copy, one)) for one in others if evidence.may_be_copy(copy, one))
         found = next(((one, how) for one, how in relations if how is not None), None)
-        if found is None and not origins:
+        is_noted = found is not None
+        if found is None and not origins and not known_as.matches(str(copy.name), split):
             others = [one for one in unnoted if not family or families.get(str(one.name)) != family]
             may_be = {one: evidence.may_be_unnoted_copy(copy, one) for one in others}
             is_asked = known_as.matches(str(copy.name), keep)
             looked_at = [one for one, may in may_be.items() if may or (is_asked and may is None)]
-            relations = ((one, _relation(copy, one)) for one in looked_at)
+            relations = ((one, _unnoted_relation(copy, one)) for one in looked_at)
             found = next(((one, how) for one, how in relations if how is not None), None)
             if found is None:
                 equal = (one for one in others if may_be[one] is None and _is_permuted(copy, one))
                 undecided |= {str(copy.name): str(one.name) for one in itertools.islice(equal, 1)}
         if found is not None:
             original, how = found
-            tied.append((str(copy.name), str(original.name), how))
+            ties[str(copy.name)] = Tie(str(original.name), how, is_noted)
             _replace(model, copy, original, how)
             continue
         unnoted.append(copy)
         for origin in origins:
             noted.setdefault(origin, []).append(copy)
-    return tied, undecided
+    for value in model.graph.initializers.values():
+        close_file(value.const_value)
+    return ties, undecided
 
 
 def _candidates(graph: ir.Graph) -> list[ir.Value]:
@@ -129,11 +142,18 @@ def _candidates(graph: ir.Graph) -> list[ir.Value]:
 def _noted_relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
     """How a tensor was made of another that holds the same parameter."""
     how = _relation(copy, original)
-    if how is None and is_same_call(copy, original):
-        left, right = _array(copy), _array(original)
-        if is_equal(left, right):
-            return Rearrangement(tuple(range(left.ndim)))
-    return how
+    return how or (_as_it_is(copy, original) if is_same_call(copy, original) else None)
+
+
+def _unnoted_relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
+    """How a tensor was made of another by its numbers, or by its layer's bias where it is filled with one number."""
+    how = _relation(copy, original)
+    return how or (_as_it_is(copy, original) if have_same_bias(copy, original) else None)
+
+
+def _as_it_is(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
+    left, right = _array(copy), _array(original)
+    return Rearrangement(tuple(range(left.ndim))) if is_equal(left, right) else None
 
 
 def _relation(copy: ir.Value, original: ir.Value) -> Rearrangement | None:
@@ -193,7 +213,13 @@ def rearranging_nodes(
 
 def notes_on_ties(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> tuple[str, ...]:
     """A sentence for each weight that trains and of which the file holds copies."""
-    return (*_notes_on_equal(ties, weights, known_as), *_notes_on_others(ties, weights, known_as))
+    concluded = [
+        f"{copy!r} of {known_as.shown(tie.weight)!r}"
+        for copy, tie in ties.items()
+        if not tie.is_noted and tie.weight in weights
+    ]
+    told = (*_notes_on_equal(ties, weights, known_as), *_notes_on_others(ties, weights, known_as))
+    return (*told, _note_on_concluded(concluded)) if concluded else told
 
 
 def _notes_on_equal(ties: Mapping[str, Tie], weights: Collection[str], known_as: WeightNames) -> list[str]:
@@ -230,6 +256,14 @@ def _notes_on_others(ties: Mapping[str, Tie], weights: Collection[str], known_as
             what = f"{copy!r} is {weight!r} with its axes permuted, folded by the exporter"
         notes.append(f"{what}; they are tied again and train as one weight.")
     return notes
+
+
+def _note_on_concluded(pairs: Sequence[str]) -> str:
+    return (
+        f"That these are copies is concluded from their equal numbers alone: {shortened(pairs, _SHOWN)}. If one is a "
+        "weight of its own that was equal when exported, list it in training.untied_weights (untied_weights=[...] of "
+        "onward.to_torch) to train it separately."
+    )
 
 
 def _note_on_undecided(undecided: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.reading.tensor_storage import close_file
 from onward.graph.weights.evidence import Exporter, why_constant
 from onward.graph.weights.gradients import TRAINABLE_TYPES, reached_by_gradient
 from onward.graph.weights.names import WeightNames
@@ -82,6 +83,7 @@ def choose_weights(
             reason = _why_immutable(value, immutable_weights)
         if not reason and not known_as.is_named(name, weights_to_train):
             reason = why_constant(value, exporter)
+            close_file(value.const_value)
         if reason:
             frozen[name] = reason
         else:
@@ -127,7 +129,10 @@ def _require_matches(field: str, patterns: Sequence[str], names: Sequence[str], 
         if not any(known_as.matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, known_as.everything(names), n=3, cutoff=0.4)
             hint = f"; did you mean {', '.join(repr(n) for n in near)}?" if near else "."
-            raise ModelError(f"{field}: {pattern!r} matches none of the model's {len(names)} float initializers{hint}")
+            such = "" if near or not names else f" They are {known_as.listed(names, 3)}; `onward inspect` lists them."
+            raise ModelError(
+                f"{field}: {pattern!r} matches none of the model's {len(names)} float initializers{hint}{such}"
+            )
 
 
 def _why_immutable(value: ir.Value, immutable_weights: ImmutableWeights) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
+from onward.graph.operators import operator
 from onward.graph.weights.evidence import is_buffer_name, is_noted_constant
 from onward.graph.weights.lifted_tensors import is_lifted
 
@@ -39,14 +40,14 @@ class CopyEvidence:
     """
 
     origins: Mapping[str, frozenset[str]]
-    paths: frozenset[str]
+    paths: provenance.ModulePaths
 
     @classmethod
     def of(cls, graph: ir.Graph) -> CopyEvidence:
         """Reads the exporter's notes."""
         named = {source for value in graph.initializers.values() for source in provenance.folded_sources(value)}
         found = ((str(value.name), _origins(value, named)) for value in graph.initializers.values())
-        return cls({name: origins for name, origins in found if origins}, provenance.module_paths(graph))
+        return cls({name: origins for name, origins in found if origins}, provenance.ModulePaths.of(graph))
 
     def may_be_copy(self, copy: ir.Value, original: ir.Value) -> bool | None:
         """Whether the notes say that both come from one parameter; None: nothing is noted of one of them."""
@@ -60,7 +61,7 @@ class CopyEvidence:
 
         None: only their readers speak against it, layers with other names or biases, which tied ones may have.
         """
-        if provenance.folded_sources(copy):
+        if provenance.folded_sources(copy) or _are_of_one_node(copy, original):
             return False
         if provenance.KIND in copy.metadata_props:
             both_lifted = is_lifted(str(copy.name)) and is_lifted(str(original.name))
@@ -106,6 +107,11 @@ def is_same_call(copy: ir.Value, original: ir.Value) -> bool:
     return bool(left) and left == right
 
 
+def have_same_bias(copy: ir.Value, original: ir.Value) -> bool:
+    """Whether the same stored tensor is added to the products with both."""
+    return not _companions(copy).isdisjoint(_companions(original))
+
+
 def _calls(value: ir.Value) -> set[tuple[str, int, str, tuple[str, ...]]]:
     calls = set()
     for use in value.uses():
@@ -144,6 +150,12 @@ def _of_sources(value: ir.Value, sources: tuple[str, ...]) -> frozenset[str]:
             source for source in sources if source in stored or ("." in source and not is_buffer_name(source))
         ]
     return frozenset(provenance.placeholder(source) for source in parameters)
+
+
+def _are_of_one_node(left: ir.Value, right: ir.Value) -> bool:
+    """Whether one node reads both as its parameters, as a recurrent layer does."""
+    nodes = {use.node for use in right.uses() if operator(use.node.op_type).is_parameter(use.idx)}
+    return any(use.node in nodes and operator(use.node.op_type).is_parameter(use.idx) for use in left.uses())
 
 
 def _is_tied_embedding(copy: str, original: ir.Value) -> bool:

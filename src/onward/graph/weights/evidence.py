@@ -239,11 +239,16 @@ def _is_mask(tensor: ir.TensorProtocol, arithmetic: bool) -> bool:
     corners = np.asarray([array.flat[0], array.flat[array.shape[-1] - 1], array.flat[-1]], dtype=np.float64)
     if not ((np.abs(corners) >= 1e4) | (corners == 0) | (corners == 1)).all():
         return False
-    flat = array.reshape(-1).astype(np.float64)
-    low = flat.min()
-    if arithmetic and (low <= -1e4 or np.isinf(flat).any()):
-        return bool(((flat == low) | (flat == 0) | (flat == 1) | np.isinf(flat)).all())
+    if arithmetic:
+        flat = array.reshape(-1).astype(np.float64)
+        low = flat.min()
+        if low <= -1e4 or np.isinf(flat).any():
+            return bool(((flat == low) | (flat == 0) | (flat == 1) | np.isinf(flat)).all())
     if array.ndim < 2 or min(array.shape[-2:]) < 2:  # one column of ones is a scale
+        return False
+    # Again the corners: they differ in a triangle, but not in what is filled with zeros or ones.
+    first = array.reshape(-1, *array.shape[-2:])[0]
+    if first[0, 0] != 1 or first[0, -1] == first[-1, 0]:
         return False
     ones = np.ones(array.shape[-2:])
     return any(bool((array == triangle).all()) for triangle in (np.tril(ones), np.triu(ones)))

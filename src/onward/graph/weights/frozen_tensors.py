@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.weights.names import WeightNames
+from onward.graph.weights.quantized_weights import PACKED, UNPACKING, quantized_weights
 
 _SHOWN = 3
 _WAY_OUT = (
-    "dequantize the model (onward export MODEL --dequantize qdq -o FILE) and train the result, or train the "
-    "model from before quantization and quantize it afterwards (onward export --quantize)."
+    "dequantize the model (onward export MODEL --dequantize qdq -o FILE) and train the result, or train the model from "
+    "before quantization and quantize it afterwards (onward export --quantize)."
 )
 _UNREMARKABLE = (
     "a rank-0 constant", "a one-element constant", "a constant", "a Constant node", "a mask", "a table of angles",
@@ -59,11 +60,19 @@ def note_on_frozen(
     stored = [graph.initializers[name].const_value for name in weights]
     trained = sum(tensor.size for tensor in stored if tensor is not None)
     still = sum(group.elements for group in groups)
-    advice = f" Integers get no gradient: {_WAY_OUT}" if any("stored as" in group.reason for group in groups) else ""
+    is_stored = any("stored as" in group.reason for group in groups)
+    advice = f" Integers get no gradient: {_way_out(graph)}" if is_stored else ""
     return (
         f"{still:,} of {trained + still:,} parameters are not trainable: {_listed(groups, known_as)}. "
         f"`onward inspect` lists them; training.weights_to_train overrides this by exact name.{advice}",
     )
+
+
+def _way_out(graph: ir.Graph) -> str:
+    """What to do where weights are integers; products of integers by integers leave no place for an adapter."""
+    readers = {use.node.op_type for name in quantized_weights(graph) for use in graph.initializers[name].uses()}
+    is_adapted = readers & (PACKED | UNPACKING | {"DequantizeLinear"})
+    return f"train adapters next to them (adapter.rank), {_WAY_OUT}" if is_adapted else _WAY_OUT
 
 
 def why_nothing_trains(
@@ -79,7 +88,7 @@ def why_nothing_trains(
     if all(group.reason.startswith(_BY_USER) for group in groups):
         advice = "Change training.weights_to_train or weights_not_to_train."
     elif any("stored as" in group.reason for group in groups):
-        advice = f"Its weights are stored as integers, which get no gradient: {_WAY_OUT}"
+        advice = f"Its weights are stored as integers, which get no gradient: {_way_out(graph)}"
     elif any(name not in constants and not reason.startswith(_FINAL) for name, reason in frozen.items()):
         advice = (
             "List those that are parameters in training.weights_to_train (weights_to_train=[...] of onward.to_torch)."

@@ -72,7 +72,7 @@ class WeightNames:
 def weight_names(graph: ir.Graph) -> WeightNames:
     """The module paths of a graph's initializers; two weights of one path are distinguished by `#2`, `#3`, ..."""
     targets = {provenance.placeholder(name): name for name in provenance.declared_kinds(graph)}
-    prefixes = provenance.module_paths(graph)
+    prefixes = provenance.ModulePaths.of(graph)
     taken = set(graph.initializers)
     paths: dict[str, str] = {}
     for name, value in graph.initializers.items():
@@ -90,7 +90,7 @@ def weight_names(graph: ir.Graph) -> WeightNames:
     return WeightNames(paths)
 
 
-def _path(value: ir.Value, targets: Mapping[str, str], prefixes: frozenset[str]) -> str:
+def _path(value: ir.Value, targets: Mapping[str, str], prefixes: provenance.ModulePaths) -> str:
     name = str(value.name)
     if provenance.KIND in value.metadata_props:
         return ""
@@ -103,7 +103,8 @@ def _path(value: ir.Value, targets: Mapping[str, str], prefixes: frozenset[str])
     if "." in name and not provenance.is_automatic_name(name):
         return ""
     node, index = _reader(value)
-    return "" if node is None else _of_reader(node, index, targets, prefixes)
+    is_scalar = value.const_value is not None and not value.const_value.shape.dims
+    return "" if node is None else _of_reader(node, index, targets, prefixes, is_scalar)
 
 
 def _reader(value: ir.Value) -> tuple[ir.Node | None, int]:
@@ -119,15 +120,18 @@ def _reader(value: ir.Value) -> tuple[ir.Node | None, int]:
     return None, 0
 
 
-def _of_reader(node: ir.Node, index: int, targets: Mapping[str, str], prefixes: frozenset[str]) -> str:
+def _of_reader(
+    node: ir.Node, index: int, targets: Mapping[str, str], prefixes: provenance.ModulePaths, is_scalar: bool
+) -> str:
     role = operator(node.op_type).parameter_name(index)
     called = [targets[one] for one in provenance.called_parameters(node) if one in targets]
     fitting = [one for one in called if one.rpartition(".")[2].startswith(role)] if role else []
     if len(fitting) == 1:
         return fitting[0]
-    scope = provenance.module_scope(node) or provenance.collapsed(provenance.path_scope(node, prefixes))
+    scope = provenance.module_scope(node) or provenance.path_scope(node, prefixes)
     if scope:
-        return f"{scope}.{role}" if role else ""
+        # A number, such as the epsilon of a norm, is no parameter of its module.
+        return f"{scope}.{role}" if role and not is_scalar else ""
     if _TF_PREFIX.match(str(node.name)):
         return _of_tensorflow(str(node.name))
     return ""

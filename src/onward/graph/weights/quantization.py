@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onward.graph.nodes.structure import MICROSOFT
+
 _MOVES_ELEMENTS = frozenset(
     {
         "Clip", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice",
@@ -17,13 +19,12 @@ _MOVES_ELEMENTS = frozenset(
 """Operators whose outputs hold nothing but elements of their first input, or its bounds."""
 
 
-_MICROSOFT = "com.microsoft"
 _TENSORS_OF_PRODUCTS = {
     ("", "MatMulInteger"): (0, 1),
     ("", "ConvInteger"): (0, 1),
-    (_MICROSOFT, "MatMulIntegerToFloat"): (0, 1),
-    (_MICROSOFT, "QAttention"): (0,),
-    (_MICROSOFT, "QGemm"): (0, 3),
+    (MICROSOFT, "MatMulIntegerToFloat"): (0, 1),
+    (MICROSOFT, "QAttention"): (0,),
+    (MICROSOFT, "QGemm"): (0, 3),
 }
 """Operator -> inputs that hold quantized tensors and are multiplied."""
 _REAL = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -58,7 +59,7 @@ def gives_real_numbers(node: ir.Node) -> bool:
     """Whether a product of quantized tensors gives real numbers, or int32 that is only cast to such."""
     if node.op_type == "QGemm":
         return len(node.inputs) < 8 or node.inputs[7] is None
-    if node.domain == _MICROSOFT:
+    if node.domain == MICROSOFT:
         return node.op_type in ("MatMulIntegerToFloat", "QAttention")
     output = node.outputs[0]
     return bool(output.uses()) and not output.is_graph_output() and all(_casts_to_real(use) for use, _ in output.uses())

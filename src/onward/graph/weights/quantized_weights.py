@@ -18,7 +18,14 @@ INTEGERS: dict[ir.DataType, str] = {
 }  # fmt: skip
 """Element types of quantized weights, in words."""
 
+PACKED = frozenset({"MatMulNBits", "MatMulBnb4"})
+"""Products that read a weight in packed blocks, at input 1."""
+
+UNPACKING = frozenset({"DequantizeNBits", "DequantizeBnb4"})
+"""Operators of the domain `onward.fused` that give the matrix which packed blocks, at input 0, stand for."""
+
 _PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
+_STORED_RIGHT = PACKED | {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 
 
 def is_scale(value: ir.Value) -> bool:
@@ -65,10 +72,11 @@ def quantized_weights(graph: ir.Graph) -> dict[str, str]:
 
 def _holds_weights(value: ir.Value) -> bool:
     return any(
-        (use.node.op_type == "DequantizeLinear" and use.idx == 0)
+        (use.node.op_type in UNPACKING | {"DequantizeLinear"} and use.idx == 0)
         or (use.node.op_type in _PRODUCTS and use.idx in (0, 1))
         or (use.node.op_type in ("QLinearMatMul", "QLinearConv", "QGemm") and use.idx == 3)
-        or (use.node.op_type in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits") and use.idx == 1)
+        or (use.node.op_type in _STORED_RIGHT and use.idx == 1)
+        or (use.node.op_type == "GatherBlockQuantized" and use.idx == 0)
         or (use.node.op_type == "DynamicQuantizeLSTM" and use.idx in (1, 2))
         or (use.node.op_type in ("Transpose", "Reshape", "Gather") and _moves_to_dequantize(use.node))
         for use in value.uses()

@@ -34,10 +34,10 @@ def notes_on_split_parameters(graph: ir.Graph) -> tuple[str, ...]:
     for parameter, values in held.items():
         computed = [value for value in values if _is_computed(value, parameter)]
         if len(values) > 1 and computed:
-            names = [repr(str(value.name)) for value in values]
+            names, folded = ([repr(str(value.name)) for value in some] for some in (values, computed))
             notes.append(
                 f"the parameter {parameter!r} is stored {len(values)} times ({shortened(names, _SHOWN)}), "
-                f"folded with constants at export ({', '.join(repr(str(value.name)) for value in computed[:_SHOWN])}): "
+                f"folded with constants at export ({shortened(folded, _SHOWN)}): "
                 "each copy is trained separately, so gradients differ from those of the module. Export with "
                 "torch.onnx.export(..., optimize=False) to store it once."
             )

@@ -1,4 +1,4 @@
-"""Writes an ONNX file tensor by tensor, so that a model whose weights are elsewhere is never in memory as a whole.
+"""Writes an ONNX file tensor by tensor, so that a model whose weights are elsewhere is never in memory in full.
 
 The bytes are those that protobuf itself would write: fields in the order of their numbers.
 """

@@ -9,7 +9,7 @@ import builtins
 import inspect
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from onward.lowering.kernels.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dt
 from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
 from onward.lowering.ledger import why_refused
 from onward.lowering.program import Nested, Program, name_placeholders, pick, prune_unused_optional_inputs
-from onward.lowering.registry import Lowering, find_host_lowering, find_lowering
+from onward.lowering.registry import MEMORY_HINT, Lowering, find_host_lowering, find_lowering
 
 _RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "torch", "device", "inf", "nan"})
 """Names that mean something else in the code that fx writes."""
@@ -230,7 +230,7 @@ class _Builder:
         keywords = self._keywords(node, lowering, inputs)
         call = self.fx_graph.call_function(lowering.function, arguments, keywords)
         call.meta["onnx"] = label_of(node)
-        call.meta["spare"] = lowering.spare
+        call.meta["spare"] = [place for place, one in enumerate(lowering.inputs) if one.name in lowering.spare]
         self._bind_outputs(node, lowering, call)
 
     def _belongs_on_host(self, node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue | None]) -> bool:
@@ -304,6 +304,8 @@ class _Builder:
         known = lowering.attributes
         keywords: dict[str, Any] = {}
         for name, attribute in node.attributes.items():
+            if name == MEMORY_HINT:
+                continue
             if name not in known:
                 listed = ", ".join(sorted(known)) or "none"
                 raise ModelError(f"{label_of(node)} has the attribute {name!r}; the operator knows: {listed}.")
@@ -316,23 +318,17 @@ class _Builder:
             if parameter.default is parameter.empty and parameter.name not in keywords:
                 raise ModelError(f"{label_of(node)} lacks its attribute {name!r}.")
         reserved = lowering.reserved
+        filled: dict[str, Callable[[], Any]] = {
+            "training": lambda: self.training,
+            "device": lambda: self.device,
+            "output_count": lambda: last_named_output(node),
+            "owned": lambda: tuple(bound is not None and bound.owned for bound in inputs),
+            "dtypes": lambda: tuple(None if bound is None else bound.dtype for bound in inputs),
+            "element_types": lambda: tuple(None if v is None or v.dtype is None else int(v.dtype) for v in node.inputs),
+            "only_dequantized": lambda: is_only_dequantized(node.outputs[0]),
+        }
         keywords.update((name, value) for name, value in vars(self.context).items() if name in reserved)
-        if "training" in reserved:
-            keywords["training"] = self.training
-        if "device" in reserved:
-            keywords["device"] = self.device
-        if "output_count" in reserved:
-            keywords["output_count"] = last_named_output(node)
-        if "owned" in reserved:
-            keywords["owned"] = tuple(bound is not None and bound.owned for bound in inputs)
-        if "dtypes" in reserved:
-            keywords["dtypes"] = tuple(None if bound is None else bound.dtype for bound in inputs)
-        if "element_types" in reserved:
-            keywords["element_types"] = tuple(
-                None if value is None or value.dtype is None else int(value.dtype) for value in node.inputs
-            )
-        if "only_dequantized" in reserved:
-            keywords["only_dequantized"] = is_only_dequantized(node.outputs[0])
+        keywords.update((name, value()) for name, value in filled.items() if name in reserved)
         return keywords
 
     def _attribute(self, node: ir.Node, attribute: ir.Attr) -> Any:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onward.errors import ModelError
 from onward.graph.reading.expansion import expand_function_operators
+from onward.graph.reading.tensor_storage import close_file
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.builder import build_program
 from onward.lowering.building.specialization import _UNKNOWN, _is_host, _ShapeInterpreter
@@ -52,11 +53,7 @@ def find_value_facts(graph: TrainingGraph, input_shapes: Mapping[str, tuple[int,
     """
     expand_function_operators(graph.model, lambda *operator: find_lowering(*operator) is not None)
     main = graph.model.graph
-    small = {
-        name: tensor_from_ir(value.const_value, f"initializer {name!r}")
-        for name, value in main.initializers.items()
-        if name not in graph.weights and name not in graph.states and _is_small(value) and value.const_value is not None
-    }
+    small = small_tensors(graph)
     names = [str(value.name) for node in main for value in node.outputs if value.name]
     program = build_program(main, graph.model.opset_imports, small, names)
     shapes = {name: _shape_of(value) for name, value in main.initializers.items()}
@@ -118,11 +115,24 @@ def _host_source(node: Any, interpreter: _ShapeInterpreter) -> Any:
     return fx.node.map_arg(node.args[0], lambda source: interpreter.env.get(source, _UNKNOWN))
 
 
-def _is_small(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None or tensor.size > LARGEST_HOST_ELEMENTS:
-        return False
-    return tensor.dtype.is_integer() or tensor.dtype is ir.DataType.BOOL or is_trainable(tensor.dtype)
+def small_tensors(graph: TrainingGraph) -> dict[str, torch.Tensor]:
+    """Constants that may be part of shape arithmetic: few elements, of a type that Python numbers can hold."""
+    found = {}
+    for name, value in graph.model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.size > LARGEST_HOST_ELEMENTS or name in graph.weights or name in graph.states:
+            continue
+        if tensor.dtype.is_integer() or tensor.dtype is ir.DataType.BOOL or is_trainable(tensor.dtype):
+            found[name] = materialize(value)
+    return found
+
+
+def materialize(value: ir.Value) -> torch.Tensor:
+    """Copies an initializer out of its file, and closes the file again so that its pages can go."""
+    assert value.const_value is not None
+    tensor = tensor_from_ir(value.const_value, f"initializer {value.name!r}")
+    close_file(value.const_value)
+    return tensor
 
 
 def _shape_of(value: ir.Value) -> tuple[int, ...]:

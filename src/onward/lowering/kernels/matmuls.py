@@ -112,18 +112,19 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
-        """Keeps both operands."""
-        ctx.save_for_backward(X, W)
+        """Keeps the weight, and X for the gradient of a weight that has one."""
+        ctx.shape = X.shape
+        ctx.save_for_backward(X if ctx.needs_input_grad[1] else None, W)
         return _by_onednn(X, W, B)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Can itself be differentiated."""
         X, W = ctx.saved_tensors
-        G = gradients[0].reshape(-1, W.shape[0])
+        G = gradients[0].reshape(-1, gradients[0].shape[-1])
         of_x = of_w = of_b = None
         if ctx.needs_input_grad[0]:
-            of_x = linear(G, W.T).reshape(X.shape)
+            of_x = linear(G, W.T).reshape(ctx.shape)
         if ctx.needs_input_grad[1]:
             of_w = gradient_of_weight(X.reshape(-1, X.shape[-1]), G, W.T).T
         if ctx.needs_input_grad[2]:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from onward.lowering.kernels.host import HostValue, to_tensor
 
+REQUIRED = inspect.Parameter.empty
+
 
 def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets an elementwise function of two tensors take host values for either of them.
@@ -36,12 +38,12 @@ def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
         **keywords: Any,
     ) -> Any:
         if isinstance(A, Tensor):
-            return function(A, B if isinstance(B, Tensor) else beside(B, A, dtypes[1]), **keywords)
+            return function(A, B if isinstance(B, Tensor) else operand_for(B, A, dtypes[1]), **keywords)
         if isinstance(B, Tensor):
-            return function(beside(A, B, dtypes[0]), B, **keywords)
+            return function(operand_for(A, B, dtypes[0]), B, **keywords)
         assert dtypes[0] is not None
         A = to_tensor(A, dtypes[0], device)
-        return function(A, beside(B, A, dtypes[1]), **keywords)
+        return function(A, operand_for(B, A, dtypes[1]), **keywords)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     reserved = [inspect.Parameter(name, keyword) for name in ("device", "dtypes")]
@@ -50,7 +52,7 @@ def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def beside(value: HostValue, other: Tensor, dtype: torch.dtype | None = None) -> Any:
+def operand_for(value: HostValue, other: Tensor, dtype: torch.dtype | None = None) -> Any:
     """A host value as an operand next to a tensor: a number where that keeps the tensor's shape, else a tensor.
 
     Args:
@@ -87,45 +89,26 @@ def align(A: Tensor, B: Tensor, axis: int | None, broadcast: int) -> Tensor:
     return B.reshape(B.shape + (1,) * trailing)
 
 
-def broadcasts_by_attribute(function: Callable[..., Any], consumes: bool) -> Callable[..., Any]:
-    """The form that a binary operator had before opset 7, of the form it has since.
+def broadcasts_by_attribute(function: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:
+    """The form that a binary operator had before opset 7, of the form it has since."""
 
-    `consumes`: the operator once had the attribute `consumed_inputs`, a hint without meaning.
-    """
-    first, second = list(inspect.signature(function).parameters.values())[:2]
-
-    def call(
-        A: Tensor,
-        B: Tensor,
-        *,
-        axis: int | None = None,
-        broadcast: int = 0,
-        consumed_inputs: tuple[int, ...] = (),
-    ) -> Any:
+    def call(A: Tensor, B: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Any:
         return function(A, align(A, B, axis, broadcast))
 
+    return call
+
+
+def by_attributes(function: Callable[..., Any], **attributes: Any) -> Callable[..., Any]:
+    """The form that an operator of one input had when its further inputs were attributes: these names, with defaults.
+
+    A default of `REQUIRED` says that the attribute must be given.
+    """
+
+    def call(data: Any, **given: Any) -> Any:
+        return function(data, **given)
+
+    first = next(iter(inspect.signature(function).parameters.values()))
     keyword = inspect.Parameter.KEYWORD_ONLY
-    attributes = [inspect.Parameter("axis", keyword, default=None), inspect.Parameter("broadcast", keyword, default=0)]
-    if consumes:
-        attributes.append(inspect.Parameter("consumed_inputs", keyword, default=()))
-    call.__signature__ = inspect.Signature([first, second, *attributes])  # type: ignore[attr-defined]
-    return _renamed(call, f"{function.__name__}_before_7", function)
-
-
-def consumes_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The form that an operator had before opset 6: with the attribute `consumed_inputs`, a hint without meaning."""
-
-    def call(*inputs: Any, consumed_inputs: tuple[int, ...] = (), **keywords: Any) -> Any:
-        return function(*inputs, **keywords)
-
-    hint = inspect.Parameter("consumed_inputs", inspect.Parameter.KEYWORD_ONLY, default=())
-    parameters = [*inspect.signature(function).parameters.values(), hint]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return _renamed(call, f"{function.__name__}_before_6", function)
-
-
-def _renamed(function: Callable[..., Any], name: str, origin: Callable[..., Any]) -> Callable[..., Any]:
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = origin.__module__
-    function.__doc__ = origin.__doc__
-    return function
+    parameters = [inspect.Parameter(name, keyword, default=default) for name, default in attributes.items()]
+    call.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
+    return call

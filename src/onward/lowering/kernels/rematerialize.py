@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,12 +19,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from onward.lowering.program import Program
 
 LEAST_BYTES = 2**17
-"""Smaller tensors are kept: making them again takes longer than all else that is done with them."""
+"""Smaller tensors are kept: recomputing them takes longer than all else that is done with them."""
 
 LONGEST_CHAIN = 16
-"""Tensors that are made one out of the other, as through the sums of residual blocks, before one is kept."""
+"""Tensors that are computed one from the other, as through the sums of residual blocks, before one is kept."""
 
 _on: ContextVar[bool] = ContextVar("rematerialization", default=False)
+
+
+_remade: ContextVar[tuple[tuple[weakref.ref[torch.UntypedStorage], Rematerialization], ...]] = ContextVar(
+    "remade", default=()
+)
+"""Memory of tensors that the operator being called is to make again, and how."""
 
 
 def with_rematerialization(program: Program) -> Program:
@@ -58,7 +64,7 @@ class Rematerialization:
     Args:
         make: makes a new one, with the same bits and layout.
         sources: others of its kind, which `make` takes.
-        depth: how many are made one out of the other.
+        depth: how many are computed one from the other.
     """
 
     def __init__(self, make: Callable[[], Tensor], sources: Sequence[Rematerialization] = (), depth: int = 0) -> None:
@@ -120,11 +126,23 @@ def of(tensor: Any) -> Rematerialization | None:
     return getattr(tensor, "_rematerialization", None)
 
 
+class _Constant(Rematerialization):
+    """A tensor without a gradient, computed for everybody who asks."""
+
+    def promise(self) -> None:
+        """Nothing is kept for anybody."""
+
+    def take(self) -> Tensor:
+        """A new one; gradients of gradients flow past it."""
+        with torch.no_grad():
+            return self.make()
+
+
 @dataclass(frozen=True)
 class _View:
     """Instead of a saved tensor stored in the memory of one that is recomputed."""
 
-    whole: Rematerialization
+    full: Rematerialization
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -135,11 +153,11 @@ def _instead(X: Tensor, how: Rematerialization, otherwise: Rematerialization | N
     storage = weakref.ref(X.untyped_storage())  # autograd holds the hook as long as what it saves
 
     def put(saved: Tensor) -> Tensor | _View:
-        whole = how if saved.untyped_storage() is storage() else otherwise
-        if whole is None:
+        full = how if saved.untyped_storage() is storage() else otherwise
+        if full is None:
             return saved
-        whole.promise()
-        return _View(whole, saved.size(), saved.stride(), int(saved.storage_offset()))
+        full.promise()
+        return _View(full, saved.size(), saved.stride(), int(saved.storage_offset()))
 
     return saved_tensors_hooks(put, _take)
 
@@ -147,7 +165,7 @@ def _instead(X: Tensor, how: Rematerialization, otherwise: Rematerialization | N
 def _take(packed: Tensor | _View) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
-    return packed.whole.take().as_strided(packed.size, packed.stride, packed.offset)
+    return packed.full.take().as_strided(packed.size, packed.stride, packed.offset)
 
 
 def saved_tensor_hook(X: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -156,6 +174,42 @@ def saved_tensor_hook(X: Tensor) -> contextlib.AbstractContextManager[Any]:
     if how is None or isinstance(how, Kept):
         return contextlib.nullcontext()
     return _instead(X, how)
+
+
+def recomputed(
+    tensor: Tensor, make: Callable[[], Tensor], sources: Sequence[Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """What operators keep of a constant tensor in here is recomputed; one that is a view of its sources is kept."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    own = tensor.untyped_storage()
+    if any(isinstance(source, Tensor) and source.untyped_storage() is own for source in sources):
+        return contextlib.nullcontext()
+    return _instead(tensor, _Constant(make))
+
+
+@contextlib.contextmanager
+def recomputed_with_gradient(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
+    """What operators keep of a large tensor that has a gradient is made again, in here and in contexts within."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or tensor.nbytes < LEAST_BYTES:
+        yield
+        return
+    # Of nested hooks, torch calls the innermost alone.
+    known = (*_remade.get(), (weakref.ref(tensor.untyped_storage()), Rematerialization(make)))
+    token = _remade.set(known)
+
+    def put(saved: Tensor) -> Tensor | _View:
+        for storage, whole in known:
+            if saved.untyped_storage() is storage():
+                whole.promise()
+                return _View(whole, saved.size(), saved.stride(), int(saved.storage_offset()))
+        return saved
+
+    try:
+        with saved_tensors_hooks(put, _take):
+            yield
+    finally:
+        _remade.reset(token)
 
 
 def normalized(X: Tensor, Y: Tensor, scale: Tensor, B: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:

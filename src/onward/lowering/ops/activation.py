@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.kernels.operands import consumes_inputs
 from onward.lowering.kernels.rematerialize import activated, rectified
 from onward.lowering.kernels.unsigned import UNSIGNED
 from onward.lowering.registry import lowers
@@ -18,13 +14,18 @@ _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 """What `F.selu` computes with, rounded to float32."""
 
 
-@lowers("Relu", since=6)
+lowers("Sigmoid", since=1, inputs=("X",))(torch.sigmoid)
+lowers("Tanh", since=1, inputs=("input",))(torch.tanh)
+lowers("Softsign", since=1, inputs=("input",))(F.softsign)
+
+
+@lowers("Relu", since=1)
 def relu(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Relu.html"""
     return rectified(X)
 
 
-@lowers("LeakyRelu", since=6)
+@lowers("LeakyRelu", since=1)
 def leaky_relu(X: Tensor, *, alpha: float = 0.01) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__LeakyRelu.html"""
     return F.leaky_relu(X, alpha)
@@ -38,7 +39,7 @@ def prelu(X: Tensor, slope: Tensor) -> Tensor:
     return torch.where(X < 0, slope * X, X)
 
 
-@lowers("PRelu", since=6)
+@lowers("PRelu", since=1)
 def prelu_before_7(X: Tensor, slope: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__PRelu.html; one slope in all, or one per channel (axis 1)."""
     if slope.numel() > 1 and X.ndim > 2:
@@ -46,7 +47,7 @@ def prelu_before_7(X: Tensor, slope: Tensor) -> Tensor:
     return torch.where(X < 0, slope * X, X)
 
 
-@lowers("Elu", since=6)
+@lowers("Elu", since=1)
 def elu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Elu.html"""
     return F.elu(X, alpha)
@@ -61,13 +62,7 @@ def selu(X: Tensor, *, alpha: float = _SELU_ALPHA, gamma: float = _SELU_GAMMA) -
 
 
 @lowers("Selu", since=1)
-def selu_before_6(
-    X: Tensor,
-    *,
-    alpha: float = 1.673200011253357,
-    consumed_inputs: tuple[int, ...] = (),
-    gamma: float = 1.0506999492645264,
-) -> Tensor:
+def selu_before_6(X: Tensor, *, alpha: float = 1.673200011253357, gamma: float = 1.0506999492645264) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Selu.html; coarser defaults."""
     return gamma * F.elu(X, alpha)
 
@@ -84,7 +79,7 @@ def gelu(X: Tensor, *, approximate: str = "none") -> Tensor:
     return F.gelu(X, approximate=approximate)
 
 
-@lowers("HardSigmoid", since=6)
+@lowers("HardSigmoid", since=1)
 def hard_sigmoid(X: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__HardSigmoid.html"""
     if beta == 0.5 and abs(alpha - 1 / 6) < 1e-7:
@@ -98,10 +93,7 @@ def hard_swish(X: Tensor) -> Tensor:
     return activated(X, F.hardswish, torch.ops.aten.hardswish_)
 
 
-@lowers("Mish", since=18)
-def mish(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Mish.html"""
-    return F.mish(X)
+lowers("Mish", since=18, inputs=("X",))(F.mish)
 
 
 @lowers("Swish", since=24)
@@ -118,28 +110,10 @@ def swiglu(A: Tensor, B: Tensor, *, alpha: float = 1.0) -> Tensor:
     return swish(A, alpha=alpha) * B
 
 
-@lowers("Sigmoid", since=6)
-def sigmoid(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Sigmoid.html"""
-    return torch.sigmoid(X)
-
-
-@lowers("Tanh", since=6)
-def tanh(input: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Tanh.html"""
-    return torch.tanh(input)
-
-
 @lowers("Softplus", since=1)
 def softplus(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Softplus.html; linear above 40, where float64 sees no difference."""
     return F.softplus(X, threshold=40.0)
-
-
-@lowers("Softsign", since=1)
-def softsign(input: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Softsign.html"""
-    return F.softsign(input)
 
 
 @lowers("ThresholdedRelu", since=10)
@@ -154,11 +128,3 @@ def shrink(input: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     x = input.to(torch.float64) if not input.dtype.is_floating_point else input
     outside = torch.where(x < -lambd, x + bias, x - bias)
     return torch.where(x.abs() > lambd, outside, 0.0).to(input.dtype)
-
-
-_ONCE_CONSUMED_INPUTS: dict[str, Callable[..., Any]] = {
-    "Relu": relu, "LeakyRelu": leaky_relu, "PRelu": prelu_before_7, "Elu": elu, "HardSigmoid": hard_sigmoid,
-    "Sigmoid": sigmoid, "Tanh": tanh,
-}  # fmt: skip
-for _op_type, _function in _ONCE_CONSUMED_INPUTS.items():
-    lowers(_op_type, since=1)(consumes_inputs(_function))

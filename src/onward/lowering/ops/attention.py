@@ -19,7 +19,7 @@ from onward.lowering.registry import lowers
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rules:
+class _AttentionRules:
     """How scores become probabilities: the attributes of Attention under their own names."""
 
     scale: float
@@ -30,7 +30,7 @@ class _Rules:
     right_window_size: int
 
 
-@lowers("Attention", since=25)
+@lowers("Attention", since=23)
 def attention(
     Q: Tensor,
     K: Tensor,
@@ -64,7 +64,7 @@ def attention(
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
         key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-    rules = _Rules(
+    rules = _AttentionRules(
         scale=scale if scale is not None else 1 / math.sqrt(query.shape[-1]),
         softcap=softcap,
         softmax_dtype=None
@@ -85,82 +85,6 @@ def attention(
     return (result, key, value) if scores is None else (result, key, value, scores)
 
 
-@lowers("Attention", since=24)
-def attention_24(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    attn_mask: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    nonpad_kv_seqlen: Tensor | None = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    softmax_precision: int | None = None,
-    output_count: int,
-) -> tuple[Tensor, ...]:
-    """https://onnx.ai/onnx/operators/onnx__Attention.html; up to version 24 there are no windows."""
-    return attention(
-        Q,
-        K,
-        V,
-        attn_mask,
-        past_key,
-        past_value,
-        nonpad_kv_seqlen,
-        is_causal=is_causal,
-        kv_num_heads=kv_num_heads,
-        q_num_heads=q_num_heads,
-        qk_matmul_output_mode=qk_matmul_output_mode,
-        scale=scale,
-        softcap=softcap,
-        softmax_precision=softmax_precision,
-        output_count=output_count,
-    )
-
-
-@lowers("Attention", since=23)
-def attention_23(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    attn_mask: Tensor | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    softmax_precision: int | None = None,
-    output_count: int,
-) -> tuple[Tensor, ...]:
-    """https://onnx.ai/onnx/operators/onnx__Attention.html; up to version 23 a cache outside is not known."""
-    return attention(
-        Q,
-        K,
-        V,
-        attn_mask,
-        past_key,
-        past_value,
-        is_causal=is_causal,
-        kv_num_heads=kv_num_heads,
-        q_num_heads=q_num_heads,
-        qk_matmul_output_mode=qk_matmul_output_mode,
-        scale=scale,
-        softcap=softcap,
-        softmax_precision=softmax_precision,
-        output_count=output_count,
-    )
-
-
 def _split_heads(tensor: Tensor, heads: int | None) -> Tensor:
     """(B, L, H D) -> (B, H, L, D); rank 4 is that already."""
     if tensor.dim() == 4:
@@ -177,7 +101,7 @@ def _attend_fused(
     attn_mask: Tensor | None,
     past: int,
     lengths: Tensor | None,
-    rules: _Rules,
+    rules: _AttentionRules,
 ) -> Tensor:
     """torch's own kernel; plain causal attention needs no mask at all."""
     if query.dtype == torch.float16 and query.device.type == "cpu":
@@ -205,7 +129,7 @@ def _fully_masked(mask: Tensor) -> Tensor:
 
 
 def _full_mask(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, past: int, lengths: Tensor | None, rules: _Rules
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, past: int, lengths: Tensor | None, rules: _AttentionRules
 ) -> Tensor | None:
     """Everything that hides keys in one mask of rank 4: bool (True: look), or a float that is added."""
     queries, keys = query.shape[2], key.shape[2]
@@ -242,7 +166,7 @@ def _full_mask(
 
 
 def _attend_in_steps(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: _Rules, mode: int
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: _AttentionRules, mode: int
 ) -> tuple[Tensor, Tensor]:
     """Attention written out; gives the outputs and the scores as `mode` asks: raw, capped, masked, probabilities."""
     repeats = query.shape[1] // key.shape[1]

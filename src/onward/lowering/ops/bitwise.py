@@ -28,22 +28,8 @@ def bit_shift(X: Tensor, Y: Tensor, *, direction: str) -> Tensor:
     return (bits >> amount).to(X.dtype)
 
 
-@lowers("BitwiseAnd", since=18)
-def bitwise_and(A: Tensor, B: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__BitwiseAnd.html"""
-    return A & B
-
-
-@lowers("BitwiseOr", since=18)
-def bitwise_or(A: Tensor, B: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__BitwiseOr.html"""
-    return A | B
-
-
-@lowers("BitwiseXor", since=18)
-def bitwise_xor(A: Tensor, B: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__BitwiseXor.html"""
-    return A ^ B
+for _op_type, _function in (("And", torch.bitwise_and), ("Or", torch.bitwise_or), ("Xor", torch.bitwise_xor)):
+    lowers(f"Bitwise{_op_type}", since=18, inputs=("A", "B"))(_function)
 
 
 @lowers("BitwiseNot", since=18)

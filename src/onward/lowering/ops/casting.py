@@ -29,45 +29,19 @@ _SMALL_FLOAT_FORMATS = {
 _FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
 
 
-@lowers("Cast", since=6)
-def cast_before_19(input: Tensor, *, to: int) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Cast.html"""
-    return cast_to(input, ir.DataType(to))
-
-
 @lowers("Cast", since=1)
 def cast_before_6(input: Tensor, *, to: str) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Cast.html; the type is given by name."""
     return cast_to(input, ir.DataType[to.upper()])
 
 
-@lowers("Cast", since=19)
-def cast_before_24(input: Tensor, *, saturate: int = 1, to: int) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Cast.html; float8 either saturates or overflows."""
-    return cast_to(input, ir.DataType(to), bool(saturate))
-
-
-@lowers("Cast", since=24)
+@lowers("Cast", since=6)
 def cast(input: Tensor, *, round_mode: str = "up", saturate: int = 1, to: int) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Cast.html; `round_mode` is for float8e8m0 only."""
+    """https://onnx.ai/onnx/operators/onnx__Cast.html; `saturate` is for float8, `round_mode` for float8e8m0."""
     return cast_to(input, ir.DataType(to), bool(saturate), round_mode)
 
 
 @lowers("CastLike", since=15)
-def cast_like_before_19(input: Tensor, target_type: Tensor, *, element_types: tuple[int | None, ...]) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__CastLike.html"""
-    return cast_like(input, target_type, element_types=element_types)
-
-
-@lowers("CastLike", since=19)
-def cast_like_before_24(
-    input: Tensor, target_type: Tensor, *, saturate: int = 1, element_types: tuple[int | None, ...]
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__CastLike.html; float8 either saturates or overflows."""
-    return cast_like(input, target_type, saturate=saturate, element_types=element_types)
-
-
-@lowers("CastLike", since=24)
 def cast_like(
     input: Tensor,
     target_type: Tensor,
@@ -76,7 +50,7 @@ def cast_like(
     saturate: int = 1,
     element_types: tuple[int | None, ...],
 ) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__CastLike.html; `round_mode` is for float8e8m0 only."""
+    """https://onnx.ai/onnx/operators/onnx__CastLike.html; `saturate` is for float8, `round_mode` for float8e8m0."""
     return cast_to(input, find_element_type(target_type, element_types[1]), bool(saturate), round_mode)
 
 
@@ -114,7 +88,7 @@ def cast_to(x: Tensor, target: ir.DataType, saturate: bool = True, round_mode: s
     Args:
         x: the tensor.
         target: the ONNX type.
-        saturate: for float8: beyond its range lies its largest value, else infinity or NaN.
+        saturate: for float8: values beyond its range become its largest value, else infinity or NaN.
         round_mode: for float8e8m0: "up", "down" or "nearest".
 
     Raises:
@@ -126,7 +100,7 @@ def cast_to(x: Tensor, target: ir.DataType, saturate: bool = True, round_mode: s
     if dtype is torch.bool:
         return x != 0
     if target in _SMALL_INTEGERS:
-        return _cast_to_small_integer(x, *_SMALL_INTEGERS[target]).to(dtype)
+        return _wrap(x.to(torch.int64), *_SMALL_INTEGERS[target]).to(dtype)
     if target is ir.DataType.FLOAT8E8M0:
         return _cast_to_power_of_two(x.to(torch.float32), saturate, round_mode)
     if target in SMALL_FLOATS:
@@ -141,12 +115,8 @@ def cast_to(x: Tensor, target: ir.DataType, saturate: bool = True, round_mode: s
     return x.to(dtype)
 
 
-def _cast_to_small_integer(x: Tensor, bits: int, signed: bool) -> Tensor:
-    """Integers lose their higher bits; floats are rounded towards zero, then likewise."""
-    return _wrap(x.to(torch.int64), bits, signed)
-
-
 def _wrap(x: Tensor, bits: int, signed: bool) -> Tensor:
+    """Integers without their higher bits."""
     x = x & (2**bits - 1)
     return (x ^ 2 ** (bits - 1)) - 2 ** (bits - 1) if signed else x
 

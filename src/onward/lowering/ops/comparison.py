@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,75 +14,26 @@ from onward.lowering.kernels.unsigned import UNSIGNED, unsigned, widen
 from onward.lowering.registry import lowers
 
 
-@lowers("Equal", since=7, either=("A", "B"))
-@takes_numbers
-@unsigned("compares")
-def equal(A: Any, B: Any) -> Any:
-    """https://onnx.ai/onnx/operators/onnx__Equal.html"""
-    return A == B
+def _compares(op_type: str, since: int, compare: Callable[[Any, Any], Any]) -> None:
+    @takes_numbers
+    @unsigned("compares")
+    def call(A: Any, B: Any) -> Any:
+        return compare(A, B)
+
+    lowers(op_type, since=since, either=("A", "B"))(call)
+    if since == 7:
+        lowers(op_type, since=1)(broadcasts_by_attribute(call))
 
 
-@lowers("Greater", since=7, either=("A", "B"))
-@takes_numbers
-@unsigned("compares")
-def greater(A: Any, B: Any) -> Any:
-    """https://onnx.ai/onnx/operators/onnx__Greater.html"""
-    return A > B
-
-
-@lowers("GreaterOrEqual", since=12, either=("A", "B"))
-@takes_numbers
-@unsigned("compares")
-def greater_or_equal(A: Any, B: Any) -> Any:
-    """https://onnx.ai/onnx/operators/onnx__GreaterOrEqual.html"""
-    return A >= B
-
-
-@lowers("Less", since=7, either=("A", "B"))
-@takes_numbers
-@unsigned("compares")
-def less(A: Any, B: Any) -> Any:
-    """https://onnx.ai/onnx/operators/onnx__Less.html"""
-    return A < B
-
-
-@lowers("LessOrEqual", since=12, either=("A", "B"))
-@takes_numbers
-@unsigned("compares")
-def less_or_equal(A: Any, B: Any) -> Any:
-    """https://onnx.ai/onnx/operators/onnx__LessOrEqual.html"""
-    return A <= B
-
-
-@lowers("And", since=7)
-def and_(A: Tensor, B: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__And.html"""
-    return torch.logical_and(A, B)
-
-
-@lowers("Or", since=7)
-def or_(A: Tensor, B: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Or.html"""
-    return torch.logical_or(A, B)
-
-
-@lowers("Xor", since=7)
-def xor(A: Tensor, B: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Xor.html"""
-    return torch.logical_xor(A, B)
-
-
-_ONCE_BROADCAST_BY_ATTRIBUTE: dict[str, Callable[..., Any]] = {
-    "Equal": equal, "Greater": greater, "Less": less, "And": and_, "Or": or_, "Xor": xor
-}  # fmt: skip
-for _op_type, _function in _ONCE_BROADCAST_BY_ATTRIBUTE.items():
-    lowers(_op_type, since=1)(broadcasts_by_attribute(_function, consumes=False))
-
-
-@lowers("Not", since=1)
-def not_(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Not.html"""
-    return torch.logical_not(X)
+_compares("Equal", 7, operator.eq)
+_compares("Greater", 7, operator.gt)
+_compares("GreaterOrEqual", 12, operator.ge)
+_compares("Less", 7, operator.lt)
+_compares("LessOrEqual", 12, operator.le)
+for _op_type, _function in (("And", torch.logical_and), ("Or", torch.logical_or), ("Xor", torch.logical_xor)):
+    lowers(_op_type, since=7, inputs=("A", "B"))(_function)
+    lowers(_op_type, since=1)(broadcasts_by_attribute(_function))
+lowers("Not", since=1, inputs=("X",))(torch.logical_not)
 
 
 @lowers("Where", since=9)

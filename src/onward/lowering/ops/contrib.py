@@ -6,30 +6,17 @@ Their meaning is that of onnxruntime's documentation (docs/ContribOperators.md) 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.ops.convolution import conv
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.ops.random import dropout
-from onward.lowering.registry import lowers
-
-MICROSOFT = "com.microsoft"
-
-
-def _hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
-    return (alpha * x + beta).clamp(0, 1)
-
-
-def _thresholded_relu(x: Tensor, alpha: float) -> Tensor:
-    return torch.where(x > alpha, x, 0)
-
-
-def _selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
-    return gamma * F.elu(x, alpha)
-
+from onward.lowering.registry import lowers, takes_attributes_of
 
 _ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
     "Relu": (torch.relu, ()),
@@ -41,9 +28,9 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
     "LeakyRelu": (F.leaky_relu, (0.01,)),
     "Elu": (F.elu, (1.0,)),
     "Celu": (F.celu, (1.0,)),
-    "ThresholdedRelu": (_thresholded_relu, (1.0,)),
-    "Selu": (_selu, (1.67326319217681884765625, 1.05070102214813232421875)),
-    "HardSigmoid": (_hard_sigmoid, (0.2, 0.5)),
+    "ThresholdedRelu": (lambda x, alpha: torch.where(x > alpha, x, 0), (1.0,)),
+    "Selu": (lambda x, alpha, gamma: gamma * F.elu(x, alpha), (1.67326319217681884765625, 1.05070102214813232421875)),
+    "HardSigmoid": (lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), (0.2, 0.5)),
     "Clip": (torch.clamp, (-torch.inf, torch.inf)),
 }
 """Name -> (function, defaults of its parameters)."""
@@ -88,6 +75,7 @@ def _transposed(x: Tensor, swap: int, batch: int) -> Tensor:
 
 
 @lowers("FusedMatMulActivation", domain=MICROSOFT)
+@takes_attributes_of(fused_mat_mul)
 def fused_mat_mul_activation(
     A: Tensor,
     B: Tensor,
@@ -97,22 +85,17 @@ def fused_mat_mul_activation(
     activation_axis: int | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    alpha: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-    transBatchA: int = 0,
-    transBatchB: int = 0,
+    **attributes: Any,
 ) -> Tensor:
     """FusedMatMul, then an activation, or a softmax along `activation_axis`."""
-    product = fused_mat_mul(
-        A, B, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB
-    )
+    product = fused_mat_mul(A, B, **attributes)
     if activation == "Softmax":
         return torch.softmax(product, -1 if activation_axis is None else activation_axis)
     return activate(product, activation, _given(activation, activation_alpha, activation_beta, activation_gamma))
 
 
 @lowers("FusedGemm", domain=MICROSOFT)
+@takes_attributes_of(gemm)
 def fused_gemm(
     A: Tensor,
     B: Tensor,
@@ -122,13 +105,10 @@ def fused_gemm(
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    **attributes: Any,
 ) -> Tensor:
     """Gemm, then an activation."""
-    product = gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    product = gemm(A, B, C, **attributes)
     return activate(product, activation, _given(activation, activation_alpha, activation_beta, activation_gamma))
 
 
@@ -144,6 +124,7 @@ def gemm_fast_gelu(X: Tensor, W: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @lowers("FusedConv", domain=MICROSOFT)
+@takes_attributes_of(conv)
 def fused_conv(
     X: Tensor,
     W: Tensor,
@@ -152,64 +133,21 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: tuple[float, ...] = (),
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
-    channels_last_images: bool,
+    **attributes: Any,
 ) -> Tensor:
     """Conv, plus Z, then an activation."""
-    Y = conv(
-        X,
-        W,
-        B,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        channels_last_images=channels_last_images,
-    )
+    Y = conv(X, W, B, **attributes)
     return activate(Y if Z is None else Y + Z, activation, activation_params)
 
 
 @lowers("NhwcConv", domain=MICROSOFT)
-def nhwc_conv(
-    X: Tensor,
-    W: Tensor,
-    B: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
-    channels_last_images: bool,
-) -> Tensor:
+@takes_attributes_of(conv)
+def nhwc_conv(X: Tensor, W: Tensor, B: Tensor | None = None, **attributes: Any) -> Tensor:
     """Conv with the channels last: X (N, D1..Dn, C), W (M, k1..kn, C/g)."""
-    Y = conv(
-        X.movedim(-1, 1),
-        W.movedim(-1, 1),
-        B,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        channels_last_images=channels_last_images,
-    )
-    return Y.movedim(1, -1)
+    return conv(X.movedim(-1, 1), W.movedim(-1, 1), B, **attributes).movedim(1, -1)
 
 
-@lowers("Gelu", domain=MICROSOFT)
-def gelu(X: Tensor) -> Tensor:
-    """The exact GELU."""
-    return F.gelu(X)
+lowers("Gelu", domain=MICROSOFT, inputs=("X",))(F.gelu)
 
 
 @lowers("BiasGelu", domain=MICROSOFT)

@@ -8,13 +8,14 @@ value head.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.ops.attention import rotary_embedding
-from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.registry import lowers
 
 
@@ -210,42 +211,66 @@ def group_query_attention(
     sin_cache: Tensor | None = None,
     position_ids: Tensor | None = None,
     attention_bias: Tensor | None = None,
+    head_sink: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
     *,
+    causal: int = 1,
     do_rotary: int = 0,
+    k_quant_type: str = "NONE",
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
     rotary_interleaved: int = 0,
     scale: float = 0.0,
+    sliding_window_cache: int = 0,
+    smooth_softmax: int = 0,
     softcap: float = 0.0,
+    v_quant_type: str = "NONE",
     output_count: int,
 ) -> tuple[Tensor, ...]:
-    """Causal attention of N query heads on G key and value heads, with a cache and rotary embedding.
+    """Attention of N query heads on G key and value heads, causal or not, with a cache and rotary embedding.
 
     query (B, L, N*D), or Q, K and V side by side; past_key (B, G, P, D); `seqlens_k` (B) is the number of keys of
     each sequence, past ones included, less one. Outputs (B, L, N*D) and the keys and values (B, G, S, D): a
-    sequence's past, then its new keys. Padding is at the end of a sequence.
+    sequence's past, then its new keys. Padding is at the end of a sequence. Tables of fewer than D / 2 angles rotate
+    the first features of a head; `head_sink` (N) is one more score of each head, of a key without a value.
     """
+    has_past = past_key is not None and past_value is not None and bool(past_key.shape[2])
+    if k_scale is not None or v_scale is not None or {k_quant_type, v_quant_type} != {"NONE"}:
+        raise ValueError("GroupQueryAttention with a quantized cache is not known.")
+    if has_past and sliding_window_cache:
+        raise ValueError("GroupQueryAttention with a past in buffers of the window's size is not known.")
     q, k, v = _query_key_value(query, key, value, num_heads, kv_num_heads)
+    q, k = _head_norm(q, q_norm_weight, qk_norm_epsilon), _head_norm(k, k_norm_weight, qk_norm_epsilon)
     length = query.shape[1]
     before = (seqlens_k.reshape(-1).to(torch.int64) + 1 - length).clamp(min=0)
     places = before[:, None] + torch.arange(length, device=query.device)
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ValueError("do_rotary needs cos_cache and sin_cache.")
-        at = places if position_ids is None else position_ids
         # Rows of padding may count beyond the tables; what they hold is never attended to.
-        at = at.clamp(max=cos_cache.shape[0] - 1)
-        q, k = (rotary_embedding(x, cos_cache, sin_cache, at, interleaved=rotary_interleaved) for x in (q, k))
-    if past_key is not None and past_value is not None and past_key.shape[2]:
+        at = (places if position_ids is None else position_ids).clamp(max=cos_cache.shape[0] - 1)
+        turned = partial(rotary_embedding, interleaved=rotary_interleaved, rotary_embedding_dim=2 * cos_cache.shape[1])
+        q, k = (turned(x, cos_cache, sin_cache, at) for x in (q, k))
+    if has_past and past_key is not None and past_value is not None:
         k, v = _append(past_key, k, before), _append(past_value, v, before)
     seen = torch.arange(k.shape[2], device=query.device)
     distance = places[:, :, None] - seen
-    allowed = distance >= 0
+    allowed = distance >= 0 if causal else (seen <= seqlens_k.reshape(-1, 1, 1)).expand_as(distance)
     if local_window_size > 0:
         allowed = allowed & (distance < local_window_size)
-    attended = _attend_grouped(q, k, v, allowed[:, None], attention_bias, scale, softcap)
+    sink = q.new_zeros(num_heads) if smooth_softmax and head_sink is None else head_sink
+    attended = _attend_grouped(q, k, v, allowed[:, None], attention_bias, scale, softcap, sink)
     return (attended, k, v)[:output_count]
+
+
+def _head_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    """RMS normalization of each head's features, where it has a weight."""
+    return x if weight is None else F.rms_norm(x, x.shape[-1:], weight, epsilon)
 
 
 def _query_key_value(
@@ -269,19 +294,26 @@ def _append(past: Tensor, new: Tensor, before: Tensor) -> Tensor:
 
 
 def _attend_grouped(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, scale: float, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float,
+    sink: Tensor | None = None,
 ) -> Tensor:
     factor = scale if scale else 1 / math.sqrt(q.shape[-1])
-    if softcap:
+    if softcap or sink is not None:
         repeats = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-        scores = softcap * torch.tanh(torch.matmul(q, k.transpose(-1, -2)) * factor / softcap)
-        scores = scores if bias is None else scores + bias
-        weights = torch.softmax(scores.masked_fill(~allowed, -math.inf), -1)
+        scores = torch.matmul(q, k.transpose(-1, -2)) * factor
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        scores = (scores if bias is None else scores + bias).masked_fill(~allowed, -math.inf)
+        if sink is not None:
+            scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
+        weights = torch.softmax(scores, -1)[..., : k.shape[2]]
         return torch.matmul(weights, v).transpose(1, 2).flatten(2)
     mask = allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=factor, enable_gqa=True)
     return attended.transpose(1, 2).flatten(2)
-
-
-__all__ = ["attend"]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.ops.contrib import MICROSOFT
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.registry import lowers
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -66,7 +66,8 @@ def mixture_of_experts(
         else:
             hidden = _ACTIVATIONS[activation_type](hidden)
         output = F.linear(hidden, fc2_experts_weights[expert], _of(fc2_experts_bias, expert))
-        result = result.index_add(0, rows, output * shares[rows, places].unsqueeze(-1))
+        weighed = output * shares[rows, places].unsqueeze(-1)
+        result = result.index_add(0, rows, weighed.to(result.dtype))  # autocast multiplies in 16 bits
     return result.reshape(input.shape)
 
 

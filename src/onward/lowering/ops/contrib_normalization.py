@@ -5,14 +5,16 @@ Their meaning is that of onnxruntime's documentation (docs/ContribOperators.md) 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.kernels import large_means
-from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.normalization import layer_normalization, rms_normalization
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 # onnxruntime's optimizer writes it in the standard's domain, whatever opset the model has.
 lowers("LayerNormalization")(layer_normalization)
@@ -91,6 +93,7 @@ def group_norm(
 
 
 @lowers("SkipGroupNorm", domain=MICROSOFT)
+@takes_attributes_of(group_norm)
 def skip_group_norm(
     X: Tensor,
     gamma: Tensor,
@@ -98,11 +101,9 @@ def skip_group_norm(
     skip: Tensor,
     bias: Tensor | None = None,
     *,
-    activation: int,
     channels_last: int = 1,
-    epsilon: float = 1e-5,
-    groups: int,
     output_count: int,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """GroupNorm of `X + skip + bias`; outputs Y and the sum. `skip` may be (N, C)."""
     if skip.dim() == 2:
@@ -111,9 +112,7 @@ def skip_group_norm(
     if bias is not None and not channels_last:
         bias = bias.reshape(-1, *[1] * (X.dim() - 2))
     total = X + skip if bias is None else X + skip + bias
-    Y = group_norm(
-        total, gamma, beta, activation=activation, channels_last=channels_last, epsilon=epsilon, groups=groups
-    )
+    Y = group_norm(total, gamma, beta, channels_last=channels_last, **attributes)
     return (Y, total)[:output_count]
 
 

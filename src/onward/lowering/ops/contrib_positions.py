@@ -6,15 +6,16 @@ Their meaning is that of onnxruntime's documentation (docs/ContribOperators.md) 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.kernels.host import HostValue, flatten
-from onward.lowering.ops.contrib import MICROSOFT
 from onward.lowering.ops.pooling import max_pool
 from onward.lowering.ops.vision import grid_sample
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 
 @lowers("RelativePositionBias", domain=MICROSOFT, host=("query_length", "key_length"))
@@ -44,33 +45,14 @@ def relative_position_bias(
 
 
 @lowers("GridSample", domain=MICROSOFT)
-def contrib_grid_sample(
-    X: Tensor, Grid: Tensor, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
-) -> Tensor:
+@takes_attributes_of(grid_sample)
+def contrib_grid_sample(X: Tensor, Grid: Tensor, *, mode: str = "bilinear", **attributes: Any) -> Tensor:
     """GridSample as torch's exporter wrote it before opset 16 had it."""
-    return grid_sample(X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
+    return grid_sample(X, Grid, mode=mode, **attributes)
 
 
 @lowers("NhwcMaxPool", domain=MICROSOFT)
-def nhwc_max_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: tuple[int, ...] | None = None,
-    kernel_shape: tuple[int, ...],
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
-) -> Tensor:
+@takes_attributes_of(max_pool, without=("storage_order", "output_count"))
+def nhwc_max_pool(x: Tensor, **attributes: Any) -> Tensor:
     """MaxPool of 8-bit numbers with the channels last."""
-    (pooled,) = max_pool(
-        x.movedim(-1, 1),
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        dilations=dilations,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        output_count=1,
-    )
-    return pooled.movedim(1, -1)
+    return max_pool(x.movedim(-1, 1), output_count=1, **attributes)[0].movedim(1, -1)

@@ -6,23 +6,19 @@ gradient; activations, scales and biases in floating point have one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onward.lowering.ops.contrib import MICROSOFT
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.ops.contrib_normalization import embed_layer_normalization
 from onward.lowering.ops.pooling import average_pool
-from onward.lowering.ops.quantization import (
-    INTEGER_RANGE,
-    dequantize_linear_before_21,
-    quantize_linear_before_19,
-)
+from onward.lowering.ops.quantization import INTEGER_RANGE
 from onward.lowering.ops.quantized_arithmetic import q_linear_conv
-from onward.lowering.registry import lowers
-
-lowers("QuantizeLinear", domain=MICROSOFT)(quantize_linear_before_19)
-lowers("DequantizeLinear", domain=MICROSOFT)(dequantize_linear_before_21)
+from onward.lowering.registry import lowers, takes_attributes_of
 
 _RANGE = {dtype: INTEGER_RANGE[ir.DataType[name]] for name, dtype in (("UINT8", torch.uint8), ("INT8", torch.int8))}
 
@@ -40,36 +36,27 @@ def stored_values(y: Tensor, scale: Tensor, zero_point: Tensor | None, like: Ten
     return torch.clamp(torch.round(y / scale.to(torch.float32)) + shift, *_RANGE[dtype]).to(dtype)
 
 
-@lowers("QLinearAdd", domain=MICROSOFT)
-def q_linear_add(
-    A: Tensor,
-    A_scale: Tensor,
-    A_zero_point: Tensor | None,
-    B: Tensor,
-    B_scale: Tensor,
-    B_zero_point: Tensor | None,
-    C_scale: Tensor,
-    C_zero_point: Tensor | None = None,
-) -> Tensor:
-    """The sum of two quantized tensors."""
-    total = real_values(A, A_scale, A_zero_point) + real_values(B, B_scale, B_zero_point)
-    return stored_values(total, C_scale, C_zero_point, A)
+def _q_linear(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """An elementwise operator of two quantized tensors."""
+
+    def call(
+        A: Tensor,
+        A_scale: Tensor,
+        A_zero_point: Tensor | None,
+        B: Tensor,
+        B_scale: Tensor,
+        B_zero_point: Tensor | None,
+        C_scale: Tensor,
+        C_zero_point: Tensor | None = None,
+    ) -> Tensor:
+        result = combine(real_values(A, A_scale, A_zero_point), real_values(B, B_scale, B_zero_point))
+        return stored_values(result, C_scale, C_zero_point, A)
+
+    return call
 
 
-@lowers("QLinearMul", domain=MICROSOFT)
-def q_linear_mul(
-    A: Tensor,
-    A_scale: Tensor,
-    A_zero_point: Tensor | None,
-    B: Tensor,
-    B_scale: Tensor,
-    B_zero_point: Tensor | None,
-    C_scale: Tensor,
-    C_zero_point: Tensor | None = None,
-) -> Tensor:
-    """The product of two quantized tensors, element by element."""
-    product = real_values(A, A_scale, A_zero_point) * real_values(B, B_scale, B_zero_point)
-    return stored_values(product, C_scale, C_zero_point, A)
+lowers("QLinearAdd", domain=MICROSOFT)(_q_linear(torch.add))
+lowers("QLinearMul", domain=MICROSOFT)(_q_linear(torch.mul))
 
 
 @lowers("QLinearSigmoid", domain=MICROSOFT)
@@ -157,6 +144,7 @@ def q_linear_global_average_pool(
 
 
 @lowers("QLinearAveragePool", domain=MICROSOFT)
+@takes_attributes_of(average_pool, without=("dilations",))
 def q_linear_average_pool(
     X: Tensor,
     x_scale: Tensor,
@@ -164,29 +152,17 @@ def q_linear_average_pool(
     y_scale: Tensor,
     y_zero_point: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
     channels_last: int = 0,
-    count_include_pad: int = 0,
-    kernel_shape: tuple[int, ...],
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **attributes: Any,
 ) -> Tensor:
     """AveragePool of a quantized tensor."""
     real = real_values(X, x_scale, x_zero_point)
-    pooled = average_pool(
-        real.movedim(-1, 1) if channels_last else real,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        count_include_pad=count_include_pad,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    pooled = average_pool(real.movedim(-1, 1) if channels_last else real, **attributes)
     return stored_values(pooled.movedim(1, -1) if channels_last else pooled, y_scale, y_zero_point, X)
 
 
 @lowers("QLinearConv", domain=MICROSOFT)
+@takes_attributes_of(q_linear_conv)
 def q_linear_conv_of_either_layout(
     x: Tensor,
     x_scale: Tensor,
@@ -198,34 +174,12 @@ def q_linear_conv_of_either_layout(
     y_zero_point: Tensor,
     B: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
     channels_last: int = 0,
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
-    element_types: tuple[int | None, ...],
+    **attributes: Any,
 ) -> Tensor:
     """QLinearConv of the standard, of x (N, C, ...) or, with `channels_last`, (N, ..., C); the weight is as ever."""
-    result = q_linear_conv(
-        x.movedim(-1, 1) if channels_last else x,
-        x_scale,
-        x_zero_point,
-        w,
-        w_scale,
-        w_zero_point,
-        y_scale,
-        y_zero_point,
-        B,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        element_types=element_types,
-    )
+    images, quantized = x.movedim(-1, 1) if channels_last else x, (x_scale, x_zero_point, w, w_scale, w_zero_point)
+    result = q_linear_conv(images, *quantized, y_scale, y_zero_point, B, **attributes)
     return result.movedim(1, -1) if channels_last else result
 
 

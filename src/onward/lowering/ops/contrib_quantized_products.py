@@ -6,17 +6,19 @@ Their meaning is that of onnxruntime's documentation (docs/ContribOperators.md);
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.ops.contrib import MICROSOFT
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.ops.contrib_attention import packed_attention
 from onward.lowering.ops.contrib_quantized import real_values, stored_values
 from onward.lowering.ops.quantization import round_straight_through
 from onward.lowering.ops.recurrent import recur_lstm
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 
 @lowers("QGemm", domain=MICROSOFT)
@@ -81,6 +83,7 @@ def _in_own_range(A: Tensor) -> Tensor:
 
 
 @lowers("DynamicQuantizeLSTM", domain=MICROSOFT)
+@takes_attributes_of(recur_lstm, without=("layout",))
 def dynamic_quantize_lstm(
     X: Tensor,
     W: Tensor,
@@ -94,15 +97,7 @@ def dynamic_quantize_lstm(
     W_zero_point: Tensor,
     R_scale: Tensor,
     R_zero_point: Tensor,
-    *,
-    activation_alpha: tuple[float, ...] | None = None,
-    activation_beta: tuple[float, ...] | None = None,
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
-    output_count: int,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """LSTM of quantized W (D, I, 4*H) and R (D, H, 4*H); X and every step's hidden state take 8 bits of their range.
 
@@ -121,15 +116,7 @@ def dynamic_quantize_lstm(
         (initial_h, initial_c),
         P,
         lambda x, weight, bias: F.linear(_in_own_range(x), weight, bias),
-        activation_alpha=activation_alpha,
-        activation_beta=activation_beta,
-        activations=activations,
-        clip=clip,
-        direction=direction,
-        hidden_size=hidden_size,
-        input_forget=input_forget,
-        layout=0,
-        output_count=output_count,
+        **attributes,
     )
 
 
@@ -140,6 +127,7 @@ def _real_gates(weight: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 
 
 @lowers("QAttention", domain=MICROSOFT)
+@takes_attributes_of(packed_attention, without=("qkv_hidden_sizes", "rotary_embedding_dim"))
 def q_attention(
     input: Tensor,
     weight: Tensor,
@@ -150,14 +138,7 @@ def q_attention(
     input_zero_point: Tensor | None = None,
     weight_zero_point: Tensor | None = None,
     past: Tensor | None = None,
-    *,
-    do_rotary: int = 0,
-    mask_filter_value: float = -10000.0,
-    num_heads: int,
-    past_present_share_buffer: int = 0,
-    scale: float = 0.0,
-    unidirectional: int = 0,
-    output_count: int,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Attention whose input (B, L, H) and projection (H, 3 * H) are quantized, scales of it per tensor or column."""
     return packed_attention(
@@ -166,11 +147,5 @@ def q_attention(
         bias,
         mask_index,
         past,
-        do_rotary=do_rotary,
-        mask_filter_value=mask_filter_value,
-        num_heads=num_heads,
-        past_present_share_buffer=past_present_share_buffer,
-        scale=scale,
-        unidirectional=unidirectional,
-        output_count=output_count,
+        **attributes,
     )

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onward.lowering.ops.fused import DOMAIN
+from onward.errors import NoteWarning
+from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.registry import lowers
 
 
@@ -193,6 +194,6 @@ def _check_steps(sequences: Sequence[Sequence[int]], steps: Sequence[int], is_al
         )
         advice = "Leave such samples out, shorten their labels, or give the model longer inputs."
         if is_allowed:
-            warnings.warn(f"{what}; it counts as a loss of 0 (loss.zero_infinity). {advice}", stacklevel=2)
+            warnings.warn(f"{what}; it counts as a loss of 0 (loss.zero_infinity). {advice}", NoteWarning, stacklevel=2)
         else:
             raise ValueError(f"sample {sample} of the batch: {what}; its loss is infinite. {advice}")

@@ -5,14 +5,13 @@ Operands that the program knows as numbers arrive as numbers (`onward.lowering.k
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onward.lowering.kernels.operands import align, beside, broadcasts_by_attribute, consumes_inputs, takes_numbers
+from onward.lowering.kernels.operands import align, broadcasts_by_attribute, operand_for, takes_numbers
 from onward.lowering.kernels.rematerialize import activated, summed
 from onward.lowering.kernels.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, unsigned, widen, widen_ordered
 from onward.lowering.registry import lowers
@@ -78,7 +77,7 @@ def mod(A: Tensor, B: Tensor, *, fmod: int = 0) -> Tensor:
 @lowers("Pow", since=7, either=("Y",))
 def pow_(X: Tensor, Y: Any, *, dtypes: tuple[torch.dtype | None, ...]) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Pow.html; the result has the type of the base."""
-    exponent = Y if isinstance(Y, Tensor) else beside(Y, X, dtypes[1])
+    exponent = Y if isinstance(Y, Tensor) else operand_for(Y, X, dtypes[1])
     if isinstance(exponent, Tensor):
         exponent = widen(exponent)
         if X.dtype.is_floating_point and not exponent.dtype.is_floating_point:
@@ -101,32 +100,30 @@ def pow_before_7(X: Tensor, Y: Tensor, *, axis: int | None = None, broadcast: in
     return torch.pow(X, align(X, Y, axis, broadcast))
 
 
-_ONCE_BROADCAST_BY_ATTRIBUTE: dict[str, Callable[..., Any]] = {"Add": add, "Sub": sub, "Mul": mul, "Div": div}
-for _op_type, _function in _ONCE_BROADCAST_BY_ATTRIBUTE.items():
-    lowers(_op_type, since=1)(broadcasts_by_attribute(_function, consumes=True))
-    lowers(_op_type, since=6)(broadcasts_by_attribute(_function, consumes=False))
+for _op_type, _function in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div)):
+    lowers(_op_type, since=1)(broadcasts_by_attribute(_function))
 
 
-@lowers("Sum", since=6)
+@lowers("Sum", since=1)
 def sum_(*data_0: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Sum.html"""
     return reduce(torch.add, data_0)
 
 
-@lowers("Mean", since=6)
+@lowers("Mean", since=1)
 def mean(*data_0: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Mean.html"""
     return reduce(torch.add, data_0) / len(data_0) if len(data_0) > 1 else data_0[0]
 
 
-@lowers("Max", since=6)
+@lowers("Max", since=1)
 @unsigned("orders")
 def max_(*data_0: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Max.html; equal elements share the gradient."""
     return reduce(torch.maximum, data_0)
 
 
-@lowers("Min", since=6)
+@lowers("Min", since=1)
 @unsigned("orders")
 def min_(*data_0: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Min.html; equal elements share the gradient."""
@@ -178,21 +175,26 @@ def clip_before_11(input: Tensor, *, max: float = _FLOAT_MAX, min: float = -_FLO
     return _clamp(input, low, high)
 
 
+for _op_type, _name in (
+    ("Exp", "input"),
+    ("Log", "input"),
+    ("Ceil", "X"),
+    ("Floor", "X"),
+    ("Neg", "X"),
+    ("Reciprocal", "X"),
+    ("Sqrt", "X"),
+):
+    lowers(_op_type, since=1, inputs=(_name,))(getattr(torch, _op_type.lower()))
+lowers("Round", since=11, inputs=("X",))(torch.round)  # halves to the even neighbor
+
+
 @lowers("Clip", since=1)
-def clip_before_6(
-    input: Tensor, *, consumed_inputs: tuple[int, ...] = (), max: float | None = None, min: float | None = None
-) -> Tensor:
+def clip_before_6(input: Tensor, *, max: float | None = None, min: float | None = None) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Clip.html; the bounds are attributes, an absent one does not bound."""
     return _clamp(input, min, max)
 
 
-@lowers("Neg", since=6)
-def neg(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Neg.html"""
-    return -X
-
-
-@lowers("Abs", since=6)
+@lowers("Abs", since=1)
 def abs_(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Abs.html; the gradient at 0 is 0."""
     return X.clone() if X.dtype in UNSIGNED else torch.abs(X)
@@ -204,59 +206,9 @@ def sign(input: Tensor) -> Tensor:
     return (input != 0).to(input.dtype) if input.dtype in UNSIGNED else torch.sign(input)
 
 
-@lowers("Reciprocal", since=6)
-def reciprocal(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Reciprocal.html"""
-    return torch.reciprocal(X)
-
-
-@lowers("Sqrt", since=6)
-def sqrt(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Sqrt.html"""
-    return torch.sqrt(X)
-
-
-@lowers("Exp", since=6)
-def exp(input: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Exp.html"""
-    return torch.exp(input)
-
-
-@lowers("Log", since=6)
-def log(input: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Log.html"""
-    return torch.log(input)
-
-
-@lowers("Floor", since=6)
-def floor(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Floor.html"""
-    return torch.floor(X)
-
-
-@lowers("Ceil", since=6)
-def ceil(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Ceil.html"""
-    return torch.ceil(X)
-
-
-@lowers("Round", since=11)
-def round_(X: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Round.html; halves to the even neighbor."""
-    return torch.round(X)
-
-
 @lowers("Erf", since=9)
 def erf(input: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Erf.html; of integers, the integer part."""
     if input.dtype.is_floating_point:
         return torch.erf(input)
     return torch.erf(input.to(torch.float64)).to(input.dtype)
-
-
-_ONCE_CONSUMED_INPUTS: dict[str, Callable[..., Any]] = {
-    "Sum": sum_, "Mean": mean, "Max": max_, "Min": min_, "Neg": neg, "Abs": abs_, "Reciprocal": reciprocal,
-    "Sqrt": sqrt, "Exp": exp, "Log": log, "Floor": floor, "Ceil": ceil,
-}  # fmt: skip
-for _op_type, _function in _ONCE_CONSUMED_INPUTS.items():
-    lowers(_op_type, since=1)(consumes_inputs(_function))

@@ -13,15 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels import matmuls as products
 from onward.lowering.ops.activation import gelu, swish
 from onward.lowering.passes import is_plain
 from onward.lowering.registry import lowers
 
-DOMAIN = "onward.fused"
-
 lowers("Gelu", domain=DOMAIN)(gelu)
 lowers("Swish", domain=DOMAIN)(swish)
+
+
+@lowers("StopGradient", domain=DOMAIN)
+def stop_gradient(X: Tensor) -> Tensor:
+    """X, through which no gradient flows."""
+    return X.detach()
 
 
 @lowers("Linear", domain=DOMAIN)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.ops.fused import DOMAIN
+from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.registry import lowers
 from onward.lowering.simplification import simplifies
 

@@ -1,4 +1,4 @@
-"""The last linear layer with the cross entropy after it, a chunk of rows at a time: logits are never whole.
+"""The last linear layer with the cross entropy after it, a chunk of rows at a time: logits are never all in memory.
 
 Each chunk's logits live until their share of the gradient is computed, right in the forward pass; what is kept is the
 gradient of the layer's input and of its weight (as in Hsu et al., 2024, "Liger Kernel"). On CPUs, rows whose label is
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels.matmuls import multiply
-from onward.lowering.ops.fused import DOMAIN
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
 from onward.lowering.passes import is_plain
 from onward.lowering.registry import lowers
@@ -25,7 +25,7 @@ CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 512 * 2**20}
 CHUNK_ROWS = {"cpu": 256}
 """Rows of a chunk at least, elsewhere W: with fewer, adding to the weight's gradient delays what is added."""
 COMPILED_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
-"""Logits that torch's compiler differentiates as usual, whole."""
+"""Logits that torch's compiler differentiates as usual, all at once."""
 BLOCK_BYTES = {"cpu": 2**20}
 """Logits that become gradients at once, in place: on a CPU what its cache holds; elsewhere, and compiled, a chunk."""
 
@@ -72,8 +72,8 @@ def linear_cross_entropy(
         rows, matrix, bias = rows.to(low), matrix.to(low), None if bias is None else bias.to(low)
     if not is_plain(rows) or (torch.compiler.is_compiling() and rows.shape[0] <= rows_of_chunk(device, matrix)):
         with torch.autocast(device, enabled=False):
-            whole = _widened(F.linear(rows, matrix, bias))
-            return softmax_cross_entropy_loss(whole, labels, class_weights, output_count=1, **ignored)[0]
+            computed = _widened(F.linear(rows, matrix, bias))
+            return softmax_cross_entropy_loss(computed, labels, class_weights, output_count=1, **ignored)[0]
     check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
     rows, labels = _rows_that_count(rows, labels.long(), ignore_index)
     loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]

@@ -54,34 +54,6 @@ def _stored(number: Any, dtype: torch.dtype | None) -> Any:
     return number
 
 
-def _apply(function: Callable[..., Any], dtype: torch.dtype | None, *values: HostValue) -> HostValue:
-    return map_broadcast(lambda *numbers: _stored(function(*numbers), dtype), *values)
-
-
-@lowers_on_host("Add", since=7)
-def add(A: HostValue, B: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Add.html"""
-    return _apply(operator.add, dtypes[0], A, B)
-
-
-@lowers_on_host("Sub", since=7)
-def sub(A: HostValue, B: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Sub.html"""
-    return _apply(operator.sub, dtypes[0], A, B)
-
-
-@lowers_on_host("Mul", since=7)
-def mul(A: HostValue, B: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Mul.html"""
-    return _apply(operator.mul, dtypes[0], A, B)
-
-
-@lowers_on_host("Div", since=7)
-def div(A: HostValue, B: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Div.html; quotients of integers are rounded towards zero."""
-    return _apply(_divide, dtypes[0], A, B)
-
-
 def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, float | torch.SymFloat):
         if isinstance(b, float) and b == 0:
@@ -92,149 +64,85 @@ def _divide(a: Any, b: Any) -> Any:
     return a // b if (a >= 0) == (b > 0) else -(-a // b)
 
 
+def _rounded(function: Callable[..., Any]) -> Callable[..., HostValue]:
+    """A function of numbers on values, whose results have the type of the first."""
+
+    def call(*values: HostValue, dtypes: Dtypes) -> HostValue:
+        return map_broadcast(lambda *numbers: _stored(function(*numbers), dtypes[0]), *values)
+
+    return call
+
+
+def _broadcast(function: Callable[..., Any]) -> Callable[..., HostValue]:
+    """A function of numbers on values, its results as they are."""
+
+    def call(*values: HostValue) -> HostValue:
+        return map_broadcast(function, *values)
+
+    return call
+
+
+_ROUNDED_ARITHMETIC: tuple[tuple[str, int, Callable[..., Any]], ...] = (
+    ("Add", 7, operator.add),
+    ("Sub", 7, operator.sub),
+    ("Mul", 7, operator.mul),
+    ("Div", 7, _divide),
+    ("Sign", 9, lambda x: (x > 0) - (x < 0)),
+    ("Sqrt", 6, torch.sym_sqrt),
+    ("Reciprocal", 6, lambda x: _divide(1.0, x)),
+)
+_ARITHMETIC: tuple[tuple[str, int, Callable[..., Any]], ...] = (
+    ("Max", 8, lambda *numbers: reduce(_maximum, numbers)),
+    ("Min", 8, lambda *numbers: reduce(_minimum, numbers)),
+    ("Neg", 6, operator.neg),
+    ("Abs", 6, abs),
+    ("Floor", 6, lambda x: _to_float(math.floor(x))),
+    ("Ceil", 6, lambda x: _to_float(math.ceil(x))),
+    ("Round", 11, lambda x: _to_float(round(x))),  # halves to the even neighbor
+    ("Not", 1, operator.not_),
+    ("And", 7, lambda a, b: a and b),
+    ("Or", 7, lambda a, b: a or b),
+    ("Xor", 7, operator.ne),
+)
+_COMPARISONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
+    ("Equal", 7, operator.eq),
+    ("Greater", 7, operator.gt),
+    ("GreaterOrEqual", 12, operator.ge),
+    ("Less", 7, operator.lt),
+    ("LessOrEqual", 12, operator.le),
+)
+for _op_type, _since, _function in _ROUNDED_ARITHMETIC:
+    lowers_on_host(_op_type, since=_since)(_rounded(_function))
+for _op_type, _since, _function in _ARITHMETIC:
+    lowers_on_host(_op_type, since=_since)(_broadcast(_function))
+for _op_type, _since, _function in _COMPARISONS:
+    lowers_on_host(_op_type, since=_since, result_dtype="bool")(_broadcast(_function))
+lowers_on_host("Where", since=9, result_dtype="second")(_broadcast(lambda c, x, y: x if c else y))
+
+
 @lowers_on_host("Mod", since=10)
 def mod(A: HostValue, B: HostValue, *, fmod: int = 0, dtypes: Dtypes) -> HostValue:
     """https://onnx.ai/onnx/operators/onnx__Mod.html"""
-    return _apply(_truncated_remainder if fmod else operator.mod, dtypes[0], A, B)
 
+    def truncated(a: Any, b: Any) -> Any:
+        return math.fmod(a, b) if isinstance(a, float) else a - b * _divide(a, b)
 
-def _truncated_remainder(a: Any, b: Any) -> Any:
-    return math.fmod(a, b) if isinstance(a, float) else a - b * _divide(a, b)
+    return _rounded(truncated if fmod else operator.mod)(A, B, dtypes=dtypes)
 
 
 @lowers_on_host("Pow", since=7)
 def pow_(X: HostValue, Y: HostValue, *, dtypes: Dtypes) -> HostValue:
     """https://onnx.ai/onnx/operators/onnx__Pow.html; the result has the type of the base."""
     integer = dtypes[0] is not None and not dtypes[0].is_floating_point
-    return _apply(lambda x, y: _to_int(x**y) if integer else x**y, dtypes[0], X, Y)
-
-
-@lowers_on_host("Max", since=8)
-def max_(*data_0: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Max.html"""
-    return map_broadcast(lambda *numbers: reduce(_maximum, numbers), *data_0)
-
-
-@lowers_on_host("Min", since=8)
-def min_(*data_0: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Min.html"""
-    return map_broadcast(lambda *numbers: reduce(_minimum, numbers), *data_0)
-
-
-@lowers_on_host("Neg", since=6)
-def neg(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Neg.html"""
-    return map_broadcast(operator.neg, X)
-
-
-@lowers_on_host("Abs", since=6)
-def abs_(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Abs.html"""
-    return map_broadcast(abs, X)
-
-
-@lowers_on_host("Sign", since=9)
-def sign(input: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Sign.html"""
-    return _apply(lambda x: (x > 0) - (x < 0), dtypes[0], input)
-
-
-@lowers_on_host("Floor", since=6)
-def floor(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Floor.html"""
-    return map_broadcast(lambda x: _to_float(math.floor(x)), X)
-
-
-@lowers_on_host("Ceil", since=6)
-def ceil(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Ceil.html"""
-    return map_broadcast(lambda x: _to_float(math.ceil(x)), X)
-
-
-@lowers_on_host("Round", since=11)
-def round_(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Round.html; halves to the even neighbor."""
-    return map_broadcast(lambda x: _to_float(round(x)), X)
-
-
-@lowers_on_host("Sqrt", since=6)
-def sqrt(X: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Sqrt.html"""
-    return _apply(torch.sym_sqrt, dtypes[0], X)
-
-
-@lowers_on_host("Reciprocal", since=6)
-def reciprocal(X: HostValue, *, dtypes: Dtypes) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Reciprocal.html"""
-    return _apply(lambda x: _divide(1.0, x), dtypes[0], X)
+    return _rounded(lambda x, y: _to_int(x**y) if integer else x**y)(X, Y, dtypes=dtypes)
 
 
 @lowers_on_host("Clip", since=11)
 def clip(input: HostValue, min: HostValue | None = None, max: HostValue | None = None) -> HostValue:
     """https://onnx.ai/onnx/operators/onnx__Clip.html; where `min` > `max`, everything becomes `max`."""
     if min is not None:
-        input = max_(input, flatten(min)[0])
-    return input if max is None else min_(input, flatten(max)[0])
-
-
-@lowers_on_host("Equal", since=7, result_dtype="bool")
-def equal(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Equal.html"""
-    return map_broadcast(operator.eq, A, B)
-
-
-@lowers_on_host("Greater", since=7, result_dtype="bool")
-def greater(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Greater.html"""
-    return map_broadcast(operator.gt, A, B)
-
-
-@lowers_on_host("GreaterOrEqual", since=12, result_dtype="bool")
-def greater_or_equal(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__GreaterOrEqual.html"""
-    return map_broadcast(operator.ge, A, B)
-
-
-@lowers_on_host("Less", since=7, result_dtype="bool")
-def less(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Less.html"""
-    return map_broadcast(operator.lt, A, B)
-
-
-@lowers_on_host("LessOrEqual", since=12, result_dtype="bool")
-def less_or_equal(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__LessOrEqual.html"""
-    return map_broadcast(operator.le, A, B)
-
-
-@lowers_on_host("Not")
-def not_(X: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Not.html"""
-    return map_broadcast(operator.not_, X)
-
-
-@lowers_on_host("And", since=7)
-def and_(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__And.html"""
-    return map_broadcast(lambda a, b: a and b, A, B)
-
-
-@lowers_on_host("Or", since=7)
-def or_(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Or.html"""
-    return map_broadcast(lambda a, b: a or b, A, B)
-
-
-@lowers_on_host("Xor", since=7)
-def xor(A: HostValue, B: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Xor.html"""
-    return map_broadcast(operator.ne, A, B)
-
-
-@lowers_on_host("Where", since=9, result_dtype="second")
-def where(condition: HostValue, X: HostValue, Y: HostValue) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Where.html"""
-    return map_broadcast(lambda c, x, y: x if c else y, condition, X, Y)
+        input = map_broadcast(_maximum, input, flatten(min)[0])
+    return input if max is None else map_broadcast(_minimum, input, flatten(max)[0])
 
 
 @lowers_on_host("Cast", since=6, result_dtype="to")

@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from onward.lowering.kernels.host import HostValue, flatten, freeze, host_shape, unflatten
+from onward.lowering.kernels.operands import REQUIRED, by_attributes
 from onward.lowering.ops.movement import normalize_axes, normalize_axis, resolve_shape
 from onward.lowering.registry import lowers_on_host
-
-
-def _take(value: HostValue, axis: int, positions: Sequence[int]) -> HostValue:
-    """Picks these positions along an axis."""
-    assert isinstance(value, tuple)
-    if axis == 0:
-        return tuple(value[position] for position in positions)
-    return tuple(_take(item, axis - 1, positions) for item in value)
-
-
-def _select(value: HostValue, axis: int, position: int) -> HostValue:
-    """Picks one position along an axis, which goes away."""
-    assert isinstance(value, tuple)
-    if axis == 0:
-        return value[position]  # type: ignore[no-any-return]
-    return tuple(_select(item, axis - 1, position) for item in value)
 
 
 def _ints(value: HostValue) -> list[int]:
@@ -43,16 +29,10 @@ def identity(input: HostValue) -> HostValue:
     return input
 
 
-@lowers_on_host("Shape", since=15, result_dtype="int64")
+@lowers_on_host("Shape", result_dtype="int64")
 def shape(data: HostValue, *, start: int = 0, end: int | None = None) -> HostValue:
     """The shape of a host value, or a part of it."""
     return host_shape(data)[start:end]
-
-
-@lowers_on_host("Shape", since=1, result_dtype="int64")
-def shape_1(data: HostValue) -> HostValue:
-    """The shape of a host value."""
-    return host_shape(data)
 
 
 @lowers_on_host("Size", result_dtype="int64")
@@ -66,19 +46,15 @@ def gather(data: HostValue, indices: HostValue, *, axis: int = 0) -> HostValue:
     """Picks positions along an axis; the axes of `indices` take that axis' place."""
     axis = normalize_axis(axis, len(host_shape(data)))
 
-    def pick(positions: HostValue) -> Callable[[HostValue], HostValue]:
-        def at(part: HostValue) -> HostValue:
-            assert isinstance(part, tuple)
-            if isinstance(positions, tuple):
-                return tuple(pick(position)(part) for position in positions)
-            return part[int(positions)]  # type: ignore[no-any-return]
+    def pick(part: Any, positions: HostValue) -> HostValue:
+        if isinstance(positions, tuple):
+            return tuple(pick(part, position) for position in positions)
+        return part[int(positions)]  # type: ignore[no-any-return]
 
-        return at
-
-    return _map_at(data, axis, pick(indices))
+    return _map_at(data, axis, lambda part: pick(part, indices))
 
 
-def _map_at(value: HostValue, depth: int, function: Callable[[HostValue], HostValue]) -> HostValue:
+def _map_at(value: HostValue, depth: int, function: Callable[[Any], HostValue]) -> HostValue:
     """Applies a function to every sub-tensor that starts at an axis."""
     if depth == 0:
         return function(value)
@@ -86,19 +62,13 @@ def _map_at(value: HostValue, depth: int, function: Callable[[HostValue], HostVa
     return tuple(_map_at(item, depth - 1, function) for item in value)
 
 
-@lowers_on_host("Concat", since=4)
-def concat(*inputs: HostValue, axis: int) -> HostValue:
-    """Joins values along an axis."""
+@lowers_on_host("Concat")
+def concat(*inputs: HostValue, axis: int = 1) -> HostValue:
+    """Joins values along an axis; up to version 3 it may be left out."""
     rank = len(host_shape(inputs[0]))
     if rank == 0:
         raise ValueError("rank-0 values cannot be concatenated.")
     return _join(inputs, normalize_axis(axis, rank))
-
-
-@lowers_on_host("Concat", since=1)
-def concat_1(*inputs: HostValue, axis: int = 1) -> HostValue:
-    """Joins values along an axis; up to version 3 the axis may be left out."""
-    return concat(*inputs, axis=axis)
 
 
 def _join(values: Sequence[HostValue], axis: int) -> HostValue:
@@ -121,24 +91,11 @@ def slice_(
     along = normalize_axes(range(len(first)) if axes is None else _ints(axes), rank)
     strides = [1] * len(first) if steps is None else _ints(steps)
     for start, end, axis, step in zip(first, last, along, strides, strict=True):
-        data = _map_at(data, axis, _cut(slice(start, end, step)))
+        data = _map_at(data, axis, operator.itemgetter(slice(start, end, step)))
     return data
 
 
-def _cut(bounds: slice) -> Callable[[HostValue], HostValue]:
-    def cut(part: HostValue) -> HostValue:
-        assert isinstance(part, tuple)
-        return part[bounds]
-
-    return cut
-
-
-@lowers_on_host("Slice", since=1)
-def slice_1(
-    data: HostValue, *, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...] | None = None
-) -> HostValue:
-    """Cuts along axes; up to version 9 the bounds are attributes."""
-    return slice_(data, starts, ends, axes)
+lowers_on_host("Slice", since=1)(by_attributes(slice_, starts=REQUIRED, ends=REQUIRED, axes=None))
 
 
 @lowers_on_host("Squeeze", since=13)
@@ -152,14 +109,11 @@ def squeeze(data: HostValue, axes: HostValue | None = None) -> HostValue:
     for axis in sorted(drop, reverse=True):
         if sizes[axis] != 1:
             raise ValueError(f"axis {axis} has size {sizes[axis]}; only axes of size 1 can be squeezed.")
-        data = _select(data, axis, 0)
+        data = _map_at(data, axis, operator.itemgetter(0))
     return data
 
 
-@lowers_on_host("Squeeze", since=1)
-def squeeze_1(data: HostValue, *, axes: tuple[int, ...] | None = None) -> HostValue:
-    """Drops axes of size 1; up to version 12 they are an attribute."""
-    return squeeze(data, axes)
+lowers_on_host("Squeeze", since=1)(by_attributes(squeeze, axes=None))
 
 
 @lowers_on_host("Unsqueeze", since=13)
@@ -171,10 +125,7 @@ def unsqueeze(data: HostValue, axes: HostValue) -> HostValue:
     return data
 
 
-@lowers_on_host("Unsqueeze", since=1)
-def unsqueeze_1(data: HostValue, *, axes: tuple[int, ...]) -> HostValue:
-    """Inserts axes of size 1; up to version 12 they are an attribute."""
-    return unsqueeze(data, axes)
+lowers_on_host("Unsqueeze", since=1)(by_attributes(unsqueeze, axes=REQUIRED))
 
 
 @lowers_on_host("Reshape", since=5)
@@ -189,10 +140,7 @@ def reshape(data: HostValue, shape: HostValue, *, allowzero: int = 0) -> HostVal
     return unflatten(numbers, tuple(target))
 
 
-@lowers_on_host("Reshape", since=1)
-def reshape_1(data: HostValue, *, shape: tuple[int, ...] = (), consumed_inputs: Any = None) -> HostValue:
-    """The same numbers in another shape; up to version 4 an attribute."""
-    return reshape(data, shape)
+lowers_on_host("Reshape", since=1)(by_attributes(reshape, shape=()))
 
 
 @lowers_on_host("Flatten")
@@ -216,7 +164,7 @@ def transpose(data: HostValue, *, perm: tuple[int, ...] | None = None) -> HostVa
     return unflatten(moved, target)
 
 
-@lowers_on_host("Split", since=18)
+@lowers_on_host("Split", since=13)
 def split(
     input: HostValue,
     split: HostValue | None = None,
@@ -232,15 +180,8 @@ def split(
     part = -(-sizes[axis] // count)
     lengths = _ints(split) if split is not None else [min(part, sizes[axis] - i * part) for i in range(count)]
     ends = list(itertools.accumulate(lengths))
-    return tuple(_take(input, axis, range(end - n, end)) for end, n in zip(ends, lengths, strict=True))
-
-
-@lowers_on_host("Split", since=13)
-def split_13(
-    input: HostValue, split_: HostValue | None = None, *, axis: int = 0, output_count: int
-) -> tuple[HostValue, ...]:
-    """Parts along an axis, equal ones by default."""
-    return split(input, split_, axis=axis, output_count=output_count)
+    parts = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    return tuple(_map_at(input, axis, operator.itemgetter(part)) for part in parts)
 
 
 @lowers_on_host("Split", since=2)
@@ -270,19 +211,15 @@ def expand(input: HostValue, shape: HostValue) -> HostValue:
         if size != wanted and wanted != 1:
             if size != 1:
                 raise ValueError(f"shape {sizes} does not broadcast to {target}.")
-            value = _take(value, axis, [0] * wanted)
+            value = _map_at(value, axis, lambda part, count=wanted: part * count)  # type: ignore[misc]
     return value
 
 
-def _size_of_tile(input: HostValue, repeats: HostValue) -> int:
-    return math.prod(host_shape(input)) * math.prod(_ints(repeats))
-
-
-@lowers_on_host("Tile", since=6, growth=_size_of_tile)
+@lowers_on_host("Tile", since=6, growth=lambda input, repeats: math.prod((*host_shape(input), *_ints(repeats))))
 def tile(input: HostValue, repeats: HostValue) -> HostValue:
-    """Repeats the whole along each axis."""
+    """Repeats the value along each axis."""
     for axis, count in enumerate(_ints(repeats)):
-        input = _take(input, axis, list(range(host_shape(input)[axis])) * count)
+        input = _map_at(input, axis, lambda part, count=count: part * count)  # type: ignore[misc]
     return input
 
 

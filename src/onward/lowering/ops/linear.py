@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from onward.lowering.kernels.matmuls import faster_linear
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 
 @lowers("MatMul")
@@ -61,19 +63,10 @@ def gemm(
 
 
 @lowers("Gemm", since=1)
-def gemm_1(
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-    broadcast: int = 0,
-) -> Tensor:
+@takes_attributes_of(gemm)
+def gemm_1(A: Tensor, B: Tensor, C: Tensor, *, broadcast: int = 0, **attributes: Any) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Gemm.html; up to version 6 C broadcasts only if `broadcast` says so."""
-    return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    return gemm(A, B, C, **attributes)
 
 
 @lowers("Einsum", since=12)

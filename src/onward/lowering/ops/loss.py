@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.lowering.registry import lowers
 
 NOTHING_IGNORED = -(2**40)
-"""What torch is told to ignore where the node ignores nothing: no label is so small (torch itself ignores -100)."""
+"""The ignore_index that torch gets where the node ignores nothing: no label is so small (torch itself ignores -100)."""
 
 _REDUCTIONS = ("none", "sum", "mean")
 
@@ -124,7 +124,7 @@ def check_loss_inputs(
     expected = (scores.shape[0], *scores.shape[2:])
     if tuple(labels.shape) != expected:
         raise ValueError(
-            f"labels are {list(labels.shape)}; beside scores {list(scores.shape)}, classes on axis 1, they must be "
+            f"labels are {list(labels.shape)}; with scores {list(scores.shape)}, classes on axis 1, they must be "
             f"{list(expected)}."
         )
     classes = scores.shape[1]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
+from onward.lowering.kernels.operands import REQUIRED, by_attributes
 from onward.lowering.registry import lowers
 
 
@@ -68,10 +69,7 @@ def reshape(data: Tensor, shape: HostValue, *, allowzero: int = 0) -> Tensor:
     return data.reshape(resolve_shape(tuple(data.shape), numbers_of(shape), bool(allowzero)))
 
 
-@lowers("Reshape", since=1)
-def reshape_1(data: Tensor, *, shape: tuple[int, ...] = (), consumed_inputs: Any = None) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Reshape.html; up to version 4 the shape is an attribute."""
-    return data.reshape(resolve_shape(tuple(data.shape), list(shape), False))
+lowers("Reshape", since=1)(by_attributes(reshape, shape=()))
 
 
 def resolve_shape(sizes: Sequence[int], target: Sequence[int], allowzero: bool) -> list[int]:
@@ -184,12 +182,7 @@ def slice_(
     return slice_along(data, first, last, along, strides)
 
 
-@lowers("Slice", since=1)
-def slice_1(
-    data: Tensor, *, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...] | None = None
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Slice.html; up to version 9 bounds are attributes, steps are 1."""
-    return slice_along(data, starts, ends, range(len(starts)) if axes is None else axes, [1] * len(starts))
+lowers("Slice", since=1)(by_attributes(slice_, starts=REQUIRED, ends=REQUIRED, axes=None))
 
 
 def slice_along(
@@ -214,44 +207,31 @@ def slice_along(
     return data
 
 
-def _squeeze(data: Tensor, axes: Sequence[int] | None) -> Tensor:
+@lowers("Squeeze", since=13, host=("axes",))
+def squeeze(data: Tensor, axes: HostValue | None = None) -> Tensor:
+    """https://onnx.ai/onnx/operators/onnx__Squeeze.html; without axes all of size 1 go."""
     if axes is None:
         return data.squeeze()
-    normal = normalize_axes(axes, data.dim())
+    normal = normalize_axes(numbers_of(axes), data.dim())
     for axis in normal:
         if data.shape[axis] != 1:
             raise ValueError(f"axis {axis} has size {data.shape[axis]}; only axes of size 1 can be squeezed.")
     return data.squeeze(normal)
 
 
-@lowers("Squeeze", since=13, host=("axes",))
-def squeeze(data: Tensor, axes: HostValue | None = None) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Squeeze.html; without axes all of size 1 go."""
-    return _squeeze(data, None if axes is None else numbers_of(axes))
-
-
-@lowers("Squeeze", since=1)
-def squeeze_1(data: Tensor, *, axes: tuple[int, ...] | None = None) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Squeeze.html; up to version 12 the axes are an attribute."""
-    return _squeeze(data, axes)
-
-
-def _unsqueeze(data: Tensor, axes: Sequence[int]) -> Tensor:
-    for axis in sorted(normalize_axes(axes, data.dim() + len(axes))):
-        data = data.unsqueeze(axis)
-    return data
+lowers("Squeeze", since=1)(by_attributes(squeeze, axes=None))
 
 
 @lowers("Unsqueeze", since=13, host=("axes",))
 def unsqueeze(data: Tensor, axes: HostValue) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Unsqueeze.html; axes count in the result."""
-    return _unsqueeze(data, numbers_of(axes))
+    along = numbers_of(axes)
+    for axis in sorted(normalize_axes(along, data.dim() + len(along))):
+        data = data.unsqueeze(axis)
+    return data
 
 
-@lowers("Unsqueeze", since=1)
-def unsqueeze_1(data: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Unsqueeze.html; up to version 12 the axes are an attribute."""
-    return _unsqueeze(data, axes)
+lowers("Unsqueeze", since=1)(by_attributes(unsqueeze, axes=REQUIRED))
 
 
 @lowers("Expand", since=8, host=("shape",))

@@ -6,6 +6,7 @@ Legend: N batch, C channels, D1...Dn spatial axes. Low-precision inputs are norm
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from onward.lowering.kernels.single_images import canonicalize_strides, with_can
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing
 from onward.lowering.process_groups import sum_over_group
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -190,6 +191,7 @@ def batch_normalization_7(
 
 
 @lowers("BatchNormalization", since=1)
+@takes_attributes_of(batch_normalization_7)
 def batch_normalization_1(
     X: Tensor,
     scale: Tensor,
@@ -197,34 +199,15 @@ def batch_normalization_1(
     mean: Tensor,
     var: Tensor,
     *,
-    consumed_inputs: tuple[int, ...] | None = None,
-    epsilon: float = 1e-5,
     is_test: int = 0,
-    momentum: float = 0.9,
-    spatial: int = 1,
-    training: bool,
-    owned: tuple[bool, ...],
     output_count: int,
-    replica_group: str,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/text_diff_BatchNormalization_6_7.html: `is_test` forbids the training mode.
 
     It binds only where the statistics are inputs of the graph; elsewhere the network's mode decides.
     """
-    return batch_normalization_7(
-        X,
-        scale,
-        B,
-        mean,
-        var,
-        epsilon=epsilon,
-        momentum=momentum,
-        spatial=spatial,
-        training=training,
-        owned=owned,
-        output_count=1 if is_test else output_count,
-        replica_group=replica_group,
-    )
+    return batch_normalization_7(X, scale, B, mean, var, output_count=1 if is_test else output_count, **attributes)
 
 
 @lowers("LayerNormalization", since=17)
@@ -316,14 +299,7 @@ def group_normalization_18(X: Tensor, scale: Tensor, bias: Tensor, *, epsilon: f
 
 
 @lowers("InstanceNormalization", since=1)
-def instance_normalization(
-    input: Tensor,
-    scale: Tensor,
-    B: Tensor,
-    *,
-    consumed_inputs: tuple[int, ...] | None = None,
-    epsilon: float = 1e-5,
-) -> Tensor:
+def instance_normalization(input: Tensor, scale: Tensor, B: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__InstanceNormalization.html: one group per channel."""
     return group_normalization(input, scale, B, epsilon=epsilon, num_groups=input.shape[1])
 

@@ -52,7 +52,7 @@ def max_pool(
     # 8-bit integers are exact in float32, and torch pools only floats.
     values = X if X.is_floating_point() else X.to(torch.float32)
     n = len(spatial)
-    # torch pads alike on both sides and by at most half of the kernel. It also takes kernels that step over the whole
+    # torch pads alike on both sides and by at most half of the kernel. It also takes kernels that step over the entire
     # image, and then its backward pass writes where it must not (`max_pool2d`, 2.13 and before).
     axes = zip(windows.begin, windows.kernel, windows.dilation, spatial, strict=True)
     direct = windows.symmetric and all(2 * p <= k and (not p or d <= size) for p, k, d, size in axes)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.kernels.dtypes import SMALL_FLOATS, TORCH_DTYPE
 from onward.lowering.ops.casting import cast_to, find_element_type, round_to_small_float
 from onward.lowering.registry import lowers
@@ -32,86 +33,8 @@ _BEYOND_EVERY_RANGE = 2.0**20
 """Numbers this large saturate whatever the zero point; cut here, rounding them never meets an infinity."""
 
 
+@lowers("QuantizeLinear", domain=MICROSOFT)
 @lowers("QuantizeLinear", since=10)
-def quantize_linear_before_13(
-    x: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor | None = None,
-    *,
-    element_types: tuple[int | None, ...],
-    only_dequantized: bool,
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html; per tensor only."""
-    return quantize_linear(x, y_scale, y_zero_point, element_types=element_types, only_dequantized=only_dequantized)
-
-
-@lowers("QuantizeLinear", since=13)
-def quantize_linear_before_19(
-    x: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor | None = None,
-    *,
-    axis: int = 1,
-    element_types: tuple[int | None, ...],
-    only_dequantized: bool,
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html; per tensor or per axis."""
-    return quantize_linear(
-        x, y_scale, y_zero_point, axis=axis, element_types=element_types, only_dequantized=only_dequantized
-    )
-
-
-@lowers("QuantizeLinear", since=19)
-def quantize_linear_before_21(
-    x: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor | None = None,
-    *,
-    axis: int = 1,
-    saturate: int = 1,
-    element_types: tuple[int | None, ...],
-    only_dequantized: bool,
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html; also to float8."""
-    return quantize_linear(
-        x,
-        y_scale,
-        y_zero_point,
-        axis=axis,
-        saturate=saturate,
-        element_types=element_types,
-        only_dequantized=only_dequantized,
-    )
-
-
-@lowers("QuantizeLinear", since=21)
-def quantize_linear_before_23(
-    x: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor | None = None,
-    *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-    saturate: int = 1,
-    element_types: tuple[int | None, ...],
-    only_dequantized: bool,
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html; also in blocks, and to a type given by attribute."""
-    return quantize_linear(
-        x,
-        y_scale,
-        y_zero_point,
-        axis=axis,
-        block_size=block_size,
-        output_dtype=output_dtype,
-        saturate=saturate,
-        element_types=element_types,
-        only_dequantized=only_dequantized,
-    )
-
-
-@lowers("QuantizeLinear", since=23)
 def quantize_linear(
     x: Tensor,
     y_scale: Tensor,
@@ -215,29 +138,8 @@ def _replace_value(carrier: Tensor, value: Tensor) -> Tensor:
     return value.detach() + (carrier - carrier.detach())
 
 
+@lowers("DequantizeLinear", domain=MICROSOFT)
 @lowers("DequantizeLinear", since=10)
-def dequantize_linear_before_13(x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None = None) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html; per tensor only."""
-    return dequantize_linear(x, x_scale, x_zero_point)
-
-
-@lowers("DequantizeLinear", since=13)
-def dequantize_linear_before_21(
-    x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None = None, *, axis: int = 1
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html; per tensor or per axis."""
-    return dequantize_linear(x, x_scale, x_zero_point, axis=axis)
-
-
-@lowers("DequantizeLinear", since=21)
-def dequantize_linear_before_23(
-    x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None = None, *, axis: int = 1, block_size: int = 0
-) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html; also in blocks."""
-    return dequantize_linear(x, x_scale, x_zero_point, axis=axis, block_size=block_size)
-
-
-@lowers("DequantizeLinear", since=23)
 def dequantize_linear(
     x: Tensor,
     x_scale: Tensor,
@@ -253,6 +155,16 @@ def dequantize_linear(
         ValueError: scale and input do not fit together.
     """
     result = TORCH_DTYPE[ir.DataType(output_dtype)] if output_dtype else x_scale.dtype
+    if (
+        block_size
+        and x_zero_point is None
+        and x_scale.ndim == x.ndim > 1
+        and x_scale.shape[axis] * block_size == x.shape[axis]
+    ):
+        along = axis % x.ndim
+        shape = (*x.shape[:along], -1, block_size, *x.shape[along + 1 :])
+        blocks = x.reshape(shape).to(torch.float32)  # without a scale for every element
+        return (blocks * x_scale.to(torch.float32).unsqueeze(along + 1)).reshape(x.shape).to(result)
     scale = spread(x_scale.to(torch.float32), x, axis, block_size)
     if x_zero_point is not None and x.dtype is torch.int32:
         x = x - spread(x_zero_point, x, axis, block_size)

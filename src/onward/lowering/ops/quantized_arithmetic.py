@@ -7,13 +7,15 @@ the gradient passes (see `ops/quantization.py`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from onward.lowering.ops.casting import cast_to, find_element_type
 from onward.lowering.ops.convolution import conv
 from onward.lowering.ops.quantization import INTEGER_RANGE
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 
 @lowers("MatMulInteger", since=10)
@@ -73,29 +75,19 @@ def _requantize(y: Tensor, scale: Tensor, zero_point: Tensor, known: int | None)
 
 
 @lowers("ConvInteger", since=10)
+@takes_attributes_of(conv, without=("channels_last_images",))
 def conv_integer(
     x: Tensor,
     w: Tensor,
     x_zero_point: Tensor | None = None,
     w_zero_point: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **attributes: Any,
 ) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__ConvInteger.html; padding is with the zero point of x."""
     result = conv(
         _centred(x, x_zero_point, rows=False),
         w.to(torch.float64) - _per_channel(w_zero_point, w),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        **attributes,
     )
     return _as_integers(result, x, w)
 
@@ -108,6 +100,7 @@ def _per_channel(parameter: Tensor | None, w: Tensor) -> Tensor:
 
 
 @lowers("QLinearConv", since=10)
+@takes_attributes_of(conv, without=("channels_last_images",))
 def q_linear_conv(
     x: Tensor,
     x_scale: Tensor,
@@ -119,25 +112,15 @@ def q_linear_conv(
     y_zero_point: Tensor,
     B: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: tuple[int, ...] | None = None,
-    group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
     element_types: tuple[int | None, ...],
+    **attributes: Any,
 ) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__QLinearConv.html; the bias counts in units of x_scale * w_scale."""
     result = conv(
         _centred(x, x_zero_point, rows=False),
         w.to(torch.float64) - _per_channel(w_zero_point, w),
         None if B is None else B.to(torch.float64),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        **attributes,
     )
     scale = x_scale.to(torch.float64) * _per_channel(w_scale, w).reshape(-1, *(1,) * (x.ndim - 2))
     return _requantize(result * scale, y_scale, y_zero_point, element_types[7])

@@ -50,7 +50,6 @@ def _drop(data: Tensor, ratio: float, active: bool, output_count: int) -> tuple[
 def dropout_1(
     data: Tensor,
     *,
-    consumed_inputs: tuple[int, ...] | None = None,
     is_test: int = 0,
     ratio: float = 0.5,
     training: bool,

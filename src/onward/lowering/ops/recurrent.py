@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.cell_activations import Activation, name_activations, resolve_activations
-from onward.lowering.registry import lowers
+from onward.lowering.registry import lowers, takes_attributes_of
 
 States = tuple[Tensor, ...]
 Step = Callable[[Tensor, States], States]
@@ -254,54 +254,6 @@ def gru(
     return _finish(Y, states, layout)
 
 
-@lowers("LSTM", since=1)
-def lstm(
-    X: Tensor,
-    W: Tensor,
-    R: Tensor,
-    B: Tensor | None = None,
-    sequence_lens: Tensor | None = None,
-    initial_h: Tensor | None = None,
-    initial_c: Tensor | None = None,
-    P: Tensor | None = None,
-    *,
-    activation_alpha: tuple[float, ...] | None = None,
-    activation_beta: tuple[float, ...] | None = None,
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
-    layout: int = 0,
-    output_sequence: int = 0,
-    output_count: int,
-) -> tuple[Tensor, ...]:
-    """https://onnx.ai/onnx/operators/onnx__LSTM.html; gates i, o, f, c; W (D, 4*H, I), R (D, 4*H, H), B (D, 8*H).
-
-    Peepholes P (D, 3*H) are those of i, o, f. Outputs Y, Y_h, Y_c. `input_forget` takes 1 - i as the forget gate.
-    `clip` bounds what goes into the gates, but not the cell on its way out, as onnxruntime does.
-    """
-    return recur_lstm(
-        X,
-        W,
-        R,
-        B,
-        sequence_lens,
-        (initial_h, initial_c),
-        P,
-        F.linear,
-        activation_alpha=activation_alpha,
-        activation_beta=activation_beta,
-        activations=activations,
-        clip=clip,
-        direction=direction,
-        hidden_size=hidden_size,
-        input_forget=input_forget,
-        layout=layout,
-        output_count=output_count,
-    )
-
-
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x (.., I), weight (G*H, I), bias (G*H) or None) -> (.., G*H), as `F.linear`."""
 
@@ -316,14 +268,14 @@ def recur_lstm(
     P: Tensor | None,
     product: Product,
     *,
-    activation_alpha: tuple[float, ...] | None,
-    activation_beta: tuple[float, ...] | None,
-    activations: tuple[str, ...] | None,
-    clip: float | None,
-    direction: str,
-    hidden_size: int | None,
-    input_forget: int,
-    layout: int,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
     output_count: int,
 ) -> tuple[Tensor, ...]:
     """`lstm` whose products with W and R are `product`'s; torch's fused call takes its place for `F.linear`."""
@@ -351,6 +303,29 @@ def recur_lstm(
         kernel = partial(_call_fused, torch.lstm, W, R, B, (0, 2, 3, 1))
     Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
     return _finish(Y, states, layout)
+
+
+@lowers("LSTM", since=1)
+@takes_attributes_of(recur_lstm)
+def lstm(
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    initial_c: Tensor | None = None,
+    P: Tensor | None = None,
+    *,
+    output_sequence: int = 0,
+    **attributes: Any,
+) -> tuple[Tensor, ...]:
+    """https://onnx.ai/onnx/operators/onnx__LSTM.html; gates i, o, f, c; W (D, 4*H, I), R (D, 4*H, H), B (D, 8*H).
+
+    Peepholes P (D, 3*H) are those of i, o, f. Outputs Y, Y_h, Y_c. `input_forget` takes 1 - i as the forget gate.
+    `clip` bounds what goes into the gates, but not the cell on its way out, as onnxruntime does.
+    """
+    return recur_lstm(X, W, R, B, sequence_lens, (initial_h, initial_c), P, F.linear, **attributes)
 
 
 def _lstm_step(

@@ -167,25 +167,13 @@ for _op_type, _input_since, _reduction in (
 
 
 @lowers("ArgMax", since=1)
-def arg_max_before_12(data: Tensor, *, axis: int = 0, keepdims: int = 1) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__ArgMax.html"""
-    return arg_max(data, axis=axis, keepdims=keepdims)
-
-
-@lowers("ArgMin", since=1)
-def arg_min_before_12(data: Tensor, *, axis: int = 0, keepdims: int = 1) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__ArgMin.html"""
-    return arg_min(data, axis=axis, keepdims=keepdims)
-
-
-@lowers("ArgMax", since=12)
 @unsigned("compares")
 def arg_max(data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__ArgMax.html"""
     return _position(torch.argmax, data, axis, keepdims, select_last_index)
 
 
-@lowers("ArgMin", since=12)
+@lowers("ArgMin", since=1)
 @unsigned("compares")
 def arg_min(data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__ArgMin.html"""

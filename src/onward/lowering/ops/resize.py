@@ -43,7 +43,7 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class ResizeRules:
     """The attributes of Resize that say how values are found."""
 
     mode: str
@@ -76,14 +76,14 @@ def resize(
 
     `antialias`, `axes` and `keep_aspect_ratio_policy` exist from version 18 on, "half_pixel_symmetric" from 19 on,
     "tf_half_pixel_for_nn" in versions 11 and 12 only. Where a scale implies a fractional length, align_corners
-    computes with it, as the standard's own cases do (onnxruntime takes the whole length). With scales the length of
+    computes with it, as the standard's own cases do (onnxruntime takes the integer length). With scales the length of
     a result is `size * scale` whatever the region, as in the standard's shape inference (the text multiplies by it).
     """
     _check_choice("coordinate_transformation_mode", coordinate_transformation_mode, _COORDINATES)
     _check_choice("mode", mode, ("nearest", "linear", "cubic"))
     _check_choice("nearest_mode", nearest_mode, _NEAREST)
     _check_choice("keep_aspect_ratio_policy", keep_aspect_ratio_policy, _POLICIES)
-    rules = Rules(
+    rules = ResizeRules(
         mode=mode,
         coordinates=coordinate_transformation_mode,
         nearest=nearest_mode,
@@ -177,7 +177,7 @@ def _plan_axes(
     return plan
 
 
-def _resize(X: Tensor, plan: Sequence[Axis], rules: Rules) -> Tensor:
+def _resize(X: Tensor, plan: Sequence[Axis], rules: ResizeRules) -> Tensor:
     if not plan:
         return X
     if rules.mode == "nearest":
@@ -198,7 +198,7 @@ def _resize(X: Tensor, plan: Sequence[Axis], rules: Rules) -> Tensor:
     return Y.round().clamp(limits.min, limits.max).to(X.dtype)
 
 
-def _torch_mode(X: Tensor, plan: Sequence[Axis], rules: Rules) -> str | None:
+def _torch_mode(X: Tensor, plan: Sequence[Axis], rules: ResizeRules) -> str | None:
     """The mode of F.interpolate that computes the same, or None."""
     mode = _INTERPOLATION.get((rules.mode, X.dim()))
     if mode is None or not X.is_floating_point() or rules.antialias or rules.exclude_outside:
@@ -213,7 +213,7 @@ def _torch_mode(X: Tensor, plan: Sequence[Axis], rules: Rules) -> str | None:
     return mode if alike else None
 
 
-def _resize_nearest(X: Tensor, plan: Sequence[Axis], rules: Rules) -> Tensor:
+def _resize_nearest(X: Tensor, plan: Sequence[Axis], rules: ResizeRules) -> Tensor:
     if 3 <= X.dim() <= 5 and X.is_floating_point() and all(_repeats(axis, rules) for axis in plan):
         targets = list(X.shape[2:])
         for axis in plan:
@@ -237,7 +237,7 @@ def _resize_nearest(X: Tensor, plan: Sequence[Axis], rules: Rules) -> Tensor:
     return Y if signed is None else Y.view(X.dtype)
 
 
-def _repeats(axis: Axis, rules: Rules) -> bool:
+def _repeats(axis: Axis, rules: ResizeRules) -> bool:
     """Whether each element is repeated a power of two times: there torch's rounding of coordinates is exact."""
     if axis.axis < 2 or not axis.exact or axis.target % axis.size:
         return False
@@ -249,7 +249,7 @@ def _repeats(axis: Axis, rules: Rules) -> bool:
     return rules.coordinates == "asymmetric" and rules.nearest in ("floor", "simple")
 
 
-def _source_places(axis: Axis, rules: Rules, device: torch.device) -> Tensor:
+def _source_places(axis: Axis, rules: ResizeRules, device: torch.device) -> Tensor:
     """Where each element of the result is in the input, in elements: float64 (target)."""
     y = torch.arange(axis.target, dtype=torch.float64, device=device)
     # The length that the ratio implies: fractional, where the result's own is rounded.
@@ -279,7 +279,7 @@ def _source_places(axis: Axis, rules: Rules, device: torch.device) -> Tensor:
     return places
 
 
-def _resize_axis(X: Tensor, axis: Axis, rules: Rules) -> Tensor:
+def _resize_axis(X: Tensor, axis: Axis, rules: ResizeRules) -> Tensor:
     """Linear or cubic interpolation along one axis: a product with a matrix (target, size)."""
     places = _source_places(axis, rules, X.device)
     stretch = min(axis.scale, 1.0) if rules.antialias else 1.0
@@ -301,7 +301,7 @@ def _resize_axis(X: Tensor, axis: Axis, rules: Rules) -> Tensor:
     return _extrapolate(Y.movedim(-1, axis.axis).to(X.dtype), axis, rules, places)
 
 
-def _kernel(rules: Rules) -> tuple[int, Callable[[Tensor], Tensor]]:
+def _kernel(rules: ResizeRules) -> tuple[int, Callable[[Tensor], Tensor]]:
     """How far the interpolation reaches at most, and its weight at a signed distance."""
     if rules.mode == "linear":
         return 1, _linear_weight
@@ -320,7 +320,7 @@ def _cubic_weight(distance: Tensor, a: float) -> Tensor:
     return torch.where(x <= 1, near, torch.where(x < 2, far, 0))
 
 
-def _extrapolate(Y: Tensor, axis: Axis, rules: Rules, places: Tensor) -> Tensor:
+def _extrapolate(Y: Tensor, axis: Axis, rules: ResizeRules, places: Tensor) -> Tensor:
     """tf_crop_and_resize: what is outside of the input is a constant."""
     if rules.coordinates != "tf_crop_and_resize":
         return Y

@@ -14,16 +14,10 @@ from onward.lowering.ops.movement import move_bits
 from onward.lowering.registry import lowers
 
 
-@lowers("Shape", since=15, produces="host")
-def shape(data: Tensor, *, start: int = 0, end: int | None = None) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Shape.html; from 15 on a part of it, with Python's meaning of bounds."""
-    return tuple(data.shape)[start:end]
-
-
 @lowers("Shape", since=1, produces="host")
-def shape_1(data: Tensor) -> HostValue:
-    """https://onnx.ai/onnx/operators/onnx__Shape.html"""
-    return tuple(data.shape)
+def shape(data: Tensor, *, start: int = 0, end: int | None = None) -> HostValue:
+    """https://onnx.ai/onnx/operators/onnx__Shape.html; version 15 on: a part of it, by Python's bounds."""
+    return tuple(data.shape)[start:end]
 
 
 @lowers("Size", since=1, produces="host")

@@ -11,18 +11,12 @@ from onward.lowering.ops.movement import normalize_axis
 from onward.lowering.registry import lowers
 
 
-@lowers("TopK", since=11, host=("K",))
+@lowers("TopK", since=10, host=("K",))
 def top_k(
     X: Tensor, K: HostValue, *, axis: int = -1, largest: int = 1, sorted: int = 1, output_count: int
 ) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/onnx__TopK.html; of equal values the one that comes first wins."""
     return _first_of_sorted(X, numbers_of(K)[0], axis, bool(largest))
-
-
-@lowers("TopK", since=10, host=("K",))
-def top_k_10(X: Tensor, K: HostValue, *, axis: int = -1, output_count: int) -> tuple[Tensor, ...]:
-    """https://onnx.ai/onnx/operators/onnx__TopK.html; version 10 knows only the largest."""
-    return _first_of_sorted(X, numbers_of(K)[0], axis, True)
 
 
 @lowers("TopK", since=1)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
+from torch.nn import functional
 
 from onward.graph.shared_inputs import KEEP_APART
 from onward.lowering.ops import activation, fused, normalization
@@ -22,10 +23,11 @@ from onward.lowering.ops.movement import flatten, identity, reshape, squeeze, tr
 from onward.lowering.ops.shapes import shape
 from onward.lowering.program import Program, pick
 from onward.lowering.rewriting.float8 import float8_product
+from onward.lowering.rewriting.frozen_weights import extracted, multiply_by_frozen_weight
 from onward.lowering.rewriting.linear_layers import Recipe, linear_layers
 
 CHEAP = frozenset(
-    {activation.gelu, activation.swish, activation.swiglu, activation.mish, activation.hard_swish, fused.swiglu,
+    {activation.gelu, activation.swish, activation.swiglu, functional.mish, activation.hard_swish, fused.swiglu,
      fused.layer_normalization, fused.rms_normalization, normalization.layer_normalization,
      normalization.rms_normalization}
 )  # fmt: skip
@@ -35,7 +37,7 @@ KEPT = frozenset({attention})
 """Functions that need their result for the backward pass: a copy of it in another order need not be kept next to it."""
 
 VIEWS = frozenset({pick, reshape, transpose, flatten, identity, squeeze, unsqueeze})
-KEEP_NOTHING = frozenset({add, sub, shape, float8_product, linear_cross_entropy})
+KEEP_NOTHING = frozenset({add, sub, shape, float8_product, linear_cross_entropy, multiply_by_frozen_weight})
 """Readers that do not hold their input until the backward pass, or not in full."""
 
 PRODUCTS: Mapping[Any, str] = {matmul: "matmul", gemm: "gemm", fused.linear: "linear"}
@@ -69,7 +71,7 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
         made = steps[group[0]]
         if made and made not in recipes:
             name = f"cheap_input_{len(recipes)}"
-            root[name], sources = _recipe(made)
+            root[name], sources = extracted(made)
             with graph.inserting_before(group[0]):
                 recipes[made] = graph.call_function(Recipe, (graph.get_attr(name),)), sources
         _replace(graph, group, *recipes.get(made, (None, [])))
@@ -158,15 +160,3 @@ def _is_kept(step: fx.Node, products: set[fx.Node]) -> bool:
         if user.target not in VIEWS or _is_kept(user, products):
             return True
     return False
-
-
-def _recipe(steps: tuple[fx.Node, ...]) -> tuple[nn.Module, list[fx.Node]]:
-    """The code of some steps, and the nodes that it is called with."""
-    own = set(steps)
-    sources = list(dict.fromkeys(source for step in steps for source in step.all_input_nodes if source not in own))
-    graph = fx.Graph()
-    copies = {source: graph.placeholder(source.name) for source in sources}
-    for step in steps:
-        copies[step] = graph.node_copy(step, lambda source: copies[source])
-    graph.output(copies[steps[-1]])
-    return fx.GraphModule(nn.Module(), graph), sources

@@ -21,7 +21,7 @@ class _RowLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, start: int, group: str) -> Tensor:
-        """Labels [N, ...] are classes of the whole; every one is in range."""
+        """Labels [N, ...] are classes of the unsharded axis; every one is in range."""
         wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
         shifted = wide - all_reduce(wide.amax(1, keepdim=True), "max", group)
         local = labels - start
@@ -66,7 +66,7 @@ def sharded_cross_entropy(
     Args:
         scores: [N, c] or [N, c, d1, ...], the rank's c of C classes.
         labels: [N] or [N, d1, ...], from 0 to C - 1 or `ignore_index`.
-        weights: [C], whole, without a gradient.
+        weights: [C], unsharded, without a gradient.
 
     Raises:
         ValueError: a label is out of range (seen on the CPU only), or the weights are to be trained.

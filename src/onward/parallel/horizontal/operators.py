@@ -31,15 +31,32 @@ def add_up(X: Tensor, *, horizontal_group: str) -> Tensor:
 
 
 @lowers("LocalPart", domain=DOMAIN)
-def local_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
-    """A rank's shard of a full value; without blocks the axis is one, of any length."""
-    blocks = _blocks_of(X.shape[cut_axis], blocks)
-    parts, place = [], 0
-    for block in blocks:
-        start, end = range_of_rank(block, rank, size)
-        parts.append(X.narrow(cut_axis, place + start, end - start))
-        place += block
-    return parts[0] if len(parts) == 1 else torch.cat(parts, cut_axis)
+def local_part(
+    X: Tensor,
+    *,
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    parts: tuple[int, ...] = (),
+    held: tuple[int, ...] = (),
+    rank: int,
+    size: int,
+) -> Tensor:
+    """A rank's shard of a full value, or of the larger shard that it holds (`held` are the parts of that one's blocks).
+
+    Without blocks the axis is one, of any length.
+    """
+    if not held:
+        blocks = _blocks_of(X.shape[cut_axis], blocks)
+        held, parts = (1,) * len(blocks), parts[:1] * len(blocks) if len(set(parts)) == 1 else parts
+    elif len(set(blocks)) == len(set(held)) == 1:  # as many as there are in the batch at hand
+        count = X.shape[cut_axis] // Sharding(cut_axis, blocks[:1], held[:1]).local_size(rank, size)
+        blocks, held, parts = blocks[:1] * count, held[:1] * count, parts[:1] * count
+    found, place = [], 0
+    larger = Sharding(cut_axis, blocks, held).ranges(rank, size)
+    for (first, last), (start, end) in zip(larger, Sharding(cut_axis, blocks, parts).ranges(rank, size), strict=True):
+        found.append(X.narrow(cut_axis, place + start - first, end - start))
+        place += last - first
+    return found[0] if len(found) == 1 else torch.cat(found, cut_axis)
 
 
 def _blocks_of(length: int, blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -58,21 +75,22 @@ def _blocks_of(length: int, blocks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Gathered(torch.autograd.Function):
-    """Parts become a whole; the gradient of the whole, which every rank has, becomes that of the part."""
+    """Shards become the full tensor, whose gradient, which every rank has, becomes that of the shard."""
 
     @staticmethod
     def forward(x: Tensor, cut: Sharding, rank: int, size: int, group: str) -> Tensor:
-        """The whole, block by block, each in the order of the ranks."""
+        """The full tensor, block by block, each in the order of the ranks."""
         lengths = [cut.local_size(r, size) for r in range(size)]
         short = max(lengths) - lengths[rank]
         padding = [x, x.new_zeros((*x.shape[: cut.axis], short, *x.shape[cut.axis + 1 :]))] if short else [x]
         stacked = all_gather(torch.cat(padding, cut.axis), size, group)
         pieces: list[Tensor] = []
-        starts = [0] * size
-        for block in cut.blocks:
+        starts, ranges = [0] * size, [cut.ranges(r, size) for r in range(size)]
+        for block, copies in enumerate(cut.copies(size)):
             for r in range(size):
-                first, last = range_of_rank(block, r, size)
-                pieces.append(stacked[r].narrow(cut.axis, starts[r], last - first))
+                first, last = ranges[r][block]
+                if r % copies == 0:
+                    pieces.append(stacked[r].narrow(cut.axis, starts[r], last - first))
                 starts[r] += last - first
         return torch.cat(pieces, cut.axis)
 
@@ -85,16 +103,25 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         """The rank's shard."""
         cut = ctx.cut
-        part = local_part(gradients[0], cut_axis=cut.axis, blocks=cut.blocks, rank=ctx.rank, size=ctx.size)
+        part = local_part(
+            gradients[0], cut_axis=cut.axis, blocks=cut.blocks, parts=cut.parts, rank=ctx.rank, size=ctx.size
+        )
         return part, None, None, None, None
 
 
 @lowers("AllGather", domain=DOMAIN)
 def gather_full(
-    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], rank: int, size: int, horizontal_group: str
+    X: Tensor,
+    *,
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    parts: tuple[int, ...] = (),
+    rank: int,
+    size: int,
+    horizontal_group: str,
 ) -> Tensor:
     """The full value of which every rank has a part."""
-    cut = Sharding(cut_axis, blocks)
+    cut = Sharding(cut_axis, blocks, parts)
     return _Gathered.apply(X, cut, rank, size, horizontal_group)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -178,7 +205,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, logarithm: bool, group: str) -> Tensor:
-        """Exchanges the maximum and the sum of every row."""
+        """Reduces the maximum and the sum of every row over the ranks."""
         shifted = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         shifted = shifted - all_reduce(shifted.amax(axis, keepdim=True), "max", group)
         exponential = shifted.exp()
@@ -191,7 +218,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Exchanges one sum a row."""
+        """Reduces one sum a row over the ranks."""
         (result,) = ctx.saved_tensors
         gradient = gradients[0].to(result.dtype)
         weighed = gradient if ctx.logarithm else gradient * result

@@ -38,8 +38,8 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, forward: str, backward: str, axis: int, rank: int, size: int, group: str) -> Tensor:
-        """Exchanges tokens."""
-        return _exchange(x, forward, axis, rank, size, group)
+        """Runs the collective on tokens."""
+        return _collective(x, forward, axis, rank, size, group)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -48,11 +48,11 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
-        """Exchanges gradients."""
-        return _exchange(gradients[0], *ctx.settings), None, None, None, None, None, None
+        """Runs the opposite collective on gradients."""
+        return _collective(gradients[0], *ctx.settings), None, None, None, None, None, None
 
 
-def _exchange(x: Tensor, kind: str, axis: int, rank: int, size: int, group: str) -> Tensor:
+def _collective(x: Tensor, kind: str, axis: int, rank: int, size: int, group: str) -> Tensor:
     if kind == "gather":
         return _all(x, axis, size, group)
     if kind == "own":

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.05
 
 def worker_count(distributed: Distributed) -> int:
     """How many processes the sizes ask for."""
-    return distributed.data_parallel_size * distributed.horizontal_parallel_size * distributed.pipeline_parallel_size
+    return distributed.world_size
 
 
 def check_room(distributed: Distributed, device_kind: DeviceKind) -> None:
@@ -55,15 +55,14 @@ def check_room(distributed: Distributed, device_kind: DeviceKind) -> None:
     count, gpus = worker_count(distributed), torch.cuda.device_count()
     if count > 1 and not operating_system.is_linux():
         raise ParametersError(
-            f"distributed asks for {count} processes, which onward starts on Linux only; this is {sys.platform}. "
-            "Set data_parallel_size, horizontal_parallel_size and pipeline_parallel_size to 1."
+            f"distributed: {distributed.product} = {count} processes, which onward starts on Linux only; this is "
+            f"{sys.platform}. Set these sizes to 1."
         )
     if device_kind == "cuda" and count > gpus:
         raise ParametersError(
-            f"distributed: data_parallel_size {distributed.data_parallel_size} * horizontal_parallel_size "
-            f"{distributed.horizontal_parallel_size} * pipeline_parallel_size {distributed.pipeline_parallel_size} = "
-            f"{count} processes, each with its own GPU, but this machine has {gpus}. Make the product at most "
-            f"{gpus}, start on several machines (torchrun, mpirun or srun), or set machine.execution_provider to CPU."
+            f"distributed: {distributed.product} = {count} processes, each with its own GPU, but this machine has "
+            f"{gpus}. Make the product at most {gpus}, start on several machines (torchrun, mpirun or srun), or set "
+            "machine.execution_provider to CPU."
         )
 
 

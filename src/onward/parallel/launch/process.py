@@ -1,4 +1,4 @@
-"""How processes become one run: the meeting, the process group, and the mesh with its three dimensions.
+"""How processes become one run: the meeting, the process group, and the mesh with its dimensions.
 
 NCCL joins GPUs, Gloo joins CPUs; a world of one process has no group at all.
 """
@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from onward.errors import OnwardError, ParametersError
 from onward.operating_system import is_running
 from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch, detect
 from onward.parallel.rendezvous.rendezvous import choose_interface, rendezvous, wait_for_all
+from onward.parallel.rendezvous.run_store import RunStore
 from onward.parallel.watch.failure import Membership
 from onward.parallel.watch.flight_recorder import record_collectives
 from onward.parameters.distributed import Distributed
@@ -28,6 +28,8 @@ from onward.plan.topology import Place, Topology
 
 DIMENSIONS = ("pipeline", "data", "horizontal")
 """Of the device mesh, slowest first."""
+
+ZERO_DIMENSIONS = ("zero_groups", "zero")
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -40,8 +42,12 @@ class Mesh:
         topology: sizes of the dimensions.
         rank: this process.
         device: what it computes on.
-        data, horizontal, pipeline: the groups it belongs to; None where the size is 1.
+        data, horizontal, pipeline, context: the groups it belongs to; None where the size is 1.
+        experts: replicas that share the experts of every layer; None where each has all of them.
+        expert_copies: replicas that hold the same experts; None where there is one.
         device_mesh: torch's view of the same, with dimensions `DIMENSIONS`; None in a world of one.
+        zero_mesh: the replicas as groups by ranks of a group, dimensions `ZERO_DIMENSIONS`; None where ZeRO shards
+            among all of them.
         control: all ranks over Gloo, for decisions of the host: apart from the groups that carry tensors, so that
             collectives of other threads (a checkpoint being written) never mix with it; None in a world of one.
         membership: of this process in the run; counts its updates and ends its part.
@@ -53,14 +59,28 @@ class Mesh:
     data: dist.ProcessGroup | None = None
     horizontal: dist.ProcessGroup | None = None
     pipeline: dist.ProcessGroup | None = None
+    context: dist.ProcessGroup | None = None
+    experts: dist.ProcessGroup | None = None
+    expert_copies: dist.ProcessGroup | None = None
     device_mesh: DeviceMesh | None = None
+    zero_mesh: DeviceMesh | None = None
     control: dist.ProcessGroup | None = None
     membership: Membership = field(default_factory=Membership, compare=False)
+
+    @property
+    def zero(self) -> dist.ProcessGroup | None:
+        """The replicas among which ZeRO shards; None in a group of one."""
+        return self.data if self.zero_mesh is None else self.zero_mesh.get_group(ZERO_DIMENSIONS[1])
 
     @property
     def place(self) -> Place:
         """Where this process is."""
         return self.topology.place(self.rank)
+
+    @property
+    def reader(self) -> int:
+        """Which part of the data it reads, of `topology.reader_count`."""
+        return self.topology.reader(self.place)
 
     @property
     def world_size(self) -> int:
@@ -96,7 +116,8 @@ def start(
     if dist.is_initialized():
         topology = Topology.of(distributed, dist.get_world_size())
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        return _make_mesh(topology, _device(device_kind, local_rank), timeout, membership)
+        device = _device(device_kind, local_rank)
+        return _make_mesh(topology, distributed.expert_parallel_size, device, timeout, membership)
     launch = detect()
     topology = Topology.of(distributed, launch.world_size)
     backend = choose_backend(distributed.use_nccl, device_kind)
@@ -111,6 +132,7 @@ def start(
     membership.begin(store, launch, distributed.timeout_seconds, run_folder)
     record_collectives(run_folder)
     wait_for_all(store, launch, distributed.start_timeout_seconds)
+    check_same_mesh(store, launch, topology)
     choose_interface(launch)
     dist.init_process_group(
         backend,
@@ -120,7 +142,22 @@ def start(
         timeout=timeout,
         device_id=device if backend.endswith("nccl") else None,
     )
-    return _make_mesh(topology, device, timeout, membership)
+    return _make_mesh(topology, distributed.expert_parallel_size, device, timeout, membership)
+
+
+def check_same_mesh(store: RunStore, launch: Launch, topology: Topology) -> None:
+    """Ranks that were given other sizes would wait for groups that never form.
+
+    Raises:
+        ParametersError: another rank has other sizes.
+    """
+    sizes = topology.as_text
+    first = store.compare_set("mesh", "", sizes).decode()
+    if first != sizes:
+        raise ParametersError(
+            f"rank {launch.rank} was asked for {sizes}, another one for {first}. Give all processes the same RUN.yaml "
+            "and options; for distributed.layout auto, machines of the same kind, or set the sizes."
+        )
 
 
 def _check_launcher() -> None:
@@ -188,7 +225,9 @@ def _device(device_kind: DeviceKind, local_rank: int) -> torch.device:
     return torch.device("cpu") if device_kind == "cpu" else torch.device("cuda", local_rank)
 
 
-def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta, membership: Membership) -> Mesh:
+def _make_mesh(
+    topology: Topology, expert_size: int, device: torch.device, timeout: timedelta, membership: Membership
+) -> Mesh:
     """Groups along every dimension, all with the run's own timeout."""
     rank = dist.get_rank()
     if topology.world_size == 1:
@@ -198,8 +237,28 @@ def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta, mem
     groups = dict(zip(DIMENSIONS, device_mesh.get_all_groups(), strict=True))
     for group in groups.values():
         # Groups of a mesh begin with torch's timeout (10 or 30 minutes) whatever the default group has.
-        _set_pg_timeout(timeout, group)
+        set_group_timeout(timeout, group)
     used = {name: group if size > 1 else None for (name, group), size in zip(groups.items(), sizes, strict=True)}
+    replicas = {
+        "context": topology.context_groups(),
+        "experts": topology.successive_replicas(expert_size),
+        "expert_copies": topology.spaced_replicas(expert_size) if expert_size > 1 else (),
+    }
+    for name, members in replicas.items():
+        if members and len(members[0]) > 1:
+            used[name], _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                [list(group) for group in members], timeout=timeout
+            )
+    zero_mesh = None
+    if topology.zero_size < topology.data_size:
+        groups_of_zero = topology.data_size // topology.zero_size
+        zero_mesh = init_device_mesh(
+            device.type,
+            (topology.pipeline_size, groups_of_zero, topology.zero_size, topology.horizontal_size),
+            mesh_dim_names=(DIMENSIONS[0], *ZERO_DIMENSIONS, DIMENSIONS[2]),
+        )[ZERO_DIMENSIONS]
+        for group in zero_mesh.get_all_groups():
+            set_group_timeout(timeout, group)
     control = dist.new_group(backend="gloo", timeout=timeout)
     return Mesh(
         topology=topology,
@@ -207,6 +266,13 @@ def _make_mesh(topology: Topology, device: torch.device, timeout: timedelta, mem
         device=device,
         **used,
         device_mesh=device_mesh,
+        zero_mesh=zero_mesh,
         control=control,
         membership=membership,
     )
+
+
+def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
+    """`torch.distributed.set_timeout`, which torch has since 2.14; the private function before it."""
+    public = getattr(dist, "set_timeout", None)
+    (dist.distributed_c10d._set_pg_timeout if public is None else public)(timeout, group)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onward.errors import DataError, ModelError, OnwardError, ParametersError, chain_of
 from onward.parallel.data_parallel import reshard
 from onward.parallel.launch.process import Mesh
-from onward.parallel.pipeline import exchange
+from onward.parallel.pipeline import transfers
 from onward.parallel.pipeline.shared_weights import sum_shared_gradients
 from onward.parallel.pipeline.stage import StageModule
 from onward.parameters.distributed import PipelineSchedule
@@ -138,7 +138,7 @@ class Pipeline:
         for home in sorted(set(homes.values())):
             here = [name for name, stage in homes.items() if stage == home]
             mine = [found[name] for name in here] if home in self._stages else None
-            shared = exchange.broadcast(mine, len(here), self.ranks[home], self.group, self.device)
+            shared = transfers.broadcast(mine, len(here), self.ranks[home], self.group, self.device)
             results |= dict(zip(here, shared, strict=True))
         return {name: results[name] for name in homes}
 
@@ -163,7 +163,7 @@ class Pipeline:
                 got = given
             else:
                 count = len(stage.stage.received)
-                got = exchange.receive(count, self.ranks[index - 1], self.group, self.device)
+                got = transfers.receive(count, self.ranks[index - 1], self.group, self.device)
             wanted = tuple(name for name, home in homes.items() if home == index)
             stage.feed([features], wanted)
             with _own_errors():
@@ -175,7 +175,7 @@ class Pipeline:
             found |= dict(zip(wanted, values[count:], strict=True))
             traffic[index] = (got, given)
             if count and self.ranks[index + 1] != self.rank:
-                exchange.send(given, self.ranks[index + 1], self.group, self.device)
+                transfers.send(given, self.ranks[index + 1], self.group, self.device)
         return traffic, found
 
     def _signature_of(self, features: Sequence[Features]) -> _Signature:

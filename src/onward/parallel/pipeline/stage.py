@@ -14,7 +14,11 @@ from torch import nn
 from onward.plan.pipeline.stages import Stage
 
 Compute = Callable[[Mapping[str, torch.Tensor], tuple[str, ...]], Mapping[str, Any]]
-"""(features of the micro-batch and what the stage received, by name; names of values to compute) -> these values."""
+"""(features of the micro-batch and what the stage received, by name; names of values to compute) -> these values.
+May add the loss to minimize as `MINIMIZED`, where it is not the named one."""
+
+MINIMIZED = "onward/minimized loss"
+"""Under this name a micro-batch's loss is found as this replica is to minimize it, weighed by what counts in it."""
 
 
 class StageModule(nn.Module):
@@ -77,7 +81,7 @@ class StageModule(nn.Module):
             self.kept = {name: torch.as_tensor(computed[name]).detach() for name in self.watched}
         if self.loss is not None and is_training:
             # An Identity keeps the loss apart from what the network holds: it is detached in place afterwards.
-            loss = computed[self.loss].float() * 1.0
+            loss = computed.get(MINIMIZED, computed[self.loss]).float() * 1.0
             self.losses[microbatch] = loss.detach()
             return loss
         anchor = next((tensor for tensor in arrived.values() if tensor.requires_grad), None)

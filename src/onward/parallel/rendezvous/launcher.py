@@ -22,6 +22,9 @@ FIRST_PORT, PORTS = 20000, 10000
 LAUNCHED_BY_US = "ONWARD_LAUNCHED"
 """Environment variable of workers that `onward train` started itself, and sees end: its process number."""
 
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Environment variable of torchrun: with 1, rank 0 opens another store, at another port, in every rendezvous."""
+
 LauncherName = Literal["none", "torchrun", "Open MPI", "PMI", "Slurm"]
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -81,6 +84,23 @@ def detect(environment: Mapping[str, str] | None = None) -> Launch:
         # Scripts often hand a part of the launcher's numbers on to torch; what they hand on must be true.
         _check_agree(variables, around)
     return _with_rendezvous_address(variables, around or Launch())
+
+
+def check_elastic(launch: Launch, environment: Mapping[str, str] | None = None) -> None:
+    """Whether the processes of an elastic run find each other again when a node is lost or added.
+
+    torchrun's nodes keep the address of the store that they share at first, also when its node is gone.
+
+    Raises:
+        ParametersError: torchrun shares its store.
+    """
+    variables = os.environ if environment is None else environment
+    is_shared = launch.launcher == "torchrun" and LAUNCHED_BY_US not in variables and variables.get(OWN_STORE) != "1"
+    if is_shared:
+        raise ParametersError(
+            "distributed.elastic: torchrun's processes share a store whose address stays the same when its node is "
+            f"lost. Start torchrun with the environment variable {OWN_STORE}=1."
+        )
 
 
 def _read(variables: Mapping[str, str], launcher: LauncherName, names: tuple[str, ...]) -> Launch | None:
@@ -257,3 +277,9 @@ def _number(variables: Mapping[str, str], name: str) -> int:
 
 def _shown(variables: Mapping[str, str], names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or alone; found out without importing anything slow."""
+    ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in ranks)

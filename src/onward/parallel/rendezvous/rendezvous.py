@@ -103,7 +103,8 @@ def open_store(launch: Launch, timeout_seconds: float) -> RunStore:
             "process runs, that the address is reachable from here and the port open (MASTER_ADDR, MASTER_PORT), or "
             "raise distributed.start_timeout_seconds."
         ) from None
-    return RunStore(store, f"onward/{launch.restart}", secret)
+    # Nodes that came at different times count different restarts; where rank 0 opens a store, that is of one start.
+    return RunStore(store, f"onward/{launch.restart if launch.agent_store else 0}", secret)
 
 
 def _connect(launch: Launch, timeout_seconds: float) -> TCPStore:
@@ -214,7 +215,7 @@ def choose_interface(launch: Launch) -> None:
     """Keeps the processes of one machine on its loopback interface, unless the user names another one.
 
     On several machines, tells Gloo which network leads to the meeting point; by itself it trusts the host's name, which
-    often lies.
+    is often wrong.
     """
     if launch.is_one_machine:
         variables: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -26,14 +27,16 @@ def end_process(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     """On the error output, in onward's name."""
     sys.stderr.write(f"onward: {text}\n")
 
 
 def words(error: BaseException) -> str:
     """Of an exception: its message, or its kind."""
-    return str(error) or type(error).__name__
+    with contextlib.suppress(Exception):  # one that fails to describe itself must not keep others from being reported
+        return str(error) or type(error).__name__
+    return type(error).__name__
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -26,7 +26,7 @@ from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, wor
 from onward.parallel.watch.heartbeats import SHUTDOWN_GRACE_SECONDS, HeartbeatMonitor
 
 
-class ExchangeError(OnwardError):
+class CommunicationError(OnwardError):
     """Ranks that lost each other, or waited for each other too long."""
 
 
@@ -125,7 +125,7 @@ def _end_together(membership: Membership, error: BaseException, launch: Launch, 
             if not is_mine:
                 watch.end_after_showing(first.exit_code)
             error.add_note(f"This was rank {launch.rank} of {launch.world_size} on {socket.gethostname()}; all end.")
-            _show(ExchangeError(first.text) if is_echo(error) else error, title)
+            _show(CommunicationError(first.text) if is_echo(error) else error, title)
         watch.let_end(exit_code)
     except ForeignEntryError as foreign:
         if monitor is not None:

@@ -26,7 +26,7 @@ from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
 from onward.parallel.rendezvous.rendezvous import name_ranks, peer_info
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore
 from onward.parallel.watch.cause import Cause, cause_of, leave_cause
-from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, say, words
+from onward.parallel.watch.ending import end_process, exit_code_of, is_echo, notify, words
 from onward.parallel.watch.flight_recorder import STORE_GUARD, FlightRecorder
 from onward.parallel.watch.peer import BEAT_SECONDS, WatchedPeer, describe_silent, read_beat
 
@@ -307,7 +307,7 @@ class HeartbeatMonitor:
                 leave_cause(Cause("death", death, self.progress))
                 self._dead = 1  # it will not see why the others end
                 if LAUNCHED_BY_US not in os.environ:
-                    say(death)
+                    notify(death)
                 self.let_end(found.exit_code)
         # This rank's own failure its main thread is about to show.
         if first is not None and first.rank != self.launch.rank:
@@ -317,7 +317,7 @@ class HeartbeatMonitor:
         """A stranger writes into the store: every rank finds it, and one of every machine shows it, once."""
         self._ending.acquire()
         if self.launch.local_rank == 0:
-            say(str(error))
+            notify(str(error))
         end_process(exit_code_of(error))
 
     def end_without_store(self) -> NoReturn:
@@ -327,7 +327,7 @@ class HeartbeatMonitor:
             if LAUNCHED_BY_US in os.environ:
                 owner = "onward train, which started the processes,"
             place = f"{self.launch.master_address}:{self.launch.master_port}"
-            say(
+            notify(
                 f"rank {self.launch.rank} of {self.launch.world_size} on {socket.gethostname()}: {owner} is gone "
                 f"({place} does not answer any more): it was killed, or its machine is unreachable. Its own output may "
                 "say more."

@@ -188,7 +188,8 @@ def _cost_of(node: ir.Node, roles: ValueRoles, shapes: _Shapes, kept: frozenset[
     output_bytes = sum(shapes.bytes(value) for value in outputs)
     read = [value for value in node.inputs if value is not None]
     forward = float(_operations(node, [shapes.of(v) for v in read], [shapes.of(v) for v in outputs]))
-    through = [value for value in node.inputs[:2] if value in roles.with_gradient]
+    factors = node.inputs[:4:3] if node.op_type == "Experts" else node.inputs[:2]
+    through = [value for value in factors if value in roles.with_gradient]
     weights = [v for v in through if v is not None and roles.producers.get(v) not in roles.bound]
     moved = 0.0 if node.op_type in _VIEWS else output_bytes + sum(_bytes_read(node, v, shapes) for v in read)
     return NodeCost(
@@ -211,7 +212,7 @@ def _bytes_read(node: ir.Node, value: ir.Value, shapes: _Shapes) -> float:
 def _operations(node: ir.Node, read: Sequence[tuple[int, ...]], made: Sequence[tuple[int, ...]]) -> float:
     """Operations of the forward pass that are products; all others are counted by the bytes they move."""
     kind, out = node.op_type, math.prod(made[0]) if made else 0
-    if kind in ("MatMul", "MatMulInteger", "Linear"):
+    if kind in ("MatMul", "MatMulBnb4", "MatMulInteger", "MatMulNBits", "Linear"):
         return 2.0 * out * (read[0][-1] if read[0] else 1)
     if kind == "Gemm":
         transposed = node.attributes.get("transA")
@@ -225,6 +226,9 @@ def _operations(node: ir.Node, read: Sequence[tuple[int, ...]], made: Sequence[t
         return 2.0 * read[0][0] * read[0][1] * (math.prod(read[1]) + math.prod(read[2]))
     if kind == "Einsum":
         return _einsum_operations(node, read)
+    if kind == "Experts" and read[1]:  # each choice of a token goes through the matrices of one expert
+        of_all = sum(math.prod(shape) for shape in read[3:] if len(shape) > 1)
+        return 2.0 * math.prod(read[1]) * of_all / node.attributes["experts"].as_int()
     if kind == "Attention" and len(read) > 2:
         query, keys = read[0], read[1]
         return 4.0 * math.prod(query) * (keys[-2] if len(keys) > 1 else 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.cuts import find_cut_points, reads
+from onward.graph.operators import Fact, has_fact
 from onward.parameters.distributed import Recompute
 from onward.plan.costs.costs import NodeCost
 from onward.plan.costs.recompute import choose_for_budget, find_attention, split_at_attention
@@ -27,7 +28,7 @@ class SegmentPlan:
         segment_of: name of a node -> its segment, ascending in the order of the graph.
         readers: weight -> the segments that read it, ascending.
         recomputed: segments whose activations are computed again for the backward pass.
-        units: segments whose weights ZeRO exchanges together; weights of none are exchanged with those of several.
+        units: segments whose weights ZeRO communicates together; weights of none go with those of several.
     """
 
     count: int
@@ -75,7 +76,7 @@ def plan_segments(
         found, inner = split_at_attention(segment, attentions)
         special |= {len(parts) + index for index in inner}
         parts += found
-    segment_of, readers = _assign(parts, weights)
+    segment_of, readers = assign(parts, weights)
     candidates = range(len(parts) - holds_loss)
     if by_budget:
         assert recompute.memory_budget is not None
@@ -83,36 +84,56 @@ def plan_segments(
     else:
         wanted = candidates if recompute.segments else sorted(special)
         recomputed = frozenset(list(wanted)[: recompute.number_recompute_layers or len(parts)])
-    units = choose_units(_held(graph, len(parts), readers), holds_loss and not is_stage)
+    units = choose_units(held_weights(graph, len(parts), readers), holds_loss and not is_stage)
     return SegmentPlan(count=len(parts), segment_of=segment_of, readers=readers, recomputed=recomputed, units=units)
 
 
 def _joined(graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str]) -> list[list[ir.Node]]:
     """The nodes of segments, those of a block that repeats together."""
-    _, readers = _assign(segments, weights)
-    first_of = {index: block.start for block in find_blocks(_held(graph, len(segments), readers)) for index in block}
+    _, readers = assign(segments, weights)
+    first_of = {
+        index: block.start for block in find_blocks(held_weights(graph, len(segments), readers)) for index in block
+    }
     joined: dict[int, list[ir.Node]] = {}
     for index, nodes in enumerate(segments):
         joined.setdefault(first_of.get(index, index), []).extend(nodes)
     return list(joined.values())
 
 
-def _assign(
+def assign(
     parts: Sequence[Sequence[ir.Node]], weights: Collection[str]
 ) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """The segment of every node, and the segments that read each weight."""
+    """The segment of every node, and the segments that read each weight, directly or as a view of its memory."""
     segment_of: dict[str, int] = {}
     readers: dict[str, list[int]] = {name: [] for name in weights}
+    views = {
+        value: frozenset({str(value.name)})
+        for nodes in parts
+        for node in nodes
+        for value in reads(node)
+        if value.name in readers and value.is_initializer()
+    }
     for segment, nodes in enumerate(parts):
         for node in nodes:
             segment_of[label_of(node)] = segment
-            for value in reads(node):
-                if value.name in readers and value.is_initializer() and segment not in readers[str(value.name)]:
-                    readers[str(value.name)].append(segment)
+            read = [
+                views.get(value, frozenset()) for value in reads(node) if value.const_value is None or value in views
+            ]
+            for name in (found := frozenset[str]().union(*read)):
+                if segment not in readers[name]:
+                    readers[name].append(segment)
+            # What is computed from weights alone may be a weight itself, like a transpose or a cast to its own type.
+            shared = found if all(read) else read[0] if _may_be_view(node) else frozenset()
+            views |= {value: shared for value in node.outputs if shared}
     return segment_of, {name: tuple(found) or (0,) for name, found in readers.items()}
 
 
-def _held(graph: ir.Graph, count: int, readers: Mapping[str, tuple[int, ...]]) -> list[list[HeldWeight]]:
+def _may_be_view(node: ir.Node) -> bool:
+    """Whether what a node gives may share memory with its first input."""
+    return has_fact(node.op_type, Fact.SAME_ELEMENTS | Fact.VIEW) or node.op_type in ("Cast", "CastLike")
+
+
+def held_weights(graph: ir.Graph, count: int, readers: Mapping[str, tuple[int, ...]]) -> list[list[HeldWeight]]:
     """The weights that only this segment reads, for each segment."""
     held: list[list[HeldWeight]] = [[] for _ in range(count)]
     for name, segments in readers.items():

@@ -70,6 +70,13 @@ class AddBiasAfterReduce:
 
 
 @dataclass(frozen=True)
+class WeighMean:
+    """The node's result is a mean over a rank's part of `cut`: it is multiplied by the rank's share before the sum."""
+
+    cut: Sharding
+
+
+@dataclass(frozen=True)
 class TakeInputs:
     """The node continues with these of its inputs, in this order, and without these attributes."""
 
@@ -77,7 +84,7 @@ class TakeInputs:
     without: tuple[str, ...]
 
 
-Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddBiasAfterReduce
+Edit = TakeInputs | SetEntry | SetAttribute | Replace | AddBiasAfterReduce | WeighMean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +177,7 @@ class NodeContext:
         return int(self.attribute(name, default)) % rank
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What is known of the values of a graph, by name.
 
@@ -178,11 +185,25 @@ class Facts:
         shapes: sizes.
         numbers: shape arithmetic.
         from_inputs: values that depend on the graph's inputs.
+        norms_over_ranks: whether an axis that is normalized or averaged may be cut, for a collective of one or two
+            numbers a row.
+        replicating_ranks: how many ranks share heads that are fewer, so that several hold the same; 0: none may.
     """
 
     shapes: Mapping[str, Sizes]
     numbers: Mapping[str, Any]
     from_inputs: frozenset[str]
+    norms_over_ranks: bool = False
+    replicating_ranks: int = 0
+
+    def heads(self, axis: int, size: int, heads: int) -> Sharding:
+        """An axis of heads in one block, which are replicated where there are fewer than ranks."""
+        return Sharding(axis, (size,), (self.parts(heads),))
+
+    def parts(self, count: int) -> int:
+        """Into how many parts so many heads are divided at most, where that is fewer than ranks; else 0."""
+        ranks = self.replicating_ranks
+        return count if ranks and count < ranks and ranks % count == 0 else 0
 
 
 Known = Mapping[int, Sharding]
@@ -203,12 +224,13 @@ def follow(
             if len(blocks) > 1:
                 raise CannotShardError(f"{context.name}: its operands are sharded into different blocks")
             (own,) = blocks
+            parts = _common_parts(context, link, inputs, outputs)
             edits = (
                 (AddBiasAfterReduce(*link.bias),) if link.bias is not None and context.has_input(link.bias[0]) else ()
             )
             return Assignment(
-                inputs={i: Sharding(axis, own) for i, axis in link.inputs.items()},
-                outputs={o: Sharding(axis, own) for o, axis in link.outputs.items()},
+                inputs={i: Sharding(axis, own, parts) for i, axis in link.inputs.items()},
+                outputs={o: Sharding(axis, own, parts) for o, axis in link.outputs.items()},
                 partial=link.partial,
                 edits=edits,
             )
@@ -217,6 +239,25 @@ def follow(
         + [f"axis {cut.axis} of output {o}" for o, cut in outputs.items()]
     )
     raise CannotShardError(f"{context.name} needs all of its {what} at once ({axes})")
+
+
+def _common_parts(context: NodeContext, link: Link, inputs: Known, outputs: Known) -> Sizes:
+    """What a node computes of heads that several ranks hold: the same on each, or its share of them with others'.
+
+    Raises:
+        CannotShardError: the ranks that hold the same would add up the same.
+    """
+    if not any(cut.parts for cut in (*inputs.values(), *outputs.values())):
+        return ()
+    values = context.node.inputs
+    computed = {i: cut for i, cut in inputs.items() if (v := values[i]) is None or not v.is_initializer()} or inputs
+    given = [cut.limits for cut in outputs.values()]
+    if all(cut.parts for cut in computed.values()):
+        given += [cut.limits for cut in inputs.values()]
+    parts = tuple(max(limits) for limits in zip(*given, strict=True))
+    if any(parts) and link.partial:
+        raise CannotShardError(f"{context.name} sums over heads that are fewer than the ranks")
+    return parts
 
 
 def broadcast_links(context: NodeContext, operands: Sequence[int], first_axis: int = 0) -> list[Link]:
@@ -256,13 +297,26 @@ def split_at(blocks: Sizes, borders: Iterable[int]) -> Sizes:
     return tuple(after - before for before, after in itertools.pairwise(places))
 
 
-def within(blocks: Sizes, start: int, end: int) -> Sizes | None:
+def within(cut: Sharding, start: int, end: int) -> Sharding | None:
     """The blocks that make up a range of the axis; None if one is across its border."""
     found, place = [], 0
-    for block in blocks:
+    for block, limit in zip(cut.blocks, cut.limits, strict=True):
         if place >= start and place + block <= end:
-            found.append(block)
+            found.append((block, limit))
         elif place < end and place + block > start:
             return None
         place += block
-    return tuple(found)
+    return Sharding(cut.axis, tuple(block for block, _ in found), tuple(limit for _, limit in found))
+
+
+def joined(axis: int, cuts: Iterable[Sharding]) -> Sharding:
+    """The blocks of several tensors that are concatenated along their cut axes."""
+    listed = list(cuts)
+    return Sharding(
+        axis, tuple(b for cut in listed for b in cut.blocks), tuple(p for cut in listed for p in cut.limits)
+    )
+
+
+def unlimited(*cuts: Sharding) -> list[int]:
+    """The blocks that every rank has a shard of its own of."""
+    return [block for cut in cuts for block, limit in zip(cut.blocks, cut.limits, strict=True) if not limit]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.errors import ParametersError
+from onward.graph.weights.names import WeightNames
 from onward.plan.horizontal.regions import Region
 
 MOST_LEFT_WHOLE = 0.05
@@ -65,6 +66,7 @@ def check_divisibility(
     numbers: Mapping[str, int],
     cut: Collection[str],
     allowed: bool,
+    known_as: WeightNames,
 ) -> tuple[str, ...]:
     """What to report to the user of weights that stay unsharded only because `size` does not divide them; a sentence
     or none.
@@ -76,6 +78,7 @@ def check_divisibility(
         numbers: trained weight of any layer that could be cut, also by other sizes -> how many numbers it has.
         cut: those that are cut.
         allowed: whether the user takes whatever is left unsharded.
+        known_as: what weights are called in messages.
 
     Raises:
         ParametersError: they hold more than `MOST_LEFT_WHOLE` of these numbers, and that is not allowed.
@@ -85,7 +88,7 @@ def check_divisibility(
         return ()
     left = sum(numbers[name] for name in {n for found in lost for n in found.weights} if name not in cut)
     share = left / sum(numbers.values())
-    text = _sentences(size, lost, cut)
+    text = _sentences(size, lost, cut, known_as)
     fitting = _divisors(common)
     if share <= MOST_LEFT_WHOLE or (allowed and cut):
         return (f"every tensor-parallel rank holds {share:.1%} of the layers unsharded: {text}.",)
@@ -100,7 +103,7 @@ def check_divisibility(
     )
 
 
-def _sentences(size: int, indivisible: Sequence[IndivisibleRegion], cut: Collection[str]) -> str:
+def _sentences(size: int, indivisible: Sequence[IndivisibleRegion], cut: Collection[str], known_as: WeightNames) -> str:
     groups: dict[tuple[int, str, tuple[int, ...]], list[str]] = {}
     for found in indivisible:
         names = groups.setdefault((found.count, found.unit, found.sizes), [])
@@ -108,7 +111,9 @@ def _sentences(size: int, indivisible: Sequence[IndivisibleRegion], cut: Collect
     parts = []
     for (count, unit, sizes), names in list(groups.items())[:_MOST_NAMED]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        parts.append(f"{size} does not divide the {count} {unit} of {names[0]!r}{more} ({_that_can(sizes)})")
+        parts.append(
+            f"{size} does not divide the {count} {unit} of {known_as.shown(names[0])!r}{more} ({_that_can(sizes)})"
+        )
     if len(groups) > _MOST_NAMED:
         parts.append(f"nor what {len(groups) - _MOST_NAMED} more kinds of layers have")
     return "; ".join(parts)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.nodes.node_writer import free_name, value_names
+from onward.graph.nodes.node_writer import NodeFactory
+from onward.graph.reading.tensor_storage import close_file
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.horizontal.cuts import (
     DOMAIN,
@@ -23,6 +24,7 @@ from onward.plan.horizontal.cuts import (
     SetAttribute,
     SetEntry,
     TakeInputs,
+    WeighMean,
 )
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.horizontal.tokens import ANY_LENGTH
@@ -55,14 +57,13 @@ def localize(graph: TrainingGraph, plan: HorizontalPlan, rank: int, *, gathered:
     return replace(graph, model=model)
 
 
-class _Localizer:
+class _Localizer(NodeFactory):
     """Edits one copy of a model; values are found by name, nodes by their first output's."""
 
     def __init__(self, model: ir.Model, plan: HorizontalPlan, rank: int) -> None:
-        self.graph = model.graph
+        super().__init__(model)
         self.plan = plan
         self.rank = rank
-        self.taken = value_names(model.graph)
         self.values = {str(v.name): v for v in (*model.graph.inputs, *model.graph.initializers.values())}
         self.nodes: dict[str, ir.Node] = {}
         for node in model.graph:
@@ -92,7 +93,7 @@ class _Localizer:
             self._reduce(self.values[name])
         outputs = [str(value.name) for value in self.graph.outputs]
         for name in dict.fromkeys((*outputs, *gathered)):
-            if name in self.plan.values:
+            if name in self.plan.values and not self.plan.values[name].is_replicated:
                 self._gather(self.values[name], "AllGather", self.plan.values[name])
             elif name in self.plan.token_axes:
                 self._gather(self.values[name], "GatherTokens", Sharding(self.plan.token_axes[name], ANY_LENGTH))
@@ -105,15 +106,14 @@ class _Localizer:
 
         def read() -> ir.TensorProtocol:
             part = np.array(take_shard(stored.numpy(), cut, rank, size))
-            if isinstance(stored, ir.ExternalTensor):
-                stored.release()
+            close_file(stored)
             return ir.Tensor(part, dtype=stored.dtype)
 
         value.const_value = ir.LazyTensor(read, dtype=stored.dtype, shape=ir.Shape(shape), name=value.name)
         value.shape = ir.Shape(shape)
 
     def _note_shape(self, value: ir.Value, cut: Sharding) -> None:
-        if value.shape is not None:
+        if value.shape is not None and not cut.is_replicated:
             sizes = list(value.shape)
             sizes[cut.axis] = self._local(cut) if cut.blocks else ir.SymbolicDim(None)
             value.shape = ir.Shape(sizes)
@@ -141,7 +141,13 @@ class _Localizer:
         return str(value.name)
 
     def _replace_operand(
-        self, key: str, index: int, op_type: str, suffix: str, cut: Sharding | None = None, **numbers: int
+        self,
+        key: str,
+        index: int,
+        op_type: str,
+        suffix: str,
+        cut: Sharding | None = None,
+        **numbers: int | tuple[int, ...],
     ) -> None:
         """Puts a node before an operand; one for all that read the same value in the same way."""
         node = self.nodes[key]
@@ -150,7 +156,10 @@ class _Localizer:
         place = (str(value.name), op_type, cut, tuple(numbers.items()))
         if place not in self.inserted:
             attributes = {} if cut is None else self._of_cut(cut)
-            attributes |= {name: ir.AttrInt64(name, number) for name, number in numbers.items()}
+            attributes |= {
+                name: ir.AttrInt64s(name, number) if isinstance(number, tuple) else ir.AttrInt64(name, number)
+                for name, number in numbers.items()
+            }
             name = f"{value.name}/{suffix}"
             result = self._node(op_type, [value], name, after=value, like=value, attributes=attributes)
             if cut is not None and op_type in ("LocalPart", "ScatterTokens"):
@@ -159,9 +168,11 @@ class _Localizer:
         node.replace_input_with(index, self.inserted[place])
 
     def _slice_operands(self) -> None:
-        """Parts of masks and constants, which others may read in full."""
+        """Parts of masks and constants, which others may read in full, and of heads that several ranks hold."""
         for (key, index), cut in self.plan.slices.items():
-            self._replace_operand(key, index, "LocalPart", "part", cut)
+            held = self.plan.values.get(self._operand(key, index))
+            limits = {} if held is None or held.is_replicated else {"held": held.limits}
+            self._replace_operand(key, index, "LocalPart", "part", cut, **limits)
 
     def _edit(self, node: ir.Node, edits: Sequence[Edit]) -> None:
         entries: dict[int | str, list[SetEntry]] = {}
@@ -213,7 +224,7 @@ class _Localizer:
             return self._with_entries(shape, {edit.position: sum(edit.cut.blocks)}, edit.length)
         factors = np.ones(edit.length, np.int64)
         factors[edit.position] = self.plan.size
-        factor = self._constant(factors, "shares")
+        factor = self.store(factors, "horizontal/shares")
         return self._node("Mul", [shape, factor], f"{shape.name}/whole", after=shape, like=shape, domain="")
 
     def _with_entries(self, value: ir.Value, found: dict[int, int], length: int) -> ir.Value:
@@ -225,16 +236,13 @@ class _Localizer:
             numbers = value.const_value.numpy().copy().reshape(-1)
             for position, number in found.items():
                 numbers[position] = number
-            result = self._constant(numbers, f"{value.name}/part")
+            result = self.store(numbers, f"horizontal/{value.name}/part")
         else:
             keep = np.array([position not in found for position in range(length)], np.int64)
             add = np.array([found.get(position, 0) for position in range(length)], np.int64)
-            kept = self._node(
-                "Mul", [value, self._constant(keep, "kept")], f"{value.name}/kept", after=value, like=value, domain=""
-            )
-            result = self._node(
-                "Add", [kept, self._constant(add, "sizes")], f"{value.name}/sized", after=kept, like=value, domain=""
-            )
+            factors, terms = self.store(keep, "horizontal/kept"), self.store(add, "horizontal/sizes")
+            kept = self._node("Mul", [value, factors], f"{value.name}/kept", after=value, like=value, domain="")
+            result = self._node("Add", [kept, terms], f"{value.name}/sized", after=kept, like=value, domain="")
         self.vectors[place] = result
         return result
 
@@ -251,13 +259,23 @@ class _Localizer:
         if axis is not None:
             op_type, attributes = "ReduceScatter", self._of_cut(Sharding(axis, ANY_LENGTH))
         stem = f"{name}/reduced" if biases else name
-        result = self._node(op_type, [value], stem, after=value, like=value, attributes=attributes)
+        partial = self._weighed(value, name)
+        result = self._node(op_type, [partial], stem, after=partial, like=value, attributes=attributes)
         for edit in biases:
             result = self._add_bias(node, edit, result, name)
         for user, index in readers:
             user.replace_input_with(index, result)
         self._replace_output(value, result)
         self.values[name] = result
+
+    def _weighed(self, value: ir.Value, name: str) -> ir.Value:
+        """A partial sum; of a mean over a rank's part, its share of the full mean."""
+        cut = next((edit.cut for edit in self.plan.edits.get(name, ()) if isinstance(edit, WeighMean)), None)
+        if cut is None:
+            return value
+        dtype = np.float32 if value.dtype is None else value.dtype.numpy()
+        share = self.store(np.asarray(self._local(cut) / sum(cut.blocks), dtype), "horizontal/share")
+        return self._node("Mul", [value, share], f"{name}/weighed", after=value, like=value, domain="")
 
     def _add_bias(self, node: ir.Node, edit: AddBiasAfterReduce, result: ir.Value, name: str) -> ir.Value:
         """`result + beta * bias`, the bias along `edit.axis` of a result [N, C, ...] or broadcast to one [M, N]."""
@@ -268,12 +286,12 @@ class _Localizer:
         beta = node.attributes.pop("beta", None)
         if beta is not None and beta.as_float() != 1.0:
             dtype = np.float32 if result.dtype is None else result.dtype.numpy()
-            factor = self._constant(np.asarray(beta.as_float(), dtype), "beta")
+            factor = self.store(np.asarray(beta.as_float(), dtype), "horizontal/beta")
             last = bias = self._node("Mul", [bias, factor], f"{name}/bias", after=last, like=bias, domain="")
         if node.op_type not in ("Gemm", "Linear"):
             weight = node.inputs[1]
             rank = 0 if weight is None or weight.shape is None else len(weight.shape)
-            sizes = self._constant(np.array([-1, *[1] * (rank - 2)], np.int64), "bias_shape")
+            sizes = self.store(np.array([-1, *[1] * (rank - 2)], np.int64), "horizontal/bias_shape")
             last = bias = self._node("Reshape", [bias, sizes], f"{name}/bias", after=last, like=None, domain="")
             bias.type = result.type
         return self._node("Add", [result, bias], name, after=last, like=result, domain="")
@@ -300,14 +318,7 @@ class _Localizer:
             "blocks": ir.AttrInt64s("blocks", list(cut.blocks)),
             "rank": ir.AttrInt64("rank", self.rank),
             "size": ir.AttrInt64("size", self.plan.size),
-        }
-
-    def _constant(self, array: np.ndarray[Any, Any], name: str) -> ir.Value:
-        unique = free_name(f"horizontal/{name}", self.taken)
-        tensor = ir.Tensor(array, name=unique)
-        value = ir.Value(name=unique, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.graph.register_initializer(value)
-        return value
+        } | ({"parts": ir.AttrInt64s("parts", list(cut.parts))} if cut.parts else {})
 
     def _node(
         self,
@@ -321,11 +332,10 @@ class _Localizer:
         attributes: dict[str, ir.Attr] | None = None,
     ) -> ir.Value:
         """A new node right after the one that computes `after` (first of all, if none does)."""
-        unique = free_name(name, self.taken)
-        result = ir.Value(name=unique)
+        node = self.new_node(op_type, inputs, name, domain=domain, copied=(attributes or {}).values())
+        result = node.outputs[0]
         if like is not None:
             result.type, result.shape = like.type, like.shape
-        node = ir.Node(domain, op_type, inputs, (attributes or {}).values(), outputs=[result], name=unique)
         producer = after.producer()
         if producer is not None:
             self.graph.insert_after(producer, node)
@@ -335,5 +345,5 @@ class _Localizer:
 
     def _rename(self, value: ir.Value, name: str) -> None:
         """Gives a value another name, and its own free."""
-        self.taken.discard(str(value.name))
-        value.name = free_name(name, self.taken)
+        self._taken.discard(str(value.name))
+        value.name = self.unique(name)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
 
 from onward.errors import ParametersError
+from onward.graph.operators import Fact, has_fact
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.horizontal.cuts import AddBiasAfterReduce, Assignment, CannotShardError, Edit, Replace, Sizes
-from onward.plan.horizontal.indivisible_regions import IndivisibleRegion, check_divisibility, find_indivisible_region
-from onward.plan.horizontal.regions import MATMUL_OPERATORS, PartitioningContext, Region, find_seeds, grow
+from onward.graph.weights.names import WeightNames
+from onward.plan.horizontal.cuts import AddBiasAfterReduce, Assignment, Edit, Sizes
+from onward.plan.horizontal.indivisible_regions import IndivisibleRegion, check_divisibility
+from onward.plan.horizontal.region_choice import choose_regions, clash, size_of
+from onward.plan.horizontal.region_search import find_regions, weights_at
+from onward.plan.horizontal.regions import MATMUL_OPERATORS, PartitioningContext, Region, find_seeds
 from onward.plan.horizontal.tokens import TokenRegion, share_tokens
 from onward.plan.shards import Sharding
 
-SMALLEST_CLASSES_PER_RANK = 8
-"""Fewer classes or table rows a rank are not worth the collective."""
-
-_MOST_SEARCHED = 16
+_MOST_READERS = 64
+"""Nodes that are looked at to find what a rearranged weight is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,21 +91,34 @@ def plan_horizontal(
     if size == 1:
         return HorizontalPlan(size=1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
     partitioning = PartitioningContext(graph, shapes, numbers)
-    candidates, indivisible, reasons = _find_regions(partitioning, size)
-    chosen = _choose(candidates, graph)
+    candidates, indivisible, reasons = find_regions(partitioning, size, find_seeds(partitioning))
+    chosen = choose_regions(candidates, graph)
+    chosen += choose_regions(_with_norms_over_ranks(partitioning, size, chosen), graph)
     notes = _check_divisibility(graph, size, candidates, chosen, indivisible, allow_whole_layers)
     if not chosen:
-        raise ParametersError(_nothing_to_cut(size, reasons))
+        raise ParametersError(_nothing_to_cut(size, reasons, graph.known_as))
     for bias in _biases_after_sums(chosen):
         reasons.pop(bias, None)  # its own cut, tried and failed, is no reason: its layer is cut
     for region in candidates:
         if region not in chosen:
-            rival = next((r for r in chosen if _clash(r, region)), None)
+            rival = next((r for r in chosen if clash(r, region)), None)
             because = "another sharding saves more" if rival is None else _of_rival(rival, graph)
             for weight in region.weights(graph.weights):
                 reasons.setdefault(str(weight.name), because)
     tokens = _share_tokens(partitioning, chosen, size) if sequence_parallel else TokenRegion()
     return replace(_write_plan(partitioning, size, chosen, reasons, tokens), notes=notes)
+
+
+def common_size(graph: TrainingGraph, shapes: Mapping[str, Sizes], numbers: Mapping[str, Any]) -> int:
+    """What sizes of tensor parallelism have to divide to share every layer that any size could; 1: there is none.
+
+    Args:
+        graph, shapes, numbers: as for `plan_horizontal`.
+    """
+    partitioning = PartitioningContext(graph, shapes, numbers)
+    candidates, indivisible, _ = find_regions(partitioning, 2, find_seeds(partitioning))
+    wanted = choose_regions([*candidates, *(found.region for found in indivisible)], graph)
+    return math.gcd(*(count for region in wanted for count in region.counts().values())) or 1
 
 
 def _check_divisibility(
@@ -114,22 +130,22 @@ def _check_divisibility(
     allowed: bool,
 ) -> tuple[str, ...]:
     """Compares what is cut with what a size that divides everything would cut. Tables by vocabulary divide always."""
-    wanted = _choose([*candidates, *(found.region for found in indivisible)], graph)
+    wanted = choose_regions([*candidates, *(found.region for found in indivisible)], graph)
     cut = {str(weight.name) for region in chosen for weight in region.weights(graph.weights)}
     layers = {
-        str(weight.name): _size_of(weight)
+        str(weight.name): size_of(weight)
         for region in (*wanted, *chosen)
         if not region.uneven
         for weight in region.weights(graph.weights)
     }
     common = math.gcd(*(count for region in wanted for count in region.counts().values()))
     return check_divisibility(
-        size, [found for found in indivisible if found.region in wanted], common, layers, cut, allowed
+        size, [found for found in indivisible if found.region in wanted], common, layers, cut, allowed, graph.known_as
     )
 
 
 def _biases_after_sums(regions: Sequence[Region]) -> set[str]:
-    """What ranks add to a sum of their parts, each the whole of it."""
+    """What ranks add to a partial sum, each the entire term."""
     return {
         str(node.inputs[edit.input].name)  # type: ignore[union-attr]
         for region in regions
@@ -154,149 +170,26 @@ def _share_tokens(partitioning: PartitioningContext, chosen: Sequence[Region], s
 
 
 def _of_rival(rival: Region, graph: TrainingGraph) -> str:
-    named = ", ".join(repr(weight.name) for weight in rival.weights(graph.weights)[:3])
+    named = ", ".join(repr(graph.known_as.shown(str(weight.name))) for weight in rival.weights(graph.weights)[:3])
     return f"it could be sharded only instead of {named}, which hold more"
 
 
-def _find_regions(
-    partitioning: PartitioningContext, size: int
-) -> tuple[list[Region], list[IndivisibleRegion], dict[str, str]]:
-    """Regions that `size` ranks can share; those that another number could; per weight why its own failed."""
-    regions: list[Region] = []
-    indivisible: list[IndivisibleRegion] = []
-    reasons: dict[str, str] = {}
-    for seed, axis in find_seeds(partitioning):
-        grown = [*regions, *(found.region for found in indivisible)]
-        if any(seed in r.cuts and r.cuts[seed].axis == axis for r in grown):
-            continue
-        names = _weights_at(partitioning, seed)
-        try:
-            region = grow(partitioning, seed, axis)
-            reason = _why_not(partitioning, region, size)
-        except CannotShardError as error:
-            reason = error.reason
-        if reason:
-            for name in names:
-                reasons.setdefault(name, reason)
-        elif not any(region.cuts == other.cuts for other in grown):
-            found = find_indivisible_region(region, region.weights(partitioning.graph.weights), size)
-            if found is None:
-                regions.append(region)
-            else:
-                indivisible.append(found)
-    # What another size would cut is said before what no size can.
-    reasons = {name: found.reason(size) for found in reversed(indivisible) for name in found.weights} | {
-        name: reason for name, reason in reasons.items() if not any(name in found.weights for found in indivisible)
-    }
-    return regions, indivisible, reasons
+def _with_norms_over_ranks(partitioning: PartitioningContext, size: int, chosen: Sequence[Region]) -> list[Region]:
+    """Regions of layers that no chosen region cuts, which become possible where the ranks reduce statistics."""
+    cut = {str(weight.name) for region in chosen for weight in region.weights(partitioning.graph.weights)}
+    seeds = [one for one in find_seeds(partitioning) if cut.isdisjoint(weights_at(partitioning, one[0]))]
+    relaxed = copy(partitioning)
+    relaxed.facts = replace(partitioning.facts, norms_over_ranks=True)
+    found, _, _ = find_regions(relaxed, size, seeds)
+    # One that ends in a mean alone, as that of a loss, leaves nothing to shard but the layer that it begins with.
+    ends = ((region, [n.op_type for n, a in region.assignments.items() if a.partial]) for region in found)
+    sound = [region for region, operators in ends if not MATMUL_OPERATORS.keys().isdisjoint(operators)]
+    return [region for region in sound if not any(clash(region, one) for one in chosen)]
 
 
-def _weights_at(partitioning: PartitioningContext, seed: ir.Value) -> list[str]:
-    """The trained weights whose product a seed is."""
-    stack, found = [seed], []
-    while stack:
-        value = stack.pop()
-        if value.is_initializer():
-            found.append(str(value.name))
-        node = value.producer()
-        if node is not None and (value is seed or str(value.name) not in partitioning.facts.from_inputs):
-            stack.extend(v for v in node.inputs if v is not None and str(v.name) not in partitioning.facts.from_inputs)
-    return [name for name in found if name in partitioning.graph.weights]
-
-
-def _why_not(partitioning: PartitioningContext, region: Region, size: int) -> str:
-    """Why a sound region is not cut all the same; empty if it is."""
-    weights = region.weights(partitioning.graph.weights)
-    if not weights:
-        return "no trainable weight would be sharded"
-    ends = [a for a in region.assignments.values() if a.partial or (a.gathers and a.edits)]
-    if not any(a.partial for a in ends) and not any(_is_loss(a) for a in ends):
-        return "sharding it would end in gathering its result, with no second matmul to shard"
-    return _why_not_worth_it(partitioning, region, size)
-
-
-def _is_loss(assignment: Any) -> bool:
-    return any(isinstance(edit, Replace) and edit.op_type.startswith("Sharded") for edit in assignment.edits)
-
-
-def _why_not_worth_it(partitioning: PartitioningContext, region: Region, size: int) -> str:
-    """Small tables and few classes cost more to exchange than they save."""
-    if not region.uneven:
-        return ""
-    rows = max(sum(cut.blocks) for cut in region.cuts.values())
-    if rows < SMALLEST_CLASSES_PER_RANK * size:
-        return f"{rows} rows or classes are too few to be worth a collective between {size} ranks"
-    multiplies = any(node.op_type in MATMUL_OPERATORS and not a.partial for node, a in region.assignments.items())
-    if multiplies:
-        return ""
-    shapes = partitioning.facts.shapes
-    summed = sum(math.prod(shapes[str(n.outputs[0].name)]) for n, a in region.assignments.items() if a.partial)
-    held = sum(math.prod(shapes[str(w.name)]) for w in region.weights(partitioning.graph.weights))
-    if held <= 2 * summed:
-        return f"a table of {held} elements is too small to be worth all-reducing {summed} elements a step"
-    return ""
-
-
-def _choose(regions: Sequence[Region], graph: TrainingGraph) -> list[Region]:
-    """Regions of which no two clash, with as many cut weight elements as possible: exactly for few, else greedily."""
-    worth = {id(r): sum(_size_of(w) for w in r.weights(graph.weights)) for r in regions}
-    clashes = {id(r): {id(o) for o in regions if o is not r and _clash(r, o)} for r in regions}
-    chosen: list[Region] = []
-    left = list(regions)
-    while left:
-        group, waiting = [], [left[0]]
-        while waiting:
-            region = waiting.pop()
-            if region in group:
-                continue
-            group.append(region)
-            waiting.extend(o for o in left if id(o) in clashes[id(region)])
-        left = [r for r in left if r not in group]
-        chosen.extend(_best_of(group, worth, clashes))
-    return [r for r in regions if r in chosen]
-
-
-def _size_of(weight: ir.Value) -> int:
-    stored = weight.const_value
-    return 0 if stored is None else int(stored.size)
-
-
-def _best_of(group: list[Region], worth: Mapping[int, int], clashes: Mapping[int, set[int]]) -> list[Region]:
-    ordered = sorted(group, key=lambda r: -worth[id(r)])
-    if len(group) > _MOST_SEARCHED:
-        taken: list[Region] = []
-        for region in ordered:
-            if not any(id(other) in clashes[id(region)] for other in taken):
-                taken.append(region)
-        return taken
-    best: tuple[int, list[Region]] = (0, [])
-
-    def search(place: int, total: int, taken: list[Region], rest: int) -> None:
-        nonlocal best
-        if total > best[0]:
-            best = (total, list(taken))
-        if place == len(ordered) or total + rest <= best[0]:
-            return
-        region = ordered[place]
-        own = worth[id(region)]
-        if not any(id(other) in clashes[id(region)] for other in taken):
-            search(place + 1, total + own, [*taken, region], rest - own)
-        search(place + 1, total, taken, rest - own)
-
-    search(0, 0, [], sum(worth[id(r)] for r in ordered))
-    return best[1]
-
-
-def _clash(left: Region, right: Region) -> bool:
-    """Whether two regions cut the same value or weight, or write the same node."""
-    if any(value in right.cuts for value in left.cuts):
-        return True
-    return any(node in right.assignments for node in left.assignments)
-
-
-def _nothing_to_cut(size: int, reasons: Mapping[str, str]) -> str:
+def _nothing_to_cut(size: int, reasons: Mapping[str, str], known_as: WeightNames) -> str:
     listed = (
-        "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:3])
+        "; ".join(f"{known_as.shown(name)!r}: {reason}" for name, reason in list(reasons.items())[:3])
         or "it has no matmuls with weights"
     )
     return (
@@ -338,6 +231,7 @@ def _write_plan(
     taken = {name for name in shardings if name in graph.weights}
     partial = tuple(name for name in graph.weights if name in full)
     left = [name for name in graph.weights if name not in taken]
+    weights = partitioning.main.initializers
     return HorizontalPlan(
         size=size,
         shardings=shardings,
@@ -347,17 +241,26 @@ def _write_plan(
         reduced=tuple(reduced),
         entries=tuple((_key(n), i) for n, i in edges if _name(n, i) not in full),
         partial_gradients=partial,
-        reasons={
-            name: reasons.get(
-                name, "it belongs to the operators between the sharded layers, which every rank computes in full"
-            )
-            for name in left
-        },
+        reasons={name: reasons.get(name) or _why_left(weights[name], partitioning.facts.from_inputs) for name in left},
         regions=tuple(tuple(str(w.name) for w in region.weights(graph.weights)) for region in chosen),
         token_axes={str(value.name): axis for value, axis in tokens.axes.items()},
         token_gathers=tuple((_key(node), index) for node, index in tokens.gathers),
         token_scatters={(_key(node), index): axis for (node, index), axis in tokens.scatters.items()},
     )
+
+
+def _why_left(weight: ir.Value, from_inputs: Collection[str]) -> str:
+    """Why a weight stays unsharded at which no region begins."""
+    readers = [use.node for use in weight.uses()]
+    for node in readers:  # exporters rearrange the weights of recurrent layers
+        if len(readers) < _MOST_READERS and all(v is None or str(v.name) not in from_inputs for v in node.outputs):
+            readers += [use.node for value in node.outputs for use in value.uses() if use.node not in readers]
+    if any(has_fact(node.op_type, Fact.RECURRENT) for node in readers):
+        return (
+            "each step of a recurrent layer reads all hidden units of the step before, so that ranks that share them "
+            "would communicate at every step"
+        )
+    return "it belongs to the operators between the sharded layers, which every rank computes in full"
 
 
 def _entries(partitioning: PartitioningContext, node: ir.Node, assignment: Assignment) -> list[tuple[ir.Node, int]]:

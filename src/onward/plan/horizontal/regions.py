@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+import onward.plan.horizontal.rules_context
 import onward.plan.horizontal.rules_elementwise
 import onward.plan.horizontal.rules_fused
 import onward.plan.horizontal.rules_linear
@@ -21,7 +22,7 @@ from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.graph.nodes.structure import label
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.weights.gradients import TRAINABLE_TYPES, is_without_gradient
-from onward.plan.horizontal.cuts import Assignment, CannotShardError, Facts, NodeContext, Replace, Sizes
+from onward.plan.horizontal.cuts import Assignment, CannotShardError, Facts, NodeContext, Replace, Sizes, unlimited
 from onward.plan.horizontal.rules import apply_rule
 from onward.plan.shards import Sharding
 
@@ -49,7 +50,9 @@ class PartitioningContext:
         self.order = {node: place for place, node in enumerate(self.nodes)}
         inputs = {value for value in self.main.inputs if not value.is_initializer()}
         from_inputs = self._reached(inputs, through_all=True)
-        self.facts = Facts(shapes, numbers or {}, frozenset(str(value.name) for value in from_inputs))
+        self.facts = Facts(
+            shapes=shapes, numbers=numbers or {}, from_inputs=frozenset(str(value.name) for value in from_inputs)
+        )
         trained = {self.main.initializers[name] for name in graph.weights}
         self.own = trained | {self.main.initializers[name] for name in graph.states} | self._frozen_weights(trained)
         self.from_weights = self._reached(self.own, through_all=False)
@@ -87,10 +90,20 @@ class PartitioningContext:
                 value = node.inputs[index] if index < len(node.inputs) else None
                 while value is not None and value.producer() is not None and len(value.producer().inputs) == 1:  # type: ignore[union-attr]
                     value = value.producer().inputs[0]  # type: ignore[union-attr]
+                producer = None if value is None else value.producer()
+                if producer is not None and producer.op_type == "DequantizeNBits":
+                    found.update(_shardable_blocks(producer))
                 is_float = value is not None and value.dtype in TRAINABLE_TYPES
                 if value is not None and value.is_initializer() and is_float and len(value.shape or ()) > 1:
                     found.add(value)
         return found - trained
+
+
+def _shardable_blocks(node: ir.Node) -> list[ir.Value]:
+    """Packed numbers, scales and zero points whose blocks are in rows and in order."""
+    stored = [value for value in node.inputs if value is not None]
+    is_in_order = len(node.inputs) < 4 or node.inputs[3] is None
+    return stored if is_in_order and all(v.is_initializer() and len(v.shape or ()) > 1 for v in stored) else []
 
 
 def _nested_nodes(node: ir.Node) -> Iterator[ir.Node]:
@@ -106,7 +119,8 @@ class Region:
     Attributes:
         seed: the value it was grown from.
         cuts: values and own initializers.
-        slices: (node, input) that reads a part of a value which others read in full.
+        slices: (node, input) that reads a part of a value which others read in full, or of which several ranks hold
+            the same shard.
         assignments: every node that computes on shards.
         finer: other blocks for the seed's axis, found on the way.
     """
@@ -139,7 +153,7 @@ class Region:
         if not self.uneven:
             for value, cut in self.cuts.items():
                 what = f"axis {cut.axis} of {value.name!r}"
-                for block in cut.blocks:
+                for block in unlimited(cut):
                     found[what] = math.gcd(found.get(what, 0), block)
         return found
 
@@ -151,74 +165,120 @@ def grow(partitioning: PartitioningContext, seed: ir.Value, axis: int) -> Region
         CannotShardError: for every choice of blocks some node cannot compute on its part; the first reason is given.
     """
     size = partitioning.facts.shapes[str(seed.name)][axis]
-    waiting: deque[Sizes] = deque([(size,)])
-    tried: set[Sizes] = set()
+    waiting = deque([Sharding(axis, (size,))])
+    tried: set[Sharding] = set()
     first: CannotShardError | None = None
     while waiting and len(tried) < _MOST_TRIES:
-        blocks = waiting.popleft()
-        if blocks in tried or sum(blocks) != size:
+        cut = waiting.popleft()
+        if cut in tried or sum(cut.blocks) != size:
             continue
-        tried.add(blocks)
+        tried.add(cut)
         region = Region(seed=seed)
         try:
-            _spread(partitioning, region, seed, Sharding(axis, blocks))
+            _Spreading(partitioning, region).run(seed, cut)
         except CannotShardError as error:
             first = first or error
             if error.hint is not None:
-                waiting.appendleft(error.hint)
-            waiting.extend(region.finer)
+                waiting.appendleft(Sharding(axis, error.hint))
+            waiting.extend(Sharding(axis, blocks) for blocks in region.finer)
+            least = min(cut.blocks)
+            if partitioning.facts.replicating_ranks and not cut.parts and least < max(cut.blocks):
+                # One head of keys and values for all queries, in one matmul with them.
+                waiting.append(Sharding(axis, cut.blocks, tuple(int(block == least) for block in cut.blocks)))
             continue
         return region
     assert first is not None
     raise first
 
 
-def _spread(partitioning: PartitioningContext, region: Region, seed: ir.Value, cut: Sharding) -> None:
-    waiting: deque[ir.Node] = deque()
+class _Spreading:
+    """Carries cuts from node to node until nothing new follows."""
 
-    def cut_value(value: ir.Value, wanted: Sharding) -> None:
-        known = region.cuts.get(value)
+    def __init__(self, partitioning: PartitioningContext, region: Region) -> None:
+        self.partitioning, self.region = partitioning, region
+        self.waiting: deque[ir.Node] = deque()
+        # Nodes that compute on heads of which ranks hold the same: once it is known what they do not read.
+        self.late: deque[ir.Node] = deque()
+
+    def cut_value(self, value: ir.Value, wanted: Sharding) -> None:
+        """Notes how a value is cut, which may turn out to be in fewer parts than first thought."""
+        known = self.region.cuts.get(value)
         if known is not None:
-            if known != wanted:
+            if (known.axis, known.blocks) != (wanted.axis, wanted.blocks) or not wanted.has_limits_of(known):
                 raise CannotShardError(f"{value.name!r} would have to be sharded in two ways")
-            return
-        region.cuts[value] = wanted
+            if known == wanted:
+                return
+        self.region.cuts[value] = wanted
         producer = value.producer()
         if producer is not None:
-            waiting.append(producer)
+            self.waiting.append(producer)
         for user, _ in value.uses():
-            if user not in partitioning.order:
+            if user not in self.partitioning.order:
                 raise CannotShardError(f"{value.name!r} is read inside of a nested graph, by {label(user)}")
-            waiting.append(user)
+            self.waiting.append(user)
 
-    cut_value(seed, cut)
-    while waiting:
-        node = waiting.popleft()
-        context = partitioning.context(node)
-        inputs = {i: region.cuts[v] for i, v in enumerate(node.inputs) if v is not None and v in region.cuts}
-        inputs |= {i: region.slices[node, i] for i in range(len(node.inputs)) if (node, i) in region.slices}
-        outputs = {o: region.cuts[v] for o, v in enumerate(node.outputs) if v in region.cuts}
-        assignment = apply_rule(context, inputs, outputs)
+    def run(self, seed: ir.Value, cut: Sharding) -> None:
+        """Grows the region from one value.
+
+        Raises:
+            CannotShardError: a node cannot compute on what is cut.
+        """
+        self.cut_value(seed, cut)
+        while self.waiting or self.late:
+            is_late = not self.waiting
+            node = (self.waiting or self.late).popleft()
+            inputs, outputs = self._known(node)
+            if not is_late and any(one.parts for one in (*inputs.values(), *outputs.values())):
+                self.late.append(node)
+            else:
+                self._visit(node, apply_rule(self.partitioning.context(node), inputs, outputs))
+        for node, index in self.region.slices:
+            value = node.inputs[index]
+            if value is not None and value not in self.region.cuts and _follows_cut(self.region, value):
+                raise CannotShardError(
+                    f"{value.name!r}, which {label(node)} reads, is computed from what would be sharded"
+                )
+
+    def _known(self, node: ir.Node) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
+        cuts, slices = self.region.cuts, self.region.slices
+        inputs = {i: slices[node, i] for i in range(len(node.inputs)) if (node, i) in slices}
+        inputs |= {i: cuts[v] for i, v in enumerate(node.inputs) if v is not None and v in cuts}
+        return inputs, {o: cuts[v] for o, v in enumerate(node.outputs) if v in cuts}
+
+    def _visit(self, node: ir.Node, assignment: Assignment) -> None:
+        region = self.region
         before = region.assignments.get(node)
         region.assignments[node] = assignment
         region.finer.extend(blocks for _, blocks in assignment.finer)
+        narrowed = _narrow(region, node, assignment)
         if before is not None and (before.inputs, before.outputs) == (assignment.inputs, assignment.outputs):
-            continue
+            return
         for index, wanted in assignment.inputs.items():
             value = node.inputs[index]
             assert value is not None
-            is_whole = partitioning.is_free(value) and not _follows_cut(region, value)
-            if is_whole and value not in region.cuts:
+            if (node, index) in narrowed:
+                continue
+            if self.partitioning.is_free(value) and not _follows_cut(region, value) and value not in region.cuts:
                 region.slices[node, index] = wanted
             else:
-                cut_value(value, wanted)
+                self.cut_value(value, wanted)
         for index, wanted in assignment.outputs.items():
             if node.outputs[index].name:
-                cut_value(node.outputs[index], wanted)
-    for node, index in region.slices:
+                self.cut_value(node.outputs[index], wanted)
+
+
+def _narrow(region: Region, node: ir.Node, assignment: Assignment) -> set[tuple[ir.Node, int]]:
+    """The inputs of which a node reads a rank's shard where several ranks hold the same larger one; they are noted."""
+    found = set()
+    for index, wanted in assignment.inputs.items():
         value = node.inputs[index]
-        if value is not None and _follows_cut(region, value):
-            raise CannotShardError(f"{value.name!r}, which {label(node)} reads, is computed from what would be sharded")
+        held = None if value is None else region.cuts.get(value)
+        if held is not None and wanted != held and (held.is_replicated or not wanted.has_limits_of(held)):
+            region.slices[node, index] = wanted
+            found.add((node, index))
+        elif held is not None:
+            region.slices.pop((node, index), None)
+    return found
 
 
 def _follows_cut(region: Region, value: ir.Value) -> bool:
@@ -247,6 +307,10 @@ def find_seeds(partitioning: PartitioningContext) -> Iterator[tuple[ir.Value, in
             if table in partitioning.own and table is not None and len(table.shape or ()) >= 2:
                 yield table, 0
             continue
+        if node.op_type == "Experts":  # the hidden features of the first
+            first, axis = node.inputs[3], -2 if node.attributes["rows_are_outputs"].value else -1
+            if first is not None and first in partitioning.from_weights:
+                yield first, axis % len(partitioning.facts.shapes[str(first.name)])
         for index in MATMUL_OPERATORS.get(node.op_type, ()):
             value = node.inputs[index] if index < len(node.inputs) else None
             if value is None or value not in partitioning.from_weights:

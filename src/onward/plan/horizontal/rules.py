@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from onward.plan.horizontal.cuts import Assignment, CannotShardError, Known, NodeContext
+from onward.plan.horizontal.cuts import Assignment, CannotShardError, Known, NodeContext, Replace
+from onward.plan.shards import Sharding
 
 
 class Rule(Protocol):
@@ -46,9 +48,33 @@ def apply_rule(context: NodeContext, inputs: Known, outputs: Known) -> Assignmen
     found = _rules.get((node.domain, node.op_type))
     if found is None:
         raise CannotShardError(f"{context.name}: nothing is known of how {node.op_type} computes on shards")
-    assignment = found(context, inputs, outputs)
-    for given, made in ((inputs, assignment.inputs), (outputs, assignment.outputs)):
+    replicated = {index: cut for index, cut in inputs.items() if cut.is_replicated}
+    own = {index: cut for index, cut in inputs.items() if index not in replicated}
+    if replicated and not own and all(cut.is_replicated for cut in outputs.values()):
+        return _on_every_rank(context, replicated)
+    assignment = found(context, own, outputs)
+    for given, made in ((own, assignment.inputs), (outputs, assignment.outputs)):
         for index, cut in given.items():
-            if made.get(index) != cut:
+            own_cut = made.get(index)
+            is_same = own_cut is not None and (own_cut.axis, own_cut.blocks) == (cut.axis, cut.blocks)
+            # Of an input, of which several ranks hold the same shard, a rank may read its own share.
+            if own_cut is None or not is_same or (given is outputs and not own_cut.has_limits_of(cut)):
                 raise CannotShardError(f"{context.name} needs its operand {index} unsharded or sharded in another way")
-    return assignment
+    if any(isinstance(edit, Replace) and edit.cut.parts for edit in assignment.edits):
+        raise CannotShardError(f"{context.name} computes on heads that are fewer than the ranks")
+    return replace(assignment, inputs={**replicated, **assignment.inputs})
+
+
+def _on_every_rank(context: NodeContext, inputs: Known) -> Assignment:
+    """What every rank computes in full for its own shards of what follows, so that gradients are parts of a sum.
+
+    Raises:
+        CannotShardError: a result is a single number.
+    """
+    if context.node.op_type in ("Shape", "Size"):
+        return Assignment(inputs=inputs, gathers=True)
+    shapes = {index: context.result(index) for index in context.outputs()}
+    if not all(shapes.values()):
+        raise CannotShardError(f"{context.name} reduces what several ranks hold to a single number")
+    outputs = {index: Sharding(len(shape) - 1, shape[-1:], (1,)) for index, shape in shapes.items()}
+    return Assignment(inputs=inputs, outputs=outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onward.graph.operators import Fact, operators_with
 from onward.plan.horizontal.cuts import (
@@ -14,6 +15,7 @@ from onward.plan.horizontal.cuts import (
     Replace,
     SetAttribute,
     SetEntry,
+    WeighMean,
     broadcast_links,
     follow,
     units,
@@ -57,7 +59,7 @@ def dropout(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
 
 @rule("Softmax", "LogSoftmax")
 def softmax(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """Any other axis as it is; its own by exchanging each row's maximum and sum. Before opset 13 more axes are one."""
+    """Any other axis as it is; its own by reducing each row's maximum and sum. Before opset 13 more axes are one."""
     rank = len(context.result())
     old = context.version < 13
     axis = context.axis("axis", 1 if old else -1, rank)
@@ -78,11 +80,34 @@ def softmax(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
 @rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 @rule("SimplifiedLayerNormalization", domains=("com.microsoft",))
 def normalization_of_last_axes(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """Any axis before those that are normalized."""
+    """Any axis before those that are normalized; the last one where the ranks may reduce its statistics."""
     result = context.result()
     first = context.axis("axis", -1, len(result))
+    if context.facts.norms_over_ranks and first == len(result) - 1 and _is_inner_norm(context):
+        last = Link({0: first, **{i: 0 for i in (1, 2) if context.has_input(i)}}, {0: first})
+        cut = next(iter({**outputs, **inputs}.values()))
+        if all(last.inputs.get(i) == one.axis for i, one in inputs.items()) and all(
+            one.axis == first for one in outputs.values()
+        ):
+            found = follow([last], context, inputs, outputs)
+            kind = "Layer" if context.node.op_type.startswith("Layer") else "RMS"
+            return replace(found, edits=(Replace(f"{kind}NormOverRanks", cut),))
     links = [Link({0: axis}, dict.fromkeys(context.outputs(), axis)) for axis in range(first)]
     return follow(links, context, inputs, outputs, "normalized axis")
+
+
+def _is_inner_norm(context: NodeContext) -> bool:
+    """Whether a norm stands alone between two layers, with parameters as wide as it is.
+
+    Through the norms at the beginning of layers, what all layers add to would be cut, and with it every layer.
+    """
+    node, width = context.node, context.result()[-1]
+    operands = [value for value in (node.inputs[0], *node.outputs) if value is not None]
+    # CastLike may read it for its type alone.
+    readers = [[use for use in value.uses() if (use.node.op_type, use.idx) != ("CastLike", 1)] for value in operands]
+    return all(len(uses) == 1 for uses in readers) and all(
+        context.shape(i) == (width,) for i in (1, 2) if context.has_input(i)
+    )
 
 
 @rule("LpNormalization", "Hardmax", "CumSum", "CumProd")
@@ -210,6 +235,7 @@ def _moved_axes(context: NodeContext, places: Sequence[int]) -> set[int]:
 
 
 _SUMS = ("ReduceSum",)
+_SUMS_OVER_RANKS = (*_SUMS, "ReduceMean", "ReduceSumSquare", "ReduceL1")
 
 
 @rule(
@@ -217,7 +243,7 @@ _SUMS = ("ReduceSum",)
     "ReduceLogSumExp", "ReduceSumSquare",
 )  # fmt: skip
 def reduction(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """Any axis that is kept; along one that is reduced, only a sum is the sum of its parts."""
+    """Any axis that is kept; along one that is reduced, sums are sums of parts, and means those of weighted parts."""
     shape = context.shape(0)
     given = context.attribute("axes")
     if given is None and context.has_input(1):
@@ -229,9 +255,12 @@ def reduction(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
     keep = bool(context.attribute("keepdims", 1))
     kept = [axis for axis in range(len(shape)) if axis not in reduced]
     links = [Link({0: axis}, {0: axis if keep else place}) for place, axis in enumerate(kept)]
-    if context.node.op_type in _SUMS:
+    if context.node.op_type in (_SUMS_OVER_RANKS if context.facts.norms_over_ranks else _SUMS):
         links += [Link({0: axis}, {}, partial=True) for axis in sorted(reduced)]
-    return follow(links, context, inputs, outputs, "reduced axis")
+    found = follow(links, context, inputs, outputs, "reduced axis")
+    if found.partial and context.node.op_type == "ReduceMean":
+        return replace(found, edits=(WeighMean(found.inputs[0]),))
+    return found
 
 
 @rule("ArgMax")
@@ -249,7 +278,7 @@ def arg_max(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
 
 @rule("SoftmaxCrossEntropyLoss")
 def cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """The classes: every rank knows the logits of its own, and the ranks exchange each row's maximum and sums."""
+    """The classes: every rank knows the logits of its own, and the ranks reduce each row's maximum and sums."""
     cut = inputs.get(0)
     if cut is None or cut.axis != 1 or set(inputs) != {0} or len(cut.blocks) > 1:
         raise CannotShardError(f"{context.name} can be sharded by classes only")

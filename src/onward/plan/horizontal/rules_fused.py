@@ -10,6 +10,7 @@ from onward.plan.horizontal.cuts import (
     Link,
     NodeContext,
     Replace,
+    SetAttribute,
     TakeInputs,
     broadcast_links,
     follow,
@@ -19,7 +20,7 @@ from onward.plan.horizontal.rules_elementwise import elementwise, normalization_
 from onward.plan.horizontal.rules_linear import attention
 from onward.plan.shards import Sharding
 
-rule("Gelu", "Swish", "SwiGLU", domains=(DOMAIN,))(elementwise)
+rule("Gelu", "Swish", "SwiGLU", "StopGradient", domains=(DOMAIN,))(elementwise)
 rule("LayerNormalization", "RMSNormalization", domains=(DOMAIN,))(normalization_of_last_axes)
 
 
@@ -76,3 +77,87 @@ def linear_cross_entropy(context: NodeContext, inputs: Known, outputs: Known) ->
     cuts = {index: Sharding(axis, own) for index, axis in axes.items() if context.has_input(index)}
     edits = (TakeInputs((3, 2, 5), ("rows_are_classes",)), Replace("ShardedCrossEntropy", cuts[3]))
     return Assignment(inputs=cuts, gathers=True, edits=edits)
+
+
+@rule("Experts", domains=(DOMAIN,))
+def experts(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
+    """The hidden features of all experts at once, or the tokens with their choices."""
+    if outputs or min(inputs, default=0) < 3:
+        links = [Link({0: axis, 1: axis, 2: axis}, {0: axis}) for axis in range(len(context.result()) - 1)]
+        return follow(links, context, inputs, outputs, "features of a token")
+    gated, count = context.attribute("gated"), len(context.node.inputs) - 3
+    layers = 3 if gated == 1 else 2
+    each = count // (layers * (1 + context.attribute("is_biased")))
+    axes: dict[int, tuple[int, int]] = {}  # of the hidden features, and how often a block is repeated along it
+    for index in range(3, 3 + count):
+        column, rank = (index - 3) // each, len(context.shape(index))
+        is_down, is_bias = column % layers == layers - 1, column >= layers
+        if is_bias and is_down:
+            continue
+        side = 0 if is_bias or is_down != bool(context.attribute("rows_are_outputs")) else 1
+        axes[index] = (rank - (1 if is_bias else 2) + (0 if is_bias else side), 1 if is_down or gated != 2 else 2)
+    known = set()
+    for index, cut in inputs.items():
+        axis, times = axes.get(index, (-1, 1))
+        half = cut.blocks[: len(cut.blocks) // times]
+        if axis != cut.axis:
+            raise CannotShardError(f"{context.name} can be sharded by the hidden features of its experts only")
+        if half * times != cut.blocks:
+            size = sum(cut.blocks) // times
+            raise CannotShardError(f"{context.name} needs gates and values sharded alike", (size,) * times)
+        known.add(half)
+    if len(known) != 1:
+        raise CannotShardError(f"{context.name}: its operands are sharded into different blocks")
+    (blocks,) = known
+    cuts = {index: Sharding(axis, blocks * times) for index, (axis, times) in axes.items()}
+    return Assignment(inputs=cuts, partial=True)
+
+
+@rule("DequantizeNBits", domains=(DOMAIN,))
+def dequantize_blocks(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
+    """Rows, or full blocks of columns: packed numbers, scales and zero points are sharded in proportion."""
+    result, stored = context.result(), [index for index in (0, 1, 2) if context.has_input(index)]
+    shapes = {index: context.shape(index) for index in stored}
+    first, cut = next(iter((outputs or inputs).items()))
+    axis, full = cut.axis, cut.blocks
+    if axis and (context.has_input(3) or any(len(shape) < 2 for shape in shapes.values())):
+        raise CannotShardError(f"{context.name} has one row of scales, or blocks in another order")
+    if axis and shapes[0][1] * context.attribute("block_size") != result[1]:
+        raise CannotShardError(f"{context.name}: the last block of a row is not full")
+    if not outputs:
+        full = tuple(size * result[axis] // shapes[first][axis] for size in full)
+    cuts = {}
+    for index, shape in shapes.items():
+        if any(size * shape[axis] % result[axis] for size in full):
+            raise CannotShardError(f"{context.name}: a shard would end within a block")
+        cuts[index] = Sharding(axis, tuple(size * shape[axis] // result[axis] for size in full))
+    if any(cuts.get(index) != own for index, own in inputs.items()):
+        raise CannotShardError(f"{context.name}: its operands are sharded into different blocks")
+    counts = tuple((size, f"blocks of {context.name}") for own in cuts.values() for size in own.blocks)
+    edits = (SetAttribute("columns", Sharding(0, full)),) if axis else ()
+    return Assignment(inputs=cuts, outputs={0: Sharding(axis, full)}, counts=counts, edits=edits)
+
+
+rule("ScaleGradient", domains=(DOMAIN,))(elementwise)
+
+
+@rule("QuantizeLinear", "DequantizeLinear")
+def quantize(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
+    """Any axis; scales and zero points of channels are sharded like the channels."""
+    if context.attribute("block_size", 0):
+        raise CannotShardError(f"{context.name} quantizes in blocks")
+    rank, channels = len(context.result()), context.axis("axis", 1, max(len(context.result()), 2))
+    own = {index: 0 for index in (1, 2) if context.has_input(index) and len(context.shape(index)) == 1}
+    own = {index: 0 for index in own if context.shape(index)[0] > 1}
+    links = [Link({0: axis, **(own if axis == channels else {})}, {0: axis}) for axis in range(rank)]
+    return follow(links, context, inputs, outputs)
+
+
+@rule("MovingScale", domains=(DOMAIN,))
+def moving_scale(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
+    """The channels; of a range that crosses ranks, the largest of all of them is taken."""
+    channels, cut = context.attribute("axis", -1), inputs.get(0)
+    if cut is not None and cut.axis != channels and not outputs:
+        return Assignment(inputs={0: cut}, gathers=True, edits=(Replace("MovingScaleOfShards", cut),))
+    links = [] if channels < 0 else [Link({0: channels, 1: 0}, {0: 0})]
+    return follow(links, context, inputs, outputs, "elements of one range")

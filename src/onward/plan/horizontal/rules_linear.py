@@ -186,10 +186,10 @@ def attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
     else:
         axis, heads, key_heads = 2, int(context.attribute("q_num_heads")), int(context.attribute("kv_num_heads"))
         edits = (SetAttribute("q_num_heads", Sharding(0, (heads,))),)
-        edits += () if key_heads == 1 else (SetAttribute("kv_num_heads", Sharding(0, (key_heads,))),)
+        edits += () if key_heads == 1 else (SetAttribute("kv_num_heads", context.facts.heads(0, key_heads, key_heads)),)
     found: dict[int, Sharding] = {0: Sharding(axis, (context.shape(0)[axis],))}
     if key_heads > 1:
-        found |= {i: Sharding(axis, (context.shape(i)[axis],)) for i in (1, 2)}
+        found |= {i: context.facts.heads(axis, context.shape(i)[axis], key_heads) for i in (1, 2)}
     if context.has_input(3):
         mask = context.shape(3)
         place = len(mask) - 3
@@ -199,15 +199,15 @@ def attention(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
     for index in context.outputs():
         full = context.result(index)
         if index in (1, 2) and key_heads > 1:
-            results[index] = Sharding(1, (key_heads,))
+            results[index] = context.facts.heads(1, key_heads, key_heads)
         elif index == 0 or index == 3:
             results[index] = Sharding(axis if index == 0 else 1, (full[axis] if index == 0 else heads,))
     past = {
-        i: Sharding(1, (key_heads,))
+        i: context.facts.heads(1, key_heads, key_heads)
         for i in (4, 5)
         if context.has_input(i) and key_heads > 1 and len(context.shape(i)) == 4
     }
-    count = math.gcd(heads, key_heads) if key_heads > 1 else heads
+    count = heads if key_heads == 1 or context.facts.parts(key_heads) else math.gcd(heads, key_heads)
     return Assignment(
         inputs={**found, **past}, outputs=results, counts=((count, f"heads of {context.name}"),), edits=edits
     )
@@ -219,13 +219,15 @@ def rotary_embedding(context: NodeContext, inputs: Known, outputs: Known) -> Ass
     shape = context.shape(0)
     edits: tuple[Edit, ...] = ()
     if len(shape) == 4:
-        heads, cut = shape[1], Sharding(1, (shape[1],))
+        heads, cut = shape[1], context.facts.heads(1, shape[1], shape[1])
     else:
         heads = int(context.attribute("num_heads", 0))
         if heads < 1:
             raise CannotShardError(f"{context.name} does not say how many heads there are")
-        cut, edits = Sharding(2, (shape[2],)), (SetAttribute("num_heads", Sharding(0, (heads,))),)
-    return Assignment(inputs={0: cut}, outputs={0: cut}, counts=((heads, f"heads of {context.name}"),), edits=edits)
+        cut = context.facts.heads(2, shape[2], heads)
+        edits = (SetAttribute("num_heads", context.facts.heads(0, heads, heads)),)
+    counts = () if cut.parts else ((heads, f"heads of {context.name}"),)
+    return Assignment(inputs={0: cut}, outputs={0: cut}, counts=counts, edits=edits)
 
 
 @rule("MultiHeadAttention", "GroupQueryAttention", domains=("com.microsoft",))
@@ -240,9 +242,10 @@ def contrib_attention(context: NodeContext, inputs: Known, outputs: Known) -> As
     ]
     if not plain or extra or len(context.outputs()) > 1:
         raise CannotShardError(f"{context.name} has packed operands, masks or a past")
-    found = {i: Sharding(2, (context.shape(i)[2],)) for i in (0, 1, 2)}
+    found = {i: context.facts.heads(2, context.shape(i)[2], heads if i == 0 else key_heads) for i in (0, 1, 2)}
     edits = [SetAttribute("num_heads", Sharding(0, (heads,)))]
     if grouped:
-        edits.append(SetAttribute("kv_num_heads", Sharding(0, (key_heads,))))
-    counts = ((math.gcd(heads, key_heads), f"heads of {context.name}"),)
+        edits.append(SetAttribute("kv_num_heads", context.facts.heads(0, key_heads, key_heads)))
+    count = heads if context.facts.parts(key_heads) else math.gcd(heads, key_heads)
+    counts = ((count, f"heads of {context.name}"),)
     return Assignment(inputs=found, outputs={0: Sharding(2, (context.result()[2],))}, counts=counts, edits=tuple(edits))

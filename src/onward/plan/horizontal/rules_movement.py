@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from onward.plan.horizontal.cuts import (
     Assignment,
@@ -16,7 +17,9 @@ from onward.plan.horizontal.cuts import (
     Sizes,
     broadcast_links,
     follow,
+    joined,
     split_at,
+    unlimited,
     within,
 )
 from onward.plan.horizontal.rules import rule
@@ -44,9 +47,30 @@ def reshape(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     own, result = (given, made) if 0 in inputs else (made, given)
     edits = _sizes_of_reshape(context, own, result) if context.node.op_type == "Reshape" else ()
     what = f"parts of axis {result.axis} of the result of {context.name}"
-    counts = () if own.blocks == result.blocks else tuple((block, what) for block in (*own.blocks, *result.blocks))
+    own, result = _replicated_heads(context, own, result, outputs.get(0) or result)
+    counts = () if own.blocks == result.blocks else tuple((block, what) for block in unlimited(own, result))
     finer = tuple((0, blocks) for blocks in _finer(own, before, after)) if 0 in inputs else ()
     return Assignment(inputs={0: own}, outputs={0: result}, counts=counts, edits=edits, finer=finer)
+
+
+def _replicated_heads(
+    context: NodeContext, own: Sharding, result: Sharding, asked: Sharding
+) -> tuple[Sharding, Sharding]:
+    """Where an axis is divided into fewer heads than there are ranks, or such are merged: the same parts of both."""
+    count = min(len(own.blocks), len(result.blocks))
+    if len(own.blocks) != len(result.blocks):
+        parts = tuple(map(max, own.limits[:count], asked.limits[:count]))
+        found = [replace(cut, parts=parts * (len(cut.blocks) // count)) for cut in (own, result)]
+        if not all(made.has_limits_of(cut) for made, cut in zip(found, (own, asked), strict=True)):
+            raise CannotShardError(f"{context.name} merges heads that are fewer than the ranks with another axis")
+        return found[0], found[1]
+    parts = tuple(
+        limit or other or context.facts.parts(min(sizes)) if sizes[0] != sizes[1] else limit or other
+        for limit, other, sizes in zip(
+            own.limits, asked.limits, zip(own.blocks, result.blocks, strict=True), strict=True
+        )
+    )
+    return replace(own, parts=parts), replace(result, parts=parts)
 
 
 def _sizes_of_reshape(context: NodeContext, own: Sharding, result: Sharding) -> tuple[Edit, ...]:
@@ -172,15 +196,14 @@ def concat(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
         if index in inputs:
             cuts[index] = inputs[index]
         elif 0 in outputs:
-            blocks = within(outputs[0].blocks, start, end)
-            if blocks is None:
+            found = within(outputs[0], start, end)
+            if found is None:
                 hint = split_at(outputs[0].blocks, ends)
                 raise CannotShardError(f"{context.name}: a shard of its result crosses an operand's border", hint)
-            cuts[index] = Sharding(own, blocks)
+            cuts[index] = found
         elif end > start:
             cuts[index] = Sharding(own, natural_blocks(context, index, own))
-    joined = Sharding(own, tuple(block for index in operands if index in cuts for block in cuts[index].blocks))
-    return Assignment(inputs=cuts, outputs={0: joined})
+    return Assignment(inputs=cuts, outputs={0: joined(own, (cuts[i] for i in operands if i in cuts))})
 
 
 def natural_blocks(context: NodeContext, index: int, axis: int) -> Sizes:
@@ -225,19 +248,21 @@ def split(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     ends = list(itertools.accumulate(sizes))
     cuts = {}
     for index, end in zip(parts, ends, strict=True):
-        blocks: Sizes | None = outputs[index].blocks if index in outputs else (sizes[index],)
+        made: Sharding | None = outputs.get(index, Sharding(own, (sizes[index],)))
         if 0 in inputs:
-            blocks = within(inputs[0].blocks, end - sizes[index], end)
-        if blocks is None:
+            made = within(inputs[0], end - sizes[index], end)
+            if made is not None and index in outputs and outputs[index].blocks == made.blocks and not made.parts:
+                made = outputs[index]
+        if made is None:
             hint = split_at(inputs[0].blocks, ends)
             raise CannotShardError(f"{context.name}: a shard of its operand crosses an output's border", hint)
-        cuts[index] = Sharding(own, blocks)
-    full = Sharding(own, tuple(block for index in parts for block in cuts[index].blocks))
+        cuts[index] = made
+    full = joined(own, (cuts[index] for index in parts))
     target: int | str | None = 1 if context.has_input(1) else "split" if "split" in context.node.attributes else None
     if target is None and len(set(sizes)) > 1:
         raise CannotShardError(f"{context.name} has outputs of different sizes that it does not list")
     edits = () if target is None else tuple(SetEntry(target, o, cuts[o], len(sizes)) for o in parts)
-    counts = tuple((block, f"parts of {context.name}") for cut in cuts.values() for block in cut.blocks)
+    counts = tuple((block, f"parts of {context.name}") for block in unlimited(*cuts.values()))
     return Assignment(inputs={0: full}, outputs=cuts, counts=counts, edits=edits)
 
 
@@ -252,25 +277,47 @@ def slice_(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     bounds = _bounds(context, axis)
     start, end, step = slice(*bounds[:3]).indices(before[axis])
     if step != 1:
-        raise CannotShardError(f"{context.name} takes every {step}th element of the sharded axis")
+        every = f"{context.name} takes one of every {step} elements of the sharded axis, not of each group"
+        return _interleaved(context, inputs, outputs, (start, bounds[1], step), every)
+    sides = [Sharding(axis, (n,) if n else ()) for n in (start, before[axis] - end)]
     if 0 in inputs:
-        blocks = within(inputs[0].blocks, start, end)
-        if blocks is None:
+        found = within(inputs[0], start, end)
+        ends = [within(inputs[0], 0, start), within(inputs[0], end, before[axis])]
+        if found is None:
             hint = split_at(inputs[0].blocks, [start, end])
             raise CannotShardError(f"{context.name}: a shard of its operand crosses the slice's border", hint)
-        full = inputs[0].blocks
+        sides = [side for side in ends if side is not None]
+        if 0 in outputs and not found.parts and outputs[0].blocks == found.blocks:
+            found = outputs[0]
     else:
-        blocks = outputs[0].blocks
-        full = tuple(b for b in (start, *blocks, before[axis] - end) if b)
-    first = within(full, 0, start)
-    assert first is not None
+        found = outputs[0]
+    first, full = sides[0], joined(axis, (sides[0], found, sides[1]))
     place, length = bounds[3], bounds[4]
     targets: tuple[int | str, int | str] = (1, 2) if context.version >= 10 else ("starts", "ends")
     edits = (
-        SetEntry(targets[0], place, Sharding(axis, first), length),
-        SetEntry(targets[1], place, Sharding(axis, (*first, *blocks)), length),
+        SetEntry(targets[0], place, first, length),
+        SetEntry(targets[1], place, joined(axis, (first, found)), length),
     )
-    return Assignment(inputs={0: Sharding(axis, full)}, outputs={0: Sharding(axis, blocks)}, edits=edits)
+    return Assignment(inputs={0: full}, outputs={0: found}, edits=edits)
+
+
+def _interleaved(
+    context: NodeContext, inputs: Known, outputs: Known, bounds: tuple[int, int, int], every: str
+) -> Assignment:
+    """One element of each group of `step`: gates that alternate with what they gate. Ranks have full groups.
+
+    Raises:
+        CannotShardError: the slice begins after the first group, ends before the last, or crosses a block's border.
+    """
+    (start, end, step), axis = bounds, (inputs.get(0) or outputs[0]).axis
+    length = context.shape(0)[axis]
+    cut = inputs.get(0) or replace(outputs[0], blocks=tuple(block * step for block in outputs[0].blocks))
+    is_of_all = 0 <= start < step and end >= length and length % step == 0
+    if not is_of_all or any(block % step for block in cut.blocks):
+        raise CannotShardError(every)
+    result = replace(cut, blocks=tuple(block // step for block in cut.blocks))
+    counts = tuple((block, f"groups of {context.name}") for block in unlimited(result))
+    return Assignment(inputs={0: cut}, outputs={0: result}, counts=counts)
 
 
 def _bounds(context: NodeContext, axis: int) -> tuple[int, int, int, int, int]:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onward.errors import ParametersError
 from onward.graph.cuts import reads
 from onward.graph.training_graph import TrainingGraph
+from onward.graph.weights.quantization import is_only_dequantized
 from onward.plan.costs.costs import OPERATIONS_PER_BYTE, GraphCosts, measure_costs
 from onward.plan.roles import ValueRoles, find_roles, node_id
 
@@ -23,6 +24,9 @@ MOST_PLACES = 1500
 
 BYTES_MOVED_PER_BYTE_SENT = 8.0
 """How many bytes move within a rank's memory in the time in which one reaches another rank (HBM against NVLink)."""
+
+TOLERATED_IMBALANCE = 0.02
+"""By how much of the best time the slowest stage may be slower where that sends less, as between entire blocks."""
 
 MEMORY_COPIES = 4.0
 """Weight, gradient and two moments."""
@@ -37,6 +41,7 @@ class _Line:
         places: how many nodes are before each place that may be cut; 0 and all of them at the ends.
         cost: of all nodes before each place, forward and backward.
         sent: cost of what travels across each place.
+        sent_bytes: of it, forward.
         trained: at each place, how many nodes before it read a trained weight.
         weight_bytes, kept_bytes: of the nodes before each place.
     """
@@ -45,6 +50,7 @@ class _Line:
     places: np.ndarray
     cost: np.ndarray
     sent: np.ndarray
+    sent_bytes: np.ndarray
     trained: np.ndarray
     weight_bytes: np.ndarray
     kept_bytes: np.ndarray
@@ -58,19 +64,22 @@ def balanced_stages(
     *,
     memory_limit_bytes: float | None = None,
     micro_batches_held: Callable[[int], int] = lambda stage: 1,
+    micro_batches: int = 1,
 ) -> dict[ir.Node, int]:
-    """The stage of every bound node, so that the slowest stage is as fast as can be.
+    """The stage of every bound node, so that the slowest stage is nearly as fast as can be, and little is sent.
 
-    Among equally fast ways the one that sends least is taken. Exact for the places looked at, by dynamic programming
-    over (stages so far, place).
+    Of all ways whose slowest stage takes at most `TOLERATED_IMBALANCE` longer than in the fastest way, the one that
+    sends least is taken; of several that send about as much, the fastest. Exact for the places looked at, by dynamic
+    programming over (stages so far, place).
 
     Args:
         graph: the network with its loss.
         stage_count: how many stages to make.
         roles: of the graph's nodes, where they are known already.
         costs: of the graph's nodes; by default those at `DEFAULT_SIZE`.
-        memory_limit_bytes: no stage may need more for weights, gradients, moments and kept activations.
+        memory_limit_bytes: no stage may need more for weights, gradients, moments, kept activations and buffers.
         micro_batches_held: stage -> how many micro-batches' activations it holds at once under the schedule.
+        micro_batches: of an update; a stage has a buffer for what it receives of each.
 
     Raises:
         ParametersError: there are fewer places to cut than it takes, or no way stays below the memory limit.
@@ -84,16 +93,12 @@ def balanced_stages(
             f"the network can be cut into {most} stages at most, each with a weight to train; pipeline_parallel_size "
             f"and stages_per_rank ask for {stage_count}. Use {most} or fewer."
         )
-    chosen = _choose(line, stage_count, memory_limit_bytes, micro_batches_held)
+    ways = _Ways(line, memory_limit_bytes, micro_batches_held, micro_batches)
+    fastest = ways.fastest(stage_count)
+    chosen = ways.least_sent(stage_count, fastest * (1 + TOLERATED_IMBALANCE))
     return {
         node: int(np.searchsorted(line.places[chosen], index, side="right")) for index, node in enumerate(line.nodes)
     }
-
-
-def largest_stage_count(graph: TrainingGraph) -> int:
-    """Into how many stages a network can be cut, each with a weight to train."""
-    roles = find_roles(graph)
-    return _most_stages(_lay_out(graph, roles, measure_costs(graph, {}, roles)))
 
 
 def _lay_out(graph: TrainingGraph, roles: ValueRoles, costs: GraphCosts) -> _Line:
@@ -119,10 +124,15 @@ def _lay_out(graph: TrainingGraph, roles: ValueRoles, costs: GraphCosts) -> _Lin
         places=places,
         cost=total[places],
         sent=sent[places],
+        sent_bytes=live[places],
         trained=trained[places],
         weight_bytes=np.cumsum([0.0, *fresh])[places],
         kept_bytes=kept[places],
     )
+
+
+_NEVER_SENT = 1e15
+"""Bytes, more than anything else costs."""
 
 
 def _live_bytes(
@@ -140,6 +150,8 @@ def _live_bytes(
     for value, reader in end.items():
         producer = roles.producers[value]
         size = costs.value_bytes.get(str(value.name), 0.0)
+        # Integers carry no gradient from stage to stage: what is quantized is dequantized in the same stage.
+        size += _NEVER_SENT if is_only_dequantized(value) else 0.0
         change[position[producer] + 1] += size
         change[min(reader, last) + 1] -= size
     return np.cumsum(change)[: len(nodes) + 1]
@@ -170,37 +182,63 @@ def _most_stages(line: _Line) -> int:
     return len(line.places) - 1 if line.trained[-1] else 0
 
 
-def _choose(line: _Line, stage_count: int, limit: float | None, held: Callable[[int], int]) -> np.ndarray:
-    """The indices in `line.places` of the cuts of the best way."""
-    count = len(line.places)
-    slowest = np.full((stage_count + 1, count), np.inf)
-    traffic = np.full((stage_count + 1, count), np.inf)
-    came_from = np.zeros((stage_count + 1, count), dtype=np.int64)
-    slowest[0, 0] = traffic[0, 0] = 0.0
-    for stage in range(stage_count):
-        for end in range(1, count):
-            begin = np.arange(end)
-            cost = line.cost[end] - line.cost[begin] + line.sent[begin] + line.sent[end]
-            cost = np.where(line.trained[end] > line.trained[begin], cost, np.inf)
-            if limit is not None:
-                memory = (line.weight_bytes[end] - line.weight_bytes[begin]) * MEMORY_COPIES
-                memory = memory + (line.kept_bytes[end] - line.kept_bytes[begin]) * held(stage)
-                cost = np.where(memory <= limit, cost, np.inf)
-            worst = np.maximum(slowest[stage, :end], cost)
-            best = worst.min()
-            if not np.isfinite(best):
-                continue
-            ties = np.where(worst <= best * (1 + 1e-9), traffic[stage, :end] + line.sent[end], np.inf)
-            came_from[stage + 1, end] = int(ties.argmin())
-            slowest[stage + 1, end], traffic[stage + 1, end] = best, ties.min()
-    if not np.isfinite(slowest[stage_count, -1]):
-        raise ParametersError(
-            f"no way to cut the network into {stage_count} stages keeps each below {(limit or 0) / 1e9:.2f} GB; use "
-            "more stages, a smaller batch, or recompute."
-        )
-    chosen = []
-    place = count - 1
-    for stage in range(stage_count, 0, -1):
-        place = int(came_from[stage, place])
-        chosen.append(place)
-    return np.array(sorted(chosen[:-1]), dtype=np.int64)
+@dataclass(frozen=True)
+class _Ways:
+    """All ways to cut a line into stages within a memory limit."""
+
+    line: _Line
+    limit_bytes: float | None
+    held: Callable[[int], int]
+    micro_batches: int
+
+    def fastest(self, stage_count: int) -> float:
+        """What the slowest stage costs in the way in which it costs least.
+
+        Raises:
+            ParametersError: no way stays below the memory limit.
+        """
+        slowest = np.full(len(self.line.places), np.inf)
+        slowest[0] = 0.0
+        for stage in range(stage_count):
+            before, slowest = slowest, np.full(len(slowest), np.inf)
+            for end in range(1, len(slowest)):
+                slowest[end] = np.maximum(before[:end], self._costs(stage, end)).min()
+        if not np.isfinite(slowest[-1]):
+            raise ParametersError(
+                f"no way to cut the network into {stage_count} stages keeps each below "
+                f"{(self.limit_bytes or 0) / 1e9:.2f} GB; use more stages, a smaller batch, or recompute."
+            )
+        return float(slowest[-1])
+
+    def least_sent(self, stage_count: int, bound: float) -> np.ndarray:
+        """The indices in `line.places` of the cuts that send least while no stage costs more than `bound`."""
+        count = len(self.line.places)
+        # In eighths of a power of two: what is sent counts where it differs by a tenth.
+        price = 2.0 ** (np.round(8.0 * np.log2(np.maximum(self.line.sent_bytes, 1.0))) / 8.0)
+        price[-1] = 0.0
+        slowest, traffic = np.full((2, stage_count + 1, count), np.inf)
+        came_from = np.zeros((stage_count + 1, count), dtype=np.int64)
+        slowest[0, 0] = traffic[0, 0] = 0.0
+        for stage in range(stage_count):
+            for end in range(1, count):
+                cost = self._costs(stage, end)
+                sent = np.where(cost <= bound, traffic[stage, :end] + price[end], np.inf)
+                worst = np.where(sent <= sent.min(), np.maximum(slowest[stage, :end], cost), np.inf)
+                best = came_from[stage + 1, end] = int(worst.argmin())
+                slowest[stage + 1, end], traffic[stage + 1, end] = worst[best], sent[best]
+        chosen = [count - 1]
+        for stage in range(stage_count, 0, -1):
+            chosen.append(int(came_from[stage, chosen[-1]]))
+        return np.array(chosen[-2:0:-1], dtype=np.int64)
+
+    def _costs(self, stage: int, end: int) -> np.ndarray:
+        """What a stage costs that ends at a place, by the place where it begins; infinite where it cannot."""
+        line = self.line
+        cost = line.cost[end] - line.cost[:end] + line.sent[:end] + line.sent[end]
+        cost = np.where(line.trained[end] > line.trained[:end], cost, np.inf)
+        if self.limit_bytes is not None:
+            memory = (line.weight_bytes[end] - line.weight_bytes[:end]) * MEMORY_COPIES
+            memory = memory + (line.kept_bytes[end] - line.kept_bytes[:end]) * self.held(stage)
+            memory = memory + (line.sent_bytes[:end] + line.sent_bytes[end]) * self.micro_batches
+            cost = np.where(memory <= self.limit_bytes, cost, np.inf)
+        return cost

@@ -9,12 +9,11 @@ import onnx_ir as ir
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed, stages_of_a_rank
 from onward.plan.annotations import RequestedSharding, requested_stages
-from onward.plan.costs.costs import GraphCosts, measure_costs
+from onward.plan.costs.costs import measure_costs
 from onward.plan.costs.stage_cost import StageCost
 from onward.plan.pipeline.balance import balanced_stages
 from onward.plan.pipeline.cut_list import stages_by_cut_list, stages_by_name, stages_by_note
 from onward.plan.pipeline.schedules import check_schedule, simulate
-from onward.plan.pipeline.stages import StagePlan
 from onward.plan.roles import ValueRoles
 
 
@@ -71,10 +70,6 @@ def choose_stages(
         measure_costs(graph, sizes, roles),
         memory_limit_bytes=None if limit is None else limit * 1e9,
         micro_batches_held=held.__getitem__,
+        micro_batches=micro_batches,
     )
     return balanced, note
-
-
-def stage_costs(plan: StagePlan, costs: GraphCosts) -> tuple[StageCost, ...]:
-    """What a micro-batch costs each stage, in operations, for `schedules.simulate`."""
-    return tuple(costs.total(stage.nodes).time for stage in plan.stages)

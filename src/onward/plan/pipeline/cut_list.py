@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onward.errors import ParametersError
 from onward.graph.cuts import reads
 from onward.graph.losses.writer import PREFIX as LOSS_PREFIX
+from onward.graph.nodes.provenance import shown_node
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.roles import ValueRoles, node_id
 from onward.spelling import shortened
@@ -159,7 +160,7 @@ def _consumers_of(number: int, edge: CutEdge, value: ir.Value, by_name: Mapping[
     found = []
     for name in edge.consumers:
         if value not in set(reads(by_name[name])):
-            readers = ", ".join(repr(use.node.name or node_id(use.node)) for use in value.uses()) or "none"
+            readers = ", ".join(repr(shown_node(use.node)) for use in value.uses()) or "none"
             raise ParametersError(
                 f"{_CUTS}: cut {number} names {name!r} as a consumer of {edge.tensor!r}, but that node does not read "
                 f"it; its consumers are {readers}."
@@ -253,7 +254,7 @@ def _refuse_left_out(roles: ValueRoles, components: Mapping[ir.Node, ir.Node], c
             "which each stage has for itself. Name a tensor between two layers."
         )
     raise ParametersError(
-        f"{_CUTS} leaves node {members[0].name or node_id(members[0])!r} and {len(members) - 1} more out: no cut "
+        f"{_CUTS} leaves node {shown_node(members[0])!r} and {len(members) - 1} more out: no cut "
         "leads to them or from them, so that their stage is not known. Add a tensor that connects them to a cut."
     )
 
@@ -268,7 +269,7 @@ def _refuse_connected(roles: ValueRoles, cut_edges: CutNumbers, number: int, val
     for producer, passed, reader in _edges(roles):
         if reader in beyond and producer not in beyond and (passed, reader) not in cut_edges:
             crossing.setdefault(str(passed.name), reader)
-    shown = shortened((f"{name!r} (read by {node.name or node_id(node)!r})" for name, node in crossing.items()), 5)
+    shown = shortened((f"{name!r} (read by {shown_node(node)!r})" for name, node in crossing.items()), 5)
     raise ParametersError(
         f"{_CUTS}: cut {number} cuts {value.name!r}, but its two sides are still connected through {shown}. "
         "Add that to the cut."
@@ -280,15 +281,18 @@ def stages_by_name(
 ) -> dict[ir.Node, int]:
     """The stage of every bound node, from names of nodes or of any of their outputs.
 
-    Nodes that the loss added, and those that every stage computes for itself, need not be named.
+    Nodes that the loss and other passes added, and those that every stage computes for itself, need not be named: they
+    are where what they read is.
 
     Raises:
         ParametersError: a name is unknown, a stage is out of range or unused, or bound nodes are not named.
     """
     field = "distributed.op_id_to_stage"
-    by_name = _nodes_by_name(graph.model.graph)
+    by_name, own = _nodes_by_name(graph.model.graph), _nodes_by_name(graph.source.graph)
     found: dict[ir.Node, int] = {}
     for name, stage in op_id_to_stage.items():
+        if name in own and name not in by_name:
+            continue  # a pass removed it, as what only inference needs
         if name not in by_name:
             raise ParametersError(f"{field} names {name!r}, which is no node of the model{_near(name, by_name)}")
         if not 0 <= stage < stage_count:
@@ -306,8 +310,11 @@ def stages_by_name(
         if node in roles.bound and node not in found:
             if str(node.name or node_id(node)).startswith(LOSS_PREFIX):
                 found[node] = stage_count - 1
+            elif node_id(node) not in own and (node.name or "") not in own:
+                sources = (roles.producers.get(value) for value in reads(node))
+                found[node] = max((found[source] for source in sources if source in found), default=0)
             else:
-                missing.append(node.name or node_id(node))
+                missing.append(shown_node(node))
     if missing:
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
         raise ParametersError(f"{field} leaves {len(missing)} nodes out: {shown}. Give each of them a stage.")

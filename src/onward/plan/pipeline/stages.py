@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError, ParametersError
 from onward.graph.cuts import reads
+from onward.graph.nodes.provenance import shown_node
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.roles import ValueRoles, find_roles, node_id
 
@@ -82,14 +83,6 @@ class StagePlan:
 
     def __len__(self) -> int:
         return len(self.stages)
-
-    def stage_of_weight(self, name: str) -> int:
-        """The stage that owns a weight: the first that holds it."""
-        return next(stage.index for stage in self.stages if name in stage.weights)
-
-    def stage_of_output(self, name: str) -> int:
-        """The stage that computes an output of the network."""
-        return next(stage.index for stage in self.stages if name in stage.outputs)
 
 
 def plan_stages(
@@ -181,8 +174,8 @@ class _Routes:
         if home > stage:
             producer = self.roles.producers[value]
             raise ParametersError(
-                f"the stages go backward: {value.name!r}, which node {producer.name or node_id(producer)!r} "
-                f"computes on stage {home}, is read by node {reader.name or node_id(reader)!r} on stage {stage}. "
+                f"the stages go backward: {value.name!r}, which node {shown_node(producer)!r} "
+                f"computes on stage {home}, is read by node {shown_node(reader)!r} on stage {stage}. "
                 "Values are sent forward only: move one of the two nodes."
             )
         if home < stage and not _is_tensor(value):

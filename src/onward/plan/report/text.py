@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.plan.decision import Plan
+from onward.plan.layers import find_layers
 from onward.plan.memory import KINDS, Forecast, RankForecast, stage_cost
 from onward.plan.pipeline.schedules import draw, ideal_bubble_share
 from onward.plan.topology import Place, Topology
 from onward.spelling import shortened
+from onward.tables import aligned, bytes_text, section
 
+_Group = tuple[str, tuple[int, ...], str, str]
 _WIDTH = 118
 _MOST_ROWS = 60
 _SHORT = {"gathered weights": "all-gathered", "low-precision copies": "16-bit", "communication": "buffers",
@@ -40,14 +44,15 @@ def render(
     """
     sections = [
         _heading(parameters, graph, plan, forecast),
-        _section("Weights", [*_weights(graph, plan, forecast), *_holdings(plan, forecast)]),
-        _section("Weights that are unsharded on every tensor-parallel rank", _reasons(graph, plan)),
-        _section("Stages", _stages(plan, forecast)),
-        _section("Peak memory of each rank, in MB", _memory(plan, forecast)),
-        _section("Communication of a rank per weight update", _communication(plan, forecast)),
-        _section("Schedule of one update", _schedule(plan, forecast)),
-        _section("Notes", [line for note in (*notes, *_problems(forecast)) for line in _wrapped(f"- {note}")]),
-        _section("Verdict", _wrapped(verdict(forecast, plan, memory_limit_bytes))),
+        section("Weights", [*_weights(graph, plan, forecast), *_holdings(plan, forecast)]),
+        section("Learning rate of the layers", _layer_rates(parameters, graph)),
+        section("Weights that are unsharded on every tensor-parallel rank", _reasons(graph, plan)),
+        section("Stages", _stages(plan, forecast)),
+        section("Peak tensor memory of each rank, in MB", _memory(plan, forecast)),
+        section("Communication of a rank per weight update", _communication(plan, forecast)),
+        section("Schedule of one update", _schedule(plan, forecast)),
+        section("Notes", [line for note in (*notes, *_problems(forecast)) for line in _wrapped(f"- {note}")]),
+        section("Verdict", _wrapped(verdict(forecast, plan, memory_limit_bytes))),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -57,16 +62,16 @@ def verdict(forecast: Forecast, plan: Plan, memory_limit_bytes: float | None) ->
     fullest = max(forecast.ranks, key=lambda rank: rank.memory.total)
     need, where = fullest.memory.total, ranks_at(plan.topology, fullest.pipeline)
     if memory_limit_bytes is None:
-        return f"Peak memory: {_size(need)} ({where}). Pass --memory-gb to check whether it fits."
+        return f"Peak tensor memory: {bytes_text(need)} ({where}). Pass --memory-gb to check whether it fits."
     share = need / memory_limit_bytes
-    limit = _size(memory_limit_bytes)
+    limit = bytes_text(memory_limit_bytes)
     if share <= 1.0:
-        return f"Fits {limit}: the highest peak memory ({where}) is {_size(need)}, {share:.0%} of it."
+        return f"Fits {limit}: the highest peak tensor memory ({where}) is {bytes_text(need)}, {share:.0%} of it."
     kinds = fullest.memory.kinds
     largest = max(kinds, key=lambda kind: kinds[kind])
     return (
-        f"Does not fit {limit}: the highest peak memory ({where}) is {_size(need)}, {share:.2f} times as much, mostly "
-        f"{largest} ({_size(kinds[largest])}). {_REMEDIES.get(largest, _REMEDIES['activations'])}"
+        f"Does not fit {limit}: the highest peak tensor memory ({where}) is {bytes_text(need)}, {share:.2f} times as "
+        f"much, mostly {largest} ({bytes_text(kinds[largest])}). {_REMEDIES.get(largest, _REMEDIES['activations'])}"
     )
 
 
@@ -90,14 +95,14 @@ def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast:
     t, files = plan.topology, parameters.model_files
     inputs = ", ".join(f"{name} {shape}" for name, shape in forecast.inputs.items())
     micro = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} per update"
-    facts = [f"{t.data_size} data x {t.horizontal_size} horizontal x {t.pipeline_size} pipeline", micro]
+    facts = [t.as_text, micro]
     if plan.stage_count > 1:
         facts.append(f"{plan.schedule} over {plan.stage_count} stages")
     if plan.zero_stage:
-        facts.append(f"ZeRO {plan.zero_stage}")
+        facts.append(plan.zero_words)
     if parameters.mixed_precision.use_mixed_precision:
         facts.append("bf16" if parameters.mixed_precision.use_bfloat16 else "fp16")
-    total = sum(_elements(shape) for shape in _shapes(graph).values())
+    total = sum(math.prod(shape) for shape in _shapes(graph).values())
     lines = [
         f"Plan of {', '.join(file.name for file in files)}",
         f"  model        {len(graph.weights)} trainable weights, {_millions(total)} parameters",
@@ -115,26 +120,45 @@ def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
         for name in stage.weights:
             held[name] = (*held.get(name, ()), stage.index)
     local = _shapes(forecast.local)
-    groups: dict[tuple[str, tuple[int, ...], str, str], list[str]] = {}
+    groups: dict[_Group, list[str]] = {}
     for name, shape in _shapes(graph).items():
         cut = plan.horizontal.shardings.get(name)
         where = "unsharded" if cut is None else f"axis {cut.axis} in {plan.horizontal.size}"
         if cut is not None and len(cut.blocks) > 1 and len(cut.blocks) <= 4:
             where += f" ({len(cut.blocks)} blocks)"
-        groups.setdefault((pattern_of(name), shape, where, _zero(local[name], plan)), []).append(name)
+        copies = max(cut.copies(plan.horizontal.size)) if cut is not None else 1
+        where += f", heads on {copies} ranks each" if copies > 1 else ""
+        where += _of_experts(name, plan)
+        zero = "-" if name in plan.experts.weights else _zero(local[name], plan)
+        groups.setdefault((pattern_of(name), shape, where, zero), []).append(name)
     rows, sizes = [], list[int]()
-    for (pattern, shape, where, zero), names in groups.items():
+    for pattern, shape, where, zero in in_successive_rows(groups):
+        names = groups[pattern, shape, where, zero]
         on = sorted({stage for name in names for stage in held.get(name, ())})
         called = pattern if len(names) > 1 else names[0]
-        sizes.append(_elements(shape) * len(names))
+        sizes.append(math.prod(shape) * len(names))
         rows.append((
             called, str(len(names)), "x".join(map(str, shape)) or "1", _millions(sizes[-1]), where, zero, _ranges(on),
         ))  # fmt: skip
     largest = sorted(range(len(rows)), key=lambda row: -sizes[row])[:_MOST_ROWS]
     shown = rows if len(rows) <= _MOST_ROWS else [rows[row] for row in largest]
     head = ("weights", "tensors", "shape", "parameters", "horizontal", "ZeRO over replicas", "stages")
-    lines = table(shown, right=(1, 2, 3), head=head)
+    lines = aligned(shown, right=(1, 2, 3), head=head)
     return lines + ([f"... and {len(rows) - len(shown)} more kinds of weights"] if len(shown) < len(rows) else [])
+
+
+def in_successive_rows(groups: Iterable[_Group]) -> list[_Group]:
+    """The groups in order of the first of those whose weights are called alike."""
+    together: dict[str, list[_Group]] = {}
+    for group in groups:
+        together.setdefault(group[0], []).append(group)
+    return [group for alike in together.values() for group in alike]
+
+
+def _of_experts(name: str, plan: Plan) -> str:
+    if name in plan.experts.owners:
+        return f", on one of {plan.experts.size} replicas"
+    return f", experts in {plan.experts.size}" if name in plan.experts.stacks else ""
 
 
 def _zero(shape: tuple[int, ...], plan: Plan) -> str:
@@ -142,7 +166,7 @@ def _zero(shape: tuple[int, ...], plan: Plan) -> str:
         return "-"
     if not shape:
         return "unsharded: one element"
-    owner = -(-shape[0] // plan.topology.data_size)
+    owner = -(-shape[0] // plan.topology.zero_size)
     what = {1: "moments", 2: "moments, gradients", 3: "all"}[plan.zero_stage]
     return f"{what}: {owner} of {shape[0]} rows each"
 
@@ -159,11 +183,31 @@ def _holdings(plan: Plan, forecast: Forecast) -> list[str]:
     for rank in forecast.ranks:
         stages = plan.stages_of(Place(0, 0, rank.pipeline))
         names = local if forecast.stages is None else {n for s in stages for n in forecast.stages.stages[s].weights}
-        count = sum(_elements(local[name]) for name in names)
-        zero = plan.topology.data_size if plan.zero_stage == 3 else 1
-        rows.append(f"{ranks_at(plan.topology, rank.pipeline)} hold{'s' if plan.topology.world_size == 1 else ''} "
-                    f"{len(names)} tensors, {_millions(count / zero)} parameters each")  # fmt: skip
+        count = sum(math.prod(local[name]) for name in names)
+        zero = plan.topology.zero_size if plan.zero_stage == 3 else 1
+        is_one = plan.topology.data_size * plan.topology.horizontal_size == 1
+        rows.append(
+            f"{ranks_at(plan.topology, rank.pipeline)} hold{'s' if is_one else ''} {len(names)} "
+            f"tensor{'' if len(names) == 1 else 's'}, {_millions(count / zero)} parameters{'' if is_one else ' each'}"
+        )
     return ["", *rows]
+
+
+def _layer_rates(parameters: Parameters, graph: TrainingGraph) -> list[str]:
+    """What `optimizer.layer_decay` multiplies the rate of each layer with; rules multiply it further."""
+    decay = parameters.optimizer.layer_decay
+    if decay is None:
+        return []
+    layers = find_layers(graph)
+    of_layer: dict[int, list[str]] = {}
+    for name, layer in layers.of_weight.items():
+        of_layer.setdefault(layer, []).append(name)
+    rows = [
+        (str(layer), f"{decay ** (layers.count - 1 - layer):.4g}", str(len(of_layer.get(layer, []))),
+         shortened(map(graph.known_as.shown, of_layer.get(layer, [])), 2))
+        for layer in range(layers.count)
+    ]  # fmt: skip
+    return aligned(rows, right=(0, 1, 2), head=("layer", "times", "weights", "names"))
 
 
 def _reasons(graph: TrainingGraph, plan: Plan) -> list[str]:
@@ -174,8 +218,8 @@ def _reasons(graph: TrainingGraph, plan: Plan) -> list[str]:
         groups.setdefault(reason, []).append(name)
     shapes, lines = _shapes(graph), list[str]()
     for reason, names in groups.items():
-        kinds = list(dict.fromkeys(pattern_of(name) for name in names))
-        total = _millions(sum(_elements(shapes[name]) for name in names if name in shapes))
+        kinds = list(dict.fromkeys(pattern_of(graph.known_as.paths.get(name, name)) for name in names))
+        total = _millions(sum(math.prod(shapes[name]) for name in names if name in shapes))
         many = "weight" if len(names) == 1 else "weights"
         lines += _wrapped(f"- {reason}: {len(names)} {many}, {total} parameters ({shortened(kinds, 6)})")
     return lines
@@ -185,7 +229,8 @@ def _stages(plan: Plan, forecast: Forecast) -> list[str]:
     stages = forecast.stages
     if stages is None:
         cost = forecast.costs.total(forecast.costs.nodes)
-        return [f"one stage: {cost.forward / 1e9:.3f} GFLOP forward per micro-batch, over all horizontal ranks"]
+        who = "horizontal and context" if plan.topology.context_size > 1 else "horizontal"
+        return [f"one stage: {cost.forward / 1e9:.3f} GFLOP forward per micro-batch, over all {who} ranks"]
     costs = [stage_cost(stage, forecast.costs) for stage in stages.stages]
     times = [cost.time.forward + cost.time.backward_input + cost.time.backward_weight for cost in costs]
     rows = []
@@ -201,7 +246,7 @@ def _stages(plan: Plan, forecast: Forecast) -> list[str]:
     worst = max(times) * len(times) / sum(times)
     tied = [f"{name!r} is stored on stages {_ranges(on)}" for name, on in stages.shared_weights.items()]
     return [
-        *table(rows, right=(0, 2, 3, 4, 5, 6), head=head),
+        *aligned(rows, right=(0, 2, 3, 4, 5, 6), head=head),
         f"balance: the slowest stage takes {worst:.2f} times the mean",
         *(_wrapped("tied weights: " + "; ".join(tied)) if tied else []),
     ]
@@ -222,7 +267,7 @@ def _memory(plan: Plan, forecast: Forecast) -> list[str]:
     kept = [f"{size / 1e6:.2f}" for rank in forecast.ranks for size in rank.memory.kept]
     what = "one micro-batch keeps for its backward pass"
     return [
-        *table(rows, right=range(1, len(kinds) + 2), head=head),
+        *aligned(rows, right=range(1, len(kinds) + 2), head=head),
         f"{what}: {kept[0]} MB" if len(kept) == 1 else f"{what}, by rank and stage: {', '.join(kept)} MB",
     ]
 
@@ -239,7 +284,7 @@ def _communication(plan: Plan, forecast: Forecast) -> list[str]:
             for t in rank.traffic
         ]
         rows.append(("total", "", "", "", f"{sum(t.sent for t in rank.traffic) / 1e6:.3f}"))
-        lines += table(rows, right=(1, 2, 3, 4), head=("what", "ranks", "calls", "tensors MB", "sent MB"))
+        lines += aligned(rows, right=(1, 2, 3, 4), head=("what", "ranks", "calls", "tensors MB", "sent MB"))
     return lines
 
 
@@ -283,7 +328,7 @@ def zero_note(plan: Plan, forecast: Forecast) -> str | None:
         return "ZeRO all-gathers all weights of a rank at once and reduce-scatters their gradients at once."
     units = f"{len(sizes)} unit{'s' if len(sizes) > 1 else ''}"
     return (
-        f"ZeRO all-gathers weights and reduce-scatters gradients in {units} of up to {_size(max(sizes))}, "
+        f"ZeRO all-gathers weights and reduce-scatters gradients in {units} of up to {bytes_text(max(sizes))}, "
         f"and one more on each stage for weights of several segments and small ones."
     )
 
@@ -296,23 +341,6 @@ def _problems(forecast: Forecast) -> list[str]:
     ]
 
 
-def table(rows: Iterable[Sequence[str]], right: Iterable[int] = (), head: Sequence[str] = ()) -> list[str]:
-    """Rows as aligned lines; `right` lists the columns that are aligned to the right."""
-    cells, to_right = [list(row) for row in ([head] if head else [])] + [list(row) for row in rows], set(right)
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column in to_right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-
-
-def _section(title: str, lines: Sequence[str]) -> str:
-    return "\n".join([title, *(f"  {line}".rstrip() for line in lines)]) if lines else ""
-
-
 def _wrapped(text: str, indent: str = "  ", first: str = "") -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -323,21 +351,8 @@ def _shapes(graph: TrainingGraph) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(int(n) for n in tensor.shape.numpy()) for name, tensor in stored.items() if tensor is not None}
 
 
-def _elements(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def _millions(count: float) -> str:
     return f"{count / 1e6:.3f} M" if count >= 1e4 else f"{count:,.0f}"
-
-
-def _size(size: float) -> str:
-    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-    unit, name = next(((unit, name) for unit, name in units if size >= unit), units[-1])
-    return f"{size / unit:.3g} {name}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

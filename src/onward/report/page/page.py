@@ -10,7 +10,7 @@ from typing import Any
 
 from onward.report.formatting import format_bytes, format_duration, format_metric
 from onward.report.page.charts import COLORS, Series, line_chart
-from onward.report.page.run_record import RunRecord, flatten
+from onward.report.page.run_record import RecordedRun, flatten
 from onward.report.page.units import in_units
 
 MOST_NODES = 20
@@ -28,7 +28,7 @@ class PlanPicture:
     missing: str = ""
 
 
-def render_page(runs: Sequence[RunRecord], plans: Mapping[str, PlanPicture]) -> str:
+def render_page(runs: Sequence[RecordedRun], plans: Mapping[str, PlanPicture]) -> str:
     """One page for one run or several.
 
     Args:
@@ -69,17 +69,17 @@ def _text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def _about(runs: Sequence[RunRecord]) -> str:
+def _about(runs: Sequence[RecordedRun]) -> str:
     parts = [f"{_text(run.folder)}: {_state(run)}" for run in runs]
     return "<br>".join(parts)
 
 
-def _state(run: RunRecord) -> str:
+def _state(run: RecordedRun) -> str:
     state = "finished" if run.is_finished else "not finished"
     return f"{state}, {format_duration(run.seconds)} from the first to the last event"
 
 
-def _heading(run: RunRecord, count: int) -> str:
+def _heading(run: RecordedRun, count: int) -> str:
     return f"<h3>{_text(run.name)}</h3>" if count > 1 else ""
 
 
@@ -91,7 +91,7 @@ def _table(header: Sequence[str], rows: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------------------------- results
 
 
-def _results(runs: Sequence[RunRecord]) -> str:
+def _results(runs: Sequence[RecordedRun]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.final))
     if not names:
         return '<p class="missing">No evaluation or end of a round has been recorded yet.</p>'
@@ -131,7 +131,7 @@ def _best(name: str, values: Sequence[float | None]) -> float | None:
 # --------------------------------------------------------------------------------------------------------- curves
 
 
-def _curves(runs: Sequence[RunRecord]) -> str:
+def _curves(runs: Sequence[RecordedRun]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     training = [name for name in names if not name.startswith("evaluation ")]
     ordered = [name for name in FIRST_CURVES if name in training]
@@ -143,7 +143,7 @@ def _curves(runs: Sequence[RunRecord]) -> str:
     return f'<div class="charts">{shown}</div>' if shown else ""
 
 
-def _chart(name: str, runs: Sequence[RunRecord]) -> str:
+def _chart(name: str, runs: Sequence[RecordedRun]) -> str:
     """A number of the steps, and what evaluations say of the same; "" where nothing of it changes."""
     series = []
     for number, run in enumerate(runs):
@@ -165,7 +165,7 @@ def _chart(name: str, runs: Sequence[RunRecord]) -> str:
 # ---------------------------------------------------------------------------------------- plan, nodes, settings, notes
 
 
-def _plan(run: RunRecord, plan: PlanPicture, count: int) -> str:
+def _plan(run: RecordedRun, plan: PlanPicture, count: int) -> str:
     if plan.missing:
         return f'{_heading(run, count)}<p class="missing">{_text(plan.missing)}</p>'
     if not plan.text:
@@ -177,7 +177,7 @@ def _plan(run: RunRecord, plan: PlanPicture, count: int) -> str:
     )
 
 
-def _nodes(run: RunRecord, count: int) -> str:
+def _nodes(run: RecordedRun, count: int) -> str:
     if not run.nodes:
         return ""
     most = max(node.share for node in run.nodes)
@@ -196,7 +196,7 @@ def _nodes(run: RunRecord, count: int) -> str:
     return f"{_heading(run, count)}<p>Profile of {_text(run.profile_name)}.</p>{_table(header, rows)}{more}"
 
 
-def _rollbacks(run: RunRecord, count: int) -> str:
+def _rollbacks(run: RecordedRun, count: int) -> str:
     """Spikes of the loss, each with the data that the run left out."""
     rows = [
         "<tr>"
@@ -214,7 +214,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else _text("" if value is None else value)
 
 
-def _settings(runs: Sequence[RunRecord]) -> str:
+def _settings(runs: Sequence[RecordedRun]) -> str:
     """All settings of one run; of several, those that differ, and the common ones folded away."""
     flat = [flatten(run.settings) for run in runs]
     names = sorted({name for one in flat for name in one})
@@ -235,7 +235,7 @@ def _settings(runs: Sequence[RunRecord]) -> str:
     return f"{top}<details><summary>{len(names) - len(differing)} settings that are equal</summary>{same}</details>"
 
 
-def _environment(runs: Sequence[RunRecord]) -> str:
+def _environment(runs: Sequence[RecordedRun]) -> str:
     flat = [flatten(run.environment) for run in runs]
     names = list(dict.fromkeys(name for one in flat for name in one))
     rows = [
@@ -245,7 +245,7 @@ def _environment(runs: Sequence[RunRecord]) -> str:
     return _table(["", *(run.name for run in runs)], rows) if rows else ""
 
 
-def _notes(run: RunRecord, count: int) -> str:
+def _notes(run: RecordedRun, count: int) -> str:
     if not run.messages:
         return ""
     rows = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +42,7 @@ class ProfiledNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RecordedRun:
     """A run as read from its files.
 
     Attributes:
@@ -73,7 +75,7 @@ class RunRecord:
     is_finished: bool = False
 
 
-def read_run(folder: Path, name: str) -> RunRecord:
+def read_run(folder: Path, name: str) -> RecordedRun:
     """Reads what a run left in its output folder, or in the folder of its `metrics.jsonl`.
 
     Raises:
@@ -88,23 +90,33 @@ def read_run(folder: Path, name: str) -> RunRecord:
             f"{str(folder)!r} holds no {METRICS_NAME}, nor does a folder in it. Pass the folder of a run that was "
             "trained with tensorboard.log_dir set."
         )
-    events = list(_events(metrics))
+    try:
+        told = _told(list(_events(metrics)))
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"{str(metrics)!r} is damaged: {error!r}. Restore the file.") from error
     profile = _newest(folder.rglob("*.nodes.csv"))
-    times = [float(event["time"]) for event in events if "time" in event]
-    return RunRecord(
+    return RecordedRun(
+        **told,
         name=name,
         folder=folder,
-        curves=_curves(events),
-        final=_final(events),
-        messages=[(int(one.get("update", 0)), str(one["text"])) for one in events if one.get("kind") == "message"],
-        rollbacks=[event for event in events if event.get("kind") == "roll_back"],
         settings=_settings(folder),
         environment=_environment(folder),
         nodes=() if profile is None else _nodes(profile),
         profile_name="" if profile is None else profile.name.removesuffix(".nodes.csv"),
-        seconds=max(times) - min(times) if times else 0.0,
-        is_finished=any(event.get("kind") == "end" for event in events),
     )
+
+
+def _told(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of a record that events tell. Events that hold something else raise whatever they do."""
+    times = [float(event["time"]) for event in events if "time" in event]
+    return {
+        "curves": _curves(events),
+        "final": _final(events),
+        "messages": [(int(one.get("update", 0)), str(one["text"])) for one in events if one.get("kind") == "message"],
+        "rollbacks": [event for event in events if event.get("kind") == "roll_back"],
+        "seconds": max(times) - min(times) if times else 0.0,
+        "is_finished": any(event.get("kind") == "end" for event in events),
+    }
 
 
 def _newest(paths: Iterable[Path]) -> Path | None:
@@ -129,7 +141,10 @@ def _events(path: Path) -> Iterable[dict[str, Any]]:
 
 def _number(value: Any) -> float | None:
     """A finite number; None for what is none, such as the text "NaN"."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    number = float(value) if abs(value) <= sys.float_info.max else math.inf
+    return number if math.isfinite(number) else None
 
 
 def _curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float | None]]]:
@@ -157,9 +172,23 @@ def _final(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             found = {f"evaluation {name}": _number(value) for name, value in event.get("metrics", {}).items()}
             final |= {name: value for name, value in found.items() if value is not None}
         elif event.get("kind") == "end":
-            found = {name.replace("_", " "): _number(value) for name, value in event.items() if name not in _COUNTERS}
-            final |= {name: value for name, value in found.items() if value is not None}
+            found = _of_round({name: _number(value) for name, value in event.items() if name not in _COUNTERS})
+            final |= {name.replace("_", " "): value for name, value in found.items() if value is not None}
     return final
+
+
+def _of_round(end: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The numbers of a round's end, with what it counted before it was resumed; durations say since when they count."""
+    found, step = dict(end), end.get("steps_before")
+    for name in ("steps", "updates", "samples"):
+        before, since = found.pop(f"{name}_before", None), found.get(name)
+        found[name] = since if since is None else since + (before or 0)
+    first = found.pop("first_loss_of_round", None)
+    if not step:
+        return found
+    seconds = {name: found.pop(name) for name in ("seconds", "train_seconds") if name in found}
+    of_round = {**found, "first_loss": first} if first is not None else found
+    return {**of_round, **{f"since_step_{step:.0f}_{name}": value for name, value in seconds.items()}}
 
 
 _COUNTERS = frozenset({"kind", "time", "update", "round", "batch_size", "gradient_accumulation_steps"})

@@ -56,7 +56,7 @@ def open_trackers(
     texts: Mapping[str, str],
     messages: tuple[str, ...],
     state_of: Callable[[str], Mapping[str, Any]],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Iterator[Tracker]:
     """The trackers of a run, open; one that cannot be opened is reported, and the run is not reported there.
 
@@ -66,7 +66,7 @@ def open_trackers(
         texts: to keep with the run, by file name.
         messages: what was reported before.
         state_of: what the checkpoint that the run continues from kept of a tracker, by its class's name.
-        say: takes sentences for the user.
+        notify: takes sentences for the user.
     """
     for name in asked_trackers(parameters):
         kind = _KINDS[name]
@@ -75,7 +75,7 @@ def open_trackers(
             for file_name, text in texts.items():
                 run.write_text(file_name, text)
         except Exception as error:
-            say(f"{name}: the run is not reported there: {type(error).__name__}: {error}")
+            notify(f"{name}: the run is not reported there: {type(error).__name__}: {error}")
             continue
         yield kind(run, messages)
 
@@ -93,6 +93,3 @@ def _open(name: str, parameters: Parameters, folder: Path | None, run_id: str | 
     from onward.report.trackers.aim_run import AimRun
 
     return AimRun(parameters.aim, config, run_id)
-
-
-__all__ = ["asked_trackers", "check_packages", "open_trackers"]

@@ -40,7 +40,7 @@ class TrackerRun(Protocol):
         """Adds a point to the curve of each name."""
 
     def describe(self, values: Mapping[str, Plain]) -> None:
-        """Sets results of the run as a whole, by name."""
+        """Sets results of the entire run, by name."""
 
     def write_text(self, name: str, text: str) -> None:
         """Keeps a text as a file of the run."""
@@ -84,7 +84,9 @@ class Tracker(Callback):
     def on_end(self, summary: RunSummary) -> None:
         """Sets the results of the round."""
         fields = ("steps", "updates", "samples", "first_loss", "last_loss", "seconds", "stable_samples_per_second")
-        found: dict[str, Plain] = {f"summary/{name}": getattr(summary, name) for name in fields}
+        before = ("steps_before", "updates_before", "samples_before", "first_loss_of_round")
+        names = (*fields, *before) if summary.steps_before else fields
+        found: dict[str, Plain] = {f"summary/{name}": getattr(summary, name) for name in names}
         found |= {"summary/checkpoint": summary.checkpoint, "summary/stopped": summary.stopped}
         found |= {f"summary/test/{name}": value for name, value in summary.metrics.items()}
         self.run.describe({name: value for name, value in found.items() if value is not None})
@@ -121,6 +123,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Plain]:
         else:
             found[f"{prefix}{name}"] = value if isinstance(value, int | float | str | None) else str(value)
     return found
-
-
-__all__ = ["STEP_FIELDS", "Plain", "Tracker", "TrackerRun", "flat"]

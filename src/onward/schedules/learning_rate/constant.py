@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from onward.schedules.learning_rate.decay import Decay
 
-CONSTANT = Decay(name="constant", factor=lambda left, power: 1.0)
+CONSTANT = Decay(name="constant", factor=lambda left, options: 1.0)

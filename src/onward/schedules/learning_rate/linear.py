@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from onward.schedules.learning_rate.decay import Decay
 
-LINEAR = Decay(name="linear", factor=lambda left, power: left)
+LINEAR = Decay(name="linear", factor=lambda left, options: left, reads=("min_ratio",))

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from onward.schedules.learning_rate.decay import Decay
 
-NONE = Decay(name="none", has_warmup=False, factor=lambda left, power: 1.0)
+NONE = Decay(name="none", has_warmup=False, factor=lambda left, options: 1.0)

@@ -6,4 +6,9 @@ import math
 
 from onward.schedules.learning_rate.decay import Decay
 
-POLYNOMIAL = Decay(name="polynomial", factor=math.pow, other_name="poly", reads_power=True)
+POLYNOMIAL = Decay(
+    name="polynomial",
+    factor=lambda left, options: math.pow(left, options.power),
+    other_name="poly",
+    reads=("power", "min_ratio"),
+)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from onward.schedules.learning_rate.constant import CONSTANT
 from onward.schedules.learning_rate.cosine import COSINE
+from onward.schedules.learning_rate.cosine_restarts import COSINE_RESTARTS
 from onward.schedules.learning_rate.decay import Decay
 from onward.schedules.learning_rate.linear import LINEAR
 from onward.schedules.learning_rate.no_decay import NONE
+from onward.schedules.learning_rate.piecewise import PIECEWISE
 from onward.schedules.learning_rate.polynomial import POLYNOMIAL
+from onward.schedules.learning_rate.warmup_stable_decay import WARMUP_STABLE_DECAY
 from onward.spelling import listed
 
 DECAYS: tuple[Decay, ...] = (
@@ -17,6 +20,9 @@ DECAYS: tuple[Decay, ...] = (
     LINEAR,
     POLYNOMIAL,
     COSINE,
+    COSINE_RESTARTS,
+    WARMUP_STABLE_DECAY,
+    PIECEWISE,
 )
 
 

@@ -18,7 +18,7 @@ class Action:
 
 
 class Counter:
-    """Numbers the micro-batches of each stage in the order in which one kind of action comes to them."""
+    """Numbers the micro-batches of each stage in the order in which one kind of action processes them."""
 
     def __init__(self, kind: ActionKind) -> None:
         self.kind: ActionKind = kind

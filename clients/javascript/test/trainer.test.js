@@ -1,0 +1,117 @@
+/** The client in Node, against what was written down beside a bundle (see tests/clients of the repository). */
+
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { test } from "node:test";
+
+import * as ort from "onnxruntime-node";
+
+import { Bundle, BundleError, Trainer } from "../dist/index.js";
+
+const folder = process.env.ONWARD_DEVICE_EXAMPLE;
+assert.ok(folder, "set ONWARD_DEVICE_EXAMPLE to a folder of a bundle and expected.json");
+const expected = JSON.parse(await readFile(join(folder, "expected.json"), "utf-8"));
+const bundle = join(folder, "bundle");
+const load = () => Trainer.load(bundle, { runtime: ort });
+
+/** The same bundle as a browser has it, without paths. */
+function served(changes = {}) {
+  return {
+    name: "served",
+    read: async (file) => changes[file]?.() ?? readFile(join(bundle, file)),
+  };
+}
+
+function assertClose(found, wanted, bound) {
+  assert.equal(found.length, wanted.length);
+  found.forEach((value, index) => assert.ok(Math.abs(value - wanted[index]) <= bound, `${index}: ${value}, ${wanted[index]}`));
+}
+
+test("losses, metrics and weights are those of the other clients", async () => {
+  const trainer = await load();
+  const losses = [];
+  for (const batch of expected.batches) losses.push(await trainer.trainStep(batch));
+  assertClose(losses, expected.losses, 1e-5);
+  const metrics = await trainer.evaluate(expected.batches.slice(0, 7));
+  assert.deepEqual(Object.keys(metrics).sort(), Object.keys(expected.metrics).sort());
+  for (const [name, value] of Object.entries(metrics)) assertClose([value], [expected.metrics[name]], 1e-5);
+  assert.equal(await trainer.updates(), expected.updates);
+  assert.equal(await trainer.skippedUpdates(), 0);
+  assertClose([trainer.gradientNorm], [expected.gradient_norm], 1e-4);
+});
+
+test("a bundle without paths is read whole, and calls wait for one another", async () => {
+  const trainer = await Trainer.load(served());
+  const losses = await Promise.all(expected.batches.slice(0, 8).map((batch) => trainer.trainStep(batch)));
+  assertClose(losses, expected.losses.slice(0, 8), 1e-5);
+  await trainer.release();
+});
+
+test("a saved state continues bit for bit, and Python's is read", async () => {
+  const [one, other] = [await load(), await load()];
+  for (const batch of expected.batches.slice(0, 3)) await one.trainStep(batch);
+  await other.loadState(await one.saveState());
+  for (const batch of expected.batches.slice(3, 9)) assert.equal(await one.trainStep(batch), await other.trainStep(batch));
+  assert.deepEqual(await one.state(), await other.state());
+  await other.loadState(await readFile(join(folder, "state.safetensors")));
+  assertClose([await other.trainStep(expected.batches[3])], [expected.losses[3]], 1e-5);
+});
+
+test("the exported model stands alone", async () => {
+  const trainer = await load();
+  for (const batch of expected.batches.slice(0, 3)) await trainer.trainStep(batch);
+  const [batch] = expected.batches;
+  const predicted = await trainer.predict(batch);
+  const session = await ort.InferenceSession.create(await trainer.exportModel());
+  const feeds = Object.fromEntries(
+    session.inputNames.map((name) => [name, new ort.Tensor("float32", Float32Array.from(batch[name].data), batch[name].shape)]),
+  );
+  const found = await session.run(feeds);
+  for (const name of session.outputNames) assertClose(found[name].data, predicted[name].data, 1e-6);
+});
+
+const refused = (words) => (error) => error instanceof BundleError && words.test(error.message);
+
+test("what does not fit is refused with what was expected", async () => {
+  const trainer = await load();
+  const [{ x, label }] = expected.batches;
+  const [rows, columns] = x.shape;
+  const short = { shape: [rows - 1, columns], data: x.data.slice(columns) };
+  const wide = { shape: [rows, columns + 1], data: new Float32Array(rows * (columns + 1)) };
+  await assert.rejects(trainer.trainStep({ x: short, label }), refused(/"label" has the shape \[4\]; expected \[batch=3\]/));
+  await assert.rejects(trainer.trainStep({ x: wide, label }), refused(/"x" has the shape \[4, 7\]; expected \[batch=4, 6\]/));
+  await assert.rejects(trainer.trainStep({ label }), refused(/the batch has no "x"; it has label/));
+  await assert.rejects(trainer.trainStep({ x: { ...x, shape: [rows] }, label }), refused(/"x" has 24 values, and its shape \[4\] 4/));
+  const negative = { ...label, data: label.data.map(() => -1) };
+  await assert.rejects(trainer.trainStep({ x, label: negative }), refused(/"label" holds the label -1; expected 0 to \d+\. Fix the data/));
+  const nothing = { shape: [0, columns], data: [] };
+  await assert.rejects(trainer.predict({ x: nothing }), refused(/"x" has the shape \[0, 6\]\. Leave out batches without/));
+  const halves = { ...label, data: label.data.map(() => 0.5) };
+  await assert.rejects(trainer.trainStep({ x, label: halves }), refused(/"label": 0.5 is no int64. Round it/));
+  assertClose([await trainer.trainStep({ x, label })], [expected.losses[0]], 1e-5);
+});
+
+test("damaged and other files are refused", async () => {
+  const weights = async () => (await readFile(join(bundle, "weights.bin"))).fill(1, 0, 4);
+  await assert.rejects(Bundle.open(served({ "weights.bin": weights })), refused(/weights.bin of served was changed or damaged/));
+  const manifest = JSON.parse(await readFile(join(bundle, "manifest.json"), "utf-8"));
+  const written = (changes) => async () => new TextEncoder().encode(JSON.stringify({ ...manifest, ...changes }));
+  await assert.rejects(Bundle.open(served({ "manifest.json": written({ version: 2 }) })), refused(/version 2; this package reads version 1/));
+  await assert.rejects(Bundle.open(served({ "manifest.json": written({ format: "x" }) })), refused(/no manifest of a device bundle/));
+  await assert.rejects(Bundle.open(served({ "manifest.json": async () => new Uint8Array([1]) })), refused(/is no JSON/));
+  await assert.rejects(Trainer.load(join(folder, "nowhere"), { runtime: ort }), refused(/has no file manifest.json/));
+});
+
+test("states of other bundles and other files are refused", async () => {
+  const trainer = await load();
+  const other = await Trainer.load(served({
+    "manifest.json": async () => {
+      const manifest = JSON.parse(await readFile(join(bundle, "manifest.json"), "utf-8"));
+      return new TextEncoder().encode(JSON.stringify({ ...manifest, identity: "0".repeat(64) }));
+    },
+  }), { runtime: ort });
+  await assert.rejects(trainer.loadState(await other.saveState()), refused(/a state of the bundle 000000000000; this one is [0-9a-f]{12}/));
+  await assert.rejects(trainer.loadState(new Uint8Array(3)), refused(/these bytes are no safetensors file/));
+  await assert.rejects(trainer.loadState(new Uint8Array(16).fill(255)), refused(/its header would take/));
+});

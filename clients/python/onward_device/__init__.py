@@ -1,0 +1,6 @@
+"""Trains device bundles of onward with ONNX Runtime."""
+
+from onward_device.bundle import Bundle, BundleError
+from onward_device.trainer import Trainer
+
+__all__ = ["Bundle", "BundleError", "Trainer"]

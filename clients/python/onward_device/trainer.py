@@ -1,0 +1,264 @@
+"""Training with a device bundle: every call binds the state, runs a graph, and keeps what comes out as new state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from onward_device.bundle import FORMAT, Array, Bundle, BundleError
+from onward_device.one_file import with_values
+
+Batch = Mapping[str, Any]
+
+
+class Trainer:
+    """A model that is trained on this device.
+
+    Attributes:
+        bundle: that it was loaded from.
+        gradient_norm: of the last update, before clipping; not finite: the update was skipped. None: there was none.
+    """
+
+    def __init__(
+        self, bundle: Bundle, providers: Sequence[Any] = ("CPUExecutionProvider",), options: Any = None
+    ) -> None:
+        self.bundle = bundle
+        self.gradient_norm: float | None = None
+        self._providers = list(providers)
+        self._options = options or ort.SessionOptions()
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._state: dict[str, ort.OrtValue] = {}
+        self._set_state(bundle.first_state())
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        providers: Sequence[Any] = ("CPUExecutionProvider",),
+        options: Any = None,
+        verify: bool = True,
+    ) -> Trainer:
+        """Opens a bundle.
+
+        Args:
+            folder: of the bundle.
+            providers: execution providers of ONNX Runtime, the first that can computes.
+            options: `onnxruntime.SessionOptions`, for the number of threads.
+            verify: compare the checksums of all files.
+
+        Raises:
+            BundleError: it is no bundle of this version, or a file was changed.
+        """
+        return cls(Bundle.open(folder, verify), providers, options)
+
+    @property
+    def updates(self) -> int:
+        """Weight updates so far, skipped ones included."""
+        return int(self._state["update_count"].numpy())
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates that were skipped, because a gradient, the loss or a statistic was not finite."""
+        return int(self._state["skipped_updates"].numpy())
+
+    def train_step(self, batch: Batch) -> float:
+        """A forward and backward pass, and the update where the gradients of enough passes are accumulated.
+
+        Args:
+            batch: feature or label -> array, the samples along the first axis.
+
+        Returns:
+            The loss of the batch.
+
+        Raises:
+            BundleError: a feature is missing or does not fit.
+        """
+        features = self._features(batch, self.bundle.manifest["features"])
+        if "step" in self.bundle.manifest["graphs"]:
+            results = self._run("step", features)
+            self.gradient_norm = float(results["gradient_norm"].numpy())
+            return float(results["loss"].numpy())
+        loss = float(self._run("train", features)["loss"].numpy())
+        passes = int(self._state["accumulated_passes"].numpy())
+        if passes >= self.bundle.manifest["training"]["gradient_accumulation_steps"]:
+            self.gradient_norm = float(self._run("update", {})["gradient_norm"].numpy())
+        return loss
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Metrics over all samples of some batches, in inference mode.
+
+        Raises:
+            BundleError: a feature is missing or does not fit.
+        """
+        metrics, sums = self.bundle.manifest["metrics"], dict[str, float]()
+        for batch in batches:
+            features = self._features(batch, self._inputs_that_are_features("eval"))
+            for name, value in self._run("eval", features).items():
+                sums[name] = sums.get(name, 0.0) + float(value.numpy())
+        means = {
+            one["name"]: sums[one["sum"]] / sums[one["count"]]
+            for one in metrics
+            if "sum" in one and sums.get(one["count"])
+        }
+        totals = [one for one in metrics if "total_of" in one and all(part in means for part in one["total_of"])]
+        return {**{one["name"]: sum(means[part] for part in one["total_of"]) for one in totals}, **means}
+
+    def predict(self, inputs: Batch) -> dict[str, Array]:
+        """The outputs of the model with the present weights, by name.
+
+        Raises:
+            BundleError: an input is missing or does not fit.
+        """
+        features = self._features(inputs, self._inputs_that_are_features("infer"))
+        return {name: value.numpy() for name, value in self._run("infer", features).items()}
+
+    def state(self) -> dict[str, Array]:
+        """A copy of weights, moments, running statistics, counters and accumulators, by name."""
+        return {name: np.array(value.numpy()) for name, value in self._state.items()}
+
+    def save_state(self, path: str | Path) -> None:
+        """Writes the state as a safetensors file, next to its place first."""
+        _replace(path, save(self.state(), {"format": FORMAT, "bundle": self.bundle.identity}))
+
+    def load_state(self, path: str | Path) -> None:
+        """Continues from a state that `save_state` wrote.
+
+        Raises:
+            BundleError: it is of another bundle, or no state.
+        """
+        state, identity = read_state(path)
+        if identity != self.bundle.identity:
+            raise BundleError(
+                f"{path} is a state of the bundle {identity[:12] or 'without a name'}; this one is "
+                f"{self.bundle.identity[:12]}. Use the bundle that the state was trained with."
+            )
+        self.bundle.check_state(state, str(path))
+        self._set_state(state)
+
+    def export(self, path: str | Path) -> None:
+        """Writes the model with its present weights, as one file for any ONNX runtime.
+
+        Its graph is the one that was trained. For the user's own graph, run `onward export MODEL --device-state`.
+        """
+        inputs = {one["name"] for one in self.bundle.manifest["graphs"]["infer"]["inputs"]}
+        values = {name: array for name, array in self.state().items() if name in inputs}
+        _replace(path, with_values(self.bundle.path_of("infer").read_bytes(), values, self.bundle.folder))
+
+    def _set_state(self, state: Mapping[str, Array]) -> None:
+        self._state = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in state.items()}
+
+    def _session(self, graph: str) -> ort.InferenceSession:
+        if graph not in self._sessions:
+            path = str(self.bundle.path_of(graph))
+            self._sessions[graph] = ort.InferenceSession(path, self._options, providers=self._providers)
+        return self._sessions[graph]
+
+    def _run(self, graph: str, features: Mapping[str, Array]) -> dict[str, ort.OrtValue]:
+        """Runs a graph on the state; outputs named `<state>_new` become the state, the others are returned."""
+        session, described = self._session(graph), self.bundle.manifest["graphs"][graph]
+        binding = session.io_binding()
+        for one in described["inputs"]:
+            name = one["name"]
+            if name in features:
+                binding.bind_cpu_input(name, features[name])
+            else:
+                binding.bind_ortvalue_input(name, self._state[name])
+        names = [one["name"] for one in described["outputs"]]
+        for name in names:
+            binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        results = dict(zip(names, binding.get_outputs(), strict=True))
+        changed = {name.removesuffix("_new"): value for name, value in results.items() if self._is_state(name)}
+        self._state.update(changed)
+        return {name: value for name, value in results.items() if not self._is_state(name)}
+
+    def _is_state(self, output: str) -> bool:
+        return output.endswith("_new") and output.removesuffix("_new") in self._state
+
+    def _inputs_that_are_features(self, graph: str) -> list[dict[str, Any]]:
+        return [one for one in self.bundle.manifest["graphs"][graph]["inputs"] if one["name"] not in self._state]
+
+    def _features(self, batch: Batch, described: Iterable[Mapping[str, Any]]) -> dict[str, Array]:
+        found, sizes = dict[str, Array](), dict[str, int]()
+        classes = {one["name"]: one for one in self.bundle.manifest["features"] if "classes" in one}
+        for one in described:
+            name = one["name"]
+            if name not in batch:
+                raise BundleError(f"the batch has no {name!r}; it has {', '.join(sorted(batch)) or 'nothing'}.")
+            array = np.ascontiguousarray(batch[name])
+            found[name] = _checked(name, array, one, sizes)
+            if name in classes:
+                _check_labels(name, array, **{part: classes[name][part] for part in ("classes", "ignored_label")})
+        return found
+
+
+def _replace(path: str | Path, content: bytes) -> None:
+    """Writes a file next to its place first, so that it is complete or absent."""
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _checked(name: str, array: Array, described: Mapping[str, Any], sizes: dict[str, int]) -> Array:
+    """An array in the type of an input; its axes are compared with those that have the same name elsewhere."""
+    if described["dtype"] != "string" and array.dtype != np.dtype(described["dtype"]):
+        expected = np.dtype(described["dtype"])
+        if not np.can_cast(array.dtype, expected, "same_kind"):
+            raise BundleError(f"{name!r} is {array.dtype}; expected {expected}. Convert it with .astype.")
+        array = array.astype(expected)
+    shape = described["shape"]
+    if array.shape[:1] == (0,):
+        raise BundleError(f"{name!r} has the shape {list(array.shape)}. Leave out batches without samples.")
+    if shape is None:
+        return array
+    if len(shape) != array.ndim or any(
+        sizes.setdefault(size, given) != given if isinstance(size, str) and size != "?" else size not in ("?", given)
+        for size, given in zip(shape, array.shape, strict=True)
+    ):
+        listed = [f"{size}={sizes[size]}" if size in sizes else size for size in shape]
+        raise BundleError(f"{name!r} has the shape {list(array.shape)}; expected [{', '.join(map(str, listed))}].")
+    return array
+
+
+def _check_labels(name: str, labels: Array, classes: int, ignored_label: int | None) -> None:
+    """Compares labels with the classes: a runtime counts negative ones from the end, and fails for others."""
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    wrong = wrong if ignored_label is None else wrong[wrong != ignored_label]
+    if wrong.size:
+        ignored = "" if ignored_label is None else f" or {ignored_label}, which does not count"
+        raise BundleError(
+            f"{name!r} holds the label {wrong[0]}; expected 0 to {classes - 1}{ignored}. Fix the data, or set "
+            "loss.ignore_index and write the bundle again."
+        )
+
+
+def read_state(path: str | Path) -> tuple[dict[str, Array], str]:
+    """The tensors of a state file, and the identity of the bundle that it is of.
+
+    Raises:
+        BundleError: it is no state.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            about = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise BundleError(f"there is no file {path}.") from None
+    except SafetensorError as error:
+        raise BundleError(f"{path} is no safetensors file: {error}.") from error
+    if about.get("format") != FORMAT:
+        raise BundleError(f"{path} is no state of a device bundle; save one with Trainer.save_state.")
+    return state, about.get("bundle", "")

@@ -1,0 +1,284 @@
+"""`onward plan --ranks`, and `distributed.layout: auto` of `onward train`: the cluster, the network, the layout."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from onward.checkpoint.reading import find_latest, read_record
+from onward.checkpoint.run_files import localize
+from onward.engine.building.preparation import present_feature_specs, read_training_graph
+from onward.engine.forecast.batch_size import peak_bytes
+from onward.engine.forecast.hardware_here import cluster_here
+from onward.engine.forecast.network_work import count_network, search_settings, with_context
+from onward.errors import ParametersError
+from onward.parallel.rendezvous.launcher import Launch
+from onward.parameters import Parameters
+from onward.parameters.yaml_file import to_plain
+from onward.plan.batch_size import samples_of_update, with_micro_batches
+from onward.plan.report.layouts import render_choice, summary
+from onward.plan.search.choosing import LayoutChoice, choose_layout
+from onward.plan.search.hardware import Cluster, known_cluster
+from onward.plan.search.layout import Layout, Settings
+from onward.plan.search.network import NetworkWork
+from onward.plan.search.pricing import Estimate
+from onward.plan.topology import Topology
+from onward.report.phases import Phases
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """Options of `onward plan` about a layout.
+
+    Attributes:
+        ranks: processes; None: `distributed.ranks`.
+        gpu: a listed one; None: this machine's device.
+        nodes_of: ranks of a node; None: as the GPU's usual nodes have, or all on this machine.
+        explain: print how the forecast is made up.
+    """
+
+    ranks: int | None = None
+    gpu: str | None = None
+    nodes_of: int | None = None
+    explain: bool = False
+
+
+DEFAULT_OPTIONS = LayoutOptions()
+
+
+def plan_layout(parameters: Parameters, options: LayoutOptions, memory_gb: float | None, phases: Phases) -> str:
+    """The best layout of a run as text.
+
+    Raises:
+        UserError: of any kind, each with what to do.
+    """
+    ranks = parameters.distributed.ranks if options.ranks is None else options.ranks
+    if ranks is None:
+        raise ParametersError("distributed.layout is auto; pass --ranks, or set distributed.ranks.")
+    if ranks < 1:
+        raise ParametersError(f"--ranks is {ranks}; pass the number of processes, at least 1.")
+    if options.nodes_of is not None and options.nodes_of < 1:
+        raise ParametersError(f"--nodes-of is {options.nodes_of}; pass the ranks of a node, at least 1.")
+    phases.begin("measuring or looking up the hardware")
+    if options.gpu is not None:
+        cluster = known_cluster(options.gpu, options.nodes_of)
+    else:
+        cluster = cluster_here(options.nodes_of or ranks, parameters.machine.execution_provider)
+    stated = parameters.machine.memory_gb if memory_gb is None else memory_gb
+    choice, works, settings = _search(parameters, cluster, ranks, stated, phases)
+    return render_choice(choice, works[0], cluster, settings, options.explain)
+
+
+def _search(
+    parameters: Parameters, cluster: Cluster, ranks: int, memory_gb: float | None, phases: Phases
+) -> tuple[LayoutChoice, tuple[NetworkWork, ...], Settings]:
+    parameters = _manual(parameters)
+    phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
+    specs = present_feature_specs(parameters)
+    works = count_network(parameters, specs, ranks)
+    device = cluster.device
+    own = device.memory_bytes if device.is_asynchronous else device.memory_bytes / min(ranks, cluster.ranks_of_node)
+    memory = own if memory_gb is None else memory_gb * 1e9
+    settings = search_settings(parameters, ranks, memory, torch.__version__)
+    phases.begin(f"searching layouts of {ranks} ranks")
+    try:
+        choice, reason = _planned_choice(parameters, works, cluster, settings, phases), None
+    except ParametersError as error:
+        choice, reason = None, error
+    if ranks > 1 and (choice is None or (not settings.kept and choice.chosen.layout.kept == 0)):
+        phases.begin("following sequences through the model")
+        with contextlib.suppress(ParametersError):  # it has none that ranks could share
+            works = with_context(parameters, specs, ranks, works)
+            choice = _planned_choice(parameters, works, cluster, settings, phases)
+    if choice is None:
+        assert reason is not None
+        raise reason
+    return choice, works, settings
+
+
+def _manual(parameters: Parameters) -> Parameters:
+    """A run, and each of its later rounds, whose sizes are those that are written."""
+    manual = dataclasses.replace(parameters.distributed, layout="manual", ranks=None)
+    later = tuple(_manual(one) for one in parameters.next_rounds)
+    return dataclasses.replace(parameters, distributed=manual, next_rounds=later)
+
+
+def _planned_choice(
+    parameters: Parameters, works: Sequence[NetworkWork], cluster: Cluster, settings: Settings, phases: Phases
+) -> LayoutChoice:
+    """The fastest of the layouts whose plan keeps the limit of memory, in every round.
+
+    Raises:
+        ParametersError: there is none.
+    """
+    factors: dict[tuple[Any, ...], float] = {}
+    refusal: ParametersError | None = None
+    while True:
+        known = [one for one in factors.values() if one < math.inf]
+        general = max(known) if len(known) >= ALIKE_AFTER else 1.0
+
+        def more_memory(one: Layout, general: float = general) -> float:
+            return factors.get(one.form, general)
+
+        try:
+            choice = choose_layout(works, cluster, settings, more_memory)
+        except ParametersError as error:
+            raise error if refusal is None else refusal from None
+        one, limit = choice.chosen, choice.limit_bytes
+        phases.begin(f"planning {one.layout}")
+        try:
+            planned = _planned_bytes(parameters, one)
+        except ParametersError as error:  # its stages cannot be cut, or torch refuses its schedule
+            factors[one.layout.form], refusal = math.inf, error
+            continue
+        if planned <= limit:
+            return dataclasses.replace(choice, planned_bytes=planned)
+        factors[one.layout.form] = planned / one.total_bytes * MORE
+        refusal = ParametersError(
+            f"no layout of {settings.ranks} ranks fits {limit / 1e9:.3g} GB for tensors: by its plan, the last that "
+            f"could, {one.layout}, needs {planned / 1e9:.3g} GB. Use more ranks or GPUs with more memory, or an update "
+            "of fewer samples."
+        )
+
+
+ALIKE_AFTER = 3
+"""When the plans of so many layouts need more than was counted, others are taken to need as much more."""
+MORE = 1.001
+"""A plan that is a byte too large may not be chosen again."""
+
+
+def _planned_bytes(parameters: Parameters, chosen: Estimate) -> float:
+    """At the peak of the rank that needs most, in the round that does."""
+    layout, found = chosen.layout, 0.0
+    in_layout = _with_layout(parameters, layout.sections())
+    topology = Topology.of_sizes(in_layout.distributed)
+    for one in (in_layout, *in_layout.next_rounds):
+        graph, specs = read_training_graph(one), present_feature_specs(one)
+        found = max(found, peak_bytes(one, graph, specs, topology, [chosen.fullest]))
+    return found
+
+
+def chosen_overrides(
+    parameters: Parameters, overrides: Mapping[str, str], launch: Launch, phases: Phases
+) -> tuple[dict[str, str], str]:
+    """The overrides that make a run with `distributed.layout: auto` one with the layout chosen for it, and a note.
+
+    A run that resumes with as many processes keeps the layout of its checkpoint.
+
+    Args:
+        parameters: of the run.
+        overrides: of the command.
+        launch: who started this process.
+        phases: announce what takes long.
+
+    Raises:
+        UserError: there is no such layout.
+    """
+    ranks, of_node = _ranks_of(parameters, launch)
+    fields, note = _fields_of_checkpoint(parameters, ranks), "as in the checkpoint that the run resumes from"
+    if fields is None:
+        is_alone = launch.launcher == "none"  # what one process measures another would not find
+        cluster = cluster_here(of_node, parameters.machine.execution_provider, measures=is_alone)
+        choice = _search(parameters, cluster, ranks, parameters.machine.memory_gb, phases)[0]
+        fields, note = choice.chosen.layout.sections(), summary(choice)
+    return {**overrides, **_differences(parameters, fields)}, f"distributed.layout: {note}."
+
+
+def _ranks_of(parameters: Parameters, launch: Launch) -> tuple[int, int]:
+    """Processes of the run and of this machine."""
+    asked = parameters.distributed.ranks
+    if launch.launcher != "none":
+        if asked not in (None, launch.world_size):
+            raise ParametersError(
+                f"distributed.ranks is {asked}, but {launch.launcher} started {launch.world_size} processes. Start "
+                f"{asked}, or remove distributed.ranks."
+            )
+        return launch.world_size, launch.local_size
+    found = asked or torch.cuda.device_count()
+    if not found:
+        raise ParametersError(
+            "distributed.layout is auto, but nothing says how many processes there are: no launcher started this one, "
+            "and there is no GPU. Set distributed.ranks, or start with torchrun, mpirun or srun."
+        )
+    return found, found
+
+
+def _fields_of_checkpoint(parameters: Parameters, ranks: int) -> dict[str, dict[str, Any]] | None:
+    """Layout fields of the newest checkpoint, if it was saved by as many processes for updates of as many samples."""
+    folder = localize(parameters)[0].checkpoint.checkpoints_dir
+    newest = None if folder is None else find_latest(folder)
+    if newest is None:
+        return None
+    saved = read_record(newest).get("parameters", {})
+    distributed, training = saved.get("distributed", {}), saved.get("training", {})
+    names = [f"{name}_parallel_size" for name in ("data", "horizontal", "pipeline", "context")]
+    sizes = [distributed.get(name, 1) for name in names]
+    samples = sizes[0] * training.get("batch_size", 0) * training.get("gradient_accumulation_steps", 1)
+    before = parameters.training.batch_size * parameters.training.gradient_accumulation_steps
+    if math.prod(sizes) != ranks or samples != before:
+        return None
+    recompute = {name: saved.get("recompute", {}).get(name) for name in ("segments", "memory_budget")}
+    names += ["zero_stage", "pipeline_schedule", "stages_per_rank", "sequence_parallel"]
+    return {
+        "distributed": {name: distributed[name] for name in names if distributed.get(name) is not None},
+        "training": {name: training[name] for name in ("batch_size", "gradient_accumulation_steps")},
+        "recompute": {name: value for name, value in recompute.items() if value},
+    }
+
+
+def _with_layout(parameters: Parameters, fields: Mapping[str, Mapping[str, Any]]) -> Parameters:
+    """A run in a layout; recompute that the user asked for stays, and later rounds have the mesh of the first."""
+    training, recompute = fields["training"], parameters.recompute
+    is_asked = recompute.segments or recompute.attention or recompute.memory_budget is not None
+    distributed = dataclasses.replace(_manual(parameters).distributed, **fields["distributed"])
+    size, count = training["batch_size"], training["gradient_accumulation_steps"]
+
+    def changed(one: Parameters, size: int, count: int) -> Parameters:
+        found = dataclasses.replace(
+            one,
+            distributed=distributed,
+            training=dataclasses.replace(one.training, find_batch_size=False),  # the search has found it
+            recompute=one.recompute if is_asked else dataclasses.replace(recompute, **fields.get("recompute", {})),
+            next_rounds=(),
+        )
+        return with_micro_batches(found, size, count)
+
+    later = []
+    for one in parameters.next_rounds:
+        samples = samples_of_update(one) // distributed.data_parallel_size
+        most = max(one for one in range(1, size + 1) if samples % one == 0)
+        in_round = samples // count if distributed.pipeline_parallel_size > 1 else most
+        later.append(changed(one, in_round, samples // in_round))
+    return dataclasses.replace(changed(parameters, size, count), next_rounds=tuple(later))
+
+
+def _differences(parameters: Parameters, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """`section.field` -> value for every field that the layout changes, those that are counted in steps included.
+
+    A later round has what the first has, unless it says otherwise: `next_rounds.0.section.field`.
+    """
+    before, after = (one.to_mapping() for one in (parameters, _with_layout(parameters, fields)))
+    found = _changed("", [before], after)
+    for number, (old, new) in enumerate(zip(before["next_rounds"], after["next_rounds"], strict=True)):
+        found |= _changed(f"next_rounds.{number}.", [old, after], new)
+    return found
+
+
+def _changed(where: str, before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> dict[str, str]:
+    """Fields that differ from any of the mappings before."""
+    return {
+        f"{where}{section}.{name}": _as_yaml(value)
+        for section in ("distributed", "training", "recompute", "learning_rate", "profiler")
+        for name, value in after[section].items()
+        if any(value != one[section][name] for one in before)
+    }
+
+
+def _as_yaml(value: Any) -> str:
+    plain = to_plain(value)
+    return "null" if plain is None else str(plain).lower() if isinstance(plain, bool) else str(plain)

@@ -1,0 +1,175 @@
+"""`onward device`: a folder that any ONNX Runtime trains with, its weights written once for all graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onnx_ir.passes import common as passes
+
+from onward.artifacts.run_graphs import load_checkpoint
+from onward.checkpoint.reading import find_checkpoint
+from onward.device.bundle_files import save_bundle
+from onward.device.inference_graphs import evaluation_graph, inference_graph
+from onward.device.layout import DeviceGraphs
+from onward.device.step_graphs import step_graphs
+from onward.engine.building.preparation import check_dimensions, label_ranges, read_training_graph
+from onward.engine.inputs.epochs import count_in_steps
+from onward.errors import ParametersError
+from onward.graph.adapters.base_checksum import base_checksum
+from onward.graph.training_graph import TrainingGraph
+from onward.losses.registry import loss_named
+from onward.lowering.module import OnnxModule
+from onward.optim.building import with_exact_names
+from onward.optimizers.registry import optimizer_named
+from onward.parameters import Parameters
+
+
+def write_bundle(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Path:
+    """Writes the device bundle of a run.
+
+    Args:
+        run: the RUN.yaml.
+        folder: where it goes; it must not exist, or hold a bundle, which is replaced.
+        checkpoint: whose weights and running statistics it begins with; None: those of the model.
+        overrides: fields of the run.
+        notify: takes what the user should know, one sentence a call.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: no complete checkpoint, or one of another model.
+        ModelError: the model cannot be written in standard operators.
+        ParametersError: a field asks for what a bundle cannot do, with its name.
+        StorageError: a file cannot be written.
+    """
+    parameters = count_in_steps(Parameters.load(run, overrides), 1, notify)
+    why = why_no_bundle(parameters)
+    if why:
+        raise ParametersError(f"no device bundle can be written of this run: {why}")
+    graphs = device_graphs(parameters, None if checkpoint is None else find_checkpoint(Path(checkpoint)))
+    for note in graphs.notes:
+        notify(note)
+    return save_bundle(graphs, Path(folder))
+
+
+def why_no_bundle(parameters: Parameters) -> str:
+    """The first field whose meaning a device bundle cannot have, and what to do; "" where there is none."""
+    loss, training = loss_named(parameters.loss.type), parameters.training
+    several_means = len(loss.normalizer(parameters.loss)) > 1 or bool(parameters.distillation.pairs)
+    told = {
+        f"loss.type is {loss.name}, which is computed outside of the graph. Choose another loss.": (
+            loss.add is None or not loss.has_operators
+        ),
+        f"averaging.kind is {parameters.averaging.kind}. Remove averaging.": parameters.averaging.kind is not None,
+        f"pruning.pattern is {parameters.pruning.pattern}. Remove pruning.": parameters.pruning.pattern is not None,
+        "training.unfreeze freezes weights for a time. Remove it, or set training.weights_not_to_train.": bool(
+            training.unfreeze
+        ),
+        f"frozen_weights.dtype is {parameters.frozen_weights.dtype}. Set it to as_stored.": (
+            parameters.frozen_weights.dtype != "as_stored"
+        ),
+        "the section quantize_aware is set. Remove it, and quantize the trained model.": (
+            parameters.quantize_aware != type(parameters.quantize_aware)()
+        ),
+        f"there are {len(parameters.next_rounds)} next_rounds, and a bundle holds one round. Remove them.": bool(
+            parameters.next_rounds
+        ),
+        "training.is_perf_test is true. Set it to false.": training.is_perf_test,
+        f"training.gradient_accumulation_steps is {training.gradient_accumulation_steps}, and the loss is a sum of "
+        "several means, which would be weighed one by one. Set training.accumulate_as to mean, or "
+        "training.gradient_accumulation_steps to 1.": (
+            several_means and training.gradient_accumulation_steps > 1 and training.accumulate_as == "one_batch"
+        ),
+    }
+    return next((text for text, holds in told.items() if holds), "")
+
+
+def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> DeviceGraphs:
+    """The graphs of a run's bundle, and what a device keeps.
+
+    Raises:
+        CheckpointError, ModelError, ParametersError: as `write_bundle` does.
+    """
+    graph = read_training_graph(parameters)
+    plain = read_training_graph(replace(parameters, speed=replace(parameters.speed, fuse=False)))
+    if not graph.weights:
+        raise ParametersError(graph.why_nothing_trains())
+    check_dimensions(parameters.training.mapped_dimensions, graph)
+    rules = with_exact_names(parameters.optimizer, graph)
+    averages = optimizer_named(rules.training_optimizer_name).averages_weights
+    evaluated, metrics = evaluation_graph(plain, parameters.loss, averages)
+    assert graph.loss is not None
+    net = OnnxModule(graph, (graph.loss,))
+    if checkpoint is not None:
+        load_checkpoint(net, checkpoint)
+    steps, state = step_graphs(net, parameters, rules)
+    models = {**steps, "eval": evaluated, "infer": inference_graph(plain, averages)}
+    for model in models.values():
+        passes.RemoveUnusedNodesPass()(model)
+        passes.DeduplicateInitializersPass()(model)
+    labels = () if graph.loss_names is None else graph.loss_names.labels
+    return DeviceGraphs(
+        models=models,
+        state=tuple(state),
+        metrics=metrics,
+        labels=tuple(labels),
+        label_ranges=label_ranges(parameters.loss, graph),
+        notes=_notes(parameters, graph),
+        about={"training": _training(parameters), "model": _model(parameters, graph)},
+    )
+
+
+def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
+    notes = list(graph.notes)
+    if parameters.training.metrics:
+        notes.append("training.metrics are computed by torchmetrics; the bundle evaluates the loss and accuracy alone.")
+    if parameters.mixed_precision.use_mixed_precision:
+        notes.append("mixed_precision is for `onward train`; the bundle computes in the model's own types.")
+    if parameters.augmentation.feature is not None:
+        notes.append("the section augmentation changes batches of `onward train`; on a device, augment them yourself.")
+    if parameters.distributed != type(parameters.distributed)():
+        notes.append(
+            "a device trains alone: the section distributed is ignored, and an update has training.batch_size * "
+            "gradient_accumulation_steps samples."
+        )
+    return tuple(notes)
+
+
+def _training(parameters: Parameters) -> dict[str, Any]:
+    """What a client shows, or needs for its loop."""
+    training, optimizer = parameters.training, parameters.optimizer
+    return {
+        "batch_size": training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "accumulate_as": training.accumulate_as,
+        "updates": training.steps // training.gradient_accumulation_steps,
+        "seed": training.seed,
+        "optimizer": optimizer.training_optimizer_name,
+        "max_norm_clip": optimizer.max_norm_clip,
+        "initial_lr": parameters.learning_rate.initial_lr,
+        "warmup_mode": parameters.learning_rate.warmup_mode,
+    }
+
+
+def _model(parameters: Parameters, source: TrainingGraph) -> dict[str, Any]:
+    """How the user's model was read, for `onward export --device-state`: sections without paths."""
+    asked = parameters.to_mapping()
+    read = {
+        "training": ("tied_weights", "untied_weights", "freeze_batch_norm", "weights_not_to_train", "seed"),
+        "loss": ("prediction",),
+        "head": ("num_classes",),
+    }
+    sections = {section: {name: asked[section][name] for name in names} for section, names in read.items()}
+    adapter = {name: value for name, value in asked["adapter"].items() if name != "start_path"}
+    return {**sections, "adapter": adapter, "base_checksum": base_checksum(source.source, source.adapters)}

@@ -1,0 +1,169 @@
+"""A device bundle on disk: its manifest, its graphs, and the one file of weights that all of them read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward import __version__
+from onward.checkpoint.storage import sha256_of
+from onward.device.layout import DeviceGraphs, StateTensor
+from onward.errors import StorageError
+from onward.exclusive.temporary import temporary_folder
+
+FORMAT = "onward-device"
+VERSION = 1
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.bin"
+_SMALLEST_SHARED_BYTES = 1024
+"""Smaller constants stay in the graphs, where runtimes compute with them before they run."""
+
+_PAGE_BYTES = 4096
+"""Tensors begin at a page, so that runtimes map them into memory."""
+
+
+def save_bundle(graphs: DeviceGraphs, folder: Path) -> Path:
+    """Writes a bundle next to its place first, and moves it there when it is complete.
+
+    Raises:
+        StorageError: a file cannot be written, or the folder holds something else.
+    """
+    if folder.exists() and not _is_bundle(folder):
+        raise StorageError(f"{folder} exists and holds no device bundle. Choose another folder, or remove it.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(folder) as workplace:
+            new = workplace / "bundle"
+            new.mkdir()
+            _write(graphs, new)
+            if folder.exists():
+                os.replace(folder, workplace / "before")
+            os.replace(new, folder)
+    except OSError as error:
+        raise StorageError(
+            f"the device bundle {folder} cannot be written: {error.strerror or error}. Choose another folder."
+        ) from error
+    return folder
+
+
+def _is_bundle(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
+
+
+def _write(graphs: DeviceGraphs, folder: Path) -> None:
+    with _SharedWeights(folder) as shared:
+        starts = {one.name: shared.add(one.start) for one in graphs.state if one.start is not None and one.shape}
+        for name, model in graphs.models.items():
+            for value in model.graph.initializers.values():
+                shared.move(value)
+            ir.save(model, folder / f"{name}.onnx")
+    files = [WEIGHTS, *(f"{name}.onnx" for name in graphs.models)]
+    features = {
+        str(value.name): value
+        for model in (graphs.models["step" if "step" in graphs.models else "train"],)
+        for value in model.graph.inputs
+        if value.name not in {one.name for one in graphs.state}
+    }
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": f"onward {__version__}",
+        "graphs": {
+            name: {
+                "file": f"{name}.onnx",
+                "inputs": [_described(value) for value in model.graph.inputs],
+                "outputs": [_described(value) for value in model.graph.outputs],
+            }
+            for name, model in graphs.models.items()
+        },
+        "features": [_described(value) | _about_labels(name, graphs) for name, value in features.items()],
+        "state": [_state(one, starts) for one in graphs.state],
+        "metrics": [
+            {"name": one.name, "total_of": list(one.total_of)}
+            if one.total_of
+            else {"name": one.name, "sum": one.sum, "count": one.count}
+            for one in graphs.metrics
+        ],
+        **graphs.about,
+        "files": {name: sha256_of(folder / name) for name in files},
+    }
+    manifest["identity"] = hashlib.sha256(
+        json.dumps([manifest[part] for part in ("version", "state", "files")], sort_keys=True).encode()
+    ).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _described(value: ir.Value) -> dict[str, Any]:
+    shape = None if value.shape is None else [s if isinstance(s, int) else (s.value or "?") for s in value.shape]
+    return {"name": value.name, "dtype": _dtype_name(value.dtype), "shape": shape}
+
+
+def _about_labels(feature: str, graphs: DeviceGraphs) -> dict[str, Any]:
+    found = graphs.label_ranges.get(feature)
+    about = {} if found is None else {"classes": found.classes, "ignored_label": found.ignored}
+    return {"is_label": feature in graphs.labels, **about}
+
+
+def _dtype_name(dtype: ir.DataType | None) -> str | None:
+    if dtype is None:
+        return None
+    return "string" if dtype is ir.DataType.STRING else str(dtype.numpy().name)
+
+
+def _state(one: StateTensor, starts: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    described = {"name": one.name, "dtype": _dtype_name(one.dtype), "shape": list(one.shape), "kind": one.kind}
+    if one.name in starts:
+        offset, length = starts[one.name]
+        return described | {"start": {"file": WEIGHTS, "offset": offset, "length": length}}
+    return described | {"start": {"value": 0 if one.start is None else one.start.numpy().item()}}
+
+
+class _SharedWeights:
+    """The file that all graphs read their tensors from; equal bytes are written once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = (folder / WEIGHTS).open("wb")
+        self._places: dict[bytes, tuple[int, int]] = {}
+
+    def __enter__(self) -> _SharedWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, tensor: ir.TensorProtocol) -> tuple[int, int]:
+        """Where a tensor is in the file: offset and length."""
+        data = np.ascontiguousarray(tensor.numpy()).tobytes()
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._places:
+            start = self._file.tell()
+            self._file.write(b"\0" * (-start % (_PAGE_BYTES if len(data) >= _PAGE_BYTES * 16 else 64)))
+            self._places[digest] = (self._file.tell(), len(data))
+            self._file.write(data)
+        return self._places[digest]
+
+    def move(self, value: ir.Value) -> None:
+        """Lets an initializer read its tensor from the file, where it is large."""
+        tensor = value.const_value
+        if tensor is None or tensor.dtype is ir.DataType.STRING or tensor.nbytes < _SMALLEST_SHARED_BYTES:
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+            return
+        offset, length = self.add(tensor)
+        value.const_value = ir.ExternalTensor(
+            WEIGHTS,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=str(value.name),
+            base_dir=self._folder,
+        )

@@ -1,0 +1,152 @@
+"""From the state of a device to the user's own graph, and to a checkpoint that `onward train` resumes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from onward.artifacts.adapter_outputs import write_form
+from onward.artifacts.trained_model import adapter_of, graph_as_trained
+from onward.device.device_states import DeviceState, done_updates, read_manifest_of_bundle, read_state
+from onward.device.layout import ACCUMULATED, SKIPPED, average_name
+from onward.environment import Environment
+from onward.errors import CheckpointError, ParametersError
+from onward.optim.building import slots_by_name
+from onward.optimizers.registry import optimizer_named
+from onward.parameters import Parameters
+from onward.parameters.adapter import AdapterOutput
+from onward.parameters.limits import DEFAULT_LIMITS, Limits
+from onward.runner import TrainingRunner
+from onward.spelling import shortened
+
+
+def export_device_state(
+    model: str | Path,
+    state: str | Path,
+    output: str | Path,
+    *,
+    bundle: str | Path,
+    form: AdapterOutput = "merged",
+    limits: Limits = DEFAULT_LIMITS,
+) -> Path:
+    """Writes the user's own graph with the weights and running statistics of a device's state.
+
+    Args:
+        model: the ONNX file that the bundle was written of.
+        state: what a client saved.
+        output: where the trained model goes.
+        bundle: that the state is of.
+        form: of a model that was trained with adapters, as of `export_checkpoint`.
+        limits: what the model may ask of the machine.
+
+    Raises:
+        CheckpointError: the state is of another bundle, or that of another model.
+        StorageError: a file cannot be read or written.
+    """
+    held, output = read_state(state), Path(output)
+    manifest = read_manifest_of_bundle(bundle, held)
+    # Of weights that an optimizer averages, inference takes the averages; copies for a skipped update it does not take.
+    taken = {one["name"] for one in manifest["graphs"]["infer"]["inputs"]}
+    tensors, shapes = dict[str, np.ndarray](), dict[str, tuple[int, ...]]()
+    for kind, prefix in (("weight", "weights"), ("statistic", "states")):
+        for name in (one["name"] for one in manifest["state"] if one["kind"] == kind):
+            found = next((one for one in (name, average_name(name)) if one in taken), None)
+            if found is not None:
+                tensors[name] = held.tensors[found]
+                shapes[f"{prefix}/{name}"] = tuple(tensors[name].shape)
+    about = manifest["model"]
+    graph = graph_as_trained([model], about, shapes, about["base_checksum"], str(state), limits)
+    write_form(form, graph, lambda name: torch.from_numpy(tensors[name]), output, adapter_of(about))
+    return output
+
+
+def write_checkpoint(
+    run: str | Path,
+    state: str | Path,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Path:
+    """Writes a checkpoint of a run with the weights, moments, statistics and counters of a device's state.
+
+    `onward train` resumes the run from it, at the step where the device was, with its own data from their beginning.
+
+    Args:
+        run: the RUN.yaml that the bundle was written of.
+        state: what a client saved.
+        overrides: fields of the run.
+        notify: takes what the user should know, one sentence a call.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: the state is of another run, or the run has newer checkpoints.
+        ParametersError: the run keeps no checkpoints.
+        StorageError: it cannot be written.
+    """
+    parameters = Parameters.load(run, overrides)
+    if parameters.checkpoint.checkpoints_dir is None:
+        raise ParametersError("checkpoint.checkpoints_dir is not set; set it to the folder for the checkpoint.")
+    name = parameters.optimizer.training_optimizer_name
+    if optimizer_named(name).averages_weights:
+        raise ParametersError(
+            f"optimizer.training_optimizer_name is {name}, whose learning rates so far a checkpoint cannot take from a "
+            "device. Export the model with `onward export MODEL --device-state`, and train that."
+        )
+    held = read_state(state)
+    updates = int(held.tensors["update_count"])
+    runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), progress=False)
+    runner.initialize()
+    if runner.resumed_update is not None and runner.resumed_update >= updates:
+        raise CheckpointError(
+            f"{parameters.checkpoint.checkpoints_dir} holds a checkpoint of update {runner.resumed_update}, and "
+            f"{state} is of update {updates}. Set another checkpoint.checkpoints_dir."
+        )
+    _take(runner, held)
+    path = runner.save_checkpoint()
+    runner.wait_for_checkpoint()
+    notify(f"the state of a device after {updates:,} updates is the checkpoint {path}.")
+    return path
+
+
+@torch.no_grad()
+def _take(runner: TrainingRunner, held: DeviceState) -> None:
+    """Gives a run's state the tensors and counters of a device's."""
+    state, tensors = runner.state, held.tensors
+    if ACCUMULATED in tensors and int(tensors[ACCUMULATED]):
+        raise CheckpointError(
+            f"{held.path} was saved after {int(tensors[ACCUMULATED])} passes of an update that is not done. Save it "
+            "after an update."
+        )
+    wanted = {**state.torch_parameters, **state.statistics()}
+    for weight, slots in slots_by_name(state.optimizer, state.torch_parameters).items():
+        wanted |= {f"{weight}_{slot}": tensor for slot, tensor in slots.items()}
+    steps = {name: tensor for name, tensor in wanted.items() if name.endswith("_step") and name not in tensors}
+    wrong = [
+        name
+        for name, tensor in wanted.items()
+        if name not in steps and (name not in tensors or tensors[name].shape != tuple(tensor.shape))
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{held.path} is of another run: it lacks {shortened(wrong, 5)}, or holds them in other shapes. Pass the "
+            "RUN.yaml that the bundle was written of."
+        )
+    for name, tensor in wanted.items():
+        if name in steps:
+            tensor.fill_(done_updates(held))
+        else:
+            tensor.copy_(torch.from_numpy(tensors[name]))
+    accumulation = runner.parameters.training.gradient_accumulation_steps
+    updates = int(tensors["update_count"])
+    state.counters = replace(
+        state.counters,
+        update=updates,
+        skipped_updates=int(tensors[SKIPPED]),
+        step=min(updates * accumulation, runner.parameters.training.steps),
+    )

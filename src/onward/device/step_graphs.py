@@ -1,0 +1,325 @@
+"""A step of training as graphs over the state of a device: one graph, or one a pass and one an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.artifacts.optimizer_graph import (
+    GRADIENT_NORM,
+    RATE_SUMS,
+    UPDATE_COUNT,
+    add_input,
+    add_output,
+    append_formulas,
+    empty_model,
+    gradient_name,
+    new_name,
+    slot_shapes,
+)
+from onward.artifacts.training_graph import build_training_graph
+from onward.device.label_counts import append_count
+from onward.device.layout import (
+    ACCUMULATED,
+    COUNTED,
+    LOSS_SUM,
+    SEED,
+    SKIPPED,
+    Kind,
+    StateTensor,
+    accumulator_name,
+    average_name,
+    kept_name,
+)
+from onward.device.master_weights import master_of
+from onward.device.random_numbers import draw_from_counters
+from onward.graph.nodes.node_writer import NodeWriter
+from onward.losses.registry import loss_named
+from onward.lowering.module import OnnxModule
+from onward.optim.schedules import LearningRateSchedule
+from onward.optimizers.registry import optimizer_named
+from onward.parameters import Optimizer, Parameters
+
+FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
+
+
+def step_graphs(
+    net: OnnxModule, parameters: Parameters, rules: Optimizer
+) -> tuple[dict[str, ir.Model], list[StateTensor]]:
+    """The graphs of a step by name, and the state that they keep.
+
+    Args:
+        net: of the run's network, its first output the loss.
+        parameters: of the run, the round given in steps.
+        rules: the section `optimizer` with exact names of weights.
+
+    Raises:
+        ModelError: it cannot be written in standard operators.
+        ParametersError: the optimizer's update cannot.
+    """
+    pass_graph = _PassGraph.of(net, parameters)
+    state = _learned(net, rules)
+    accumulation = parameters.training.gradient_accumulation_steps
+    counters = [_counter(UPDATE_COUNT), _counter(SKIPPED)]
+    seed = StateTensor(
+        name=SEED, dtype=INT64, shape=(), kind="seed", start=ir.tensor(np.int64(parameters.training.seed), name=SEED)
+    )
+    state += [*counters, *([seed] if pass_graph.draws else [])]
+    if optimizer_named(rules.training_optimizer_name).averages_weights:
+        state += [StateTensor(name=name, dtype=FLOAT, shape=(), kind="moment") for name in RATE_SUMS]
+        state += [replace(one, name=average_name(one.name), kind="average") for one in state if one.kind == "weight"]
+    rates = update_rates(parameters)
+    if accumulation == 1:
+        _append_step(pass_graph, rules, rates)
+        return {"step": pass_graph.model}, state
+    weights = [tensor for tensor in state if tensor.kind == "weight"]
+    statistics = [tensor for tensor in state if tensor.kind == "statistic"]
+    update = _update_graph(weights, statistics, rules, rates, pass_graph.divides_by)
+    _append_accumulation(pass_graph)
+    state += [_accumulator(accumulator_name(one.name), one.dtype, one.shape) for one in weights]
+    state += [_accumulator(name, FLOAT, ()) for name in (COUNTED, LOSS_SUM)]
+    state += [_counter(ACCUMULATED)]
+    state += [
+        StateTensor(name=kept_name(one.name), dtype=one.dtype, shape=one.shape, kind="statistic", start=one.start)
+        for one in statistics
+    ]
+    return {"train": pass_graph.model, "update": update}, state
+
+
+def update_rates(parameters: Parameters) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """The learning rate of every update of the round, what stays the same at the end written once."""
+    training = parameters.training
+    schedule = LearningRateSchedule(parameters.learning_rate, training.steps)
+    accumulation = training.gradient_accumulation_steps
+    steps = range(accumulation, training.steps + 1, accumulation)
+    rates = np.array([schedule.at(step) for step in steps] or [schedule.at(training.steps)], dtype=np.float32)
+    changes = np.flatnonzero(np.diff(rates))
+    return rates[: changes[-1] + 2 if changes.size else 1]
+
+
+def _counter(name: str) -> StateTensor:
+    return StateTensor(name=name, dtype=INT64, shape=(), kind="counter")
+
+
+def _accumulator(name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> StateTensor:
+    return StateTensor(name=name, dtype=dtype, shape=shape, kind="accumulator")
+
+
+def _learned(net: OnnxModule, rules: Optimizer) -> list[StateTensor]:
+    """Weights, their moments, and running statistics."""
+    own, graph, found = net.tensors_by_name(), net.graph, list[StateTensor]()
+    for name in (*graph.weights, *graph.states):
+        tensor = own[name].detach().cpu().contiguous()
+        stored = ir.tensor_adapters.TorchTensor(tensor.float() if tensor.element_size() < 4 else tensor, name=name)
+        shape, is_weight = tuple(int(size) for size in tensor.shape), name in graph.weights
+        kind: Kind = "weight" if is_weight else "statistic"
+        found.append(StateTensor(name=name, dtype=stored.dtype, shape=shape, kind=kind, start=stored))
+        slots = slot_shapes(rules, name, shape) if is_weight else {}
+        found += [StateTensor(name=n, dtype=stored.dtype, shape=size, kind="moment") for n, size in slots.items()]
+    return found
+
+
+@dataclass(kw_only=True)
+class _PassGraph:
+    """A forward and backward pass over inputs without defaults.
+
+    Attributes:
+        model: changed in place.
+        weights: by name, in the type that the update computes in.
+        gradients: by weight.
+        statistics: (old, new) by name.
+        loss: what is minimized.
+        count: appends what a pass counts for in its update; None: as much as every other.
+        divides_by: the accumulator that sums are divided by; None: nothing.
+        draws: whether it draws random numbers.
+    """
+
+    model: ir.Model
+    weights: Mapping[str, ir.Value]
+    gradients: Mapping[str, ir.Value]
+    statistics: Mapping[str, tuple[ir.Value, ir.Value]]
+    loss: ir.Value
+    count: Callable[[NodeWriter], ir.Value] | None
+    divides_by: str | None
+    draws: bool
+
+    @classmethod
+    def of(cls, net: OnnxModule, parameters: Parameters) -> _PassGraph:
+        training, loss = parameters.training, parameters.loss
+        model = build_training_graph(net, training.mapped_dimensions)
+        graph = model.graph
+        for name in (*net.graph.weights, *net.graph.states):
+            graph.initializers.pop(name).const_value = None
+        outputs = {str(value.name): value for value in graph.outputs}
+        features = list(graph.inputs[: len(net.program.inputs)])
+        counters = [_new_input(model, SEED), _new_input(model, UPDATE_COUNT)]
+        if training.gradient_accumulation_steps > 1:
+            counters.append(_new_input(model, ACCUMULATED))
+        draws = draw_from_counters(model, counters) > 0
+        for counter in counters:
+            if not counter.uses():
+                graph.inputs.remove(counter)
+        inputs = {str(value.name): value for value in graph.inputs}
+        minimized = outputs[net.program.outputs[0]]
+        graph.outputs.clear()
+        writer = NodeWriter(model, "step/")
+        _add_loss(writer, minimized, features[0], loss.reduction == "sum")
+        is_one_batch, is_sum = training.accumulate_as == "one_batch", loss.reduction == "sum"
+        means = loss_named(loss.type).normalizer(loss)
+        count = None
+        if training.gradient_accumulation_steps > 1 and is_one_batch and not is_sum:
+            count = lambda writer: append_count(writer, inputs, features[0], means[0])  # noqa: E731
+        return cls(
+            model=model,
+            weights={name: master_of(writer, inputs[name]) for name in net.graph.weights},
+            gradients={name: outputs[gradient_name(name)] for name in net.graph.weights},
+            statistics={name: (inputs[name], outputs[new_name(name)]) for name in net.graph.states},
+            loss=minimized,
+            count=count,
+            divides_by=None if is_one_batch and is_sum else COUNTED,
+            draws=draws,
+        )
+
+
+def _new_input(model: ir.Model, name: str) -> ir.Value:
+    return add_input(model, name, INT64, ())
+
+
+def _add_loss(writer: NodeWriter, minimized: ir.Value, feature: ir.Value, is_sum: bool) -> None:
+    """The loss as it is reported, of sums a sample, as an output that only it is."""
+    name = str(minimized.name)
+    minimized.name = writer.unique(f"step/{name}")
+    if is_sum:
+        samples = writer.cast(writer.squeeze(writer.size_of(feature, 0), 0), FLOAT)
+        reported = writer.apply("Div", minimized, samples)
+    else:
+        reported = writer.apply("Identity", minimized)
+    add_output(writer.model, reported, "loss", FLOAT, ())
+
+
+def _rate(writer: NodeWriter, rates: np.ndarray[tuple[int], np.dtype[np.float32]], update: ir.Value) -> ir.Value:
+    """The learning rate of an update, the first being 0; after the last that of the last."""
+    if rates.size == 1:
+        return writer.constant(rates[0], "learning_rate", np.float32)
+    last = writer.constant(rates.size - 1, "last_update")
+    place = writer.apply("Min", update, last)
+    return writer.apply("Gather", writer.constant(rates, "learning_rates", np.float32), place, name="learning_rate")
+
+
+def _keep_averages(model: ir.Model, weights: Iterable[str]) -> None:
+    """Averages that an optimizer gives out are state: evaluation and inference take them."""
+    averages = {average_name(name) for name in weights}
+    for value in model.graph.outputs:
+        if value.name in averages:
+            value.name = new_name(str(value.name))
+
+
+def _count_updates(writer: NodeWriter, update: ir.Value, skipped: ir.Value, finite: ir.Value) -> None:
+    counted = writer.apply("Add", update, writer.constant(1, "one"))
+    add_output(writer.model, counted, new_name(UPDATE_COUNT), INT64, ())
+    more = writer.apply("Add", skipped, writer.cast(writer.apply("Not", finite), INT64))
+    add_output(writer.model, more, new_name(SKIPPED), INT64, ())
+
+
+def _append_step(done: _PassGraph, rules: Optimizer, rates: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+    model = done.model
+    writer = NodeWriter(model, "update/")
+    update = next((v for v in model.graph.inputs if v.name == UPDATE_COUNT), None) or _new_input(model, UPDATE_COUNT)
+    skipped = _new_input(model, SKIPPED)
+    before = writer.apply("Sub", update, skipped)
+    finite_too = [done.loss, *(new for _, new in done.statistics.values())]
+    appended = append_formulas(
+        writer,
+        rules,
+        done.weights,
+        done.gradients,
+        _rate(writer, rates, update),
+        before,
+        finite_too=finite_too,
+    )
+    for name, (old, new) in done.statistics.items():
+        new.name = writer.unique(f"step/{name}_new")
+        add_output(model, writer.apply("Where", appended.finite, new, old), new_name(name), old.dtype, old.shape)
+    _keep_averages(model, done.weights)
+    _count_updates(writer, update, skipped, appended.finite)
+    add_output(model, appended.norm, GRADIENT_NORM, FLOAT, ())
+    model.graph.sort()
+
+
+def _append_accumulation(done: _PassGraph) -> None:
+    """Adds gradients, weighed by what the pass counts for, to accumulators."""
+    model = done.model
+    writer = NodeWriter(model, "accumulate/")
+    count = done.count(writer) if done.count is not None else writer.constant(1.0, "one_pass", np.float32)
+    for name, gradient in done.gradients.items():
+        dtype = done.weights[name].dtype
+        assert dtype is not None
+        wide = gradient if gradient.dtype is dtype else writer.cast(gradient, dtype)
+        if done.count is not None:
+            wide = writer.apply("Mul", wide, count if dtype is FLOAT else writer.cast(count, dtype))
+        _add_to(writer, accumulator_name(name), wide, dtype, gradient.shape)
+    loss = writer.cast(done.loss, FLOAT)
+    _add_to(writer, COUNTED, count, FLOAT, ())
+    _add_to(writer, LOSS_SUM, loss if done.count is None else writer.apply("Mul", loss, count), FLOAT, ())
+    _add_to(writer, ACCUMULATED, writer.constant(1, "one"), INT64, ())
+    for name, (old, new) in done.statistics.items():
+        new.name = None
+        add_output(model, new, new_name(name), old.dtype, old.shape)
+    model.graph.sort()
+
+
+def _add_to(writer: NodeWriter, name: str, value: ir.Value, dtype: ir.DataType, shape: object) -> None:
+    model = writer.model
+    held = next((v for v in model.graph.inputs if v.name == name), None) or add_input(model, name, dtype, shape)
+    add_output(model, writer.apply("Add", held, value), new_name(name), dtype, shape)
+
+
+def _update_graph(
+    weights: Sequence[StateTensor],
+    statistics: Sequence[StateTensor],
+    rules: Optimizer,
+    rates: np.ndarray[tuple[int], np.dtype[np.float32]],
+    divides_by: str | None,
+) -> ir.Model:
+    """The update from accumulators, which it sets to zero."""
+    model = empty_model("update")
+    writer = NodeWriter(model, "update/")
+    held = {one.name: add_input(model, one.name, one.dtype, one.shape) for one in weights}
+    sums = {one.name: add_input(model, accumulator_name(one.name), one.dtype, one.shape) for one in weights}
+    counted, loss = (add_input(model, name, FLOAT, ()) for name in (COUNTED, LOSS_SUM))
+    accumulated, update, skipped = (_new_input(model, name) for name in (ACCUMULATED, UPDATE_COUNT, SKIPPED))
+    now = {one.name: add_input(model, one.name, one.dtype, one.shape) for one in statistics}
+    kept = {one.name: add_input(model, kept_name(one.name), one.dtype, one.shape) for one in statistics}
+    gradients = dict(sums)
+    if divides_by is not None:
+        # Where nothing is counted, gradients are zero.
+        one = writer.constant(1.0, "one_label", np.float32)
+        above = writer.apply("Greater", counted, writer.constant(0.0, "no_label", np.float32))
+        divisor = writer.apply("Where", above, counted, one)
+        for tensor in weights:
+            own = divisor if tensor.dtype is FLOAT else writer.cast(divisor, tensor.dtype)
+            gradients[tensor.name] = writer.apply("Div", sums[tensor.name], own)
+            gradients[tensor.name].type = ir.TensorType(tensor.dtype)
+    rate, before = _rate(writer, rates, update), writer.apply("Sub", update, skipped)
+    done = append_formulas(writer, rules, held, gradients, rate, before, finite_too=[loss, *now.values()])
+    for name, value in now.items():
+        chosen = writer.apply("Where", done.finite, value, kept[name])
+        add_output(model, chosen, new_name(name), value.dtype, value.shape)
+        copy = writer.apply("Identity", chosen)
+        add_output(model, copy, new_name(kept_name(name)), value.dtype, value.shape)
+    _keep_averages(model, held)
+    _count_updates(writer, update, skipped, done.finite)
+    for value in (*sums.values(), counted, loss, accumulated):
+        assert value.dtype is not None
+        assert value.shape is not None
+        zero = writer.constant(0, "zero", value.dtype.numpy())
+        filled = writer.apply("Expand", zero, writer.constant(value.shape.numpy(), "sizes"))
+        add_output(model, filled, new_name(str(value.name)), value.dtype, value.shape)
+    add_output(model, done.norm, GRADIENT_NORM, FLOAT, ())
+    for value in (accumulated, counted):
+        if not value.uses():
+            model.graph.inputs.remove(value)
+    return model

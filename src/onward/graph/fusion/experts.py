@@ -1,0 +1,173 @@
+"""A mixture of experts, as loops over experts, stacks of weights or products of all experts, becomes one node.
+
+The node computes each expert for the tokens that chose it only, and one process of several can hold some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onward.graph.fusion.expert_axes import Meaning
+from onward.graph.fusion.expert_body import Body, WeightOf, read_body, stacked_weights
+from onward.graph.fusion.expert_reading import ExpertReader
+from onward.graph.fusion.rewriting import Editor, readers
+from onward.graph.nodes.known_values import integer
+from onward.graph.nodes.structure import MICROSOFT
+
+KIND = "experts"
+
+_FIRST_OPSET = 13
+"""Before it, the axes of sums are attributes, and nobody exported mixtures of experts."""
+
+
+def fuse_experts(editor: Editor) -> None:
+    """Replaces what is computed of the choices of a `TopK`, and `MoE` of ONNX Runtime."""
+    if editor.facts.opset < _FIRST_OPSET:
+        return
+    for node in editor.nodes("TopK"):
+        scores = None if node.inputs[0] is None else editor.facts.shape(node.inputs[0])
+        choices = editor.facts.number(node.inputs[1])
+        axis = integer(node, "axis", -1)
+        if scores is None or choices is None or axis not in (-1, len(scores) - 1):
+            continue
+        if isinstance(scores[-1], int) and scores[-1] > 1 and len(scores) > 1:
+            _fuse(editor, ExpertReader(editor, node, scores[-1], int(choices)))
+    for node in [node for node in editor.graph if node.domain == MICROSOFT and node.op_type == "MoE"]:
+        _fuse_contributed(editor, node)
+
+
+def _fuse(editor: Editor, reader: ExpertReader) -> None:
+    for value in _values_after(reader):
+        meaning = reader.meaning(value)
+        if meaning is None or meaning.kind != "sum" or meaning.axes[:-1] != reader.tokens or len(meaning.axes[-1]) != 1:
+            continue
+        keys, terms = [*meaning.data], meaning.data
+        if keys != [-1] and sorted(keys) != list(range(reader.experts)):
+            continue
+        shares = {share for _, share in terms.values()}
+        bodies = [body for key in sorted(keys) if (body := read_body(terms[key][0])) is not None]
+        weights = stacked_weights(bodies, reader.experts) if len(bodies) == len(keys) and len(shares) == 1 else None
+        nodes = _nodes_of(reader, value, bodies[0].tokens) if bodies else []
+        if weights is None or value.name in editor.kept or not editor.are_interior(nodes, value):
+            continue
+        _write(editor, reader, value, bodies[0], weights, shares.pop(), len(nodes))
+        return
+
+
+def _values_after(reader: ExpertReader) -> Iterator[ir.Value]:
+    """The values that depend on the choices, nearest first, until a mixture's own values end."""
+    seen: dict[ir.Value, None] = dict.fromkeys((reader.chosen, *reader.chosen.producer().outputs))  # type: ignore[union-attr]
+    queue = list(seen)
+    while queue and len(seen) < _MOST_VALUES * (reader.experts + 1):
+        value = queue.pop(0)
+        for node in readers(value):
+            for output in node.outputs:
+                if output in seen:
+                    continue
+                seen[output] = None
+                yield output
+                meaning = reader.meaning(output)
+                if meaning is None or meaning.kind != "sum":
+                    queue.append(output)
+                elif meaning.axes[:-1] == reader.tokens:
+                    queue.insert(0, output)
+
+
+_MOST_VALUES = 40
+"""Looked at for every expert."""
+
+
+def _nodes_of(reader: ExpertReader, result: ir.Value, tokens: ir.Value) -> list[ir.Node]:
+    """The nodes from the tokens to a result that compute experts, and what is made of it."""
+    found: dict[ir.Node, None] = {}
+    waiting = [result]
+    while waiting:
+        value = waiting.pop()
+        node, meaning = value.producer(), reader.found.get(value)
+        if meaning is None or node is None or value is tokens or node in found or not _is_computed(meaning):
+            continue
+        found[node] = None
+        waiting += [given for given in node.inputs if given is not None]
+    return list(found)
+
+
+def _is_computed(meaning: Meaning) -> bool:
+    return meaning.kind in ("weighted", "stack", "sum") or (meaning.kind == "body" and meaning.data.kind != "tokens")
+
+
+def _write(
+    editor: Editor,
+    reader: ExpertReader,
+    result: ir.Value,
+    body: Body,
+    weights: list[list[ir.Value]],
+    shares: ir.Value,
+    count: int,
+) -> None:
+    node = result.producer()
+    assert node is not None
+    output = editor.write(
+        "Experts",
+        [body.tokens, reader.chosen, shares, *(value for values in weights for value in values)],
+        node,
+        fused=True,
+        name=KIND,
+        experts=reader.experts,
+        activation=body.activation,
+        alpha=body.alpha,
+        gated=body.gated,
+        rows_are_outputs=int(body.layers[0].weight.rows_are_outputs),
+        is_biased=int(body.layers[0].bias is not None),
+        hidden=_hidden(editor, body.layers[-1].weight),
+    )
+    editor.replace(result, output, KIND, count, f"{reader.experts} experts, {reader.choices} for each token")
+
+
+def _hidden(editor: Editor, down: WeightOf) -> int:
+    """How many features an expert has between its layers."""
+    size = (editor.facts.shape(down.value) or ())[-1 if down.rows_are_outputs else -2]
+    return size if isinstance(size, int) else 0
+
+
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu_tanh", "silu": "swish"}
+"""Of `MoE` -> of the fused node."""
+
+
+def _fuse_contributed(editor: Editor, node: ir.Node) -> None:
+    """`MoE` with the usual activations: the softmax of its scores, the best of them, and the experts."""
+    inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
+    x, scores, up, up_bias, down, down_bias = inputs[:6]
+    name = node.attributes["activation_type"].as_string() if "activation_type" in node.attributes else "relu"
+    shape = None if up is None else editor.facts.shape(up)
+    is_usual = name in _ACTIVATIONS and not integer(node, "use_sparse_mixer", 0) and inputs[6:] == [None, None]
+    result = node.outputs[0]
+    if not is_usual or shape is None or (up_bias is None) != (down_bias is None) or down is None or scores is None:
+        return
+    if x is None or not isinstance(shape[0], int) or editor.facts.rank(x) != 2 or result.name in editor.kept:
+        return
+    choices = integer(node, "k", 1)
+    probabilities = editor.write("Softmax", [scores], node, name=KIND, axis=-1)
+    top = editor.new_node("TopK", [probabilities, editor.integers([choices])], f"fused/{KIND}", outputs=2)
+    editor.graph.insert_before(node, top)
+    shares = top.outputs[0]
+    if integer(node, "normalize_routing_weights", 0):
+        total = editor.write("ReduceSum", [shares, editor.integers([-1])], node, name=KIND, keepdims=1)
+        shares = editor.write("Div", [shares, total], node, name=KIND)
+    biases = [] if up_bias is None else [up_bias, down_bias]
+    output = editor.write(
+        "Experts",
+        [x, top.outputs[1], shares, up, down, *biases],
+        node,
+        fused=True,
+        name=KIND,
+        experts=shape[0],
+        activation=_ACTIVATIONS[name],
+        alpha=1.0,
+        gated=0,
+        rows_are_outputs=1,
+        is_biased=int(bool(biases)),
+        hidden=_hidden(editor, WeightOf(down, rows_are_outputs=True)),
+    )
+    editor.replace(result, output, KIND, 1, f"{shape[0]} experts, {choices} for each token")

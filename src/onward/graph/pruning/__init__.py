@@ -1,0 +1,1 @@
+"""Pruning: which weights can be pruned, and along which axis."""

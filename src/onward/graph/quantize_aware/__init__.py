@@ -1,0 +1,1 @@
+"""Quantization-aware training: quantizing and dequantizing put into a graph, with scales that training finds."""

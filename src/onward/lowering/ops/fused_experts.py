@@ -1,0 +1,215 @@
+"""Mixtures of experts as one node: tokens sorted by expert, a product for each expert, and their shares of the result.
+
+No token is dropped, and nothing is computed for experts that a token did not choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onward.graph.fusion.rewriting import DOMAIN
+from onward.lowering.passes import is_plain
+from onward.lowering.process_groups import exchange_counts, exchange_rows
+from onward.lowering.registry import lowers
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "relu": lambda x, alpha: torch.relu(x),
+    "gelu": lambda x, alpha: F.gelu(x),
+    "gelu_tanh": lambda x, alpha: F.gelu(x, approximate="tanh"),
+    "swish": lambda x, alpha: F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x),
+}
+
+
+@lowers("Experts", domain=DOMAIN)
+def experts(
+    X: Tensor,
+    indices: Tensor,
+    shares: Tensor,
+    *weights: Tensor,
+    experts: int,
+    activation: str,
+    alpha: float = 1.0,
+    gated: int = 0,
+    rows_are_outputs: int = 0,
+    is_biased: int = 0,
+    hidden: int = 0,
+    capacity_factor: float | None = None,
+    expert_size: int = 1,
+    expert_group: str = "",
+    training: bool,
+) -> Tensor:
+    """The sum over the choices of each token of `share * expert(token)`.
+
+    Args:
+        X: tokens [.., d].
+        indices, shares: of the chosen experts, [.., k].
+        weights: of the gate (where `gated` is 1), of the layer up and of the layer down, then their biases; each a
+            stack [experts, ..], or a tensor for each expert.
+        experts: how many there are.
+        activation: after the first layer.
+        alpha: of Swish.
+        gated: 0: no gate; 1: a matrix of its own; 2: the first half of the layer up.
+        rows_are_outputs: matrices are [outputs, inputs].
+        is_biased: layers have biases.
+        hidden: features that the layer down reads, of all ranks whose results are added up; 0: those of its matrix.
+        capacity_factor: in training, tokens of an expert relative to an equal share; it drops what comes after them.
+        expert_size: ranks that share the experts; weights are of this rank's.
+        expert_group: these ranks.
+        training: the network is in training mode.
+    """
+    body = Body(weights, activation, alpha, gated, bool(rows_are_outputs), bool(is_biased), hidden)
+    tokens, chosen, of_chosen = (tensor.flatten(0, -2) for tensor in (X, indices, shares))
+    if expert_size == 1 and not torch.compiler.is_compiling() and not is_plain(X):
+        return _of_all(body, tokens, chosen, of_chosen, experts).reshape(X.shape)
+    # Code would be compiled again for every number of rows.
+    compute = _disable_dynamo(_of_rows) if torch.compiler.is_compiling() else _of_rows
+    limit = capacity_factor if training else None
+    shared = (expert_size, expert_group) if expert_size > 1 else None
+    return compute(body, tokens, chosen, of_chosen, experts, limit, shared).reshape(X.shape)
+
+
+def _of_rows(
+    body: Body,
+    tokens: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    experts: int,
+    capacity_factor: float | None,
+    shared: tuple[int, str] | None,
+) -> Tensor:
+    order, counts = torch.argsort(chosen.flatten(), stable=True), counts_of(chosen, experts)
+    if capacity_factor is not None:
+        most = math.ceil(capacity_factor * len(order) / experts)
+        order = torch.cat([own[:most] for own in torch.split(order, counts)])
+        counts = [min(count, most) for count in counts]
+    rows = sorted_rows(tokens, order, chosen.shape[1], len(tokens))
+    outputs = body(rows, counts) if shared is None else _on_their_ranks(body, rows, counts, *shared)
+    return weighed_sum(outputs, order, shares).to(tokens.dtype)
+
+
+def _on_their_ranks(body: Body, rows: Tensor, counts: Sequence[int], size: int, group: str) -> Tensor:
+    """The results of rows whose experts are on several ranks, which each have as many."""
+    own = len(counts) // size
+    if isinstance(rows, FakeTensor):  # as if every rank had as many tokens for the others
+        of_experts = [sum(counts[e::own]) for e in range(own)]
+        of_ranks = [sum(counts[rank * own : (rank + 1) * own]) for rank in range(size)]
+        arrived = exchange_rows(rows, of_ranks, of_ranks, group)
+        return exchange_rows(body(arrived, of_experts), of_ranks, of_ranks, group)
+    if torch.is_grad_enabled() and not rows.requires_grad:
+        rows.requires_grad_()  # all ranks take part in the backward pass, whatever trains there
+    there = torch.tensor(counts, device=rows.device).view(size, own)
+    here = exchange_counts(there, group)
+    sent, received = there.sum(1).tolist(), here.sum(1).tolist()
+    arrived = exchange_rows(rows, sent, received, group)
+    numbers = torch.arange(own, device=rows.device).repeat(size).repeat_interleave(here.flatten())
+    order = torch.argsort(numbers, stable=True)
+    results = body(sorted_rows(arrived, order, 1, len(arrived)), here.sum(0).tolist())
+    return exchange_rows(sorted_rows(results, torch.argsort(order), 1, len(results)), received, sent, group)
+
+
+def _of_all(body: Body, tokens: Tensor, chosen: Tensor, shares: Tensor, experts: int) -> Tensor:
+    """The same for tracing, where no number may depend on data: every expert computes every token."""
+    gates = [torch.where(chosen == e, shares, 0).sum(-1, keepdim=True) for e in range(experts)]
+    return sum((gate * body.expert(e, tokens) for e, gate in enumerate(gates)), torch.zeros_like(tokens))
+
+
+def counts_of(chosen: Tensor, experts: int) -> list[int]:
+    """How many rows each expert has; where nothing is computed, as many as any other."""
+    if isinstance(chosen, FakeTensor) or chosen.is_meta:
+        rows = chosen.numel()
+        return [rows * (e + 1) // experts - rows * e // experts for e in range(experts)]
+    counts: list[int] = torch.bincount(chosen.flatten(), minlength=experts).tolist()
+    return counts
+
+
+class Body:
+    """What experts compute of rows that are sorted by expert.
+
+    Args:
+        weights, activation, alpha, gated, rows_are_outputs, is_biased, hidden: as of the node, for the experts
+            that rows are given of.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        activation: str,
+        alpha: float,
+        gated: int,
+        rows_are_outputs: bool,
+        is_biased: bool,
+        hidden: int = 0,
+    ) -> None:
+        layers = 3 if gated == 1 else 2
+        each = len(weights) // (layers * (1 + is_biased))
+        columns: list[Sequence[Tensor]] = [weights[i : i + each] for i in range(0, len(weights), each)]
+        unbound = [
+            column[0].unbind(0) if column[0].dim() == 3 - (i >= layers) else column for i, column in enumerate(columns)
+        ]
+        self._matrices, self._biases = unbound[:layers], unbound[layers:]
+        own = self._matrices[-1][0].shape[1 if rows_are_outputs else 0]
+        if is_biased and hidden not in (0, own):  # every rank adds its share of the last bias
+            self._biases[-1] = [bias * (own / hidden) for bias in self._biases[-1]]
+        self._activation = _ACTIVATIONS[activation]
+        self._alpha, self._gated, self._rows_are_outputs = alpha, gated, rows_are_outputs
+
+    def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """The results of rows; of experts without rows the gradients are zeros."""
+        return torch.cat([self.expert(e, own) for e, own in enumerate(torch.split(rows, list(counts)))])
+
+    def expert(self, e: int, x: Tensor) -> Tensor:
+        """What one expert computes of rows."""
+        *first, down = range(len(self._matrices))
+        hidden = [self._linear(layer, e, x) for layer in first]
+        if self._gated == 2:
+            hidden = list(hidden[0].chunk(2, -1))
+        found = self._activation(hidden[0], self._alpha)
+        return self._linear(down, e, found * hidden[1] if self._gated else found)
+
+    def _linear(self, layer: int, e: int, x: Tensor) -> Tensor:
+        matrix = self._matrices[layer][e]
+        bias = self._biases[layer][e] if self._biases else None
+        return F.linear(x, matrix if self._rows_are_outputs else matrix.T, bias)
+
+
+def sorted_rows(tokens: Tensor, order: Tensor, choices: int, count: int) -> Tensor:
+    """Choice `order[i]` of all `count` tokens' is row i; the gradient comes back without adding at random places."""
+    rows: Tensor = _SortedRows.apply(tokens, order, choices, count)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _SortedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(tokens: Tensor, order: Tensor, choices: int, count: int) -> Tensor:
+        """Row i is the token of choice `order[i]`."""
+        return tokens[order // choices]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps the order."""
+        _, order, ctx.choices, ctx.count = inputs
+        ctx.save_for_backward(order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """The sum over the choices of each token; nothing comes from those that were dropped."""
+        (order,) = ctx.saved_tensors
+        (rows,) = gradients
+        of_choices = rows.new_zeros((ctx.count * ctx.choices, rows.shape[1]))
+        of_choices[order] = rows
+        return of_choices.view(ctx.count, ctx.choices, -1).sum(1), None, None, None
+
+
+def weighed_sum(outputs: Tensor, order: Tensor, shares: Tensor) -> Tensor:
+    """For each token the sum of its experts' results times their shares [N, k], at least in float32."""
+    dtype = torch.promote_types(shares.dtype, outputs.dtype)
+    of_choices = outputs.new_zeros((shares.numel(), outputs.shape[1])).index_copy(0, order, outputs)
+    return (of_choices.view(*shares.shape, -1).to(dtype) * shares.to(dtype).unsqueeze(-1)).sum(-2)

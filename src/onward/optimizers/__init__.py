@@ -1,0 +1,1 @@
+"""Optimizers that RUN.yaml can name: a frozen value each, and their registry; `optim/` makes torch optimizers."""

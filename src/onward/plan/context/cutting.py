@@ -1,0 +1,275 @@
+"""The graph that every context rank computes: each its own tokens, with operators that gather, add up or take parts.
+
+Every operator that exchanges has the gradient of what it computes: that of a gathered value is added up over the ranks.
+So each rank's gradient of a weight is that of the sum of all ranks' losses by its own copy, and the mean over the
+replicas, which data parallelism takes anyway, is the gradient: nothing after this pass knows of context parallelism.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from onward.errors import ParametersError
+from onward.graph.nodes.structure import label
+from onward.graph.operators import Fact, has_fact
+from onward.graph.training_graph import TrainingGraph
+from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.plan.context.editing import ContextEditor
+from onward.plan.context.ranges import local_size
+from onward.plan.context.rules import CutNode, cut_node
+from onward.plan.context.sequences import find_sequences
+from onward.plan.horizontal.cuts import DOMAIN, CannotShardError, SetEntry, Sizes, WeighMean
+from onward.plan.horizontal.regions import PartitioningContext
+from onward.plan.shards import Sharding
+
+LEAST_SHARE = 0.5
+"""Of the elements of all activations, what has to be cut for context parallelism to be worth its name."""
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextPlan:
+    """What context ranks share.
+
+    Attributes:
+        size: ranks that share the sequences of the same samples.
+        graph: what each of them computes; None: the graph as it is.
+        lengths: of the sequences that are cut.
+        share: of the elements of all activations, the part that is cut.
+        in_full: nodes that every rank computes in full, since they need all tokens at once.
+    """
+
+    size: int = 1
+    graph: TrainingGraph | None = field(default=None, repr=False)
+    lengths: tuple[int, ...] = ()
+    share: float = 0.0
+    in_full: tuple[str, ...] = ()
+
+    def of(self, graph: TrainingGraph) -> TrainingGraph:
+        """The graph that a rank computes, of the one that the plan was made for."""
+        return graph if self.graph is None else self.graph
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the user, one sentence each."""
+        if self.graph is None:
+            return ()
+        lengths = " and ".join(map(str, self.lengths))
+        text = (
+            f"context parallelism: {self.size} ranks share sequences of {lengths} tokens; {self.share:.0%} of the "
+            "activations' elements are cut"
+        )
+        if not self.in_full:
+            return (f"{text}.",)
+        more = f" and {len(self.in_full) - _MOST_NAMED} more" if len(self.in_full) > _MOST_NAMED else ""
+        named = ", ".join(self.in_full[:_MOST_NAMED])
+        return (f"{text}. Computed in full on every rank, from gathered values: {named}{more}.",)
+
+
+def plan_context(
+    graph: TrainingGraph, size: int, shapes: Mapping[str, Sizes], numbers: Mapping[str, Any]
+) -> ContextPlan:
+    """Finds the sequences of a graph, and cuts what is computed of them.
+
+    Args:
+        graph: the full network with its loss; it is left as it is.
+        size: how many ranks share a sequence.
+        shapes, numbers: what its values are for one micro-batch.
+
+    Raises:
+        ParametersError: no sequence is found, or too little could be cut.
+    """
+    if size == 1:
+        return ContextPlan()
+    model = graph.model.clone()
+    model.opset_imports[DOMAIN] = 1
+    copy = replace(graph, model=model)
+    partitioning = PartitioningContext(copy, dict(shapes), dict(numbers))
+    partitioning.facts = replace(partitioning.facts, norms_over_ranks=True)
+    sequences = find_sequences(partitioning, size)
+    if not sequences:
+        raise ParametersError(
+            f"distributed.context_parallel_size is {size}, but the model has no attention over at least {2 * size} "
+            "tokens, by which sequences are found. Set it to 1, and use data parallelism."
+        )
+    cutter = _Cutter(partitioning, sequences, size)
+    cutter.run()
+    share = cutter.share()
+    plan = ContextPlan(
+        size=size,
+        graph=copy,
+        lengths=tuple(sorted({cut.blocks[0] for cut in sequences.values()})),
+        share=share,
+        in_full=tuple(_called(node, graph) for node in cutter.in_full()),
+    )
+    if share < LEAST_SHARE:
+        raise ParametersError(
+            f"distributed.context_parallel_size is {size}, but only {share:.0%} of the activations could be cut along "
+            f"their sequences: {', '.join(plan.in_full[:_MOST_NAMED])} need all tokens at once. Set it to 1, and use "
+            "data, tensor or pipeline parallelism."
+        )
+    return plan
+
+
+def _called(node: ir.Node, graph: TrainingGraph) -> str:
+    """A node by the module of the user's that its weights belong to, or by its own name."""
+    weights = [str(v.name) for v in node.inputs if v is not None and str(v.name) in graph.weights]
+    return f"{graph.known_as.shown(weights[0])!r} ({node.op_type})" if weights else label(node)
+
+
+class _Cutter:
+    """Visits a graph's nodes in order, and rewrites each for a rank's own tokens."""
+
+    def __init__(self, partitioning: PartitioningContext, sequences: Mapping[ir.Value, Sharding], size: int) -> None:
+        self.partitioning, self.sequences, self.size = partitioning, sequences, size
+        self.editor = ContextEditor(partitioning, size)
+
+    def run(self) -> None:
+        for node in self.partitioning.nodes:
+            self._visit(node)
+        for value in list(self.partitioning.main.outputs):
+            if value is not None and value in self.editor.cuts:
+                self.editor.give_out(value)
+
+    def share(self) -> float:
+        """Of the elements of real values that nodes compute from the inputs, the part that is cut."""
+        cut = total = 0
+        for node in self.partitioning.nodes:
+            for value in node.outputs:
+                shape = self.editor.shapes.get(str(value.name))
+                if shape is not None and self._is_activation(value):
+                    total += math.prod(shape)
+                    cut += math.prod(shape) * (value in self.editor.cuts)
+        return cut / total if total else 0.0
+
+    def in_full(self) -> list[ir.Node]:
+        """Nodes that compute as much as a sequence holds, or more, from gathered values: layers with weights first."""
+        shapes, found = self.editor.shapes, []
+        least = min(math.prod(shapes[str(value.name)]) for value in self.sequences) // 2
+        gathered = set(self.editor.full.values())
+        for node in self.partitioning.nodes:
+            if not any(value in gathered for value in node.inputs):
+                continue
+            gathered.update(value for value in node.outputs if value not in self.editor.cuts)
+            sizes = [math.prod(shapes.get(str(v.name), ())) for v in node.outputs if self._is_activation(v)]
+            is_view = has_fact(node.op_type, Fact.VIEW | Fact.SAME_ELEMENTS)
+            if not is_view and max(sizes, default=0) >= least and not any(v in self.editor.cuts for v in node.outputs):
+                found.append(node)
+        weights = self.partitioning.from_weights
+        is_computed = self.partitioning.facts.from_inputs
+
+        def is_layer(node: ir.Node) -> bool:
+            return any(v in weights and str(v.name) not in is_computed for v in node.inputs if v is not None)
+
+        return sorted(found, key=is_layer, reverse=True)
+
+    def _is_activation(self, value: ir.Value) -> bool:
+        depends = value in self.partitioning.trained and str(value.name) in self.partitioning.facts.from_inputs
+        return depends and (value.dtype is None or value.dtype in TRAINABLE_TYPES)
+
+    def _visit(self, node: ir.Node) -> None:
+        for inner in _nested(node):
+            for index, value in enumerate(inner.inputs):
+                if value is not None and value in self.editor.cuts:
+                    inner.replace_input_with(index, self.editor.gathered(value, node))
+        known = {i: self.editor.cuts[v] for i, v in enumerate(node.inputs) if v is not None and v in self.editor.cuts}
+        wanted = {o: self.sequences[v] for o, v in enumerate(node.outputs) if v in self.sequences}
+        if known:
+            found = self._resolve(node, known)
+            if found is None:
+                self._in_full(node, known)
+                return
+            for index in known.keys() - found.assignment.inputs.keys():
+                self.editor.gather(node, index)
+            self._apply(node, found)
+        elif wanted:
+            try:
+                found = self._cut(node, {}, wanted)
+            except CannotShardError:
+                found = None
+            if found is not None and not found.assignment.partial and found.assignment.outputs:
+                self._apply(node, found)
+            else:
+                for index, cut in wanted.items():
+                    self.editor.share_among(node.outputs[index], cut)
+
+    def _cut(self, node: ir.Node, inputs: Mapping[int, Sharding], outputs: Mapping[int, Sharding]) -> CutNode:
+        found = cut_node(self.partitioning.context(node), inputs, outputs, self.size)
+        cuts = (*found.assignment.inputs.values(), *found.assignment.outputs.values())
+        if any(local_size(cut.blocks, rank, self.size) == 0 for cut in cuts for rank in range(self.size)):
+            raise CannotShardError(f"{label(node)}: a rank would have nothing")
+        return found
+
+    def _resolve(self, node: ir.Node, known: Mapping[int, Sharding]) -> CutNode | None:
+        """The most that can stay cut of a node's operands; None where all must be gathered."""
+
+        def held(indices: Sequence[int]) -> int:
+            values = [node.inputs[index] for index in indices]
+            return sum(math.prod(self.editor.shapes.get(str(v.name), ())) for v in values if v is not None)
+
+        for count in range(len(known), 0, -1):
+            choices = list(itertools.combinations(sorted(known), count)) if len(known) <= 4 else [tuple(known)]
+            if node.op_type != "MatMul":  # of queries and keys, the queries stay cut
+                choices.sort(key=held, reverse=True)
+            for kept in choices:
+                try:
+                    found = self._cut(node, {i: known[i] for i in kept}, {})
+                except CannotShardError:
+                    continue
+                made = found.assignment
+                if all(i not in made.inputs for i in known.keys() - set(kept)) and (
+                    made.outputs or made.partial or made.gathers
+                ):
+                    return found
+            if len(known) > 4:
+                break
+        return None
+
+    def _in_full(self, node: ir.Node, known: Mapping[int, Sharding]) -> None:
+        """Every rank computes the node, and continues with its own part of the result where the axis is still there."""
+        for index in known:
+            self.editor.gather(node, index)
+        for value in node.outputs:
+            shape = self.editor.shapes.get(str(value.name), ())
+            for cut in known.values():
+                is_same = cut.axis < len(shape) and shape[cut.axis] == sum(cut.blocks)
+                if is_same and value.name and self._is_activation(value):
+                    self.editor.share_among(value, cut)
+                    break
+
+    def _apply(self, node: ir.Node, found: CutNode) -> None:
+        made = found.assignment
+        for index, cut in made.inputs.items():
+            value = node.inputs[index]
+            if value is not None and value not in self.editor.cuts:
+                node.replace_input_with(index, self.editor.part(value, cut, node))
+        for edit in made.edits:
+            if isinstance(edit, SetEntry) and edit.cut is not None:
+                self.editor.set_entry(node, edit)
+            elif not isinstance(edit, WeighMean | SetEntry):
+                self.editor.become(node, "ContextDropout", {"ranks": self.size})
+        if found.attention is not None:
+            queries, keys = found.attention
+            self.editor.become(
+                node,
+                "ContextAttention",
+                {"ranks": self.size, "query_blocks": queries.blocks, "key_blocks": () if keys is None else keys.blocks},
+            )
+        for index, cut in made.outputs.items():
+            value = node.outputs[index]
+            if value.name:
+                self.editor.set_cut(value, cut)
+        if made.partial:
+            self.editor.add_up(node, found)
+
+
+def _nested(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if not attribute.is_ref() and attribute.type is ir.AttributeType.GRAPH:
+            yield from ir.traversal.RecursiveGraphIterator(attribute.as_graph())

@@ -1,0 +1,136 @@
+"""The search: every layout priced, those that do not fit counted by reason, the obvious ones kept for comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onward.errors import ParametersError
+from onward.plan.search.hardware import Cluster
+from onward.plan.search.layout import Layout, Settings, layouts
+from onward.plan.search.network import NetworkWork
+from onward.plan.search.pricing import Estimate, Pricing, limit_bytes
+
+AS_FAST = 1.01
+"""Of layouts within one percent of the fastest the simplest is chosen: the forecast is not more precise than that."""
+
+OBVIOUS: Mapping[str, Callable[[Layout], bool]] = {
+    "replicas only": lambda one: one.data == one.ranks and one.zero_stage == 0,
+    "ZeRO 3 over all ranks": lambda one: one.data == one.ranks and one.zero_stage == 3,
+    "tensor parallelism in a node, replicas between": lambda one: (
+        one.pipeline == 1 and one.horizontal > 1 and one.zero_stage == 0 and not one.sequence_parallel
+    ),
+    "pipeline only": lambda one: one.pipeline == one.ranks > 1,
+}
+"""What people try first -> whether a layout is that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutChoice:
+    """What a search found.
+
+    Attributes:
+        chosen: the layout to train with.
+        ranked: those that fit, the fastest first; one for each mesh and stage of ZeRO.
+        obvious: what people try first -> the best of its kind, which may not fit; None: the run allows none.
+        examined: how many layouts were priced.
+        too_large: kind of memory -> how many layouts do not fit mostly because of it.
+        limit_bytes: of a rank, for tensors.
+        planned_bytes: at the peak of the rank that needs most, by the plan of the chosen layout; None: it was not made.
+    """
+
+    chosen: Estimate
+    ranked: tuple[Estimate, ...]
+    obvious: Mapping[str, Estimate | None]
+    examined: int
+    too_large: Mapping[str, int]
+    limit_bytes: float
+    planned_bytes: float | None = None
+
+
+def choose_layout(
+    works: Sequence[NetworkWork],
+    cluster: Cluster,
+    settings: Settings,
+    more_memory: Callable[[Layout], float] = lambda layout: 1.0,
+) -> LayoutChoice:
+    """The layout in which an update takes the shortest time.
+
+    Args:
+        works: the network in each form that tensor parallelism needs.
+        cluster: what it runs on.
+        settings: of the run.
+        more_memory: how many times the memory that is counted for a layout it needs.
+
+    Raises:
+        ParametersError: no layout fits, or the ranks cannot share the samples of an update.
+    """
+    best: dict[tuple[int, ...], Estimate] = {}
+    obvious: dict[str, Estimate] = {}
+    smallest: Estimate | None = None
+    too_large: Counter[str] = Counter()
+    examined = 0
+    fitting: list[Estimate] = []
+    priced = ((Pricing(work, cluster, settings, more_memory), layouts(work, cluster, settings)) for work in works)
+    for pricing, layout in ((pricing, layout) for pricing, found in priced for layout in found):
+        examined += 1
+        found = _least_recompute(pricing, layout)
+        if smallest is None or found.total_bytes < smallest.total_bytes:
+            smallest = found
+        for name, is_one in OBVIOUS.items():
+            if is_one(layout):
+                obvious[name] = min(obvious.get(name, found), found, key=_order)
+        if not found.fits:
+            too_large[max(found.memory, key=lambda kind: found.memory[kind])] += 1
+            continue
+        fitting.append(found)
+        key = (layout.data, layout.context, layout.horizontal, layout.pipeline, layout.zero_stage)
+        best[key] = min(best.get(key, found), found, key=_order)
+    limit = limit_bytes(cluster, settings)
+    if not fitting:
+        raise ParametersError(_nothing_fits(smallest, settings, limit))
+    fastest = min(one.total_seconds for one in fitting)
+    near = [one for one in fitting if one.total_seconds <= fastest * AS_FAST]
+    return LayoutChoice(
+        chosen=min(near, key=lambda one: one.layout.complexity),
+        ranked=tuple(sorted(best.values(), key=lambda one: one.total_seconds)),
+        obvious={name: obvious.get(name) for name in OBVIOUS},
+        examined=examined,
+        too_large=dict(too_large.most_common()),
+        limit_bytes=limit,
+    )
+
+
+def _least_recompute(pricing: Pricing, layout: Layout) -> Estimate:
+    """Keeping as much as fits; what does not fit at all is given with everything recomputed."""
+    first, *others = pricing.settings.kept or pricing.work.kept_shares
+    found = pricing.estimate(dataclasses.replace(layout, kept=first))
+    for kept in others:
+        if found.fits:
+            break
+        found = pricing.estimate(dataclasses.replace(layout, kept=kept))
+    return found
+
+
+def _order(one: Estimate) -> tuple[bool, float, float]:
+    """Those that fit by time, others by memory."""
+    return not one.fits, one.total_seconds if one.fits else one.total_bytes, one.total_seconds
+
+
+def _nothing_fits(smallest: Estimate | None, settings: Settings, limit: float) -> str:
+    if smallest is None:
+        shared = math.gcd(settings.samples, settings.ranks)
+        return (
+            f"no layout of {settings.ranks} ranks can share the {settings.samples} samples of an update. Make them "
+            f"(training.batch_size * gradient_accumulation_steps) a multiple of {settings.ranks}; now {shared} "
+            "replicas could share them, and the network cannot be cut over the rest."
+        )
+    kind = max(smallest.memory, key=lambda one: smallest.memory[one])
+    return (
+        f"no layout of {settings.ranks} ranks fits {limit / 1e9:.3g} GB for tensors: the smallest, {smallest.layout}, "
+        f"needs {smallest.total_bytes / 1e9:.3g} GB, mostly {kind} ({smallest.memory[kind] / 1e9:.3g} GB). Use more "
+        "ranks or GPUs with more memory, or an update of fewer samples."
+    )

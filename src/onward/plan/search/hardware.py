@@ -1,0 +1,195 @@
+"""What layouts are priced with: how fast a device computes, and what collectives take between devices.
+
+Communication follows the alpha-beta model (Hockney, 1994): a latency and a bandwidth for each level, with the volumes
+of ring algorithms (Patarasuk and Yuan, 2009); small all-reduces take the steps of a tree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onward.errors import ParametersError
+from onward.spelling import did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One rank's processor.
+
+    Attributes:
+        name: as `--gpu` takes it.
+        operations_per_second: element type -> attainable rate of large matmuls.
+        memory_bytes: of its memory.
+        bytes_per_second: attainable bandwidth of its memory.
+        operator_seconds: that the host takes to start an operator.
+        is_asynchronous: whether the host starts operators ahead of the device, as with GPUs.
+        reserved_bytes: that the driver and the libraries of collectives take.
+    """
+
+    name: str
+    operations_per_second: Mapping[str, float]
+    memory_bytes: float
+    bytes_per_second: float
+    operator_seconds: float = 6e-6
+    is_asynchronous: bool = True
+    reserved_bytes: float = 2e9
+
+
+@dataclass(frozen=True)
+class Link:
+    """A level of the network, in one direction, of one rank."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate: how many, and how many of them are on one node."""
+
+    size: int
+    of_node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal devices in equal nodes.
+
+    Attributes:
+        device: of every rank.
+        ranks_of_node: ranks of one machine.
+        inside: between ranks of a node.
+        between: from a rank to another node, where each rank has its own network adapter.
+        cores: ranks of a node that can compute at the same time; None: all.
+        overlap: share of the time of computing in which replicas can communicate without slowing it down.
+        scatter_is_reduce: whether a reduce-scatter is an all-reduce of which ranks keep their shards, as with Gloo.
+    """
+
+    device: Device
+    ranks_of_node: int
+    inside: Link
+    between: Link
+    cores: float | None = None
+    overlap: float = 0.8
+    scatter_is_reduce: bool = False
+
+    def group(self, size: int, stride: int) -> Group:
+        """Ranks whose numbers differ by `stride`, as a dimension of the mesh has them."""
+        return Group(size, max(1, min(size, self.ranks_of_node // stride)))
+
+    def _link(self, group: Group) -> Link:
+        """Ranks of a node that are in one group use their adapters together."""
+        if group.of_node >= group.size:
+            return self.inside
+        rate = min(self.inside.bytes_per_second, self.between.bytes_per_second * group.of_node)
+        return Link(rate, self.between.latency_seconds)
+
+    def all_reduce(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
+        """Seconds of so many all-reduces of `size_bytes` together; small ones take the steps of a tree."""
+        if group.size == 1:
+            return 0.0
+        steps = 2.0 * math.ceil(math.log2(group.size)) * self._link(group).latency_seconds
+        return 2.0 * self._travel(size_bytes, group) + calls * steps
+
+    def scatter(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
+        """Seconds of so many reduce-scatters of `size_bytes`, of the full tensor, together."""
+        return (self.all_reduce if self.scatter_is_reduce else self.gather)(size_bytes, group, calls)
+
+    def gather(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
+        """Seconds of so many all-gathers of `size_bytes`, of the full tensor, together; in rings."""
+        if group.size == 1:
+            return 0.0
+        nodes = group.size / group.of_node
+        steps = (group.size - nodes) * self.inside.latency_seconds
+        steps += (nodes - 1) * self.between.latency_seconds
+        return self._travel(size_bytes, group) + calls * steps
+
+    def _travel(self, size_bytes: float, group: Group) -> float:
+        return size_bytes * (group.size - 1) / group.size / self._link(group).bytes_per_second
+
+    def send(self, size_bytes: float, stride: int) -> float:
+        """Seconds until a neighbor in the pipeline, `stride` ranks away, has a tensor."""
+        link = self.inside if stride < self.ranks_of_node else self.between
+        return size_bytes / link.bytes_per_second + link.latency_seconds
+
+
+def _gpu(
+    name: str,
+    peak_tflops: float,
+    memory_gb: float,
+    memory_gb_per_second: float,
+    *,
+    links: tuple[float, float],
+    share: float,
+    fp32_tflops: float,
+) -> Cluster:
+    """A GPU of which the vendor's sheet gives the peak; `links` are GB/s one way inside of a node and between nodes."""
+    rate = peak_tflops * 1e12 * share
+    device = Device(
+        name=name,
+        operations_per_second={"bf16": rate, "fp16": rate, "fp32": fp32_tflops * 1e12 * 0.85},
+        memory_bytes=memory_gb * 1e9,
+        bytes_per_second=memory_gb_per_second * 1e9 * 0.8,
+    )
+    inside, between = (Link(rate * 1e9 * 0.75, seconds) for rate, seconds in zip(links, (4e-6, 1.2e-5), strict=True))
+    return Cluster(device=device, ranks_of_node=8, inside=inside, between=between)
+
+
+KNOWN: Mapping[str, Cluster] = {
+    one.device.name: one
+    for one in (
+        _gpu("v100", 125, 34, 900, links=(150, 12.5), share=0.7, fp32_tflops=15.7),
+        _gpu("a100", 312, 85, 2039, links=(300, 25), share=0.72, fp32_tflops=19.5),
+        _gpu("a100-40gb", 312, 42, 1555, links=(300, 25), share=0.72, fp32_tflops=19.5),
+        _gpu("l40s", 362, 48, 864, links=(32, 12.5), share=0.6, fp32_tflops=91.6),
+        _gpu("h100", 989, 85, 3350, links=(450, 50), share=0.62, fp32_tflops=67),
+        _gpu("h200", 989, 150, 4800, links=(450, 50), share=0.62, fp32_tflops=67),
+        _gpu("b200", 2250, 191, 8000, links=(900, 50), share=0.62, fp32_tflops=75),
+    )
+}
+"""NVIDIA's data sheets: dense bf16 rate, memory (in 10^9 bytes, as the driver reports it), NVLink (PCIe for the L40S)
+and the network of its reference systems. The attainable shares of a100 and h100 fit published runs
+(benchmarks/layout_choice.md); those of the others are assumed to be alike."""
+
+
+def known_cluster(name: str, ranks_of_node: int | None = None) -> Cluster:
+    """Nodes of GPUs that are listed.
+
+    Raises:
+        ParametersError: the GPU is not.
+    """
+    found = KNOWN.get(name.lower())
+    if found is None:
+        raise ParametersError(
+            f"--gpu {name!r} is not listed.{did_you_mean(name, KNOWN)} Pass one of {', '.join(KNOWN)}, or measure "
+            "this machine with `onward plan --calibrate` and leave --gpu out."
+        )
+    return found if ranks_of_node is None else replace(found, ranks_of_node=ranks_of_node)
+
+
+def gpu_of(device_name: str) -> str | None:
+    """The listed GPU that a driver calls `NVIDIA A100-SXM4-80GB` or the like; None: it is not listed."""
+    words = device_name.lower().replace("-", " ").split()
+    found = [name for name in KNOWN if name.split("-")[0] in words]
+    by_memory = [name for name in found if "-" in name and name.split("-")[1] in words]
+    return next(iter(by_memory or found), None)
+
+
+def cluster_of(measured: Mapping[str, Any], ranks_of_node: int | None = None) -> Cluster:
+    """What `onward plan --calibrate` measured and keeps; nodes are taken to be connected as their ranks are.
+
+    Raises:
+        ParametersError: it is no such file.
+    """
+    try:
+        device = Device(**{one: measured["device"][one] for one in measured["device"]})
+        inside = Link(**measured["inside"])
+        cores, ranks = measured["cores"], ranks_of_node or int(measured["ranks_of_node"])
+        return Cluster(device=device, ranks_of_node=ranks, inside=inside, between=inside, cores=cores)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParametersError(
+            "the rates of this machine cannot be read. Measure them again with `onward plan --calibrate`."
+        ) from error

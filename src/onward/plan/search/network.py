@@ -1,0 +1,286 @@
+"""`NetworkWork`: a network as the search sees it, a line of operators with a few numbers each, counted once.
+
+All layouts are priced from these arrays; none of them looks at the graph again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onward.graph.cuts import reads
+from onward.graph.training_graph import TrainingGraph
+from onward.plan.costs.costs import GraphCosts
+from onward.plan.horizontal.cuts import unlimited
+from onward.plan.horizontal.planning import HorizontalPlan
+from onward.plan.roles import ValueRoles, node_id
+
+Numbers = NDArray[np.float64]
+
+KEPT = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Shares of activations that are kept, from the fastest to the smallest: the first that fits is the best."""
+
+MOST_PLACES = 400
+"""Places where a pipeline may be cut that are looked at; of more, those where least is sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkWork:
+    """Operators in order, blocks between the places where a pipeline may be cut, and what ranks could share.
+
+    Per operator and sample, in the element type of the file:
+
+    Attributes:
+        block: the block that it is in, ascending.
+        forward, backward: operations of matmuls and convolutions.
+        moved: bytes of activations that the forward pass reads and writes.
+        kept: bytes that it keeps for the backward pass.
+        made: bytes of its output.
+        read: bytes of weights that it reads, for any number of samples.
+        is_split: whether tensor-parallel ranks share its work.
+        is_token_split: whether they share it with `sequence_parallel`.
+        trained, trained_split: elements of the trainable weights that it is the first to read; those of them that
+            tensor-parallel ranks share.
+        frozen: bytes of other tensors that it is the first to read.
+        reduced_forward, reduced_backward: bytes that tensor-parallel ranks all-reduce for it.
+        sent: bytes alive after the last operator of each block, which a pipeline cut there sends.
+        is_narrow: after which blocks a single activation is alive, so that recompute can begin there.
+        tied: elements of weights that are read far apart, with the first and the last block that reads each.
+        tensor_sizes: of tensor parallelism that the network can be shared by in this form.
+        token_size: numbers of ranks that divide this can share tokens (`sequence_parallel`); 1: they cannot be shared.
+        context_sizes: numbers of context ranks that can share its sequences.
+        context_share: of the elements of its activations that they share.
+        gathered: bytes of keys and values that each of them gathers for a sample.
+        attentions: how often it does.
+        width: bytes of an element of its activations.
+        kept_shares: of its activations that recompute can be asked to keep.
+    """
+
+    block: NDArray[np.int64]
+    forward: Numbers
+    backward: Numbers
+    moved: Numbers
+    kept: Numbers
+    made: Numbers
+    read: Numbers
+    is_split: NDArray[np.bool_]
+    is_token_split: NDArray[np.bool_]
+    trained: Numbers
+    trained_split: Numbers
+    frozen: Numbers
+    reduced_forward: Numbers
+    reduced_backward: Numbers
+    sent: Numbers
+    is_narrow: NDArray[np.bool_]
+    tied: tuple[tuple[float, int, int], ...] = ()
+    tensor_sizes: tuple[int, ...] = (1,)
+    token_size: int = 1
+    context_sizes: tuple[int, ...] = ()
+    context_share: float = 0.0
+    gathered: float = 0.0
+    attentions: int = 0
+    width: float = 4.0
+    kept_shares: tuple[float, ...] = KEPT
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self.sent)
+
+    @property
+    def weights(self) -> float:
+        """Trainable elements."""
+        return float(self.trained.sum())
+
+    def operations(self, samples: int) -> float:
+        """Of the model for so many samples, forward and backward, recomputation left out."""
+        return float(self.forward.sum() + self.backward.sum()) * samples
+
+    def of_blocks(self, values: Numbers) -> Numbers:
+        """Sums over the operators of each block."""
+        return np.bincount(self.block, values, self.blocks).astype(np.float64)
+
+
+def count_work(
+    graph: TrainingGraph,
+    costs: GraphCosts,
+    roles: ValueRoles,
+    horizontal: HorizontalPlan,
+    *,
+    tensor_sizes: tuple[int, ...],
+    token_size: int,
+    batch: int,
+) -> NetworkWork:
+    """The summary of a network.
+
+    Args:
+        graph: with its loss.
+        costs: of a micro-batch.
+        roles: of its nodes.
+        horizontal: how any of `tensor_sizes` ranks share it.
+        tensor_sizes, token_size: of `NetworkWork`.
+        batch: samples of the micro-batch that `costs` are for.
+    """
+    nodes = [node for node in roles.nodes if node in roles.bound]
+    ends, sent, narrow = _places(nodes, roles, costs)
+    block = np.searchsorted(ends, np.arange(len(nodes)), side="right")
+    found = [costs.nodes[node_id(node)] for node in nodes]
+    weights = _Weights(graph, costs, roles, horizontal, nodes)
+    read = np.array([weights.bytes_read(node) for node in nodes])
+    moved = np.array([one.moved_bytes for one in found])
+    split, by_tokens, forward_bytes, backward_bytes = _shares(nodes, costs, horizontal)
+    trained, trained_split, frozen = weights.first_read(nodes)
+    return NetworkWork(
+        block=block,
+        forward=np.array([one.forward for one in found]) / batch,
+        backward=np.array([one.backward_input + one.backward_weight for one in found]) / batch,
+        moved=np.maximum(moved - read, 0.0) / batch,
+        kept=np.array([one.kept_bytes for one in found]) / batch,
+        made=np.array([one.output_bytes for one in found]) / batch,
+        read=read,
+        is_split=split,
+        is_token_split=by_tokens,
+        trained=trained,
+        trained_split=trained_split,
+        frozen=frozen,
+        reduced_forward=forward_bytes / batch,
+        reduced_backward=backward_bytes / batch,
+        sent=np.concatenate([sent, [0.0]]) / batch,
+        is_narrow=np.concatenate([narrow, [False]]),
+        tied=weights.tied(nodes, block),
+        tensor_sizes=tensor_sizes,
+        token_size=token_size,
+        width=width_of(graph),
+    )
+
+
+def _places(
+    nodes: list[ir.Node], roles: ValueRoles, costs: GraphCosts
+) -> tuple[NDArray[np.int64], Numbers, NDArray[np.bool_]]:
+    """Where blocks end, what is sent there, and where that is a single activation.
+
+    Of places with the same weights on either side the last of those that send least.
+    """
+    position = {node: index for index, node in enumerate(nodes)}
+    alive, count = np.zeros(len(nodes) + 1), np.zeros(len(nodes) + 1)
+    last: dict[ir.Value, int] = {}
+    for node in nodes:
+        for value in reads(node):
+            if roles.producers.get(value) in position:
+                last[value] = position[node]
+    for value, reader in last.items():
+        first, size = position[roles.producers[value]], costs.value_bytes.get(str(value.name), 0.0)
+        alive[first] += size
+        alive[reader] -= size
+        count[first] += 1
+        count[reader] -= 1
+    alive, count = np.cumsum(alive), np.cumsum(count)
+    has_weight = np.array([any(v.is_initializer() for v in node.inputs if v is not None) for node in nodes])
+    before = np.cumsum(has_weight)
+    best: dict[int, int] = {}
+    for place in range(len(nodes) - 1):
+        group = int(before[place])
+        if 0 < group < before[-1] and (group not in best or alive[place] <= alive[best[group]]):
+            best[group] = place
+    chosen = np.array(sorted(best.values()), dtype=np.int64)
+    if len(chosen) > MOST_PLACES:
+        chosen = np.sort(chosen[np.argsort(alive[chosen], kind="stable")[:MOST_PLACES]])
+    return chosen + 1, alive[chosen], count[chosen] == 1
+
+
+def _shares(
+    nodes: list[ir.Node], costs: GraphCosts, plan: HorizontalPlan
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Numbers, Numbers]:
+    """Which operators tensor-parallel ranks share, also by tokens, and bytes that they all-reduce for each."""
+    reduced, entries = frozenset(plan.reduced), set(plan.entries)
+    split, by_tokens = np.zeros(len(nodes), dtype=bool), np.zeros(len(nodes), dtype=bool)
+    forward, backward = np.zeros(len(nodes)), np.zeros(len(nodes))
+    entered: set[str] = set()
+    for place, node in enumerate(nodes):
+        made = [str(value.name) for value in node.outputs]
+        names = {*made, *(str(value.name) for value in node.inputs if value is not None)}
+        split[place] = made[0] in reduced or any(name in plan.values for name in names)
+        by_tokens[place] = split[place] or any(name in plan.token_axes for name in made)
+        if made[0] in reduced:
+            forward[place] = costs.value_bytes.get(made[0], 0.0)
+        for index, value in enumerate(node.inputs):
+            name = "" if value is None else str(value.name)
+            if (made[0], index) in entries and name not in entered:
+                entered.add(name)  # the gradient of a value is reduced once, however many regions read it
+                backward[place] += costs.value_bytes.get(name, 0.0)
+    return split, by_tokens, forward, backward
+
+
+class _Weights:
+    """The initializers of a network: who reads which."""
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        costs: GraphCosts,
+        roles: ValueRoles,
+        horizontal: HorizontalPlan,
+        nodes: list[ir.Node],
+    ) -> None:
+        initializers = graph.model.graph.initializers
+        self._trained = frozenset(graph.weights)
+        self._plan, self._roles = horizontal, roles
+        self._stored = {
+            name: value.const_value for name, value in initializers.items() if value.const_value is not None
+        }
+        self._bytes = {**costs.value_bytes, **{name: float(one.nbytes) for name, one in self._stored.items()}}
+        self._read: dict[ir.Node, set[str]] = {}
+        known = frozenset(self._stored)
+        for node in nodes:
+            self._read[node] = roles.weights_of(node, known)
+
+    def bytes_read(self, node: ir.Node) -> float:
+        """Of matrices and kernels; a lookup reads no table."""
+        if node.op_type.startswith("Gather"):
+            return 0.0
+        names = [str(value.name) for value in node.inputs if value is not None and self._is_weight(value)]
+        return sum((self._bytes.get(name, 0.0) for name in names), 0.0)
+
+    def _is_weight(self, value: ir.Value) -> bool:
+        """Whether a value is a weight, or follows from weights alone, as a transposed one does."""
+        producer = self._roles.producers.get(value)
+        if producer is None:
+            return value.is_initializer()
+        return producer not in self._roles.bound and bool(self._roles.weights_of(producer, self._trained))
+
+    def first_read(self, nodes: list[ir.Node]) -> tuple[Numbers, Numbers, Numbers]:
+        """Elements of trained weights, of shared ones, and bytes of frozen tensors, by their first reader."""
+        trained, split, frozen = (np.zeros(len(nodes)) for _ in range(3))
+        seen: set[str] = set()
+        for place, node in enumerate(nodes):
+            for name in self._read[node] - seen:
+                size = float(self._stored[name].size)
+                if name in self._trained:
+                    trained[place] += size
+                    cut = self._plan.shardings.get(name)
+                    # A rank's share of what is split is the same for all: blocks that few ranks share are left out.
+                    split[place] += 0.0 if cut is None else size * sum(unlimited(cut)) / sum(cut.blocks)
+                else:
+                    frozen[place] += float(self._stored[name].nbytes)
+            seen |= self._read[node]
+        return trained, split, frozen
+
+    def tied(self, nodes: list[ir.Node], block: NDArray[np.int64]) -> tuple[tuple[float, int, int], ...]:
+        """Trained weights that several blocks read."""
+        found: dict[str, tuple[int, int]] = {}
+        for node, place in zip(nodes, block.tolist(), strict=True):
+            for name in self._read[node] & self._trained:
+                found[name] = (found.get(name, (place, place))[0], place)
+        return tuple((float(self._stored[name].size), *ends) for name, ends in found.items() if ends[0] != ends[1])
+
+
+def width_of(graph: TrainingGraph) -> float:
+    """Bytes of an element of most trained weights, and so of most activations."""
+    initializers, sizes = graph.model.graph.initializers, dict[float, int]()
+    for stored in (initializers[name].const_value for name in graph.weights if name in initializers):
+        if stored is not None:
+            sizes[float(stored.dtype.itemsize)] = sizes.get(float(stored.dtype.itemsize), 0) + stored.size
+    return max(sizes, key=lambda size: sizes[size], default=4.0)

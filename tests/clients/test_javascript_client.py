@@ -1,0 +1,78 @@
+"""The JavaScript client, compiled and run in Node, against the Python client's numbers for the same bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onward_device import Trainer
+from tests.device.bundles import BATCH, batches, bundle_of, samples
+from tests.mlp import save_mlp
+
+CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
+MODULES = CLIENT / "node_modules"
+OLDEST_NODE = 20
+
+
+def as_json(batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """A batch as the JavaScript client takes it."""
+    return {name: {"shape": array.shape, "data": array.ravel().tolist()} for name, array in batch.items()}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with its JavaScript, outside of the sources."""
+    if shutil.which("node") is None:
+        pytest.skip("there is no node: the JavaScript client is not tested")
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+    if int(version.removeprefix("v").partition(".")[0]) < OLDEST_NODE:
+        pytest.skip(f"node is {version.strip()}, the JavaScript client needs {OLDEST_NODE}: it is not tested")
+    if not (MODULES / "onnxruntime-node").exists():
+        pytest.skip("clients/javascript has no node_modules: run `make clients` to test the JavaScript client")
+    folder = tmp_path_factory.mktemp("client")
+    shutil.copytree(CLIENT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    (folder / "node_modules").symlink_to(MODULES)
+    subprocess.run(["node", str(MODULES / "typescript" / "bin" / "tsc")], cwd=folder, check=True, timeout=120)
+    return folder
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_node_trains_as_python_does(accumulation: int, compiled: Path, tmp_path: Path) -> None:
+    save_mlp(tmp_path, normalized=True)
+    steps = 50 // accumulation * accumulation
+    training = {"gradient_accumulation_steps": accumulation, "num_train_steps": steps}
+    bundle_of(tmp_path, training={**training, "weights_not_to_train": ["b1"]})
+    found = batches(samples(), steps)
+    trainer = Trainer.load(tmp_path / "bundle")
+    losses = []
+    for index, batch in enumerate(found):
+        if index == 3:
+            trainer.save_state(tmp_path / "state.safetensors")
+        losses.append(trainer.train_step(batch))
+    expected = {
+        "batches": [as_json(batch) for batch in found],
+        "losses": losses,
+        "metrics": trainer.evaluate(found[:7]),
+        "updates": trainer.updates,
+        "gradient_norm": trainer.gradient_norm,
+    }
+    assert np.shape(found[0]["x"]) == (BATCH, 6)
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    done = subprocess.run(
+        ["node", "--test", "test/"],
+        cwd=compiled,
+        env={**os.environ, "ONWARD_DEVICE_EXAMPLE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "# pass 7" in done.stdout

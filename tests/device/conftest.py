@@ -1,0 +1,5 @@
+"""The bundle that several files test."""
+
+from tests.device.bundles import normalized
+
+__all__ = ["normalized"]

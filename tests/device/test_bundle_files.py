@@ -1,0 +1,81 @@
+"""Files of a bundle and of its state, as the Python client reads and writes them, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onward_device import BundleError, Trainer
+from tests.device.bundles import batches, samples
+
+
+def test_a_saved_state_continues_bit_for_bit(normalized: Path, tmp_path: Path) -> None:
+    features = batches(samples(), 6)
+    trainer = Trainer.load(normalized / "bundle")
+    for batch in features[:3]:
+        trainer.train_step(batch)
+    path = tmp_path / "new folder" / "state.safetensors"
+    trainer.save_state(path)
+    (tmp_path / "any file").touch()
+    assert path.stat().st_mode == (tmp_path / "any file").stat().st_mode
+    resumed = Trainer.load(normalized / "bundle")
+    resumed.load_state(path)
+    for batch in features[3:]:
+        assert trainer.train_step(batch) == resumed.train_step(batch)
+    assert all(np.array_equal(one, resumed.state()[name]) for name, one in trainer.state().items())
+
+
+def test_a_file_that_was_changed_is_found(normalized: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(normalized / "bundle", tmp_path / "copy")
+    with (copy / "weights.bin").open("r+b") as file:
+        file.write(b"\1")
+    with pytest.raises(BundleError, match=r"weights\.bin was changed or damaged: its SHA-256 .* Copy the bundle again"):
+        Trainer.load(copy)
+    (copy / "eval.onnx").unlink()
+    with pytest.raises(BundleError, match=r"has no file eval\.onnx|weights\.bin was changed"):
+        Trainer.load(copy)
+
+
+def test_other_versions_and_other_folders_are_refused(normalized: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BundleError, match=r"is no device bundle: it has no manifest\.json\. Write one with `onward dev"
+    ):
+        Trainer.load(tmp_path)
+    manifest = json.loads((normalized / "bundle" / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(BundleError, match=r"is a device bundle of version 2; this package reads version 1\. Install"):
+        Trainer.load(tmp_path)
+
+
+def test_a_state_of_another_bundle_is_refused(normalized: Path, tmp_path: Path) -> None:
+    trainer = Trainer.load(normalized / "bundle")
+    trainer.save_state(tmp_path / "state.safetensors")
+    other = Trainer.load(normalized / "bundle")
+    other.bundle.manifest["identity"] = "0" * 64
+    with pytest.raises(BundleError, match=r"is a state of the bundle [0-9a-f]{12}; this one is 000000000000\. Use the"):
+        other.load_state(tmp_path / "state.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": np.zeros((3, 6), np.float32)}, r"'label' has the shape \[4\]; expected \[batch=3\]"),
+        ({"x": np.zeros((4, 7), np.float32)}, r"'x' has the shape \[4, 7\]; expected \[batch=4, 6\]"),
+        ({"x": np.zeros((4, 6), complex)}, r"'x' is complex128; expected float32\. Convert it with \.astype"),
+        ({"x": None}, r"the batch has no 'x'; it has label"),
+        ({"x": np.zeros((0, 6), np.float32)}, r"'x' has the shape \[0, 6\]\. Leave out batches without samples"),
+        (
+            {"label": np.array([0, 1, -1, 0])},
+            r"'label' holds the label -1; expected 0 to \d\. Fix the data, or",
+        ),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(change: dict[str, Any], words: str, normalized: Path) -> None:
+    batch = {name: array for name, array in {**batches(samples(), 1)[0], **change}.items() if array is not None}
+    with pytest.raises(BundleError, match=words):
+        Trainer.load(normalized / "bundle").train_step(batch)

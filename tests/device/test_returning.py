@@ -1,0 +1,44 @@
+"""From a device back to the user's graph, and to `onward train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from onward.cli import main
+from onward.data.in_memory import InMemoryDataLoader
+from onward_device import Trainer
+from tests.device.bundles import batches, samples, sections
+from tests.mlp import start
+
+
+def test_the_way_back_to_the_user_and_to_onward_train(normalized: Path, tmp_path: Path) -> None:
+    """A device trains 20 updates; the user's own graph gets its weights, and `onward train` makes the other 30."""
+    changes = {"training": {"weights_not_to_train": ["b1"]}}
+    features = samples()
+    trainer = Trainer.load(normalized / "bundle")
+    for batch in batches(features, 20):
+        trainer.train_step(batch)
+    trainer.save_state(tmp_path / "state.safetensors")
+    arguments = ["--device-state", str(tmp_path / "state.safetensors"), "--bundle", str(normalized / "bundle")]
+    assert main(["export", str(normalized / "mlp.onnx"), *arguments, "-o", str(tmp_path / "trained.onnx")]) == 0
+    before, after = onnx.load(normalized / "mlp.onnx"), onnx.load(tmp_path / "trained.onnx")
+    assert before.graph.node == after.graph.node
+    (logits,) = onnxruntime.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": features["x"]})
+    assert np.abs(logits - trainer.predict({"x": features["x"]})["logits"]).max() < 1e-5
+    run = ["device", str(normalized / "run.yaml"), "--device-state", str(tmp_path / "state.safetensors")]
+    assert main([*run, "--checkpoint.checkpoints_dir", str(tmp_path / "checkpoints")]) == 0
+    runner, recorder = start(
+        normalized, checkpoint={"checkpoints_dir": tmp_path / "checkpoints"}, **sections(**changes)
+    )
+    assert runner.resumed_update == 20
+    runner.run(
+        InMemoryDataLoader(dict(features))
+    )  # the device's data are not the run's: it begins with the first batch
+    losses = [trainer.train_step(batch) for batch in batches(features, 30)]
+    assert losses == pytest.approx(recorder.losses, abs=1e-5)
+    assert main([*run, "--checkpoint.checkpoints_dir", str(tmp_path / "checkpoints")]) == 2

@@ -1,0 +1,161 @@
+"""Mixtures of experts as people write them in torch, each a small module of the same routing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.graph.exported import export
+
+EXPERTS, CHOICES, WIDTH, HIDDEN = 4, 2, 8, 12
+
+
+class Mixture(nn.Module):
+    """A router that chooses the best experts of every token; their shares add up to one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares, chosen = torch.softmax(self.gate(x), -1).topk(CHOICES, -1)
+        return shares / shares.sum(-1, keepdim=True), chosen
+
+    def gates(self, x: Tensor) -> Tensor:
+        shares, chosen = self.route(x)
+        return torch.zeros(*x.shape[:-1], EXPERTS, dtype=x.dtype).scatter(-1, chosen, shares)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.w3 = nn.Linear(WIDTH, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class RowsOfExperts(Mixture):
+    """Mixtral's loop: the rows of each expert are gathered, and its results added to the tokens'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Gated() for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, WIDTH)
+        shares, chosen = self.route(tokens)
+        result = torch.zeros_like(tokens)
+        mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+        for number, expert in enumerate(self.experts):
+            place, row = torch.where(mask[number])
+            result.index_add_(0, row, expert(tokens[row]) * shares[row, place, None])
+        return result.view(x.shape)
+
+
+class Loop(Mixture):
+    """Every expert for all tokens, times its gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = lambda: nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))  # noqa: E731
+        self.experts = nn.ModuleList(layers() for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares, chosen = self.route(x)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            result = result + (shares * (chosen == number)).sum(-1, keepdim=True) * expert(x)
+        return result
+
+
+class Stacked(Loop):
+    """The results of all experts side by side, weighed by gates of which most are zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.stack([expert(x) for expert in self.experts], -2) * self.gates(x).unsqueeze(-1)).sum(-2)
+
+
+class Einsum(Mixture):
+    """Stacks of weights, all experts in one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 3)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(torch.einsum("bnd,edf->bnef", x, self.up))
+        return torch.einsum("bnef,efd,bne->bnd", hidden, self.down, self.gates(x))
+
+
+class Batched(Einsum):
+    """Stacks of weights, the experts in front."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, WIDTH)
+        rows = tokens.unsqueeze(0).expand(EXPERTS, -1, -1)
+        results = torch.bmm(F.silu(torch.bmm(rows, self.up)), self.down)
+        return (results * self.gates(tokens).t().unsqueeze(-1)).sum(0).view(x.shape)
+
+
+class Slices(Einsum):
+    """A loop over slices of stacks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares, chosen = self.route(x)
+        result = torch.zeros_like(x)
+        for number in range(EXPERTS):
+            gate = torch.where(chosen == number, shares, 0.0).sum(-1, keepdim=True)
+            result = result + gate * (F.relu(x @ self.up[number]) @ self.down[number])
+        return result
+
+
+class Selected(Mixture):
+    """The weights of every token's experts, gathered: `batched_mm` of transformers; gate and value in one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN, WIDTH) / 3)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, WIDTH)
+        shares, chosen = self.route(tokens)
+        rows, numbers = tokens.repeat_interleave(CHOICES, 0), chosen.reshape(-1)
+        gate, value = torch.bmm(self.up[numbers], rows.unsqueeze(-1)).squeeze(-1).chunk(2, -1)
+        results = torch.bmm(self.down[numbers], (F.silu(gate) * value).unsqueeze(-1)).squeeze(-1)
+        return (results * shares.reshape(-1, 1)).view(-1, CHOICES, WIDTH).sum(1).view(x.shape)
+
+
+MIXTURES = (RowsOfExperts, Loop, Stacked, Einsum, Batched, Slices, Selected)
+
+
+class Network(nn.Module):
+    """A first layer, a residual layer around a mixture, and a last layer."""
+
+    def __init__(self, mixture: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.mixture = mixture
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(x + self.mixture(x))
+
+
+def exported(kind: type[Mixture], path: Path, dtype: torch.dtype = torch.float64) -> Path:
+    """A network of one mixture, any number of samples of 6 tokens."""
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    inputs = (torch.randn(2, 6, WIDTH, dtype=dtype),)
+    return export(
+        Network(kind()).to(dtype), inputs, path, 20, True,
+        input_names=["x"], output_names=["y"], dynamic_shapes=({0: batch},),
+    )  # fmt: skip
