@@ -11,9 +11,9 @@ import torch
 from onward.lowering.kernels.operands import (
     REQUIRED,
     align,
-    operand_for,
     broadcasts_by_attribute,
     by_attributes,
+    operand_for,
     takes_numbers,
 )
 from tests.one_node import make_model, run
