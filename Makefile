@@ -1,5 +1,5 @@
 # Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
-# All set up .venv first. `make clients` installs what the JavaScript client is built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
+# All set up .venv first. `make clients` installs what the clients in JavaScript and C++ are built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
@@ -7,6 +7,8 @@ DOCS := .venv-docs
 PEERS_PYTHON ?= python3.11
 BIN := $(VENV)/bin
 NODE_MODULES := clients/javascript/node_modules
+ORT_HEADERS := build/onnxruntime
+ORT_HEADERS_PACKAGE := com.github.asus4.onnxruntime@0.4.9
 
 .PHONY: demo demo-web test bench peers clients check docs clean
 
@@ -35,11 +37,20 @@ peers:
 	$(PEERS)/bin/python -m pip install --quiet onnxruntime-training==1.19.2 "numpy<2" onnx==1.16.2 setuptools
 	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/onnx2torch onnx2torch==1.5.15
 
-clients: $(NODE_MODULES)/installed
+clients: $(NODE_MODULES)/installed $(ORT_HEADERS)/installed
 
 # The scripts of packages fetch what is not used here.
 $(NODE_MODULES)/installed: clients/javascript/package-lock.json
 	cd clients/javascript && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+# The headers of ONNX Runtime 1.29 for C++; a newer library runs what is compiled with them. No registry has them alone,
+# so they are taken out of a package that ships them with the runtime for every platform (150 MB, not kept).
+$(ORT_HEADERS)/installed:
+	rm -rf $(ORT_HEADERS) && mkdir -p $(ORT_HEADERS)
+	cd $(ORT_HEADERS) && npm pack --silent $(ORT_HEADERS_PACKAGE) && \
+	sha256sum --check --quiet $(CURDIR)/clients/cpp/headers.sha256 && \
+	tar xzf *.tgz --strip-components=7 --wildcards '*/ios-arm64/*/Headers/*.h' && rm *.tgz
 	touch $@
 
 check: $(VENV)/installed

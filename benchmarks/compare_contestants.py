@@ -21,7 +21,10 @@ from benchmarks import compare_bare
 from benchmarks.compare_networks import IGNORED, IMAGES, SIZES, loss_of, make_batches, make_network
 from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
 
-RATES = {"resnet50": 1e-6}  # normalized over few images, it magnifies every rounding at a higher rate
+RATES = {
+    "resnet50": 1e-6,
+    "mobilenet": 1e-6,
+}  # normalized over few images, it magnifies every rounding at a higher rate
 RATE = 1e-4
 BATCHES = 4
 Step = Callable[[int], float]

@@ -22,7 +22,8 @@ class Size:
     Attributes:
         layers, width, heads, groups: of a transformer; `groups` are heads of keys and values.
         inner: width between the two linear layers of a block.
-        words: of the vocabulary.
+        words: of the vocabulary, or classes.
+        channels: of an image.
         batch: samples of a step.
         length: tokens of a sample, or rows and columns of an image.
     """
@@ -35,6 +36,7 @@ class Size:
     groups: int = 0
     inner: int = 0
     words: int = 1000
+    channels: int = 3
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, causal: bool) -> Tensor:
@@ -248,14 +250,67 @@ class SqueezeNet(nn.Module):
         return self.body(images).mean((2, 3))
 
 
+class MnistCnn(nn.Module):
+    """Two convolutions and two linear layers, as in PyTorch's example for MNIST, without its dropout."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(size.channels, 32, 3), nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(64 * ((size.length - 4) // 2) ** 2, 128)
+        self.fc2 = nn.Linear(128, size.words)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images)))), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+class InvertedResidual(nn.Module):
+    """Expand, convolve each channel alone, project (Sandler et al., 2018)."""
+
+    def __init__(self, entering: int, leaving: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = entering * expansion
+        depthwise = nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False)
+        expand = [nn.Conv2d(entering, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU6()]
+        self.body = nn.Sequential(
+            *(expand if expansion > 1 else ()), depthwise, nn.BatchNorm2d(inner), nn.ReLU6(),
+            nn.Conv2d(inner, leaving, 1, bias=False), nn.BatchNorm2d(leaving),
+        )  # fmt: skip
+        self.adds = stride == 1 and entering == leaving
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.adds else self.body(x)
+
+
+class MobileNetV2(nn.Module):
+    """Sandler et al., 2018, without dropout."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(size.channels, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
+        entering = 32
+        for expansion, leaving, count, stride in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2),
+                                                  (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)):  # fmt: skip
+            for index in range(count):
+                layers.append(InvertedResidual(entering, leaving, stride if index == 0 else 1, expansion))
+                entering = leaving
+        layers += [nn.Conv2d(entering, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(1280, size.words)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.body(images).mean((2, 3)))
+
+
 NETWORKS: dict[str, Callable[[Size], nn.Module]] = {
     "gpt2": GPT2,
     "llama": Llama,
     "bert": Bert,
     "resnet50": ResNet50,
     "squeezenet": SqueezeNet,
+    "mnist": MnistCnn,
+    "mobilenet": MobileNetV2,
 }
-IMAGES = frozenset({"resnet50", "squeezenet"})
+IMAGES = frozenset({"resnet50", "squeezenet", "mnist", "mobilenet"})
 
 SIZES: dict[str, dict[str, Size]] = {
     "gpt2": {
@@ -292,6 +347,13 @@ SIZES: dict[str, dict[str, Size]] = {
         "cpu": Size(32, 224),
         "real": Size(256, 224),
     },
+    "mnist": {"tiny": Size(2, 28, words=10, channels=1), "small": Size(64, 28, words=10, channels=1)},
+    "mobilenet": {
+        "tiny": Size(2, 64, words=10),
+        "small": Size(8, 96, words=100),
+        "cpu": Size(32, 224),
+        "real": Size(256, 224),
+    },
 }
 """Of every network; `cpu` is the smallest real one, with batches that a CPU can take."""
 
@@ -308,7 +370,7 @@ def make_batches(name: str, size: Size, count: int) -> list[dict[str, Tensor]]:
     batches = []
     for _ in range(count):
         if name in IMAGES:
-            images = torch.randn(size.batch, 3, size.length, size.length, generator=generator)
+            images = torch.randn(size.batch, size.channels, size.length, size.length, generator=generator)
             labels = torch.randint(0, size.words, (size.batch,), generator=generator)
             batches.append({"images": images, "labels": labels})
             continue

@@ -1,0 +1,69 @@
+// What tests/clients/test_cpp_client.py compares with the Python client: `against_python FOLDER`, which holds a bundle,
+// batches as safetensors files and what else the test wrote.
+#include <onward_device.hpp>
+
+#include <cmath>
+#include <functional>
+#include <iostream>
+
+namespace fs = std::filesystem;
+using onward::Array;
+using onward::Batch;
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const onward::BundleError& error) {
+    return error.what();
+  }
+  return "not refused";
+}
+
+int main(int, char** arguments) {
+  const fs::path folder = arguments[1];
+  std::vector<Batch> batches;
+  for (int i = 0; fs::exists(folder / ("batch" + std::to_string(i))); ++i)
+    batches.push_back(onward::detail::read_safetensors(onward::detail::read_file(folder / ("batch" + std::to_string(i))), "batch").first);
+  Ort::SessionOptions options;
+  options.SetIntraOpNumThreads(1);
+  auto trainer = onward::Trainer::load(folder / "bundle", std::move(options));
+  onward::Json found;
+  const std::vector<Batch> first(batches.begin(), batches.begin() + 7);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    if (i == 3) trainer.save_state(folder / "cpp.safetensors");
+    found["losses"].push_back(trainer.train_step(batches[i]));
+  }
+  found["metrics"] = trainer.evaluate(first);
+  found["updates"] = trainer.updates();
+  found["skipped"] = trainer.skipped_updates();
+  found["gradient_norm"] = trainer.gradient_norm.value();
+  trainer.export_model(folder / "cpp.onnx");
+  for (const auto& [name, array] : trainer.predict(first[0])) found["predictions"][name] = array.values<float>();
+  trainer.load_state(folder / "python.safetensors");
+  found["continued"] = trainer.train_step(batches[3]);
+
+  auto short_labels = batches[0], wide = batches[0], no_x = batches[0], negative = batches[0], halves = batches[0];
+  const auto rows = batches[0].at("label").shape[0];
+  short_labels["label"] = Array::of<int64_t>({rows - 1}, std::vector<int64_t>(static_cast<size_t>(rows - 1)));
+  wide["x"] = Array::of<float>({rows, 7}, std::vector<float>(static_cast<size_t>(rows * 7)));
+  no_x.erase("x");
+  negative["label"] = Array::of<int64_t>({rows}, std::vector<int64_t>(static_cast<size_t>(rows), -1));
+  halves["label"] = Array::of<float>({rows}, std::vector<float>(static_cast<size_t>(rows), 0.5F));
+  const std::vector<std::pair<std::string, std::function<void()>>> refused = {
+      {"short", [&] { trainer.train_step(short_labels); }},
+      {"wide", [&] { trainer.train_step(wide); }},
+      {"no_x", [&] { trainer.train_step(no_x); }},
+      {"negative", [&] { trainer.train_step(negative); }},
+      {"halves", [&] { trainer.train_step(halves); }},
+      {"nothing", [&] { trainer.predict({{"x", Array::of<float>({0, 6}, {})}}); }},
+      {"nowhere", [&] { onward::Trainer::load(folder / "nowhere"); }},
+      {"damaged", [&] { onward::Trainer::load(folder / "damaged"); }},
+      {"newer", [&] { onward::Trainer::load(folder / "newer"); }},
+      {"other_state", [&] { trainer.load_state(folder / "other.safetensors"); }},
+      {"no_state", [&] { trainer.load_state(folder / "run.yaml"); }},
+      {"no_file", [&] { trainer.load_state(folder / "no.safetensors"); }},
+      {"values", [] { Array::of<float>({2, 2}, {1.0F}); }},
+  };
+  for (const auto& [name, call] : refused) found["refused"][name] = refusal(call);
+  std::cout << found.dump() << "\n";
+}
