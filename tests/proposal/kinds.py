@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 from PIL import Image
 from torch import nn
@@ -92,6 +93,19 @@ def classifier_of_images(*end: nn.Module) -> Callable[[Path], None]:
         save(net, torch.randn(2, 3, 16, 16), folder, ["image"], ["scores"])
 
     return write
+
+
+def classifier_of_recordings(folder: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv1d(1, 8, 9, stride=4),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+    save(net, torch.randn(2, 1, 400), folder, ["waveform"], ["scores"])
 
 
 class ChannelsLast(nn.Module):
@@ -215,6 +229,18 @@ def table(folder: Path, form: str = "csv") -> str:
     return path.name
 
 
+def recordings(folder: Path) -> str:
+    """Tones with noise, of three heights."""
+    generator = np.random.default_rng(0)
+    for number, name in enumerate(("high", "low", "middle")):
+        (folder / "sounds" / name).mkdir(parents=True)
+        for k in range(SAMPLES // 6):
+            time = np.arange(350 + k % 100) / 8000
+            sound = np.sin(2 * np.pi * (2000, 200, 700)[number] * time + k) + generator.normal(0, 0.1, len(time))
+            soundfile.write(str(folder / "sounds" / name / f"{k}.wav"), 0.5 * sound, 8000)
+    return "sounds"
+
+
 def text(folder: Path) -> str:
     (folder / "fox.txt").write_text("The quick brown fox jumps over the lazy dog. " * 300)
     return "fox.txt"
@@ -242,6 +268,11 @@ KINDS: dict[str, Kind] = {
     "images in folders, channels last": Kind(
         channels_last, pictures, {"loss.type": CROSS_ENTROPY, "data.input_name_map": {"image": "input_1"}},
         says=("the model expects channels-last",),
+    ),
+    "recordings in folders": Kind(
+        classifier_of_recordings, recordings,
+        {"loss.type": CROSS_ENTROPY, "data.input_name_map": {"audio": "waveform"}, "loss.label": "label"},
+        says=("recordings are cut or padded to 400 samples (0.05 s at 8,000 Hz)",),
     ),
     "images as bytes": Kind(
         classifier_of_images(), pixels_as_bytes,

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         nargs="?",
         help="a folder of shards, or what onward pack takes: .npz, .npy, CSV, TSV, Parquet, JSONL, a folder with one "
-        "folder of images per class, text",
+        "folder of images or recordings per class, text",
     )
     parser.add_argument("-o", "--output", default="run.yaml", metavar="RUN.yaml", help="the file to write (run.yaml)")
     parser.add_argument(
@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--wizard", action="store_true", help="ask in the terminal, with the inferred value as default")
     parser.add_argument("--output-dir", metavar="DIR", help="where the trained model will go (trained)")
-    parser.add_argument("--kind", choices=("text", "arrays", "table", "images"), help="what DATA holds (by suffixes)")
+    parser.add_argument(
+        "--kind", choices=("text", "arrays", "table", "images", "audio"), help="what DATA holds (by suffixes)"
+    )
     parser.add_argument("--label", metavar="NAME", help="the feature or column to predict (several columns: A,B,C)")
     parser.add_argument("--inputs", metavar="COLUMN,...", help="the columns of a table that the model reads")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`onward pack`: text, arrays, tables or images into training shards."""
+"""`onward pack`: text, arrays, tables, images or recordings into training shards."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "create": Command("write a reference model as ONNX"),
-    "pack": Command("turn text, arrays, tables or images into training shards", "limits"),
+    "pack": Command("turn text, arrays, tables, images or recordings into training shards", "limits"),
     "inspect": Command("report a model's inputs, operators and weights, and which weights are trainable", "limits"),
     "init": Command("write a RUN.yaml that trains a model on data, with the reason for every choice", "limits"),
     "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", "*"),

@@ -66,7 +66,7 @@ def _looks(model: ModelFacts) -> str:
 def _ask_label(model: ModelFacts, data: DataFacts, answers: Answers, folder: Path) -> Answers:
     """Which feature is the label, before anything can be proposed."""
     names = [one.name for one in data.features]
-    if answers.label is not None or len(names) < 2 or data.kind == "images":
+    if answers.label is not None or len(names) < 2 or data.kind in ("images", "audio"):
         return answers
 
     def parse(text: str) -> str:

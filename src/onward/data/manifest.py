@@ -39,7 +39,7 @@ class Manifest:
 
     Attributes:
         source: what was packed, as the user named it.
-        kind: of source: text, arrays, table, images.
+        kind: of source: text, arrays, table, images, audio.
         options: all options of packing, defaults included.
         features: name -> {"dtype": ..., "shape": [...]} of one sample.
         sample_count: over all shards.

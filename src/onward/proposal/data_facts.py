@@ -66,6 +66,7 @@ class DataFacts:
         classes: names of the classes, where the data name them.
         are_pairs: every feature has an axis of 2 first, a chosen and a rejected answer.
         bytes: of text.
+        sample_rate: of recordings, in Hz: that of most.
         missing_rows: rows of a table that lack a value.
         asked_kind: the kind of source that the user chose; None: suffixes told it.
         ignored: which files of a folder are not read, being of other kinds; "": none.
@@ -82,6 +83,7 @@ class DataFacts:
     classes: tuple[str, ...] = ()
     are_pairs: bool = False
     bytes: int = 0
+    sample_rate: int = 0
     missing_rows: int = 0
     delimiter: str = ","
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

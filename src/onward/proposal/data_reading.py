@@ -14,6 +14,7 @@ import numpy as np
 
 from onward.data.manifest import MANIFEST_NAME, read_manifest
 from onward.data.packing.arrays import open_arrays
+from onward.data.packing.audio import most_frequent_rate, read_header, resampled_length
 from onward.data.packing.documents import count_bytes
 from onward.data.packing.images import OF_16_BITS
 from onward.data.packing.options import ArrayOptions, TableOptions, TextOptions
@@ -61,6 +62,7 @@ def _read_source(path: Path, kind: str | None, limits: Limits) -> DataFacts:
         "arrays": partial(_read_arrays, limits=limits),
         "table": _read_table,
         "images": _read_images,
+        "audio": _read_audio,
         "text": _read_text,
     }
     return replace(readers[found.kind](path, found.paths), ignored=found.describe_ignored(), asked_kind=kind)
@@ -319,19 +321,12 @@ def _as_numbers(values: list[Any]) -> np.ndarray | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------------- images, text
+# ---------------------------------------------------------------------------------------------- images, audio and text
 
 
 def _read_images(path: Path, paths: list[Path]) -> DataFacts:
     pil = require("PIL.Image", "reading images")
-    classes = sorted({one.relative_to(path).parts[0] for one in paths if len(one.relative_to(path).parts) > 1})
-    flat = [one for one in paths if len(one.relative_to(path).parts) < 2]
-    if flat or len(classes) < 2:
-        found = f"{len(flat)} images in no folder" if flat else f"one folder, {classes[0]!r}"
-        raise DataError(
-            f"{str(path)!r} holds {found}; the class of an image is the name of the folder it is in. Sort the images "
-            f"into one folder for each class: {str(path / 'CLASS' / (flat or paths)[0].name)!r}."
-        )
+    label, classes = _class_folders(path, paths, "image")
     sizes, modes = [], []
     for one in _spread(paths, 16):
         try:
@@ -344,13 +339,38 @@ def _read_images(path: Path, paths: list[Path]) -> DataFacts:
         raise DataError(f"none of the images of {str(path)!r} that were sampled can be decoded; replace them.")
     height, width = sorted(sizes)[len(sizes) // 2]
     channels = 1 if all(mode in ("L", "LA", "1", "I", *OF_16_BITS) for mode in modes) else 3
+    image = Feature(name="image", dtype="float32", shape=(channels, height, width))
+    return DataFacts(path=path, kind="images", features=(image, label), sample_count=len(paths), classes=classes)
+
+
+def _class_folders(path: Path, paths: list[Path], what: str) -> tuple[Feature, tuple[str, ...]]:
+    """The label that the names of folders give, and the classes."""
+    flat = [one for one in paths if len(one.relative_to(path).parts) < 2]
+    folders = [one.relative_to(path).parts[0] for one in paths if one not in flat]
+    classes = sorted(set(folders))
+    if flat or len(classes) < 2:
+        found = f"{len(flat)} {what}s in no folder" if flat else f"one folder, {classes[0]!r}"
+        article = "an" if what[0] in "aeio" else "a"
+        raise DataError(
+            f"{str(path)!r} holds {found}; the class of {article} {what} is the name of the folder it is in. Sort the "
+            f"{what}s into one folder for each class: {str(path / 'CLASS' / (flat or paths)[0].name)!r}."
+        )
     numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[one.relative_to(path).parts[0]] for one in paths], np.int64)
-    features = (
-        Feature(name="image", dtype="float32", shape=(channels, height, width)),
-        Feature(name="label", dtype="int64", shape=(), values=labels),
+    labels = np.array([numbers[name] for name in folders], np.int64)
+    return Feature(name="label", dtype="int64", shape=(), values=labels), tuple(classes)
+
+
+def _read_audio(path: Path, paths: list[Path]) -> DataFacts:
+    label, classes = _class_folders(path, paths, "recording")
+    recordings = [one for each in paths if (one := read_header(each)) is not None]
+    if not recordings:
+        raise DataError(f"none of the recordings of {str(path)!r} can be decoded; replace them.")
+    rate = most_frequent_rate(recordings)
+    longest = max(resampled_length(one.duration, one.rate, rate) for one in recordings)
+    audio = Feature(name="audio", dtype="float32", shape=(longest,))
+    return DataFacts(
+        path=path, kind="audio", features=(audio, label), sample_count=len(paths), classes=classes, sample_rate=rate
     )
-    return DataFacts(path=path, kind="images", features=features, sample_count=len(paths), classes=tuple(classes))
 
 
 def _read_text(path: Path, paths: list[Path]) -> DataFacts:

@@ -18,6 +18,7 @@ from onward.parameters.limits import DEFAULT_LIMITS
 from onward.proposal.any_batch_size import with_batch_proof
 from onward.proposal.data_facts import DataFacts
 from onward.proposal.data_reading import read_data_facts, text_options_length
+from onward.proposal.match_audio import match_audio
 from onward.proposal.match_features import match_features
 from onward.proposal.match_images import match_images
 from onward.proposal.match_tables import match_table
@@ -47,6 +48,7 @@ _MATCHERS: Mapping[str, Callable[[ModelFacts, DataFacts, Answers, Path], Match]]
     "arrays": match_features,
     "table": match_table,
     "images": match_images,
+    "audio": match_audio,
     "text": match_text,
 }
 """Kind of data -> how they are matched with a model."""

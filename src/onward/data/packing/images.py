@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onward.data.packing.class_folders import ClassFiles, open_class_folders
 from onward.data.packing.options import ImageOptions
-from onward.data.packing.source import Advance, ChooseSplit, Read, Sample, Source, require
-from onward.data.packing.splits import one_after_the_other
-from onward.errors import DataError
+from onward.data.packing.source import Source, require
 
 
 def open_images(
@@ -23,81 +22,21 @@ def open_images(
     test_folder: Path | None = None,
     test_paths: Sequence[Path] = (),
 ) -> Source:
-    """Opens a folder whose folders are classes, numbered in the order of their names; and another for testing alone.
+    """Opens a folder whose folders are classes, and maybe another for testing.
 
     Raises:
-        DataError: an image is in no class folder, or the test folder has a class that the other one lacks.
+        DataError: as of `open_class_folders`.
         UserError: pillow is not installed.
     """
     require("PIL.Image", "packing images")
-    names = _class_names(folder, paths)
-    classes = sorted(set(names))
-    details: dict[str, Any] = {"classes": classes, "images_per_class": {name: names.count(name) for name in classes}}
-    read: Read = partial(_read, _labelled(paths, names, classes, options, seed), options, details)
-    if test_folder is not None:
-        test_names = _class_names(test_folder, test_paths)
-        _check_classes(test_folder, test_names, folder, classes)
-        test_images = _labelled(test_paths, test_names, classes, options, seed)
-        read = one_after_the_other(read, partial(_read, test_images, options, details))
-    return Source(unit="images", total=len(paths) + len(test_paths), read=read, details=details)
-
-
-def _class_names(folder: Path, paths: Sequence[Path]) -> list[str]:
-    """The class of each image."""
-    if folder.is_file():
-        raise DataError(f"{str(folder)!r} is one file; images are packed from a folder with one folder per class.")
-    names = []
-    for path in paths:
-        parts = path.relative_to(folder).parts
-        if len(parts) < 2:
-            raise DataError(
-                f"image {str(path)!r} is in no class folder; expected {str(folder / 'CLASS' / path.name)!r}: the "
-                "class is the name of the folder inside the source."
-            )
-        names.append(parts[0])
-    return names
-
-
-def _labelled(
-    paths: Sequence[Path], names: Sequence[str], classes: Sequence[str], options: ImageOptions, seed: int
-) -> list[tuple[Path, int]]:
-    """Images with the numbers of their classes, in the order in which they are packed."""
-    order = np.arange(len(paths))
-    if options.shuffle_images:
-        order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 3]))).permutation(len(paths))
-    return [(paths[k], classes.index(names[k])) for k in order.tolist()]
-
-
-def _check_classes(test_folder: Path, found: Sequence[str], folder: Path, classes: Sequence[str]) -> None:
-    unknown = sorted(set(found) - set(classes))
-    if unknown:
-        raise DataError(
-            f"test folder {str(test_folder)!r} has {len(unknown)} class folders that {str(folder)!r} lacks, the first "
-            f"{unknown[0]!r}; the classes are {', '.join(map(repr, classes))}. Add training images of these classes, "
-            "or remove them from the test folder."
-        )
-
-
-def _read(
-    images: list[tuple[Path, int]],
-    options: ImageOptions,
-    details: dict[str, Any],
-    choose_split: ChooseSplit,
-    advance: Advance,
-) -> Iterator[tuple[str, Sample]]:
-    skipped: list[str] = []
-    number = 0
-    for path, label in images:
-        advance(1)
-        image = read_image(path, options)
-        if image is None:
-            skipped.append(str(path))
-            details["images_per_class"][details["classes"][label]] -= 1
-            continue
-        yield choose_split(number), {"image": image, "label": np.array(label, np.int64)}
-        number += 1
-    if skipped:
-        details["images_skipped"] = [*details.get("images_skipped", ()), *skipped]
+    images = ClassFiles(
+        feature="image",
+        word="image",
+        decode=partial(read_image, options=options),
+        skips_unreadable=options.unreadable == "skip",
+        shuffle_seed=seed if options.shuffle_images else None,
+    )
+    return open_class_folders(images, folder, paths, test_folder, test_paths)
 
 
 OF_16_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -119,14 +58,14 @@ def _in_8_bits(image: Any, file_format: str | None, is_rgb: bool) -> Any:
     return image.convert("RGB" if is_rgb else "L")
 
 
-def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:
+def read_image(path: Path, options: ImageOptions) -> np.ndarray:
     """Decodes, turns as the camera says, resizes and normalizes one image.
 
     Returns:
-        float32 [channels, height, width]; None: it cannot be decoded and is to be skipped.
+        float32 [channels, height, width].
 
     Raises:
-        DataError: it cannot be decoded.
+        OSError, ValueError: it cannot be decoded.
     """
     pil = require("PIL.Image", "packing images")
     operations = require("PIL.ImageOps", "packing images")
@@ -134,13 +73,8 @@ def read_image(path: Path, options: ImageOptions) -> np.ndarray | None:
     try:
         with pil.open(path) as opened:
             image = _in_8_bits(operations.exif_transpose(opened), opened.format, options.image_mode == "rgb")
-    except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
-        if options.unreadable == "skip":
-            return None
-        raise DataError(
-            f"image {str(path)!r} cannot be decoded: {error}. Replace it, or leave such images out with "
-            "--unreadable skip."
-        ) from error
+    except (SyntaxError, pil.DecompressionBombError) as error:
+        raise ValueError(str(error)) from error
     if options.resize == "crop":
         image = operations.fit(image, (width, height), method=pil.Resampling.BILINEAR)
     else:

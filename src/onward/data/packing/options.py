@@ -171,7 +171,7 @@ class ImageOptions:
     mean: tuple[float, ...] = option((0.0,), "subtracted: one number, or one per channel", parse=parse_floats)
     std: tuple[float, ...] = option((1.0,), "divided by: one number, or one per channel", parse=parse_floats)
     unreadable: Literal["error", "skip"] = option(
-        "error", "what to do with an image that cannot be decoded", choices=("error", "skip")
+        "error", "what to do with a file that cannot be decoded", choices=("error", "skip")
     )
     shuffle_images: bool = option(True, "shuffle the classes; otherwise images are in the order of their classes")
 
@@ -183,6 +183,28 @@ class ImageOptions:
                 raise ParametersError(f"{name} has {len(value)} numbers; expected 1 or {channels} ({self.image_mode}).")
         if min(self.std) <= 0 or min(self.image_size) < 1:
             raise ParametersError(f"std {self.std} and image_size {self.image_size} must be above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioOptions:
+    """A folder with one folder of recordings per class.
+
+    Gives `audio`, float32 [audio_length], the mean of the channels with full scale at -1 and 1, and `label`, int64, the
+    number of the class in the order of names. Recordings are resampled to one rate; longer ones are cut at their end,
+    shorter ones padded there with silence.
+    """
+
+    sample_rate: int = option(0, "samples per second of the packed recordings, in Hz; 0: as most files have", parse=int)
+    audio_length: int = option(0, "samples of a packed recording; 0: as the longest file has", parse=int)
+    unreadable: Literal["error", "skip"] = option(
+        "error", "what to do with a file that cannot be decoded", choices=("error", "skip")
+    )
+    shuffle_audio: bool = option(True, "shuffle the classes; otherwise recordings are in the order of their classes")
+
+    def __post_init__(self) -> None:
+        for name in ("sample_rate", "audio_length"):
+            if getattr(self, name) < 0:
+                raise ParametersError(f"{name} is {getattr(self, name)}; expected at least 1, or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +287,14 @@ class PreferenceOptions(ConversationOptions):
 
 
 SourceOptions = (
-    TextOptions | ArrayOptions | TableOptions | ImageOptions | ChatOptions | InstructOptions | PreferenceOptions
+    TextOptions
+    | ArrayOptions
+    | TableOptions
+    | ImageOptions
+    | AudioOptions
+    | ChatOptions
+    | InstructOptions
+    | PreferenceOptions
 )
 
 KINDS: Mapping[str, type[SourceOptions]] = {
@@ -273,6 +302,7 @@ KINDS: Mapping[str, type[SourceOptions]] = {
     "arrays": ArrayOptions,
     "table": TableOptions,
     "images": ImageOptions,
+    "audio": AudioOptions,
     "chat": ChatOptions,
     "instruct": InstructOptions,
     "preference": PreferenceOptions,

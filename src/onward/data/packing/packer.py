@@ -17,11 +17,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from onward.data.manifest import MANIFEST_NAME, Manifest, ShardEntry
 from onward.data.packing.arrays import open_arrays
+from onward.data.packing.audio import open_audio
 from onward.data.packing.chat.sequences import open_conversations
 from onward.data.packing.images import open_images
 from onward.data.packing.options import (
     KINDS,
     ArrayOptions,
+    AudioOptions,
     ConversationOptions,
     ImageOptions,
     PackOptions,
@@ -166,6 +168,8 @@ def _open(source: Path, kind: str, paths: list[Path], options: SourceOptions, pa
         return open_table(paths, options, test_paths)
     if isinstance(options, ImageOptions):
         return open_images(source, paths, options, packing.seed, test, test_paths)
+    if isinstance(options, AudioOptions):
+        return open_audio(source, paths, options, packing.seed, test, test_paths, packing.limits)
     if isinstance(options, ConversationOptions):
         return open_conversations(paths, options, test_paths, packing.limits)
     return open_text(paths, options, packing.seed, test_paths)

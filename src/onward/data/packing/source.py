@@ -30,8 +30,12 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "arrays": (".npz", ".npy"),
     "table": (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"),
     "images": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"),
+    "audio": (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"),
 }
 """Kind of source -> the suffixes by which its files are found in a folder."""
+
+_IN_CLASS_FOLDERS = ("images", "audio")
+"""Kinds whose labels are the names of folders."""
 
 _ROWS = (".jsonl", ".ndjson", ".parquet", ".csv", ".tsv")
 _OTHER_SUFFIXES = {"text": _ROWS[:3], "chat": _ROWS, "instruct": _ROWS, "preference": _ROWS}
@@ -62,7 +66,7 @@ class Source:
     """An opened source.
 
     Attributes:
-        unit: what progress counts: bytes, samples, images.
+        unit: what progress counts: bytes, samples, images, recordings.
         total: how many of them there are.
         read: gives ("train" or "test", sample) in a fixed order.
         details: what the manifest says of this kind; may be filled while reading.
@@ -162,9 +166,9 @@ def _walk(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
 
 def _kind_of_suffix(path: Path) -> str:
     for kind, suffixes in SUFFIXES.items():
-        if path.suffix.lower() in suffixes and kind != "images":
+        if path.suffix.lower() in suffixes and kind not in _IN_CLASS_FOLDERS:
             return kind
-    known = ", ".join(suffix for kind, suffixes in SUFFIXES.items() if kind != "images" for suffix in suffixes)
+    known = ", ".join(suffix for kind, own in SUFFIXES.items() if kind not in _IN_CLASS_FOLDERS for suffix in own)
     raise DataError(
         f"the kind of {str(path)!r} is not clear from its suffix (known: {known}); pass --kind text, arrays or table."
     )
@@ -184,6 +188,6 @@ def _kind_of_folder(folder: Path, paths: Sequence[Path], pattern: str) -> str:
     found = ", ".join(f"{count} of {kind}" for kind, count in counts.items()) or "none of a known suffix"
     named = f" named {pattern!r}" if pattern else ""
     raise DataError(
-        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Pass --kind text, arrays, table or "
-        "images, or keep files of one kind in the folder."
+        f"source folder {str(folder)!r} holds {len(paths)} files{named}: {found}. Pass --kind text, arrays, table, "
+        "images or audio, or keep files of one kind in the folder."
     )

@@ -1,0 +1,65 @@
+"""A folder of recordings, one folder for each class, against a model with an input of a waveform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onward.data.packing.options import AudioOptions, PackOptions
+from onward.errors import DataError
+from onward.proposal.data_facts import DataFacts
+from onward.proposal.label import Label
+from onward.proposal.matching import Match, free_label_name, needed_inputs
+from onward.proposal.model_facts import ModelFacts, Port, Size
+from onward.proposal.proposal import Answers, Packing, Question
+from onward.proposal.task import find_task
+
+
+def match_audio(model: ModelFacts, data: DataFacts, answers: Answers, folder: Path) -> Match:
+    """How recordings go with a model: length, rate, an axis of channels.
+
+    Raises:
+        DataError: the model has no input of a waveform, or the classes do not fit its output.
+    """
+    ports = needed_inputs(model, answers.prediction)
+    waveforms = [(port, length) for port in ports if (length := _length(port)) is not None]
+    if len(waveforms) != 1 or len(ports) != 1:
+        listed = "; ".join(str(port) for port in ports)
+        raise DataError(
+            f"{str(data.path)!r} is a folder of recordings, and {str(model.path)!r} reads {listed}: expected one input "
+            "of a waveform ([batch, samples] or [batch, 1, samples]). A model that reads a spectrogram or other "
+            "features needs them computed as for its training: pass an .npz file with an array for each input."
+        )
+    port, wanted = waveforms[0]
+    longest = data.features[0].shape[0]
+    length = wanted if isinstance(wanted, int) else longest
+    shape = tuple(1 if size == 1 else length for size in port.sample or (length,))
+    operations = () if len(shape) == 1 else (("audio", f"reshape:{'x'.join(map(str, shape))}"),)
+    seconds = f"{length / data.sample_rate:.3g} s at {data.sample_rate:,} Hz"
+    whose = f"the shape of input {port}" if isinstance(wanted, int) else "as long as the longest"
+    reasons = [f"recordings are cut or padded to {length:,} samples ({seconds}), {whose}"]
+    questions: tuple[Question, ...] = ()
+    if model.origin.is_trained:
+        text = (
+            "Which sample rate was the model trained with? The file does not say; check --sample-rate of the onward "
+            "pack command."
+        )
+        questions = (Question("sample_rate", text, f"{data.sample_rate:,} Hz, as most recordings have"),)
+    options = PackOptions(
+        source=AudioOptions(sample_rate=data.sample_rate, audio_length=length),
+        transform=operations,
+        cast=(("audio", port.dtype),) if port.dtype != "float32" else (),
+    )
+    label = data.features[1]
+    task = find_task(model, Label(label, data.classes), answers.prediction, answers.loss)
+    name = free_label_name(model, label.name)
+    names = {one: other for one, other in (("audio", port.name), ("label", name)) if one != other}
+    packing = Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons))
+    return Match(task=task, label=name, name_map=names, packing=packing, questions=questions)
+
+
+def _length(port: Port) -> Size | None:
+    """The size of the only axis of a sample that is not 1; None: the input is no waveform."""
+    if port.sample is None or not port.is_float:
+        return None
+    sizes = [size for size in port.sample if size != 1]
+    return sizes[0] if len(sizes) == 1 else None

@@ -1,0 +1,66 @@
+"""A folder of recordings against an input: length, rate, an axis of channels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onward.errors import DataError
+from onward.proposal.data_facts import DataFacts, Feature
+from onward.proposal.match_audio import match_audio
+from onward.proposal.model_facts import ModelFacts
+from onward.proposal.proposal import Answers
+from tests.proposal.facts import feature, model, port
+
+
+def match(net: ModelFacts) -> Any:
+    audio = Feature(name="audio", dtype="float32", shape=(9000,), values=np.zeros((1, 9000), np.float32))
+    data = DataFacts(
+        path=Path("clips"),
+        kind="audio",
+        features=(audio, feature("label", [0, 1])),
+        sample_count=2,
+        classes=("no", "yes"),
+        sample_rate=16000,
+    )
+    return match_audio(net, data, Answers(), Path("shards"))
+
+
+def net(*shape: int | str, is_trained: bool = False) -> ModelFacts:
+    return model((port("wave", *shape),), (port("scores", 2),), is_trained)
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "transform"),
+    [
+        ((16000,), 16000, ()),
+        (("samples",), 9000, ()),
+        ((1, 16000), 16000, (("audio", "reshape:1x16000"),)),
+        ((1, "samples"), 9000, (("audio", "reshape:1x9000"),)),
+        ((16000, 1), 16000, (("audio", "reshape:16000x1"),)),
+    ],
+)
+def test_inputs_of_waveforms(shape: tuple[int | str, ...], length: int, transform: tuple[str, ...]) -> None:
+    found = match(net(*shape))
+    options = found.packing.options
+    assert (options.source.audio_length, options.source.sample_rate, options.transform) == (length, 16000, transform)
+    assert found.name_map == {"audio": "wave"}
+    assert found.task.kind == "classification"
+    assert f"cut or padded to {length:,} samples ({length / 16000:.3g} s at 16,000 Hz)" in found.packing.reasons[0]
+
+
+def test_a_trained_model_has_a_rate_that_nobody_says() -> None:
+    assert not match(net(16000)).questions
+    (question,) = match(net(16000, is_trained=True)).questions
+    assert question.key == "sample_rate"
+    assert "check --sample-rate of the onward pack command" in question.text
+
+
+def test_an_input_of_spectrograms_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"is a folder of recordings, and .* reads 'wave' float32 \[batch, 40, 98\].*npz"
+    ):
+        match(net(40, 98))
