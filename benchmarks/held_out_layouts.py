@@ -1,154 +1,61 @@
 """Models that no test has, in many layouts: `python -m benchmarks.held_out_layouts [MODEL ...] [--layouts h2 p2 ...]`.
 
-Each trains a few updates in each layout; printed is the largest relative difference of a weight from one process, or
-why the run was refused. `--collectives` prints what tensor parallelism communicates for a layer, next to Megatron-LM.
+Each trains a few updates in each layout; kept in `results/held_out_layouts.json` is the largest relative difference of
+a weight from one process, or why the run was refused. Runs that the file has are left out, so that a sweep that was cut
+resumes; `--again` leaves out only those that were equal. `--collectives` counts what tensor parallelism communicates for
+a layer, next to Megatron-LM, and `--page` writes `results/held_out_layouts.md` from the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import re
+import signal
+import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-import torch
 from tests.invariants.cases import Case
-from tests.invariants.layouts import Layout, tensor_difference, train
+from tests.invariants.layouts import Layout, Result, tensor_difference, train
 from tests.invariants.rank_pool import end_ranks
-from tests.parallel.horizontal_models import exported
-from torch import nn
 
-from benchmarks.held_out_models import (
-    Attention,
-    Block,
-    ConvNextV2,
-    Experts,
-    Language,
-    LatentAttention,
-    Mamba2,
-    Mlp,
-    Parallel,
-    Recurrent,
-    TwoTowers,
-    VisionTransformer,
-)
+from benchmarks.held_out_exports import LOSS, MEGATRON, MODELS, HeldOut
+from benchmarks.held_out_page import page
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.building.shapes import find_value_facts
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import plan_horizontal
 
-WORDS, TOKENS, BATCH = 96, 8, 8
 LAYOUTS = {
     "h2": Layout(1, 2, 1),
-    "h4": Layout(1, 4, 1),
     "p2": Layout(1, 1, 2),
-    "2x2x2 ZeRO 1": Layout(2, 2, 2, {"zero_stage": 1}),
-    "2x2x2 ZeRO 2": Layout(2, 2, 2, {"zero_stage": 2}),
-    "2x2x2 ZeRO 3": Layout(2, 2, 2, {"zero_stage": 3}),
+    "context 2": Layout(1, 1, 1, {"context_parallel_size": 2}),
+    "expert 2": Layout(2, 1, 1, {"expert_parallel_size": 2}),
+    "h4": Layout(1, 4, 1),
+    **{f"2x2x2 ZeRO {stage}": Layout(2, 2, 2, {"zero_stage": stage}) for stage in (1, 2, 3)},
 }
 BOUND = 1e-4
 """Largest difference that counts as equal: of the elements of a weight, as a share of its largest."""
+SECONDS = 420
+"""A run that takes longer hangs."""
+RESULTS = Path(__file__).parent / "results" / "held_out_layouts.json"
 
 ADDED_UP = ("AllReduce", "Enter", "LayerNormOverRanks", "RMSNormOverRanks")
+OPTIONS: dict[str, Any] = {"global_batch": 8, "updates": 3, "accumulation": 2}
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """A model and its inputs: int64 words or float32 features of these shapes, without the batch.
-
-    Attributes:
-        make: the module with so many layers.
-        inputs: name -> shape of a sample.
-        labels: how many classes, and the shape of a sample's labels; None: each sample is its own class.
-    """
-
-    make: Callable[[int], nn.Module]
-    inputs: Mapping[str, tuple[int, ...]]
-    labels: tuple[int, tuple[int, ...]] | None = (WORDS, (TOKENS,))
-
-    def model(self, layers: int = 2) -> ir.Model:
-        """What torch exports."""
-        torch.manual_seed(0)
-        given = tuple(torch.from_numpy(array) for array in self.features(4).values())
-        return exported(self.make(layers), given, (0,))
-
-    def features(self, samples: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Of so many samples; words are integers."""
-        draw = np.random.default_rng(0)
-        return {
-            name: draw.integers(0, WORDS, (samples, *shape))
-            if name == "tokens"
-            else draw.standard_normal((samples, *shape), dtype=np.float32)
-            for name, shape in self.inputs.items()
-        }
-
-    def data(self, samples: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Features and labels."""
-        if self.labels is None:
-            return {**self.features(samples), "labels": np.arange(samples) % 4}
-        return {
-            **self.features(samples),
-            "labels": np.random.default_rng(1).integers(0, self.labels[0], (samples, *self.labels[1])),
-        }
-
-
-def language(*makers: Callable[[], nn.Module]) -> HeldOut:
-    """A language model of so many blocks of attention and MLP, or of one module for both."""
-
-    def block() -> nn.Module:
-        return makers[0]() if len(makers) == 1 else Block(makers[0](), makers[1]())
-
-    return HeldOut(lambda layers: Language(*(block() for _ in range(layers))), {"tokens": (TOKENS,)})
-
-
-def two_towers(style: str, bias: int) -> HeldOut:
-    """Two towers for words and patches."""
-    inputs = {"tokens": (TOKENS,), "patches": (TOKENS, 16)}
-    return HeldOut(lambda layers: TwoTowers(style, bool(bias)), inputs, None)
-
-
-IMAGES = {"x": (3, 8, 8)}
-ATTENTIONS = {
-    "MHA": (8, 8, "separate"), "GQA 4": (8, 4, "separate"), "GQA 2": (8, 2, "separate"), "MQA": (8, 1, "separate"),
-    "MHA split": (8, 8, "split"), "GQA 2 split": (8, 2, "split"), "MQA split": (8, 1, "split"),
-    "GPT-NeoX": (8, 8, "neox"), "Bloom": (8, 8, "bloom"), "Falcon 4": (8, 4, "falcon"), "Falcon 2": (8, 2, "falcon"),
-    "permuted": (8, 8, "permute"),
-}  # fmt: skip
-MODELS = {
-    **{name: language(partial(Attention, *given), Mlp) for name, given in ATTENTIONS.items()},
-    **{f"gates {gate}": language(Attention, partial(Mlp, gate)) for gate in ("halves", "strided", "viewed")},
-    "GPT-J": language(partial(Parallel, key_heads=8)),
-    "PaLM": language(Parallel),
-    "PaLM GQA 2": language(partial(Parallel, key_heads=2)),
-    "MLA": language(LatentAttention, Mlp),
-    "MoE top-2": language(Attention, Experts),
-    "MLA + MoE": language(LatentAttention, Experts),
-    "Mamba2": language(Mamba2, Mlp),
-    "Mamba2 + MoE": language(Mamba2, Experts),
-    "LSTM": HeldOut(lambda layers: Recurrent(), {"tokens": (TOKENS,)}),
-    "GRU, both ways": HeldOut(lambda layers: Recurrent(nn.GRU, both=True), {"tokens": (TOKENS,)}),
-    "ViT": HeldOut(lambda layers: VisionTransformer(layers), IMAGES, (10, ())),
-    "ConvNeXt-V2": HeldOut(lambda layers: ConvNextV2(layers), IMAGES, (10, ())),
-    **{
-        f"two towers, {style}{' + bias' * bias}": two_towers(style, bias)
-        for style in ("mean", "first")
-        for bias in (0, 1)
-    },
-}
-MEGATRON = {"MHA": 4, "GQA 4": 4, "GQA 2": 4, "MQA": 4, "MQA split": 4, "GPT-J": 2, "PaLM": 2, "MLA": 4, "MoE top-2": 4,
-            "Mamba2": 4, "ViT": 4}  # fmt: skip
-"""All-reduces of a layer forward and backward: one each way for attention (or scan) and for MLP, or for both."""
-
-LOSS = {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"}
+class Hangs(Exception):
+    """A run took too long."""
 
 
 def collectives(held_out: HeldOut, layers: int, size: int) -> Counter[str]:
@@ -161,50 +68,121 @@ def collectives(held_out: HeldOut, layers: int, size: int) -> Counter[str]:
     return Counter(node.op_type for node in nodes if node.domain == "onward.parallel")
 
 
-def outcome(held_out: HeldOut, layout: Layout) -> str:
-    """The difference from one process, or the reason of a refusal."""
-    if held_out.labels is None and layout.data > 1:
-        return "left out: the loss compares the samples of a batch"
-    case = Case(held_out.model, LOSS, held_out.data)
-    options: dict[str, Any] = {"global_batch": 8, "updates": 3, "accumulation": 2}
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raises `Hangs` in what takes longer."""
+
+    def end(*_: Any) -> None:
+        raise Hangs
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
     try:
-        found = train(case, layout, **options)
+        yield
+    finally:
+        signal.alarm(0)
+
+
+@cache
+def exported_model(name: str) -> tuple[str, Case]:
+    """The folder of a model's file, and the case."""
+    held_out = MODELS[name]
+    folder = tempfile.mkdtemp(prefix="held_out_")
+    ir.save(held_out.model(), Path(folder) / "model.onnx")
+    return folder, Case(held_out.model, LOSS, held_out.data)
+
+
+@cache
+def reference(name: str) -> Result:
+    """What one process ends with."""
+    folder, case = exported_model(name)
+    return train(case, Layout(), **OPTIONS, folder=folder)
+
+
+def outcome(name: str, layout: Layout) -> str:
+    """The difference from one process, or the reason of a refusal."""
+    if MODELS[name].labels is None and layout.data > 1:
+        return "left out: the loss compares the samples of a batch"
+    try:
+        with limited(SECONDS):
+            folder, case = exported_model(name)
+            expected = reference(name)
+            found = train(case, layout, **OPTIONS, folder=folder)
+    except Hangs:
+        end_ranks()
+        return f"HANGS: no end after {SECONDS} s"
     except AssertionError as error:  # of a rank, with its traceback
         last = str(error).strip().splitlines()[-1]
-        return "refused: " + re.sub(r"^onward\.errors\.\w+: ", "", last)
-    difference = tensor_difference(found, train(case, Layout(), **options), ("weights/",))
+        refusal = re.match(r"onward\.errors\.(?!InternalError)\w+: (.*)", last)
+        return f"refused: {refusal[1]}" if refusal else f"FAILS: {last}"
+    difference = tensor_difference(found, expected, ("weights/",))
     return f"{'equal' if difference <= BOUND else 'DIFFERENT'} {difference:.0e}"
 
 
+def sweep(models: list[str], layouts: list[str], again: bool) -> None:
+    """Adds what is missing to the results, those of few ranks first."""
+    for layout in layouts:
+        for name in models:
+            known = read_results()
+            before = known["runs"].get(name, {}).get(layout)
+            if before is not None and (not again or before.startswith(("equal", "left out"))):
+                continue
+            started = time.perf_counter()
+            found = outcome(name, LAYOUTS[layout])
+            known = read_results()
+            known["runs"].setdefault(name, {})[layout] = found
+            write_results(known)
+            print(f"{name:<24}{layout:<14}{found} ({time.perf_counter() - started:.0f} s)", flush=True)
+    end_ranks()
+
+
+def read_results() -> dict[str, Any]:
+    """All results so far."""
+    known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "collectives": {}}
+    return known
+
+
+def write_results(known: dict[str, Any]) -> None:
+    """Replaces the file at once."""
+    draft = RESULTS.with_suffix(".draft")
+    draft.write_text(json.dumps(known, indent=1) + "\n")
+    draft.replace(RESULTS)
+
+
+def count_collectives(models: list[str]) -> None:
+    """Adds to the results what a layer communicates: forward, backward, and of rows in norms over ranks."""
+    for name in models:
+        try:
+            one, two = (collectives(MODELS[name], layers, 2) for layers in (1, 2))
+        except Exception as error:  # of any model, and the others are counted
+            print(f"{name:<24}{type(error).__name__}: {error}", flush=True)
+            continue
+        added = {kind: two[kind] - one[kind] for kind in ADDED_UP}
+        rows = 2 * (added["LayerNormOverRanks"] + added["RMSNormOverRanks"])
+        known = read_results()
+        known["collectives"][name] = [added["AllReduce"], added["Enter"], rows, MEGATRON.get(name)]
+        write_results(known)
+        print(f"{name:<24}{known['collectives'][name]}", flush=True)
+
+
 def main() -> None:
-    """Prints one of the tables."""
+    """Runs what is asked for, or writes the page."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     arguments.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     arguments.add_argument("--collectives", action="store_true")
+    arguments.add_argument("--again", action="store_true")
+    arguments.add_argument("--page", action="store_true")
     asked = arguments.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    chosen = {name: MODELS[name] for name in asked.models or MODELS}
-    if asked.collectives:
-        print(f"{'a layer of':<24}{'forward':>8}{'backward':>9}{'of rows':>8}{'Megatron-LM, both':>18}")
-        for name, held_out in chosen.items():
-            one, two = (collectives(held_out, layers, 2) for layers in (1, 2))
-            added = {kind: two[kind] - one[kind] for kind in ADDED_UP}
-            rows = 2 * (added["LayerNormOverRanks"] + added["RMSNormOverRanks"])
-            print(
-                f"{name:<24}{added['AllReduce']:>8}{added['Enter']:>9}{rows:>8}{MEGATRON.get(name, '-'):>18}",
-                flush=True,
-            )
-        return
-    for name, held_out in chosen.items():
-        for layout in asked.layouts:
-            started = time.perf_counter()
-            print(
-                f"{name:<24}{layout:<14}{outcome(held_out, LAYOUTS[layout])} ({time.perf_counter() - started:.0f} s)",
-                flush=True,
-            )
-    end_ranks()
+    models = asked.models or list(MODELS)
+    if asked.page:
+        RESULTS.with_suffix(".md").write_text(page(read_results(), list(LAYOUTS)))
+    elif asked.collectives:
+        count_collectives(models)
+    else:
+        sweep(models, asked.layouts, asked.again)
 
 
 if __name__ == "__main__":
