@@ -106,6 +106,24 @@ class OfTransformers(nn.Module):
         return logits
 
 
+class MixtureOfLlama4(nn.Module):
+    """Of transformers; its attention rotates complex numbers, which torch's exporter refuses."""
+
+    def __init__(self) -> None:
+        from transformers import Llama4TextConfig
+        from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+        super().__init__()
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 1}
+        self.inner = Llama4TextMoe(Llama4TextConfig(**sizes))
+        for parameter in self.inner.parameters():
+            nn.init.normal_(parameter, 0, parameter.shape[-1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x)[0].view(x.shape)
+        return result
+
+
 def decoder(name: str, config: str, **fields: Any) -> HeldOut:
     """A decoder-only language model of transformers."""
     sizes = {
@@ -153,9 +171,7 @@ MODELS = {
         num_experts_per_tok=2,
         sliding_window=4,
     ),
-    "Llama 4": decoder(
-        "Llama4ForCausalLM", "Llama4TextConfig", num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=64
-    ),
+    "Llama 4's mixture": language(Attention, MixtureOfLlama4),
     "DeepSeek-V3": decoder(
         "DeepseekV3ForCausalLM",
         "DeepseekV3Config",

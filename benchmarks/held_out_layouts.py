@@ -2,8 +2,8 @@
 
 Each trains a few updates in each layout; kept in `results/held_out_layouts.json` is the largest relative difference of
 a weight from one process, or why the run was refused. Runs that the file has are left out, so that a sweep that was cut
-resumes; `--again` leaves out only those that were equal. `--collectives` counts what tensor parallelism communicates for
-a layer, next to Megatron-LM, and `--page` writes `results/held_out_layouts.md` from the file.
+resumes; `--again` leaves out only those that were equal. `--collectives` counts what tensor parallelism communicates
+for a layer, next to Megatron-LM, and `--page` writes `results/held_out_layouts.md` from the file.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import onnx_ir as ir
 from tests.invariants.cases import Case
 from tests.invariants.layouts import Layout, Result, tensor_difference, train
 from tests.invariants.rank_pool import end_ranks
+from torch.onnx._internal.exporter._errors import ConversionError
 
 from benchmarks.held_out_exports import LOSS, MEGATRON, MODELS, HeldOut
 from benchmarks.held_out_page import page
@@ -111,6 +112,8 @@ def outcome(name: str, layout: Layout) -> str:
     except Hangs:
         end_ranks()
         return f"HANGS: no end after {SECONDS} s"
+    except ConversionError as error:
+        return f"FAILS: torch exports no such model: {str(error).splitlines()[0]}"
     except AssertionError as error:  # of a rank, with its traceback
         last = str(error).strip().splitlines()[-1]
         refusal = re.match(r"onward\.errors\.(?!InternalError)\w+: (.*)", last)

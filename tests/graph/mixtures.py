@@ -133,7 +133,101 @@ class Selected(Mixture):
         return (results * shares.reshape(-1, 1)).view(-1, CHOICES, WIDTH).sum(1).view(x.shape)
 
 
-MIXTURES = (RowsOfExperts, Loop, Stacked, Einsum, Batched, Slices, Selected)
+class ScaledInputs(Mixture):
+    """Llama 4: sigmoids of the best scores scale what experts read, all experts at once, next to a shared expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 2 * HIDDEN) / 3)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 3)
+        self.shared = Gated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, WIDTH)
+        scores = self.gate(tokens)
+        best, chosen = scores.topk(CHOICES, -1)
+        scores = torch.full_like(scores, -torch.inf).scatter(1, chosen, best).sigmoid()
+        rows = tokens.repeat(EXPERTS, 1) * scores.t().reshape(-1, 1)
+        gate, value = torch.bmm(rows.view(EXPERTS, -1, WIDTH), self.up).chunk(2, -1)
+        routed = torch.bmm(value * F.silu(gate), self.down).view(-1, WIDTH)
+        return (self.shared(tokens) + routed.reshape(EXPERTS, -1, WIDTH).sum(0)).view(x.shape)
+
+
+class Bounded(Mixture):
+    """GPT-OSS: gates and values alternate and are clipped; biases; shares are a softmax of the best scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 2 * HIDDEN))
+        self.up_bias = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN))
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 3)
+        self.down_bias = nn.Parameter(torch.randn(EXPERTS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, WIDTH)
+        best, chosen = self.gate(tokens).topk(CHOICES, -1)
+        numbers = chosen.reshape(-1)
+        rows = tokens.repeat_interleave(CHOICES, 0).unsqueeze(1)
+        hidden = torch.bmm(rows, self.up[numbers]).squeeze(1) + self.up_bias[numbers]
+        gate, value = hidden[..., ::2].clamp(max=1.5), hidden[..., 1::2].clamp(-1.5, 1.5)
+        hidden = (value + 1) * (gate * torch.sigmoid(1.702 * gate))
+        results = torch.bmm(hidden.unsqueeze(1), self.down[numbers]).squeeze(1) + self.down_bias[numbers]
+        return (results * best.softmax(-1).reshape(-1, 1)).view(-1, CHOICES, WIDTH).sum(1).view(x.shape)
+
+
+class Grouped(RowsOfExperts):
+    """DeepSeek-V3: sigmoids and a correction choose groups of experts, then experts in them; a shared expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = Gated()
+        self.register_buffer("correction", torch.tensor([0.1, -0.2, 0.3, 0.05]))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.gate(x).sigmoid()
+        corrected = scores + self.correction  # type: ignore[operator]
+        groups = corrected.view(-1, 2, EXPERTS // 2)
+        best = groups.topk(2, -1)[0].sum(-1).topk(1, -1, sorted=False)[1]
+        mask = torch.zeros_like(groups[..., 0]).scatter(1, best, 1).unsqueeze(-1).expand(groups.shape)
+        allowed = corrected.masked_fill(~mask.reshape(corrected.shape).bool(), -torch.inf)
+        chosen = allowed.topk(CHOICES, -1, sorted=False)[1]
+        shares = scores.gather(1, chosen)
+        return shares / (shares.sum(-1, keepdim=True) + 1e-20) * 2.5, chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shared(x)
+
+
+class Dispatched(Mixture):
+    """Switch Transformer: the best expert of each token, which takes no more than a few tokens of a sequence."""
+
+    capacity, groups = 3, "sequence"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 3)
+        self.up_bias = nn.Parameter(torch.randn(EXPERTS, HIDDEN))
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 3)
+        self.down_bias = nn.Parameter(torch.randn(EXPERTS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = torch.softmax(self.gate(x), -1)
+        share, chosen = probabilities.max(-1)
+        mask = F.one_hot(chosen, EXPERTS).to(x.dtype)
+        place = torch.cumsum(mask, -2) * mask
+        mask = mask * (place <= self.capacity)
+        slot = F.one_hot((place - 1).amax(-1).clamp(min=0).long(), self.capacity + 3).to(x.dtype)[..., : self.capacity]
+        combine = (share.unsqueeze(-1) * mask).unsqueeze(-1) * slot.unsqueeze(-2)  # [batch, tokens, experts, slots]
+        dispatch = (combine > 0).to(x.dtype)
+        rows = torch.einsum("bnec,bnd->ebcd", dispatch, x)
+        hidden = F.relu(torch.einsum("ebcd,edf->ebcf", rows, self.up) + self.up_bias[:, None, None])
+        results = torch.einsum("ebcf,efd->ebcd", hidden, self.down) + self.down_bias[:, None, None]
+        return torch.einsum("ebcd,bnec->bnd", results, combine)
+
+
+MIXTURES = (
+    RowsOfExperts, Loop, Stacked, Einsum, Batched, Slices, Selected, ScaledInputs, Bounded, Grouped, Dispatched,
+)  # fmt: skip
 
 
 class Network(nn.Module):

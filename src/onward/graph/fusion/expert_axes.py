@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import onnx_ir as ir
+
 from onward.graph.nodes.known_values import Size
 
 
@@ -25,12 +27,24 @@ Axes = tuple[tuple[Atom, ...], ...]
 """For each axis of a tensor what it is made of; nothing for an axis of size 1."""
 
 
+class Derived(NamedTuple):
+    """Shares that no value of the graph is: an operator of scores of the choices, or the gates at the choices."""
+
+    op_type: str
+    value: ir.Value
+
+
+Shares = ir.Value | Derived
+"""Of the choices of every token."""
+
+
 @dataclass(frozen=True)
 class Meaning:
     """What a value is within a mixture of experts.
 
     Attributes:
-        kind: `chosen`, `shares`, `mask`, `gates`, `places`, `weight`, `body`, `weighted` or `sum`.
+        kind: `chosen`, `shares`, `scores` (minus infinity but at the choices), `mask`, `gates` (zero but at the
+            choices), `places`, `weight`, `body`, `weighted` or `sum`.
         axes: of the value.
         data: what else is known; the kind tells what.
         expert: the one expert that it is about; None: all.

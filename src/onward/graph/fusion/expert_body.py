@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
+
+from onward.graph.fusion.expert_axes import Shares
+
+INFINITY = float("inf")
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,16 @@ class Formula:
     """A step of what an expert computes.
 
     Attributes:
-        kind: `tokens`, `linear`, `bias`, `activation`, `product` or `half`.
+        kind: `tokens`, `scaled` (tokens times their shares), `linear`, `bias`, `activation`, `product`, `half`,
+            `clip` or `shift`.
         operands: of the step.
         weight: of `linear` and `bias`.
         name: of an activation.
-        alpha: of Swish.
+        alpha: of Swish; what `shift` adds.
         half: which half of the features, 0 or 1.
+        step: 2 where the halves alternate.
+        bounds: of `clip`.
+        shares: of `scaled`.
         value: that is this for every token of the model, and so may be what the experts read.
     """
 
@@ -45,7 +54,16 @@ class Formula:
     name: str = ""
     alpha: float = 1.0
     half: int = 0
+    step: int = 1
+    bounds: tuple[float, float] = (-INFINITY, INFINITY)
+    shares: Shares | None = None
     value: ir.Value | None = None
+
+    def steps(self) -> Iterator[Formula]:
+        """This step and all before it."""
+        yield self
+        for operand in self.operands:
+            yield from operand.steps()
 
 
 @dataclass(frozen=True)
@@ -58,14 +76,18 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """`down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))`.
+    """`down(activation(up(x)))`, or `down(activation(clip(gate(x))) * (clip(up(x)) + shift))`.
 
     Attributes:
         tokens: x.
         activation: its name.
         alpha: of Swish.
-        gated: 0: there is no gate; 1: it is a layer of its own; 2: it is the first half of `up`.
+        gated: 0: there is no gate; 1: it is a layer of its own; 2: it is the first half of `up`; 3: every other
+            feature of `up`, from the first.
         layers: the gate (where `gated` is 1), up, and down.
+        bounds: of the gate, and of what it is multiplied with.
+        shift: added to the latter.
+        scales_input: shares are factors of x instead of the result.
     """
 
     tokens: ir.Value
@@ -73,6 +95,29 @@ class Body:
     alpha: float
     gated: int
     layers: tuple[Layer, ...]
+    bounds: tuple[float, ...] = (-INFINITY, INFINITY, -INFINITY, INFINITY)
+    shift: float = 0.0
+    scales_input: bool = False
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All but the layers; the experts of a mixture are alike in it."""
+        return (
+            self.tokens, self.activation, self.alpha, self.gated, self.bounds, self.shift, self.scales_input,
+            self.layers[0].weight.rows_are_outputs, self.layers[0].bias is None,
+        )  # fmt: skip
+
+    def attributes(self) -> dict[str, int | float | str]:
+        """Of the fused node; bounds and the like where they are not the usual."""
+        found: dict[str, int | float | str] = {
+            "activation": self.activation, "alpha": self.alpha, "gated": self.gated,
+            "rows_are_outputs": int(self.layers[0].weight.rows_are_outputs),
+            "is_biased": int(self.layers[0].bias is not None),
+        }  # fmt: skip
+        names = ("gate_low", "gate_high", "value_low", "value_high")
+        found |= {n: bound for n, bound in zip(names, self.bounds, strict=True) if abs(bound) != INFINITY}
+        found |= {"value_shift": self.shift} if self.shift else {}
+        return found | ({"scales_input": 1} if self.scales_input else {})
 
 
 def read_body(formula: Formula) -> Body | None:
@@ -86,16 +131,28 @@ def read_body(formula: Formula) -> Body | None:
         return _body(hidden, 0, [inner, (down, hidden)])
     if hidden.kind != "product":
         return None
-    for gate, value in (hidden.operands, hidden.operands[::-1]):
+    for gate, other in (hidden.operands, hidden.operands[::-1]):
         if gate.kind != "activation":
             continue
-        source = gate.operands[0]
+        source, of_gate, _ = _bounded(gate.operands[0], may_shift=False)
+        value, of_value, shift = _bounded(other, may_shift=True)
+        more = {"bounds": (*of_gate, *of_value), "shift": shift}
         if source.kind == value.kind == "half" and (source.half, value.half) == (0, 1):
-            if source.operands != value.operands:
+            if source.operands != value.operands or source.step != value.step:
                 return None
-            return _body(gate, 2, [_layer(source.operands[0]), (down, hidden)])
-        return _body(gate, 1, [_layer(source), _layer(value), (down, hidden)])
+            return _body(gate, 1 + source.step, [_layer(source.operands[0]), (down, hidden)], **more)
+        return _body(gate, 1, [_layer(source), _layer(value), (down, hidden)], **more)
     return None
+
+
+def _bounded(formula: Formula, may_shift: bool) -> tuple[Formula, tuple[float, float], float]:
+    """What was clipped and then shifted, the bounds, and by how much."""
+    shift, bounds = 0.0, Formula(kind="").bounds
+    if formula.kind == "shift" and may_shift:
+        shift, formula = formula.alpha, formula.operands[0]
+    if formula.kind == "clip":
+        bounds, formula = formula.bounds, formula.operands[0]
+    return formula, bounds, shift
 
 
 def _layer(formula: Formula) -> tuple[Layer, Formula] | None:
@@ -107,12 +164,14 @@ def _layer(formula: Formula) -> tuple[Layer, Formula] | None:
     return Layer(formula.weight, bias), formula.operands[0]
 
 
-def _body(activation: Formula, gated: int, found: Sequence[tuple[Layer, Formula] | None]) -> Body | None:
+def _body(activation: Formula, gated: int, found: Sequence[tuple[Layer, Formula] | None], **more: Any) -> Body | None:
     layers = [one for one in found if one is not None]
     sources = {source for _, source in layers[:-1]}
     if len(layers) < len(found) or len(sources) != 1:
         return None
     (source,) = sources
+    scales_input = source.kind == "scaled"
+    source = source.operands[0] if scales_input else source
     forms = {layer.weight.rows_are_outputs for layer, _ in layers}
     biased = {layer.bias is not None for layer, _ in layers}
     if source.value is None or len(forms) > 1 or len(biased) > 1:
@@ -123,6 +182,8 @@ def _body(activation: Formula, gated: int, found: Sequence[tuple[Layer, Formula]
         alpha=activation.alpha,
         gated=gated,
         layers=tuple(layer for layer, _ in layers),
+        scales_input=scales_input,
+        **more,
     )
 
 
@@ -134,10 +195,7 @@ def stacked_weights(bodies: Sequence[Body], experts: int) -> list[list[ir.Value]
         experts: how many there are.
     """
     first = bodies[0]
-    alike = (first.tokens, first.activation, first.alpha, first.gated)
-    if any((body.tokens, body.activation, body.alpha, body.gated) != alike for body in bodies):
-        return None
-    if len({body.layers[0].weight.rows_are_outputs for body in bodies}) > 1:
+    if any(body.form != first.form for body in bodies):
         return None
     columns: list[list[WeightOf]] = [[body.layers[i].weight for body in bodies] for i in range(len(first.layers))]
     if any((layer.bias is None) != (first.layers[0].bias is None) for body in bodies for layer in body.layers):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onward.graph.fusion.expert_axes import Atom, Axes, Meaning, broadcast, labels
-from onward.graph.fusion.expert_body import Formula, WeightOf
+from onward.graph.fusion.expert_axes import Atom, Axes, Meaning, Shares, broadcast, labels
+from onward.graph.fusion.expert_body import INFINITY, Formula, WeightOf
 from onward.graph.fusion.expert_routing import RoutingReader
 from onward.graph.nodes.known_values import Size, integer
 
-Terms = dict[int, tuple[Formula, ir.Value]]
+Terms = dict[int, tuple[Formula, Shares]]
 """Expert -> what it computes, and the shares it is weighed by; the key -1: all experts, whose weights are stacks."""
 
 
@@ -154,17 +154,22 @@ class ExpertReader(RoutingReader):
     def _add(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         left, right = (self.meaning(given) for given in node.inputs)
         for one, other, place in ((left, right, 1), (right, left, 0)):
-            if one is not None and one.kind in ("weighted", "sum") and self.is_zero(node.inputs[place]):
-                return Meaning("sum", one.axes, one.data) if one.expert is None or not _has_rows(one) else None
+            term = None if one is None else self._weighted(one)
+            if term is not None and term.kind in ("weighted", "sum") and self.is_zero(node.inputs[place]):
+                return Meaning("sum", term.axes, term.data) if term.expert is None or not _has_rows(term) else None
+            number = self.facts.number(node.inputs[place])
+            if one is not None and number is not None and one.kind == "body":
+                return self._step(one, ("half", "clip", "linear", "bias"), Formula(kind="shift", alpha=number))
             if one is not None and other is not None and one.kind == "body" and other.kind == "weight":
                 return self._biased(one, other)
         if left is None or right is None:
             return None
-        return self._sum_of_two(left, right)
+        return self._sum_of_two(self._weighted(left), self._weighted(right))
 
-    def _sum_of_two(self, left: Meaning, right: Meaning) -> Meaning | None:
-        kinds = ("weighted", "sum")
-        if left.kind not in kinds or right.kind not in kinds or left.axes != right.axes or _has_rows(left):
+    def _sum_of_two(self, left: Meaning | None, right: Meaning | None) -> Meaning | None:
+        if left is None or right is None or {left.kind, right.kind} - {"weighted", "sum"}:
+            return None
+        if left.axes != right.axes or _has_rows(left):
             return None
         if {-1} & {*left.data, *right.data} or {*left.data} & {*right.data}:
             return None
@@ -173,6 +178,7 @@ class ExpertReader(RoutingReader):
     def _scatternd(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         """The rows of one expert, added to what the experts before it gave."""
         before, places, rows = (self.meaning(given) for given in node.inputs)
+        rows = None if rows is None else self._weighted(rows)
         reduction = node.attributes["reduction"].as_string() if "reduction" in node.attributes else "none"
         if places is None or rows is None or places.kind != "places" or rows.kind != "weighted" or reduction != "add":
             return None
@@ -222,11 +228,50 @@ class ExpertReader(RoutingReader):
     def _relu(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         return self._activated(node, "relu")
 
-    def _activated(self, node: ir.Node, name: str, alpha: float = 1.0) -> Meaning | None:
-        x = self.meaning(node.inputs[0])
-        if x is None or x.kind != "body" or x.data.kind not in ("linear", "bias", "half"):
+    def _sigmoid(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        return super()._sigmoid(node, value) or self._activated(node, "sigmoid")
+
+    def _tanh(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        return self._activated(node, "tanh")
+
+    def _pow(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        return self._squared(self.meaning(node.inputs[0])) if self.facts.number(node.inputs[1]) == 2.0 else None
+
+    def _squared(self, x: Meaning | None) -> Meaning | None:
+        """The square of ReLU is an activation, too."""
+        if x is None or x.kind != "body" or (x.data.kind, x.data.name) != ("activation", "relu"):
             return None
-        return Meaning("body", x.axes, Formula(kind="activation", operands=(x.data,), name=name, alpha=alpha), x.expert)
+        return Meaning("body", x.axes, replace(x.data, name="relu_squared"), x.expert)
+
+    def _activated(self, node: ir.Node, name: str, alpha: float = 1.0) -> Meaning | None:
+        steps = ("linear", "bias", "half", "clip")
+        return self._step(self.meaning(node.inputs[0]), steps, Formula(kind="activation", name=name, alpha=alpha))
+
+    def _clip(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        x, low, high = [*node.inputs, None, None][:3]
+        return self._clipped(x, low, high)
+
+    def _min(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        return self._clipped(node.inputs[0], None, node.inputs[1]) if len(node.inputs) == 2 else None
+
+    def _max(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        return self._clipped(node.inputs[0], node.inputs[1], None) if len(node.inputs) == 2 else None
+
+    def _clipped(self, x: ir.Value | None, low: ir.Value | None, high: ir.Value | None) -> Meaning | None:
+        bounds = [
+            usual if given is None else self.facts.number(given)
+            for given, usual in ((low, -INFINITY), (high, INFINITY))
+        ]
+        if bounds[0] is None or bounds[1] is None:
+            return None
+        clip = Formula(kind="clip", bounds=(bounds[0], bounds[1]))
+        return self._step(self.meaning(x), ("linear", "bias", "half"), clip)
+
+    def _step(self, x: Meaning | None, after: tuple[str, ...], step: Formula) -> Meaning | None:
+        """An elementwise step of what experts compute, if it comes after one of these."""
+        if x is None or x.kind != "body" or x.data.kind not in after:
+            return None
+        return Meaning("body", x.axes, replace(step, operands=(x.data,)), x.expert)
 
     def _swiglu(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         alpha = node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0
@@ -238,17 +283,18 @@ class ExpertReader(RoutingReader):
             return None
         return Meaning("body", gate.axes, Formula(kind="product", operands=(gate.data, other.data)), gate.expert)
 
-    def part(self, source: Meaning, axis: int, start: int, end: int) -> Meaning | None:
-        """A half of the features."""
+    def part(self, source: Meaning, axis: int, start: int, end: int, step: int = 1) -> Meaning | None:
+        """A half of the features: the first or the last ones, or every other."""
         atom = source.axes[axis][0] if len(source.axes[axis]) == 1 else None
-        if atom is None or atom.label != "F" or source.kind != "body" or atom.size != 2 * (end - start):
+        if atom is None or atom.label != "F" or source.kind != "body" or not isinstance(atom.size, int):
             return None
-        if start not in (0, end - start):
+        size = atom.size // 2
+        starts = (0, size) if step == 1 else (0, 1)
+        if atom.size % 2 or start not in starts or len(range(start, end, step)) != size:
             return None
-        axes = (*source.axes[:axis], (Atom("F", end - start),), *source.axes[axis + 1 :])
-        return Meaning(
-            "body", axes, Formula(kind="half", operands=(source.data,), half=start // (end - start)), source.expert
-        )
+        axes = (*source.axes[:axis], (Atom("F", size),), *source.axes[axis + 1 :])
+        half = Formula(kind="half", operands=(source.data,), half=starts.index(start), step=step)
+        return Meaning("body", axes, half, source.expert)
 
     # Weighing and adding up.
 
@@ -258,14 +304,14 @@ class ExpertReader(RoutingReader):
             return None
         kinds = {left.kind, right.kind}
         if kinds == {"body"}:
-            return self._gated(left, right)
+            return self._squared(left) if left is right else self._gated(left, right)
         if "mask" in kinds:
             return self.masked_shares(left, right)
         body, gate = (left, right) if left.kind in ("body", "stack") else (right, left)
         return self._weighed(body, gate)
 
     def _weighed(self, body: Meaning, gate: Meaning) -> Meaning | None:
-        """What an expert gives, times its share of each token."""
+        """What an expert gives, or what it is given, times its share of each token."""
         if body.kind not in ("body", "stack") or gate.kind not in ("gates", "shares"):
             return None
         if "F" in labels(gate.axes):
@@ -273,6 +319,9 @@ class ExpertReader(RoutingReader):
         axes = broadcast(body.axes, gate.axes)
         if axes is None or (body.expert is not None and body.expert != gate.expert):
             return None
+        if body.kind == "body" and body.data.kind == "tokens":
+            scaled = Formula(kind="scaled", operands=(body.data,), shares=gate.data)
+            return Meaning("body", axes, scaled, gate.expert)
         kind = "E" if gate.kind == "gates" else "K"
         if body.kind == "stack":
             terms = {e: (formula, gate.data) for e, formula in enumerate(body.data)}
@@ -280,6 +329,21 @@ class ExpertReader(RoutingReader):
         if gate.expert is None:
             return Meaning("weighted", axes, {-1: (body.data, gate.data)}) if kind in labels(body.axes) else None
         return Meaning("weighted", axes, {gate.expert: (body.data, gate.data)}, gate.expert)
+
+    def _weighted(self, x: Meaning) -> Meaning | None:
+        """The same; of experts whose input was scaled, the result counts as weighed, as nothing comes out of zero."""
+        if x.kind != "body":
+            return x
+        steps = list(x.data.steps())
+        scaled = [step for step in steps if step.kind == "scaled"]
+        if not scaled or len({step.shares for step in scaled}) > 1:
+            return x
+        named = {step.name for step in steps}
+        is_chosen = "K" in labels(x.axes) or _has_rows(x)
+        if not is_chosen and ({"bias", "clip", "shift"} & {step.kind for step in steps} or "sigmoid" in named):
+            return x
+        key = -1 if x.expert is None else x.expert
+        return Meaning("weighted", x.axes, {key: (x.data, scaled[0].shares)}, x.expert)
 
     def stack_of(self, parts: list[Meaning], axis: int) -> Meaning | None:
         """What all experts give, side by side."""
@@ -292,7 +356,8 @@ class ExpertReader(RoutingReader):
 
     def _reducesum(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         source = self.meaning(node.inputs[0])
-        return None if source is None else self.summed(node, source)
+        weighted = None if source is None else self._weighted(source)
+        return None if weighted is None else self.summed(node, weighted)
 
     def sum_of_experts(self, source: Meaning, summed: list[str], axes: Axes) -> Meaning | None:
         """The sum over all experts, or over the choices of a token, is complete."""

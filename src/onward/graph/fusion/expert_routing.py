@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.fusion.expert_axes import Atom, Axes, Meaning, axis_of, broadcast, labels, regroup
+from onward.graph.fusion.expert_axes import Atom, Axes, Derived, Meaning, axis_of, broadcast, labels, regroup
 from onward.graph.fusion.rewriting import Editor, producer
 from onward.graph.nodes.known_values import Size, integer, integers
 
@@ -68,13 +68,22 @@ class RoutingReader:
 
     def is_zero(self, value: ir.Value | None) -> bool:
         """Whether a value holds zeros only."""
-        node = producer(value, "Expand", "ConstantOfShape")
+        return self._filled_with(value) == 0.0
+
+    def is_lowest(self, value: ir.Value | None) -> bool:
+        """Whether a value holds nothing but minus infinity, or what is as good."""
+        found = self._filled_with(value)
+        return found is not None and found < -1e30
+
+    def _filled_with(self, value: ir.Value | None) -> float | None:
+        """The one number that a value holds everywhere."""
+        node = producer(value, "Expand", "ConstantOfShape", "CastLike", "Cast")
         if node is None:
-            return self.facts.number(value) == 0.0
-        if node.op_type == "Expand":
-            return self.is_zero(node.inputs[0])
+            return self.facts.number(value)
+        if node.op_type != "ConstantOfShape":
+            return self._filled_with(node.inputs[0])
         filled = node.attributes.get("value")
-        return filled is None or not np.any(filled.as_tensor().numpy())
+        return 0.0 if filled is None else float(np.ravel(filled.as_tensor().numpy())[0])
 
     # Movement: the same, with other axes.
 
@@ -138,6 +147,18 @@ class RoutingReader:
                 axes[place] = (Atom("K" if size == self.choices else "E", size),)
         return source.having(tuple(axes))
 
+    def _tile(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        """Tokens are repeated for all experts, one copy after the other, along one axis."""
+        source, repeats = self.meaning(node.inputs[0]), self.facts.numbers(node.inputs[1])
+        if source is None or repeats is None or len(repeats) != len(source.axes):
+            return None
+        places = [place for place, count in enumerate(repeats) if count != 1]
+        if len(places) != 1 or repeats[places[0]] != self.experts or source.expert is not None:
+            return None
+        axes = list(source.axes)
+        axes[places[0]] = (Atom("E", self.experts), *axes[places[0]])
+        return source.having(tuple(axes))
+
     # Masks and gates.
 
     def _equal(self, node: ir.Node, value: ir.Value) -> Meaning | None:
@@ -175,14 +196,30 @@ class RoutingReader:
         axis = integer(node, "axis", 0) % len(chosen.axes)
         if "reduction" in node.attributes and node.attributes["reduction"].as_string() not in ("none", "add"):
             return None  # a product with zeros, or the larger of a share and zero
-        if axis != axis_of(chosen.axes, "K") or chosen.axes != shares.axes or not self.is_zero(node.inputs[0]):
+        kind = "gates" if self.is_zero(node.inputs[0]) else "scores" if self.is_lowest(node.inputs[0]) else None
+        if axis != axis_of(chosen.axes, "K") or chosen.axes != shares.axes or kind is None:
             return None
         shape = self.facts.shape(value)
         if shape is None or shape[axis] != self.experts:
             return None
         axes = list(chosen.axes)
         axes[axis] = (Atom("E", self.experts),)
-        return Meaning("gates", tuple(axes), shares.data)
+        return Meaning(kind, tuple(axes), shares.data)
+
+    def _sigmoid(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        return self._of_scores(node, "Sigmoid")
+
+    def _softmax(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        scores = self.meaning(node.inputs[0])
+        is_last = scores is not None and integer(node, "axis", -1) in (-1, len(scores.axes) - 1)
+        return self._of_scores(node, "Softmax") if is_last else None
+
+    def _of_scores(self, node: ir.Node, op_type: str) -> Meaning | None:
+        """Of scores that are minus infinity but at the choices, it is zero there."""
+        scores = self.meaning(node.inputs[0])
+        if scores is None or scores.kind != "scores" or axis_of(scores.axes, "E") != len(scores.axes) - 1:
+            return None
+        return Meaning("gates", scores.axes, Derived(op_type, scores.data))
 
     def masked_shares(self, left: Meaning, right: Meaning) -> Meaning | None:
         """Shares where a mask is set and zeros elsewhere; their sum over the choices is a gate."""
@@ -249,15 +286,18 @@ class RoutingReader:
         bounds = [self.facts.numbers(given) for given in node.inputs[1:]]
         if source is None or len(bounds) < 3 or any(b is None or len(b) != 1 for b in bounds):
             return None
-        start, end, axis, *step = (b[0] for b in bounds if b)
+        start, end, axis, *steps = (b[0] for b in bounds if b)
         axis %= len(source.axes)
-        if step not in ([], [1]) or len(source.axes[axis]) != 1:
+        step = steps[0] if steps else 1
+        if step not in (1, 2) or len(source.axes[axis]) != 1:
             return None
         size = source.axes[axis][0].size
         if not isinstance(size, int):
             return None
         start, end = (min(b + size if b < 0 else b, size) for b in (start, end))
-        return self._pick(source, axis, start, ()) if end == start + 1 else self.part(source, axis, start, end)
+        if end == start + 1:
+            return self._pick(source, axis, start, ())
+        return self.part(source, axis, start, end, step)
 
     def _split(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         source = self.meaning(node.inputs[0])
@@ -273,8 +313,8 @@ class RoutingReader:
         end = start + sizes[index]
         return self._pick(source, axis, start, ()) if end == start + 1 else self.part(source, axis, start, end)
 
-    def part(self, source: Meaning, axis: int, start: int, end: int) -> Meaning | None:
-        """Some elements along an axis, more than one."""
+    def part(self, source: Meaning, axis: int, start: int, end: int, step: int = 1) -> Meaning | None:
+        """Some elements along an axis, more than one: each, or every other."""
         raise NotImplementedError
 
     def _nonzero(self, node: ir.Node, value: ir.Value) -> Meaning | None:
@@ -293,6 +333,8 @@ class RoutingReader:
         if len(known) < len(parts):
             return None
         axis = integer(node, "axis", 0) % len(known[0].axes)
+        if len(known) == 1:
+            return known[0]
         if any(part.kind != "places" or part.expert != known[0].expert for part in known):
             return self.stack_of(known, axis)
         if any(len(part.axes) != len(known[0].axes) or part.axes[axis] for part in known):

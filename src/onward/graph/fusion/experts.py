@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onward.graph.fusion.expert_axes import Meaning
+from onward.graph.fusion.expert_axes import Derived, Meaning, Shares
 from onward.graph.fusion.expert_body import Body, WeightOf, read_body, stacked_weights
 from onward.graph.fusion.expert_reading import ExpertReader
 from onward.graph.fusion.rewriting import Editor, readers
@@ -103,11 +103,14 @@ def _write(
     result: ir.Value,
     body: Body,
     weights: list[list[ir.Value]],
-    shares: ir.Value,
+    shares: Shares,
     count: int,
 ) -> None:
     node = result.producer()
     assert node is not None
+    if isinstance(shares, Derived):
+        more = {"axis": -1} if shares.op_type == "Softmax" else {}
+        shares = editor.write(shares.op_type, [shares.value], node, name=KIND, **more)
     output = editor.write(
         "Experts",
         [body.tokens, reader.chosen, shares, *(value for values in weights for value in values)],
@@ -115,12 +118,8 @@ def _write(
         fused=True,
         name=KIND,
         experts=reader.experts,
-        activation=body.activation,
-        alpha=body.alpha,
-        gated=body.gated,
-        rows_are_outputs=int(body.layers[0].weight.rows_are_outputs),
-        is_biased=int(body.layers[0].bias is not None),
         hidden=_hidden(editor, body.layers[-1].weight),
+        **body.attributes(),
     )
     editor.replace(result, output, KIND, count, f"{reader.experts} experts, {reader.choices} for each token")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "gelu": lambda x, alpha: F.gelu(x),
     "gelu_tanh": lambda x, alpha: F.gelu(x, approximate="tanh"),
     "swish": lambda x, alpha: F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x),
+    "sigmoid": lambda x, alpha: torch.sigmoid(x),
+    "tanh": lambda x, alpha: torch.tanh(x),
+    "relu_squared": lambda x, alpha: torch.relu(x).square(),
 }
 
 
@@ -41,6 +44,12 @@ def experts(
     rows_are_outputs: int = 0,
     is_biased: int = 0,
     hidden: int = 0,
+    gate_low: float = -math.inf,
+    gate_high: float = math.inf,
+    value_low: float = -math.inf,
+    value_high: float = math.inf,
+    value_shift: float = 0.0,
+    scales_input: int = 0,
     capacity_factor: float | None = None,
     expert_size: int = 1,
     expert_group: str = "",
@@ -56,16 +65,20 @@ def experts(
         experts: how many there are.
         activation: after the first layer.
         alpha: of Swish.
-        gated: 0: no gate; 1: a matrix of its own; 2: the first half of the layer up.
+        gated: 0: no gate; 1: a matrix of its own; 2: the first half of the layer up; 3: its features 0, 2, ..
         rows_are_outputs: matrices are [outputs, inputs].
         is_biased: layers have biases.
         hidden: features that the layer down reads, of all ranks whose results are added up; 0: those of its matrix.
+        gate_low, gate_high, value_low, value_high: bounds of the gate and of what it is multiplied with.
+        value_shift: added to the latter.
+        scales_input: the sum over the choices is of `expert(share * token)`.
         capacity_factor: in training, tokens of an expert relative to an equal share; it drops what comes after them.
         expert_size: ranks that share the experts; weights are of this rank's.
         expert_group: these ranks.
         training: the network is in training mode.
     """
-    body = Body(weights, activation, alpha, gated, bool(rows_are_outputs), bool(is_biased), hidden)
+    gate = Gate(gated, (gate_low, gate_high), (value_low, value_high), value_shift)
+    body = Body(weights, activation, alpha, gate, bool(rows_are_outputs), bool(is_biased), hidden, bool(scales_input))
     tokens, chosen, of_chosen = (tensor.flatten(0, -2) for tensor in (X, indices, shares))
     if expert_size == 1 and not torch.compiler.is_compiling() and not is_plain(X):
         return _of_all(body, tokens, chosen, of_chosen, experts).reshape(X.shape)
@@ -91,6 +104,9 @@ def _of_rows(
         order = torch.cat([own[:most] for own in torch.split(order, counts)])
         counts = [min(count, most) for count in counts]
     rows = sorted_rows(tokens, order, chosen.shape[1], len(tokens))
+    if body.scales_input:
+        rows = rows * shares.reshape(-1, 1)[order].to(rows.dtype)
+        shares = torch.ones_like(shares)
     outputs = body(rows, counts) if shared is None else _on_their_ranks(body, rows, counts, *shared)
     return weighed_sum(outputs, order, shares).to(tokens.dtype)
 
@@ -118,6 +134,10 @@ def _on_their_ranks(body: Body, rows: Tensor, counts: Sequence[int], size: int, 
 def _of_all(body: Body, tokens: Tensor, chosen: Tensor, shares: Tensor, experts: int) -> Tensor:
     """The same for tracing, where no number may depend on data: every expert computes every token."""
     gates = [torch.where(chosen == e, shares, 0).sum(-1, keepdim=True) for e in range(experts)]
+    if body.scales_input:
+        results = (body.expert(e, tokens * gate.to(tokens.dtype)) for e, gate in enumerate(gates))
+        chose = ((chosen == e).any(-1, keepdim=True) for e in range(experts))
+        return sum((torch.where(m, y, 0) for m, y in zip(chose, results, strict=True)), torch.zeros_like(tokens))
     return sum((gate * body.expert(e, tokens) for e, gate in enumerate(gates)), torch.zeros_like(tokens))
 
 
@@ -130,12 +150,44 @@ def counts_of(chosen: Tensor, experts: int) -> list[int]:
     return counts
 
 
+class Gate(NamedTuple):
+    """How the two parts of a gated layer are multiplied: `activation(clip(gate)) * (clip(value) + shift)`.
+
+    Attributes:
+        gated: 0: there is no gate; 1 to 3: where it comes from, as of the node.
+        gate_bounds, value_bounds: the least and the largest.
+        shift: of the value.
+    """
+
+    gated: int
+    gate_bounds: tuple[float, float] = (-math.inf, math.inf)
+    value_bounds: tuple[float, float] = (-math.inf, math.inf)
+    shift: float = 0.0
+
+    def parts(self, hidden: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The gate and the value of what the first layers give; alone what is activated, where there is no gate."""
+        if self.gated == 0:
+            return hidden
+        if self.gated == 2:
+            hidden = hidden[0].chunk(2, -1)
+        elif self.gated == 3:
+            hidden = hidden[0][..., ::2], hidden[0][..., 1::2]
+        gate, value = (_clipped(x, b) for x, b in zip(hidden, (self.gate_bounds, self.value_bounds), strict=True))
+        return gate, value + self.shift if self.shift else value
+
+
+def _clipped(x: Tensor, bounds: tuple[float, float]) -> Tensor:
+    low, high = (None if math.isinf(bound) else bound for bound in bounds)
+    return x if low is None and high is None else x.clamp(low, high)
+
+
 class Body:
     """What experts compute of rows that are sorted by expert.
 
     Args:
-        weights, activation, alpha, gated, rows_are_outputs, is_biased, hidden: as of the node, for the experts
-            that rows are given of.
+        weights, activation, alpha, rows_are_outputs, is_biased, hidden, scales_input: as of the node, for the
+            experts that rows are given of.
+        gate: how a gated layer is multiplied.
     """
 
     def __init__(
@@ -143,12 +195,13 @@ class Body:
         weights: Sequence[Tensor],
         activation: str,
         alpha: float,
-        gated: int,
+        gate: Gate,
         rows_are_outputs: bool,
         is_biased: bool,
         hidden: int = 0,
+        scales_input: bool = False,
     ) -> None:
-        layers = 3 if gated == 1 else 2
+        layers = 3 if gate.gated == 1 else 2
         each = len(weights) // (layers * (1 + is_biased))
         columns: list[Sequence[Tensor]] = [weights[i : i + each] for i in range(0, len(weights), each)]
         unbound = [
@@ -159,7 +212,8 @@ class Body:
         if is_biased and hidden not in (0, own):  # every rank adds its share of the last bias
             self._biases[-1] = [bias * (own / hidden) for bias in self._biases[-1]]
         self._activation = _ACTIVATIONS[activation]
-        self._alpha, self._gated, self._rows_are_outputs = alpha, gated, rows_are_outputs
+        self._alpha, self._gate, self._rows_are_outputs = alpha, gate, rows_are_outputs
+        self.scales_input = scales_input
 
     def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """The results of rows; of experts without rows the gradients are zeros."""
@@ -168,11 +222,9 @@ class Body:
     def expert(self, e: int, x: Tensor) -> Tensor:
         """What one expert computes of rows."""
         *first, down = range(len(self._matrices))
-        hidden = [self._linear(layer, e, x) for layer in first]
-        if self._gated == 2:
-            hidden = list(hidden[0].chunk(2, -1))
-        found = self._activation(hidden[0], self._alpha)
-        return self._linear(down, e, found * hidden[1] if self._gated else found)
+        first_part, *value = self._gate.parts([self._linear(layer, e, x) for layer in first])
+        found = self._activation(first_part, self._alpha)
+        return self._linear(down, e, found * value[0] if value else found)
 
     def _linear(self, layer: int, e: int, x: Tensor) -> Tensor:
         matrix = self._matrices[layer][e]
