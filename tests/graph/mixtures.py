@@ -226,7 +226,7 @@ class Dispatched(Mixture):
 
 
 MIXTURES = (
-    RowsOfExperts, Loop, Stacked, Einsum, Batched, Slices, Selected, ScaledInputs, Bounded, Grouped, Dispatched,
+    RowsOfExperts, Loop, Stacked, Einsum, Batched, Slices, Selected, ScaledInputs, Bounded, Grouped,
 )  # fmt: skip
 
 

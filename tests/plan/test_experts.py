@@ -6,7 +6,9 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
+import yaml
 
+from onward.commands import training
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import plan_run, read_training_graph
 from onward.engine.forecast.plan_forecast import forecast
@@ -89,3 +91,13 @@ def test_refused(tmp_path: Any, name: str) -> None:
     sections, words = REFUSED[name]
     with pytest.raises(ParametersError, match=words):
         planned(parameters(tmp_path, **sections))
+
+
+def test_a_model_without_experts_is_refused_before_processes_start(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = parameters(tmp_path, "tied_words")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(found.to_mapping()))
+    monkeypatch.setattr(training, "launch_until_done", lambda *_: pytest.fail("processes were started"))
+    with pytest.raises(ParametersError, match="Looked for: a TopK or ArgMax of scores of experts"):
+        training.train(tmp_path / "run.yaml")

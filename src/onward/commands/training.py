@@ -19,7 +19,7 @@ from onward.commands.layout_search import chosen_overrides
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
-from onward.engine.building.preparation import known_dimensions, label_ranges, present_feature_specs
+from onward.engine.building.preparation import check_experts, known_dimensions, label_ranges, present_feature_specs
 from onward.engine.faults.out_of_memory import smaller_batches
 from onward.engine.forecast.performance import performance_lines, synthetic_loader
 from onward.engine.inputs.epochs import count_in_steps
@@ -132,6 +132,7 @@ def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, st
     """This command again, in as many processes as the sizes say."""
     environment = environment_of(parameters, options)
     check_room(parameters.distributed, environment.device_kind)
+    check_experts(parameters)
     arguments = [] if options.display == "console" else [f"--{options.display}"]
     arguments += ["--dry-run"] if options.dry_run else []
     arguments += [] if options.log_level is None else ["--log-level", options.log_level]

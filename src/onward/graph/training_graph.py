@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -64,6 +63,7 @@ class TrainingGraph:
         notes: what was changed on the way, one sentence each, for the user.
         loss_names: what training minimizes and the labels it reads, once a loss was added.
         fusions: nodes of `model` that stand for several of the user's.
+        unfused: what is of a known kind but was not fused, and why.
         known_as: module paths of the initializers, by which rules and messages may name them.
         attributes: weights that `source` stores as attributes of nodes; export writes them there.
         left_out: outputs of `source` that are not computed, each with the reason.
@@ -81,6 +81,7 @@ class TrainingGraph:
     notes: tuple[str, ...]
     loss_names: LossNames | None = None
     fusions: tuple[passes.Fusion, ...] = ()
+    unfused: tuple[str, ...] = ()
     known_as: WeightNames = field(default_factory=WeightNames)
     attributes: Mapping[str, AttributeWeight] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -191,9 +192,8 @@ def make_training_graph(
     lost = (*notes_on_export(model, could_train, known_as), *_notes_on_source(original, could_train, loss))
     trained = _with_projections(add_adapters(model, could_train, frozen, known_as, *of_adapters), names)
     still = share_frozen(model.graph, (*trained.weights, *trained.changed), trained.frozen)
-    fusions = _fused(model, trained.weights, fusions_off, keep, deadline) if fuse else ()
+    fused = _fused(model, trained.weights, fusions_off, keep, deadline) if fuse else passes.Fused()
     weights = (*_notes_on_copies(ties, rows, trained), *_notes_on_weights(model.graph, trained, not weights_to_train))
-    notes = (untied.notes, fixed, revived, lost, weights, _notes_on_ends(left_out, rewritten, names, fusions))
     return TrainingGraph(
         source=original,
         model=model,
@@ -201,9 +201,10 @@ def make_training_graph(
         states=states,
         ties=ties,
         frozen=still,
-        notes=tuple(chain.from_iterable(notes)),
+        notes=(*untied.notes, *fixed, *revived, *lost, *weights, *_notes_on_ends(left_out, rewritten, names, fused)),
         loss_names=names,
-        fusions=fusions,
+        fusions=fused.done,
+        unfused=fused.missed,
         known_as=trained.known_as,
         attributes=rewritten.weights,
         left_out=left_out,
@@ -236,10 +237,10 @@ def _fused(
     off: Collection[str],
     keep: Collection[str],
     deadline: PreparationDeadline,
-) -> tuple[passes.Fusion, ...]:
-    done = passes.fuse(model, weights, off, keep)
+) -> passes.Fused:
+    fused = passes.fuse(model, weights, off, keep)
     deadline.check("the fused graph")
-    return done
+    return fused
 
 
 def _with_loss(
@@ -304,10 +305,16 @@ def _notes_on_weights(graph: ir.Graph, trained: AddedAdapters, are_all: bool) ->
 
 
 def _notes_on_ends(
-    left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None, fusions: Sequence[passes.Fusion]
+    left_out: Mapping[str, str], rewritten: Rewritten, names: LossNames | None, fused: passes.Fused
 ) -> tuple[str, ...]:
     of_loss = () if names is None else names.notes
-    return (*notes_on_side_outputs(left_out), *rewritten.notes, *of_loss, *passes.notes_on_fusions(fusions))
+    return (
+        *notes_on_side_outputs(left_out),
+        *rewritten.notes,
+        *of_loss,
+        *passes.notes_on_fusions(fused.done),
+        *fused.missed,
+    )
 
 
 def _check_prediction(loss: LossSpec | None, left_out: Mapping[str, str], model: ir.Model) -> None:

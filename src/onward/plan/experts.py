@@ -60,10 +60,12 @@ def plan_experts(graph: TrainingGraph, distributed: Distributed) -> ExpertPlan:
     asked = f"expert_parallel_size is {size}" if size > 1 else f"expert_capacity_factor is {factor:g}"
     nodes = [node for node in graph.model.graph if node.domain == DOMAIN and node.op_type == "Experts"]
     if not nodes:
+        seen = f" Seen: {graph.unfused[0]}" if graph.unfused else ""
         raise ParametersError(
-            f"distributed.{asked}, but no mixture of experts was recognized in the model: `onward inspect` lists what "
-            "is, as the fusion `experts`, which section speed must leave on. Leave the field out, or export experts "
-            "in one of the forms that docs/explanation/fusion.md names."
+            f"distributed.{asked}, but no mixture of experts was recognized in the model. Looked for: a TopK or ArgMax "
+            "of scores of experts, and after it feed-forward layers whose results are weighed by these scores and "
+            "added up. `onward inspect` lists such layers as the fusion `experts`, which section speed must leave on. "
+            "Leave the field out, or export experts in one of the forms that docs/explanation/fusion.md names." + seen
         )
     stacks, owners = set[str](), dict[str, int]()
     for node in nodes if size > 1 else ():

@@ -21,6 +21,15 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[int, ...]]]] = {
         [(E, H, D), (E, H, D), (E, D, H), (E, H), (E, H), (E, D)],
     ),
     "gate and value in one": ({"activation": "swish", "alpha": 1.7, "gated": 2}, [(E, D, 2 * H), (E, H, D)]),
+    "gate and value alternate, bounded": (
+        {"activation": "sigmoid", "gated": 3, "gate_high": 0.5, "value_low": -0.4, "value_shift": 1.0, "is_biased": 1},
+        [(E, D, 2 * H), (E, H, D), (E, 2 * H), (E, D)],
+    ),
+    "shares scale what experts read": (
+        {"activation": "tanh", "scales_input": 1, "is_biased": 1},
+        [(E, D, H), (E, H, D), (E, H), (E, D)],
+    ),
+    "square of ReLU": ({"activation": "relu_squared"}, [(E, D, H), (E, H, D)]),
     "one by one": ({"activation": "gelu_tanh"}, [*[(D, H)] * E, *[(H, D)] * E]),
 }
 

@@ -77,7 +77,17 @@ def test_gates_and_values_in_one_matrix_are_sharded_alike() -> None:
     assert dict(found.inputs) == {3: Sharding(1, (6, 6)), 4: Sharding(2, (6,))}
 
 
+def test_gates_that_alternate_with_values_stay_with_them() -> None:
+    joint = mixture(3, (4, 8, 12), (4, 6, 8), (4, 12), (4, 8), rows_are_outputs=0, is_biased=1)
+    found = apply_rule(joint, {3: Sharding(2, (12,))}, {})
+    assert dict(found.inputs) == {3: Sharding(2, (12,)), 4: Sharding(1, (6,)), 5: Sharding(1, (12,))}
+
+
 CASES: dict[str, Case] = {
+    "half a gate": (
+        mixture(3, (4, 8, 12), (4, 6, 8), rows_are_outputs=0, is_biased=0), {3: Sharding(2, (7, 5))}, {},
+        "needs each gate sharded with its value",
+    ),
     "inputs of experts": (
         mixture(0, (4, 8, 6), (4, 6, 8), rows_are_outputs=0, is_biased=0), {3: Sharding(1, (8,))}, {},
         "can be sharded by the hidden features of its experts only",

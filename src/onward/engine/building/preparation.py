@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss, Parameters, TensorBoard, Training
 from onward.plan.context.cutting import ContextPlan, plan_context
 from onward.plan.decision import Plan, make_plan
+from onward.plan.experts import plan_experts
 from onward.plan.layers import find_layers, note_on_train_last
 from onward.plan.pipeline.joined_models import join_stage_models
 from onward.plan.topology import Topology
@@ -49,6 +51,17 @@ def model_to_train(parameters: Parameters) -> ModelSource:
     """The file of the model, or what its stages are when they are joined."""
     files = parameters.model_files
     return join_stage_models(files, parameters.limits) if parameters.distributed.pipeline_stage_paths else files[0]
+
+
+def check_experts(parameters: Parameters) -> None:
+    """Refuses expert parallelism of a model without experts before any process is started.
+
+    Raises:
+        UserError: what it was looked for, or why the model cannot be read.
+    """
+    asked = parameters.distributed.expert_parallel_size > 1 or parameters.distributed.expert_capacity_factor is not None
+    if asked and all(os.path.isfile(file) for file in parameters.model_files):  # remote ones come with the ranks
+        plan_experts(read_training_graph(parameters), parameters.distributed)
 
 
 def read_training_graph(

@@ -17,12 +17,14 @@ class RoutingReader:
         chosen: the indices of the experts, [tokens.., K].
         experts: how many there are.
         choices: K.
+        obstacle: why a mixture that was read to its end is not fused.
     """
 
     def __init__(self, editor: Editor, top_k: ir.Node, experts: int, choices: int) -> None:
         self.editor, self.facts = editor, editor.facts
         self.chosen = top_k.outputs[1]
         self.experts, self.choices = experts, choices
+        self.obstacle: str | None = None
         shape = self.facts.shape(self.chosen) or ()
         self.tokens = tuple(((Atom(f"N{i}", size)),) for i, size in enumerate(shape[:-1]))
         of_choices = (*self.tokens, (Atom("K", choices),))

@@ -6,11 +6,13 @@ The node computes each expert for the tokens that chose it only, and one process
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 
 from onward.graph.fusion.expert_axes import Derived, Meaning, Shares
 from onward.graph.fusion.expert_body import Body, WeightOf, read_body, stacked_weights
+from onward.graph.fusion.expert_misses import SHARED_WEIGHTS, read_elsewhere, reason_of, unknown_body
 from onward.graph.fusion.expert_reading import ExpertReader
 from onward.graph.fusion.rewriting import Editor, readers
 from onward.graph.nodes.known_values import integer
@@ -33,13 +35,18 @@ def fuse_experts(editor: Editor) -> None:
         if scores is None or choices is None or axis not in (-1, len(scores) - 1):
             continue
         if isinstance(scores[-1], int) and scores[-1] > 1 and len(scores) > 1:
-            _fuse(editor, ExpertReader(editor, node, scores[-1], int(choices)))
+            reader = ExpertReader(editor, node, scores[-1], int(choices))
+            after = list[ir.Value]()
+            if not _fuse(editor, reader, after) and (reason := reason_of(reader, after, reader.obstacle)) is not None:
+                editor.missed.append(reason)
     for node in [node for node in editor.graph if node.domain == MICROSOFT and node.op_type == "MoE"]:
         _fuse_contributed(editor, node)
 
 
-def _fuse(editor: Editor, reader: ExpertReader) -> None:
+def _fuse(editor: Editor, reader: ExpertReader, after: list[ir.Value]) -> bool:
+    """Whether a mixture became one node; else `after` are the values that were looked at."""
     for value in _values_after(reader):
+        after.append(value)
         meaning = reader.meaning(value)
         if meaning is None or meaning.kind != "sum" or meaning.axes[:-1] != reader.tokens or len(meaning.axes[-1]) != 1:
             continue
@@ -48,12 +55,17 @@ def _fuse(editor: Editor, reader: ExpertReader) -> None:
             continue
         shares = {share for _, share in terms.values()}
         bodies = [body for key in sorted(keys) if (body := read_body(terms[key][0])) is not None]
+        unread = [terms[key][0] for key in sorted(keys) if read_body(terms[key][0]) is None]
         weights = stacked_weights(bodies, reader.experts) if len(bodies) == len(keys) and len(shares) == 1 else None
         nodes = _nodes_of(reader, value, bodies[0].tokens) if bodies else []
-        if weights is None or value.name in editor.kept or not editor.are_interior(nodes, value):
-            continue
-        _write(editor, reader, value, bodies[0], weights, shares.pop(), len(nodes))
-        return
+        if weights is None:
+            reader.obstacle = unknown_body(unread[0]) if unread else SHARED_WEIGHTS
+        elif value.name in editor.kept or not editor.are_interior(nodes, value):
+            reader.obstacle = read_elsewhere(value)
+        else:
+            _write(editor, reader, value, bodies[0], weights, shares.pop(), len(nodes))
+            return True
+    return False
 
 
 def _values_after(reader: ExpertReader) -> Iterator[ir.Value]:
@@ -109,7 +121,7 @@ def _write(
     node = result.producer()
     assert node is not None
     if isinstance(shares, Derived):
-        more = {"axis": -1} if shares.op_type == "Softmax" else {}
+        more: dict[str, Any] = {"axis": -1} if shares.op_type == "Softmax" else {}
         shares = editor.write(shares.op_type, [shares.value], node, name=KIND, **more)
     output = editor.write(
         "Experts",

@@ -17,7 +17,7 @@ from onward.graph.fusion import (
     normalization,
     rotary,
 )
-from onward.graph.fusion.rewriting import DOMAIN, Editor, Fusion
+from onward.graph.fusion.rewriting import DOMAIN, Editor, Fused, Fusion
 from onward.graph.nodes.known_values import KnownValues, integer
 
 FUSIONS: Mapping[str, Callable[[Editor], None]] = {
@@ -37,7 +37,7 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
 
 def fuse(
     model: ir.Model, weights: Collection[str] = (), off: Collection[str] = (), keep: Collection[str] = ()
-) -> tuple[Fusion, ...]:
+) -> Fused:
     """Fuses in place what is written out; initializers stay as they are, under their names.
 
     Args:
@@ -55,7 +55,7 @@ def fuse(
             function(editor)
     if editor.done:
         model.graph.sort()
-    return tuple(editor.done)
+    return Fused(tuple(editor.done), tuple(editor.missed))
 
 
 def notes_on_fusions(fusions: Sequence[Fusion]) -> tuple[str, ...]:
@@ -111,4 +111,4 @@ def _takes_all(facts: KnownValues, node: ir.Node) -> bool:
 
 _BEYOND_ANY_SIZE = 2**31 - 1
 
-__all__ = ["DOMAIN", "FUSIONS", "Fusion", "fuse", "notes_on_fusions"]
+__all__ = ["DOMAIN", "FUSIONS", "Fused", "Fusion", "fuse", "notes_on_fusions"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +33,13 @@ class Fusion:
     about: str = ""
 
 
+class Fused(NamedTuple):
+    """What was fused, and what is of a known kind but was not, with the reason."""
+
+    done: tuple[Fusion, ...] = ()
+    missed: tuple[str, ...] = ()
+
+
 class Editor(NodeFactory):
     """Rewrites the main graph of a model that is prepared for lowering.
 
@@ -39,11 +47,12 @@ class Editor(NodeFactory):
         facts: what is known of its values.
         kept: names of values that must stay computed, and of nodes that must stay as they are.
         done: what was fused so far.
+        missed: what is of a known kind but was not fused, and why, one text each.
     """
 
     def __init__(self, model: ir.Model, facts: KnownValues, kept: frozenset[str]) -> None:
         super().__init__(model)
-        self.facts, self.kept, self.done = facts, kept, list[Fusion]()
+        self.facts, self.kept, self.done, self.missed = facts, kept, list[Fusion](), list[str]()
 
     def nodes(self, *op_types: str) -> Iterator[ir.Node]:
         """The nodes of the main graph with these operators; those that are gone meanwhile are left out."""

@@ -147,6 +147,7 @@ def inspect(
     original = training.source
     maps = original.meta.get(MAP_TYPES) or {}
     operators = _operators(_as_written(original), training.model, why_not_lowered)
+    fused = fuse(training.model.clone(), training.weights)
     return Inspection(
         name=os.fspath(source) if isinstance(source, str | os.PathLike) else original.graph.name or "model",
         producer=" ".join(part for part in (original.producer_name, original.producer_version) if part),
@@ -159,10 +160,10 @@ def inspect(
         states=training.states,
         ties=training.ties,
         known_as=training.known_as,
-        notes=(*training.notes, *note_on_inputs(original)),
+        notes=(*training.notes, *fused.missed, *note_on_inputs(original)),
         operators=operators,
         cut_points=_cut_points(training),
-        fusions=fuse(training.model.clone(), training.weights),
+        fusions=fused.done,
         joined=layers_that_read_the_same(training.model.graph, training.weights),
         adapted=default_targets(training.model.graph, training.weights, training.known_as),
         node_count=sum(operator.count for operator in operators),

@@ -88,28 +88,35 @@ def experts(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     gated, count = context.attribute("gated"), len(context.node.inputs) - 3
     layers = 3 if gated == 1 else 2
     each = count // (layers * (1 + context.attribute("is_biased")))
-    axes: dict[int, tuple[int, int]] = {}  # of the hidden features, and how often a block is repeated along it
+    pairs = 2 if gated == 3 else 1  # gates and values alternate
+    axes: dict[int, tuple[int, int, int]] = {}  # of the hidden features, how often a block is repeated, and how wide
     for index in range(3, 3 + count):
         column, rank = (index - 3) // each, len(context.shape(index))
         is_down, is_bias = column % layers == layers - 1, column >= layers
         if is_bias and is_down:
             continue
         side = 0 if is_bias or is_down != bool(context.attribute("rows_are_outputs")) else 1
-        axes[index] = (rank - (1 if is_bias else 2) + (0 if is_bias else side), 1 if is_down or gated != 2 else 2)
+        axis = rank - (1 if is_bias else 2) + (0 if is_bias else side)
+        axes[index] = (axis, 1 if is_down or gated != 2 else 2, 1 if is_down else pairs)
     known = set()
     for index, cut in inputs.items():
-        axis, times = axes.get(index, (-1, 1))
+        axis, times, width = axes.get(index, (-1, 1, 1))
         half = cut.blocks[: len(cut.blocks) // times]
         if axis != cut.axis:
             raise CannotShardError(f"{context.name} can be sharded by the hidden features of its experts only")
         if half * times != cut.blocks:
             size = sum(cut.blocks) // times
             raise CannotShardError(f"{context.name} needs gates and values sharded alike", (size,) * times)
-        known.add(half)
+        if any(size % width for size in half):
+            raise CannotShardError(f"{context.name} needs each gate sharded with its value")
+        known.add(tuple(size // width for size in half))
     if len(known) != 1:
         raise CannotShardError(f"{context.name}: its operands are sharded into different blocks")
     (blocks,) = known
-    cuts = {index: Sharding(axis, blocks * times) for index, (axis, times) in axes.items()}
+    cuts = {
+        index: Sharding(axis, tuple(size * width for size in blocks) * times)
+        for index, (axis, times, width) in axes.items()
+    }
     return Assignment(inputs=cuts, partial=True)
 
 
