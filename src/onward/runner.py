@@ -178,6 +178,8 @@ class TrainingRunner:
         training_data_loader: Any,
         test_data_loader: Any = None,
         mapped_dimensions: Mapping[str, int] | None = None,
+        *,
+        evaluates_at_end: bool = False,
     ) -> RunSummary:
         """Trains one round: `num_train_steps` steps, or what is left of them after a resume.
 
@@ -187,6 +189,8 @@ class TrainingRunner:
             test_data_loader: evaluated every `evaluation_period` steps; None: nothing is evaluated.
             mapped_dimensions: symbolic dimension -> size, checked against the data; shapes are otherwise taken
                 from the batches.
+            evaluates_at_end: evaluate after the last step, before the summary, also where `evaluation_period` is 0;
+                `end_training` with the same loader then does not evaluate again.
 
         Raises:
             Interrupted: a signal came; the state is saved.
@@ -203,7 +207,8 @@ class TrainingRunner:
             run.calibrate(data)
             while True:
                 try:
-                    return TrainingRound(run, test_data, mapped_dimensions or {}, returns).train(data)
+                    dimensions = mapped_dimensions or {}
+                    return TrainingRound(run, test_data, dimensions, returns, evaluates_at_end).train(data)
                 except RollBack as spike:
                     settings = run.parameters.checkpoint
                     path = run.checkpoints.roll_back(settings, run.state, spike, self.watchers.restore)

@@ -42,6 +42,7 @@ class TrainingRound:
         test_data: evaluated every `evaluation_period` steps; None: nothing is evaluated.
         dimensions: symbolic dimension of the inputs -> the size that the data must have.
         returns_on_interrupt: Ctrl-C ends the round as a callback would, instead of raising.
+        evaluates_at_end: evaluate after the last step, before the summary, also without an `evaluation_period`.
 
     Raises:
         ParametersError: dimensions, test data or the step of a resume do not fit the parameters.
@@ -49,12 +50,17 @@ class TrainingRound:
     """
 
     def __init__(
-        self, run: Run, test_data: BatchSource | None, dimensions: Mapping[str, int], returns_on_interrupt: bool
+        self,
+        run: Run,
+        test_data: BatchSource | None,
+        dimensions: Mapping[str, int],
+        returns_on_interrupt: bool,
+        evaluates_at_end: bool = False,
     ) -> None:
         training, settings, self._started = run.parameters.training, run.parameters.checkpoint, time.perf_counter()
         self.run, self.watchers, self.state = run, run.watchers, run.state
         self.begin, self.clock = dataclasses.replace(run.state.counters), Clock()
-        self.returns_on_interrupt = returns_on_interrupt
+        self.returns_on_interrupt, self.evaluates_at_end = returns_on_interrupt, evaluates_at_end
         run.evaluation = (None, None)
         if settings.checkpoints_dir is not None:
             run.checkpoints.open(settings)  # where nothing can be saved, nothing is worth training
@@ -142,7 +148,7 @@ class TrainingRound:
         run, between, test_data = self.run, self.between, self.test_data
         settings, training = run.parameters.checkpoint, run.parameters.training
         is_last_step = done.step == training.steps
-        is_end = training.evaluation_period > 0 and is_last_step
+        is_end = is_last_step and (training.evaluation_period > 0 or self.evaluates_at_end)
         is_evaluated = test_data is not None and (is_due(done.step, training.evaluation_period) or is_end)
         if is_evaluated and test_data is not None:
             run.evaluate(test_data)

@@ -52,7 +52,7 @@ EIGHT = (
 
 def test_one_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, run)
-    assert "ranks        1 = 1 data x 1 horizontal x 1 pipeline; 4 micro-batches per update" in text
+    assert "ranks        1 = 1 data x 1 tensor x 1 pipeline; 4 micro-batches per update" in text
     assert re.search(r"h\.\*\.mlp\.c_fc\.weight +2 +16x64 +2,048 +unsharded +- +-", text)
     assert "none: there is one rank" in text
     assert "Peak tensor memory: " in text
@@ -63,13 +63,13 @@ def test_one_process(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_eight_ranks_are_planned_without_starting_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, run, *EIGHT)
-    assert "8 = 2 data x 2 horizontal x 2 pipeline; 4 micro-batches per update; 1F1B over 2 stages; ZeRO 2" in text
+    assert "8 = 2 data x 2 tensor x 2 pipeline; 4 micro-batches per update; 1F1B over 2 stages; ZeRO 2" in text
     line = next(line for line in text.splitlines() if "attn.c_attn.weight" in line)
     assert "axis 1 in 2 (3 blocks)" in line
     assert "moments, gradients: 8 of 16 rows each" in line
     assert re.search(r"ranks 0-3 hold \d+ tensors, [\d,]+ parameters each", text)
     assert "tied weights: 'wte.weight' is stored on stages 0-1" in text
-    kinds = ("weights gathered (ZeRO)", "gradients, reduce-scattered", "horizontal all-reduce")
+    kinds = ("weights gathered (ZeRO)", "gradients, reduce-scattered", "tensor-parallel all-reduce")
     between_stages = ("activations to the next stage", "gradients to the previous stage", "gradients of tied weights")
     for what in (*kinds, *between_stages):
         assert what in text

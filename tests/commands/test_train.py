@@ -69,6 +69,15 @@ def test_json_is_an_object_a_line(run_file: str, capsys: pytest.CaptureFixture[s
     assert lines[kinds.index("end")]["steps"] == 8
 
 
+def test_the_only_evaluation_is_before_the_summary(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", run_file, "--json", "--training.evaluation_period=0"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [one["kind"] for one in lines]
+    assert kinds.count("evaluation") == 1
+    assert kinds.index("evaluation") < kinds.index("end")
+    assert lines[kinds.index("end")]["metrics"] == lines[kinds.index("evaluation")]["metrics"]
+
+
 def test_quiet_prints_nothing_but_what_went_wrong(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", run_file, "--quiet"]) == 0
     said = capsys.readouterr()

@@ -58,7 +58,7 @@ def as_gloo_does(traffic: Sequence[Traffic]) -> Totals:
     found: dict[str, tuple[float, float]] = {}
     for one in traffic:
         kind = "send" if one.what in SENT else "all_gather" if "gather" in one.what else "all_reduce"
-        times = one.ranks if one.what == "horizontal reduce-scatter" else 1
+        times = one.ranks if one.what == "tensor-parallel reduce-scatter" else 1
         calls, payload = found.get(kind, (0.0, 0.0))
         found[kind] = calls + times * one.calls, payload + one.payload
     return found

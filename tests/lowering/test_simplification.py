@@ -19,7 +19,7 @@ def simpler(mask: torch.Tensor, seen: torch.Tensor | None = None, seen_known: bo
     arguments = ("q", "k", "v", mask, seen)
     known = {id(mask): mask, **({id(seen): seen} if seen_known else {})}
     keywords = {"scale": 0.5, "training": False}
-    found = simpler_arguments(attention, arguments, keywords, lambda argument: known.get(id(argument)))
+    found = simpler_arguments(attention, arguments, keywords, lambda argument: known.get(id(argument)), {})
     if found is None:
         return None
     mask_left, seen_left = (*found[0][3:], None, None)[:2]
@@ -72,4 +72,4 @@ def test_rows_without_keys_stay() -> None:
 
 
 def test_functions_without_a_rule() -> None:
-    assert simpler_arguments(torch.add, (Q, K), {}, lambda argument: argument) is None
+    assert simpler_arguments(torch.add, (Q, K), {}, lambda argument: argument, {}) is None

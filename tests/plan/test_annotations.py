@@ -109,8 +109,8 @@ def test_other_splits_than_the_plans_are_named(tmp_path: Path) -> None:
         "(asked: axis 0 in 2; plan: axis 1 in 2)."
     ]
     assert (
-        "plan: unsharded, since there is one horizontal rank)"
-        in compare_splits(requested, HorizontalPlan(size=1, reasons={"W": "there is one horizontal rank"}))[0]
+        "plan: unsharded, since there is one tensor-parallel rank)"
+        in compare_splits(requested, HorizontalPlan(size=1, reasons={"W": "there is one tensor-parallel rank"}))[0]
     )
 
 

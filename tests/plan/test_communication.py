@@ -91,6 +91,6 @@ def test_what_every_sharded_weight_exchanges_is_counted(name: str) -> None:
     assert set().union(*plan.regions) == set(plan.shardings)
     bytes_of = {one: 4.0 * math.prod(shape) for one, shape in facts.shapes.items()}
     (found,) = communication.estimated_traffic(localize(graph, plan, 0).model.graph, bytes_of, 2)
-    assert found.what == "horizontal all-reduce"
+    assert found.what == "tensor-parallel all-reduce"
     assert found.calls >= len(plan.regions)
     assert found.payload > 0

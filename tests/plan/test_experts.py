@@ -16,6 +16,7 @@ from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters import Parameters
 from onward.plan.decision import Plan, graph_of_rank
+from onward.plan.report.text import render
 from onward.plan.topology import Place, Topology
 from tests.invariants.cases import CASES, EXPERTS, HIDDEN, TOKENS, WORDS
 
@@ -59,7 +60,8 @@ def test_every_rank_holds_its_experts(tmp_path: Any) -> None:
 def test_the_plan_counts_what_travels(tmp_path: Any) -> None:
     found = parameters(tmp_path, distributed={"data_parallel_size": 4})
     graph, plan = planned(found)
-    (rank,) = forecast(found, graph, plan, InMemoryDataLoader(CASE.data(4)).feature_specs()).ranks
+    counted = forecast(found, graph, plan, InMemoryDataLoader(CASE.data(4)).feature_specs())
+    (rank,) = counted.ranks
     traffic = {one.what: one for one in rank.traffic}
     tokens = traffic["expert all-to-all"]
     # There and back, in two layers and both directions; each token has two choices.
@@ -67,6 +69,8 @@ def test_the_plan_counts_what_travels(tmp_path: Any) -> None:
     of_stack, of_loop = 2 * 2 * WIDTH * HIDDEN, 2 * (2 * WIDTH * HIDDEN + HIDDEN + WIDTH)
     experts = traffic["gradients of experts"]
     assert (experts.ranks, experts.payload) == (2, 4.0 * (of_stack + of_loop))
+    text = render(found, graph, plan, counted)
+    assert "4 = 4 data x 1 tensor x 1 pipeline; 1 micro-batch per update; experts over 2 replicas" in text
     dense = 2 * WORDS * WIDTH + 2 * WIDTH * EXPERTS  # the table and the last layer, and two routers
     assert traffic["gradients over the replicas"].payload == 4.0 * dense
 

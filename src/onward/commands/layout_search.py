@@ -22,7 +22,7 @@ from onward.parameters import Parameters
 from onward.parameters.yaml_file import to_plain
 from onward.plan.batch_size import samples_of_update, with_micro_batches
 from onward.plan.report.layouts import render_choice, summary
-from onward.plan.search.choosing import LayoutChoice, choose_layout
+from onward.plan.search.choosing import LayoutChoice, choose_layout, even_updates
 from onward.plan.search.hardware import Cluster, known_cluster
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.network import NetworkWork
@@ -137,7 +137,8 @@ def _planned_choice(
             factors[one.layout.form], refusal = math.inf, error
             continue
         if planned <= limit:
-            return dataclasses.replace(choice, planned_bytes=planned)
+            even = even_updates(works, cluster, settings, one, more_memory)
+            return dataclasses.replace(choice, planned_bytes=planned, even=even)
         factors[one.layout.form] = planned / one.total_bytes * MORE
         refusal = ParametersError(
             f"no layout of {settings.ranks} ranks fits {limit / 1e9:.3g} GB for tensors: by its plan, the last that "

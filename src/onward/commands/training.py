@@ -228,7 +228,7 @@ def _train_here(
         for number, (training, test) in enumerate(data[first:], first):
             runner.update_parameters(rounds[number], training.feature_specs())
             if number >= runner.round:
-                _run_round(runner, training, test)
+                _run_round(runner, training, test, is_last=number == len(rounds) - 1)
         runner.end_training(data[-1][1])
     finally:
         for loader in (loader for pair in data for loader in pair if loader is not None):
@@ -264,9 +264,9 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh, shown
     stop(mesh)
 
 
-def _run_round(runner: TrainingRunner, training: DataLoader, test: DataLoader | None) -> None:
+def _run_round(runner: TrainingRunner, training: DataLoader, test: DataLoader | None, *, is_last: bool) -> None:
     try:
-        runner.run(training, test)
+        runner.run(training, test, evaluates_at_end=is_last)
     finally:
         for text in training.messages:
             runner.watchers.on_message(text)

@@ -45,7 +45,11 @@ def stage_traffic(footprints: Mapping[int, StageFootprint], micro_batches: int, 
     return [traffic for traffic in found.values() if traffic.calls]
 
 
-_REDUCE, _GATHER, _SCATTER = "horizontal all-reduce", "horizontal all-gather", "horizontal reduce-scatter"
+_REDUCE, _GATHER, _SCATTER = (
+    "tensor-parallel all-reduce",
+    "tensor-parallel all-gather",
+    "tensor-parallel reduce-scatter",
+)
 _COLLECTIVES = {
     "AllReduce": (_REDUCE,), "Enter": (_REDUCE,), "ScatterTokens": (_GATHER,),
     "GatherTokens": (_GATHER, _SCATTER), "ReduceScatter": (_SCATTER, _GATHER),

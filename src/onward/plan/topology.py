@@ -95,9 +95,9 @@ class Topology:
 
     @property
     def as_text(self) -> str:
-        """The sizes: `2 data x 1 horizontal x 1 pipeline`."""
-        context = f" x {self.context_size} context" if self.context_size > 1 else ""
-        return f"{self.reader_count} data x {self.horizontal_size} horizontal x {self.pipeline_size} pipeline{context}"
+        """The sizes: `2 data x 1 tensor x 1 pipeline`."""
+        context = f"{self.context_size} context x " if self.context_size > 1 else ""
+        return f"{self.reader_count} data x {context}{self.horizontal_size} tensor x {self.pipeline_size} pipeline"
 
     def place(self, rank: int) -> Place:
         """Where a rank is."""

@@ -194,7 +194,7 @@ def test_a_horizontal_layer_costs_megatrons_four_all_reduces(model: Path) -> Non
     The embedding, cut by classes, adds one forward; its use for the logits one backward; the loss exchanges rows.
     """
     (rank,) = planned(model, distributed=split(horizontal=2)).ranks
-    (traffic,) = [t for t in rank.traffic if t.what == "horizontal all-reduce"]
+    (traffic,) = [t for t in rank.traffic if t.what == "tensor-parallel all-reduce"]
     assert traffic.share == 1.0, "2 (n - 1) / n of two ranks"
     activations = traffic.payload / ACTIVATION
     rows = BATCH * TOKENS * 4
@@ -284,10 +284,10 @@ def test_traffic_of_what_cannot_be_measured_is_counted_from_the_graph(
     found = planned(model, **sections)
     assert found.footprints[0].problem
     counted, expected = ({t.what: t for t in traffic} for traffic in (found.ranks[0].traffic, measured))
-    assert counted.keys() == expected.keys() == {"horizontal all-reduce"}
-    assert counted["horizontal all-reduce"].calls == expected["horizontal all-reduce"].calls
+    assert counted.keys() == expected.keys() == {"tensor-parallel all-reduce"}
+    assert counted["tensor-parallel all-reduce"].calls == expected["tensor-parallel all-reduce"].calls
     # Of each layer, of the embedding and the last layer, and of the loss.
-    assert expected["horizontal all-reduce"].calls == 3 * (4 * LAYERS + 2 + 2)
+    assert expected["tensor-parallel all-reduce"].calls == 3 * (4 * LAYERS + 2 + 2)
     for what, traffic in counted.items():
         assert traffic.payload == pytest.approx(expected[what].payload, rel=0.05)
         assert traffic.share == expected[what].share

@@ -75,3 +75,11 @@ def test_values_that_are_computed_alike_share_a_signature() -> None:
     signatures = {name: known.signature(values[name]) for name in "abcdry"}
     assert signatures["a"] == signatures["b"] == signatures["d"]
     assert len({signatures[name] for name in "acry"}) == 4
+
+
+@pytest.mark.parametrize(("number", "is_finite"), [(1.0, True), (np.inf, False), (-np.inf, False), (np.nan, False)])
+def test_whether_numbers_are_finite(number: float, is_finite: bool) -> None:
+    for dtype in (np.float16, np.float32, np.float64):
+        known, values = facts("y = Add(x, a)", a=np.array([0, number], dtype))
+        assert known.is_finite(values["a"]) is is_finite
+        assert known.is_finite(values["a"]) is is_finite

@@ -74,7 +74,7 @@ def test_the_network_is_counted_as_the_plan_has_it(gpt2: Parameters, works: tupl
     plan = plan_run(parameters, Topology(horizontal_size=2), graph, {})
     assert shared.trained_split.sum() == sum(elements[name] for name in plan.horizontal.shardings if name in elements)
     (rank,) = forecast(parameters, graph, plan).ranks
-    reduced = sum(one.payload for one in rank.traffic if one.what == "horizontal all-reduce")
+    reduced = sum(one.payload for one in rank.traffic if one.what == "tensor-parallel all-reduce")
     counted = 8 * float(shared.reduced_forward.sum() + shared.reduced_backward.sum())
     assert counted == pytest.approx(reduced, rel=0.02)  # the loss reduces a few numbers of each token, too
 

@@ -256,7 +256,7 @@ class _Measuring:
         for name, calls, payload in counts:
             what, ranks = COLLECTIVES[name], self.topology.zero_size
             if name.startswith("onward."):
-                ranks = sizes[what.split()[0]]
+                ranks = sizes[name.removeprefix("onward.").split("_")[0]]
             elif name == "c10d.allreduce_":
                 what, ranks = self._over_replicas()
             both_ways = 2.0 if "reduce" in name and "scatter" not in name else 1.0

@@ -25,7 +25,7 @@ from onward.parameters import Parameters
 from onward.parameters.distributed import Recompute
 from onward.plan.batch_size import samples_of_update
 from onward.plan.context.cutting import plan_context
-from onward.plan.costs.costs import measure_costs
+from onward.plan.costs.costs import GraphCosts, measure_costs
 from onward.plan.costs.recompute import find_attention
 from onward.plan.horizontal.planning import HorizontalPlan, common_size, plan_horizontal
 from onward.plan.rank import plan_rank
@@ -58,12 +58,13 @@ def count_network(parameters: Parameters, specs: Mapping[str, FeatureSpec], rank
     parameters = dataclasses.replace(parameters, recompute=kept_as_written)
     samples = min(COUNTED_SAMPLES, parameters.training.batch_size)
     counted = dataclasses.replace(parameters, training=dataclasses.replace(parameters.training, batch_size=samples))
-    found = [_count(counted, graph, specs, 1)]
+    costs = measure_costs(graph, known_dimensions(counted.training, graph, specs))
+    found = [_count(counted, graph, specs, 1, costs)]
     if ranks > 1:
         shared = dataclasses.replace(parameters.distributed, horizontal_parallel_size=2)  # read for that
         shared_graph = read_training_graph(dataclasses.replace(parameters, distributed=shared))
         found.append(_count(counted, shared_graph, specs, ranks))
-    share = _measured_share(counted, graph, specs)
+    share = _measured_share(counted, graph, specs, costs)
     kept = KEPT if 1 / COUNTED_WITHIN < share < COUNTED_WITHIN else (1.0, 0.0)
     return tuple(dataclasses.replace(one, kept=one.kept * share, kept_shares=kept) for one in found if one is not None)
 
@@ -98,9 +99,16 @@ def with_context(
 
 
 def _count(
-    parameters: Parameters, graph: TrainingGraph, specs: Mapping[str, FeatureSpec], most: int
+    parameters: Parameters,
+    graph: TrainingGraph,
+    specs: Mapping[str, FeatureSpec],
+    most: int,
+    costs: GraphCosts | None = None,
 ) -> NetworkWork | None:
-    """The arrays for tensor parallelism of 2 to `most` ranks, or of one; None: nothing can be shared."""
+    """The arrays for tensor parallelism of 2 to `most` ranks, or of one; None: nothing can be shared.
+
+    `costs` are the graph's where they are known.
+    """
     dimensions = known_dimensions(parameters.training, graph, specs)
     shapes = input_sizes(graph, dimensions)
     batch = next((shape[0] for shape in shapes.values() if shape), 1)
@@ -118,7 +126,7 @@ def _count(
         except ParametersError:  # no tokens can be shared
             horizontal = plan_horizontal(graph, sizes[0], facts.shapes, facts.numbers)
     roles = find_roles(graph)
-    costs = measure_costs(graph, dimensions, roles)
+    costs = measure_costs(graph, dimensions, roles) if costs is None else costs
     work = count_work(graph, costs, roles, horizontal, tensor_sizes=sizes, token_size=tokens, batch=batch)
     if not parameters.recompute.attention:
         return work
@@ -135,10 +143,13 @@ MEASURED_NODES = 400
 """Of a longer network only a stretch of about so many is run on fake tensors."""
 
 
-def _measured_share(parameters: Parameters, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> float:
+def _measured_share(
+    parameters: Parameters, graph: TrainingGraph, specs: Mapping[str, FeatureSpec], costs: GraphCosts
+) -> float:
     """What the program keeps for the backward pass, as a share of what is counted from the graph in its precision.
 
-    A stretch of the network is run on fake tensors, as forecasts are; 1 where that cannot be done.
+    A stretch of the network is run on fake tensors, as forecasts are; 1 where that cannot be done. `costs` are the
+    graph's.
     """
     stages = max(1, len(graph.model.graph) // MEASURED_NODES)
     split = dataclasses.replace(parameters.distributed, pipeline_parallel_size=stages, pipeline_schedule="GPipe")
@@ -155,7 +166,6 @@ def _measured_share(parameters: Parameters, graph: TrainingGraph, specs: Mapping
         found = measure_stage(planned, parameters, plan.topology, Place(0, 0, stages // 2), inputs, 1).footprint
     except Exception:  # shapes that depend on data, operators without a fake twin: torch has no one class for them
         return 1.0
-    costs = measure_costs(graph, dimensions)
     names = [str(node.outputs[0].name) for node in planned.graph.model.graph]
     width = 1.0 if dtype is torch.float32 else dtype.itemsize / width_of(graph)
     counted = costs.total(name for name in names if name in costs.nodes).kept_bytes * width

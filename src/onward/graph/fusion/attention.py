@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
-import numpy as np
 import onnx_ir as ir
 
 from onward.graph.fusion.attention_pattern import HIDDEN, Mask, Operand, Scores, Written, find_attention
 from onward.graph.fusion.rewriting import Editor, producer
-from onward.graph.nodes.known_values import KnownValues, Size, integer
+from onward.graph.nodes.known_values import KnownValues, Size, all_finite, integer
 
 KIND = "attention"
 UNIFORM, ZERO, NAN = "uniform", "zero", "nan"
@@ -283,7 +282,7 @@ def _may_be_infinite(facts: KnownValues, mask: ir.Value) -> bool:
             continue
         tensor = value.const_value if value.is_initializer() else None
         if tensor is not None:
-            if value.name not in facts.weights and not _is_finite(tensor):
+            if value.name not in facts.weights and not facts.is_finite(value):
                 return True
             continue
         node = value.producer()
@@ -292,15 +291,11 @@ def _may_be_infinite(facts: KnownValues, mask: ir.Value) -> bool:
         if node.op_type in _FINITE_RESULTS:
             continue
         if node.op_type == "ConstantOfShape":
-            if "value" in node.attributes and not _is_finite(node.attributes["value"].as_tensor()):
+            if "value" in node.attributes and not all_finite(node.attributes["value"].as_tensor()):
                 return True
             continue
         stack.extend(source for source in node.inputs if source is not None)
     return False
-
-
-def _is_finite(tensor: ir.TensorProtocol) -> bool:
-    return bool(np.isfinite(np.asarray(tensor.numpy(), np.float64)).all())
 
 
 def _without_repeats(editor: Editor, key: Operand, value: Operand) -> tuple[Operand, Operand] | None:

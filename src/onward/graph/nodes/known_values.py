@@ -53,6 +53,7 @@ class KnownValues:
         self.weights = frozenset(weights)
         self._inferred = inferred_values(model)
         self._evaluated: dict[ir.Value, np.ndarray | None] = {}
+        self._finite: dict[ir.Value, bool] = {}
         self._signatures: dict[ir.Value, int] = {}
         self._numbers: dict[Any, int] = {}
 
@@ -116,6 +117,13 @@ class KnownValues:
             return False
         tolerance = {ir.DataType.DOUBLE: 1e-14, ir.DataType.FLOAT: 2e-7}.get(self.dtype(value) or ir.DataType.FLOAT)
         return math.isclose(found, expected, rel_tol=4e-3 if tolerance is None else tolerance)
+
+    def is_finite(self, value: ir.Value) -> bool:
+        """Whether an initializer holds finite numbers alone; read once, since all layers may share a large mask."""
+        if value not in self._finite:
+            assert value.const_value is not None
+            self._finite[value] = all_finite(value.const_value)
+        return self._finite[value]
 
     def evaluate(self, value: ir.Value) -> np.ndarray | None:
         """The small array that a value always is; entries that are open dimensions are their names."""
@@ -254,3 +262,9 @@ def integers(node: ir.Node, name: str) -> tuple[int, ...] | None:
     """A list of integers that is an attribute of a node."""
     attribute = node.attributes.get(name)
     return None if attribute is None else tuple(int(n) for n in attribute.as_ints())
+
+
+def all_finite(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor holds neither infinity nor NaN."""
+    array = tensor.numpy()
+    return bool(np.isfinite(array if array.dtype.kind == "f" else np.asarray(array, np.float64)).all())

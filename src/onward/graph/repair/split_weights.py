@@ -85,6 +85,7 @@ def _tied(
     evidence = CopyEvidence.of(model.graph)
     noted: dict[str, list[ir.Value]] = {}
     unnoted: list[ir.Value] = []
+    of_sizes: dict[tuple[int, ...], list[ir.Value]] = {}  # that every weight is compared with all others takes minutes
     known_as = weight_names(model.graph) if keep or split else WeightNames()
     ties, undecided = dict[str, Tie](), dict[str, str]()
     for copy in _candidates(model.graph):
@@ -96,7 +97,8 @@ def _tied(
         found = next(((one, how) for one, how in relations if how is not None), None)
         is_noted = found is not None
         if found is None and not origins and not known_as.matches(str(copy.name), split):
-            others = [one for one in unnoted if not family or families.get(str(one.name)) != family]
+            possible = of_sizes.get(_sizes(copy), []) if evidence.has_own_name(copy) else unnoted
+            others = [one for one in possible if not family or families.get(str(one.name)) != family]
             may_be = {one: evidence.may_be_unnoted_copy(copy, one) for one in others}
             is_asked = known_as.matches(str(copy.name), keep)
             looked_at = [one for one, may in may_be.items() if may or (is_asked and may is None)]
@@ -111,11 +113,18 @@ def _tied(
             _replace(model, copy, original, how)
             continue
         unnoted.append(copy)
+        of_sizes.setdefault(_sizes(copy), []).append(copy)
         for origin in origins:
             noted.setdefault(origin, []).append(copy)
     for value in model.graph.initializers.values():
         close_file(value.const_value)
     return ties, undecided
+
+
+def _sizes(value: ir.Value) -> tuple[int, ...]:
+    """Ascending: a transposed matrix has the same."""
+    assert value.const_value is not None
+    return tuple(sorted(value.const_value.shape.numpy()))
 
 
 def _candidates(graph: ir.Graph) -> list[ir.Value]:

@@ -85,6 +85,14 @@ class CopyEvidence:
             return None if is_disjoint or not (modules and others) else True
         return not is_disjoint
 
+    @staticmethod
+    def has_own_name(copy: ir.Value) -> bool:
+        """Whether an initializer's name can be a parameter's: then only a matrix of the same sizes is its original
+        for `may_be_unnoted_copy`."""
+        name = str(copy.name)
+        is_made_up = provenance.is_automatic_name(name) or REARRANGING_CALL.fullmatch(name) is not None
+        return not is_made_up and provenance.KIND not in copy.metadata_props
+
     def _modules(self, value: ir.Value) -> set[str]:
         """The modules whose nodes read a tensor, and the one that its name says it belongs to."""
         found = {

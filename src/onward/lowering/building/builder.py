@@ -99,7 +99,7 @@ class _Builder:
     def build(self, outputs: Sequence[str] | None) -> Program:
         """The entire program of a main graph."""
         self._open_placeholders()
-        values = list(self.graph.outputs) if outputs is None else [self._value_named(name) for name in outputs]
+        values = list(self.graph.outputs) if outputs is None else self._values_named(outputs)
         self._lower_nodes()
         self.fx_graph.output(tuple(self.as_tensor(self.resolve(value)) for value in values))
         self._move_placeholders_up()
@@ -139,15 +139,13 @@ class _Builder:
             if first is not None:
                 first.prepend(node)
 
-    def _value_named(self, name: str) -> ir.Value:
-        for value in (*self.graph.inputs, *self.graph.initializers.values()):
-            if value.name == name:
-                return value
-        for node in self.graph:
-            for value in node.outputs:
-                if value.name == name:
-                    return value
-        raise ModelError(f"the graph has no value named {name!r}.")
+    def _values_named(self, names: Sequence[str]) -> list[ir.Value]:
+        made = (value for node in self.graph for value in node.outputs)
+        found = {value.name: value for value in (*self.graph.inputs, *self.graph.initializers.values(), *made)}
+        for name in names:
+            if name not in found:
+                raise ModelError(f"the graph has no value named {name!r}.")
+        return [found[name] for name in names]
 
     def _identifier(self, name: str) -> str:
         """A Python identifier for an ONNX name, not given out before."""

@@ -114,6 +114,7 @@ class _Rewriter:
         self.new = fx.Graph()
         self.map: dict[fx.Node, Any] = {}
         self.constant: dict[fx.Node, Any] = {}
+        self.simplified: dict[Any, dict[str, Any]] = {}
         self.folded: dict[str, torch.Tensor] = {}
         self.folded_names: dict[fx.Node, str] = {}
         self.tensors = {
@@ -171,7 +172,7 @@ class _Rewriter:
                 return
         copy = self.new.node_copy(node, lambda source: self.map[source])
         self.map[node] = copy
-        simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup)
+        simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup, self.simplified)
         if simpler is not None:
             copy.args, copy.kwargs = fx.node.map_arg(simpler, lambda source: self.map[source])
 

@@ -5,7 +5,6 @@ Counted from shapes alone, per operator of the ONNX standard. One multiply-add i
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,6 +118,16 @@ def measure_costs(graph: TrainingGraph, sizes: Mapping[str, int], roles: ValueRo
     return GraphCosts(nodes, value_bytes, weight_bytes, uncounted)
 
 
+def _with_guesses(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+    """A model with sizes for its open dimensions; as it is where it was traced at one size and takes no other."""
+    guessed = model.clone()
+    try:
+        bind_dimensions(guessed, sizes)
+    except ModelError:
+        return model
+    return guessed
+
+
 def _is_counted(node: ir.Node, cost: NodeCost, shapes: _Shapes, sizes: Mapping[str, int]) -> bool:
     """Whether the operations of a node are known: it has none, or they follow from known shapes."""
     if node.domain not in ("", "ai.onnx") or node.op_type in _UNCOUNTED:
@@ -140,10 +149,8 @@ class _Shapes:
         self._sizes = dict.fromkeys(symbolic_dimensions(model), DEFAULT_SIZE) | dict(sizes)
         if sizes:
             bind_dimensions(model, sizes)
-        with contextlib.suppress(ModelError):  # a model traced at one size need not take a guessed one
-            guessed = model.clone()
-            bind_dimensions(guessed, {name: size for name, size in self._sizes.items() if name not in sizes})
-            model = guessed
+        others = {name: size for name, size in self._sizes.items() if name not in sizes}
+        model = model if not others else _with_guesses(model, others)
         self._values = inferred_values(model)
         self._inputs = {str(value.name): value for value in model.graph.inputs}
         self._guessed: dict[ir.Value, tuple[int, ...]] = {}

@@ -89,7 +89,7 @@ def plan_horizontal(
             be cut at all, or no tokens can be shared as asked.
     """
     if size == 1:
-        return HorizontalPlan(size=1, reasons=dict.fromkeys(graph.weights, "there is one horizontal rank"))
+        return HorizontalPlan(size=1, reasons=dict.fromkeys(graph.weights, "there is one tensor-parallel rank"))
     partitioning = PartitioningContext(graph, shapes, numbers)
     candidates, indivisible, reasons = find_regions(partitioning, size, find_seeds(partitioning))
     chosen = choose_regions(candidates, graph)

@@ -28,6 +28,7 @@ def render_choice(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, set
     sections = [
         _heading(choice, work, cluster, settings),
         section("RUN.yaml", yaml_lines(choice.chosen.layout.sections())),
+        section("Samples of an update", _even(choice, settings)),
         section("Runners-up", _runners_up(choice)),
         section("Why not the obvious", _obvious(choice, settings)),
         *(_explanation(choice, work, cluster, settings) if explain else ()),
@@ -69,6 +70,22 @@ def _heading(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, settings
                         f"{bytes_text(one.total_bytes)}"),
     ]  # fmt: skip
     return "\n".join(["Layout", *(f"  {line}" for line in aligned(rows))])
+
+
+def _even(choice: LayoutChoice, settings: Settings) -> list[str]:
+    """What a number of samples that all ranks can share would gain."""
+    rate = settings.samples / choice.chosen.total_seconds
+    gains = [
+        f"with {samples}, {_number(samples / one.total_seconds)} samples/s ({samples / one.total_seconds / rate:.2f} "
+        f"times as many) in {one.layout}"
+        for samples, one in choice.even.items()
+    ]
+    if not gains:
+        return []
+    return _wrapped(
+        f"{settings.ranks} ranks cannot share {settings.samples} samples evenly. The forecast is "
+        f"{'; '.join(gains)}. training.batch_size * gradient_accumulation_steps sets them."
+    )
 
 
 def _runners_up(choice: LayoutChoice) -> list[str]:

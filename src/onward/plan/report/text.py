@@ -77,10 +77,10 @@ def verdict(forecast: Forecast, plan: Plan, memory_limit_bytes: float | None) ->
 
 _REMEDIES = {
     "activations": "Try recompute.segments, a smaller batch_size with more gradient_accumulation_steps, or more "
-    "horizontal or pipeline ranks.",
-    "weights": "Try distributed.zero_stage 3, or more horizontal or pipeline ranks.",
-    "moments": "Try distributed.zero_stage 1, or more horizontal or pipeline ranks.",
-    "gradients": "Try distributed.zero_stage 2, or more horizontal or pipeline ranks.",
+    "tensor-parallel or pipeline ranks.",
+    "weights": "Try distributed.zero_stage 3, or more tensor-parallel or pipeline ranks.",
+    "moments": "Try distributed.zero_stage 1, or more tensor-parallel or pipeline ranks.",
+    "gradients": "Try distributed.zero_stage 2, or more tensor-parallel or pipeline ranks.",
 }
 
 
@@ -96,6 +96,8 @@ def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast:
     inputs = ", ".join(f"{name} {shape}" for name, shape in forecast.inputs.items())
     micro = f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''} per update"
     facts = [t.as_text, micro]
+    if plan.experts.size > 1:
+        facts.append(f"experts over {plan.experts.size} replicas")
     if plan.stage_count > 1:
         facts.append(f"{plan.schedule} over {plan.stage_count} stages")
     if plan.zero_stage:
@@ -142,7 +144,7 @@ def _weights(graph: TrainingGraph, plan: Plan, forecast: Forecast) -> list[str]:
         ))  # fmt: skip
     largest = sorted(range(len(rows)), key=lambda row: -sizes[row])[:_MOST_ROWS]
     shown = rows if len(rows) <= _MOST_ROWS else [rows[row] for row in largest]
-    head = ("weights", "tensors", "shape", "parameters", "horizontal", "ZeRO over replicas", "stages")
+    head = ("weights", "tensors", "shape", "parameters", "tensor parallel", "ZeRO over replicas", "stages")
     lines = aligned(shown, right=(1, 2, 3), head=head)
     return lines + ([f"... and {len(rows) - len(shown)} more kinds of weights"] if len(shown) < len(rows) else [])
 
@@ -229,7 +231,7 @@ def _stages(plan: Plan, forecast: Forecast) -> list[str]:
     stages = forecast.stages
     if stages is None:
         cost = forecast.costs.total(forecast.costs.nodes)
-        who = "horizontal and context" if plan.topology.context_size > 1 else "horizontal"
+        who = "tensor-parallel and context" if plan.topology.context_size > 1 else "tensor-parallel"
         return [f"one stage: {cost.forward / 1e9:.3f} GFLOP forward per micro-batch, over all {who} ranks"]
     costs = [stage_cost(stage, forecast.costs) for stage in stages.stages]
     times = [cost.time.forward + cost.time.backward_input + cost.time.backward_weight for cost in costs]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from onward.errors import ParametersError
 from onward.plan.search.hardware import Cluster
@@ -40,6 +39,8 @@ class LayoutChoice:
         too_large: kind of memory -> how many layouts do not fit mostly because of it.
         limit_bytes: of a rank, for tensors.
         planned_bytes: at the peak of the rank that needs most, by the plan of the chosen layout; None: it was not made.
+        even: choices for updates of nearby numbers of samples that all ranks can share, if more samples a second are
+            forecast for them, by that number.
     """
 
     chosen: Estimate
@@ -49,6 +50,7 @@ class LayoutChoice:
     too_large: Mapping[str, int]
     limit_bytes: float
     planned_bytes: float | None = None
+    even: Mapping[int, Estimate] = field(default_factory=dict)
 
 
 def choose_layout(
@@ -104,14 +106,38 @@ def choose_layout(
     )
 
 
+def even_updates(
+    works: Sequence[NetworkWork],
+    cluster: Cluster,
+    settings: Settings,
+    chosen: Estimate,
+    more_memory: Callable[[Layout], float] = lambda layout: 1.0,
+) -> dict[int, Estimate]:
+    """What updates of nearby numbers of samples, which all ranks can share, would gain; empty: nothing.
+
+    Args:
+        works, cluster, settings, more_memory: as `choose_layout` takes them.
+        chosen: what it found.
+    """
+    ranks, samples, found = settings.ranks, settings.samples, dict[int, Estimate]()
+    if samples % ranks == 0 or settings.later_samples:
+        return found
+    fewer = samples // ranks * ranks
+    for near in (fewer, fewer + ranks) if fewer else (ranks,):
+        best = choose_layout(works, cluster, replace(settings, samples=near), more_memory).chosen
+        if best.total_seconds / near * AS_FAST < chosen.total_seconds / samples:
+            found[near] = best
+    return found
+
+
 def _least_recompute(pricing: Pricing, layout: Layout) -> Estimate:
     """Keeping as much as fits; what does not fit at all is given with everything recomputed."""
     first, *others = pricing.settings.kept or pricing.work.kept_shares
-    found = pricing.estimate(dataclasses.replace(layout, kept=first))
+    found = pricing.estimate(replace(layout, kept=first))
     for kept in others:
         if found.fits:
             break
-        found = pricing.estimate(dataclasses.replace(layout, kept=kept))
+        found = pricing.estimate(replace(layout, kept=kept))
     return found
 
 
@@ -123,10 +149,12 @@ def _order(one: Estimate) -> tuple[bool, float, float]:
 def _nothing_fits(smallest: Estimate | None, settings: Settings, limit: float) -> str:
     if smallest is None:
         shared = math.gcd(settings.samples, settings.ranks)
+        fewer = settings.samples // settings.ranks * settings.ranks
+        near = f"{fewer} or {fewer + settings.ranks}" if fewer else f"{settings.ranks}"
         return (
             f"no layout of {settings.ranks} ranks can share the {settings.samples} samples of an update. Make them "
-            f"(training.batch_size * gradient_accumulation_steps) a multiple of {settings.ranks}; now {shared} "
-            "replicas could share them, and the network cannot be cut over the rest."
+            f"(training.batch_size * gradient_accumulation_steps) a multiple of {settings.ranks}, such as {near}; now "
+            f"{shared} replicas could share them, and the network cannot be cut over the rest."
         )
     kind = max(smallest.memory, key=lambda one: smallest.memory[one])
     return (
