@@ -224,7 +224,8 @@ def _fields_of_checkpoint(parameters: Parameters, ranks: int) -> dict[str, dict[
     if math.prod(sizes) != ranks or samples != before:
         return None
     recompute = {name: saved.get("recompute", {}).get(name) for name in ("segments", "memory_budget")}
-    names += ["zero_stage", "pipeline_schedule", "stages_per_rank", "sequence_parallel"]
+    names += ["zero_stage", "zero_group_size", "expert_parallel_size", "pipeline_schedule", "stages_per_rank"]
+    names += ["sequence_parallel"]
     return {
         "distributed": {name: distributed[name] for name in names if distributed.get(name) is not None},
         "training": {name: training[name] for name in ("batch_size", "gradient_accumulation_steps")},

@@ -14,6 +14,7 @@ from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import input_sizes, known_dimensions, plan_run, read_training_graph
 from onward.engine.forecast.batch_size import refuse_fixed_batch
 from onward.engine.forecast.footprint import input_shapes_of, measure_stage, stage_inputs
+from onward.engine.forecast.graph_costs import known_costs
 from onward.engine.network.precision import Precision
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
@@ -25,13 +26,14 @@ from onward.parameters import Parameters
 from onward.parameters.distributed import Recompute
 from onward.plan.batch_size import samples_of_update
 from onward.plan.context.cutting import plan_context
-from onward.plan.costs.costs import GraphCosts, measure_costs
+from onward.plan.costs.costs import GraphCosts
 from onward.plan.costs.recompute import find_attention
+from onward.plan.experts import plan_experts
 from onward.plan.horizontal.planning import HorizontalPlan, common_size, plan_horizontal
 from onward.plan.rank import plan_rank
 from onward.plan.roles import find_roles
 from onward.plan.search.layout import Settings
-from onward.plan.search.network import KEPT, NetworkWork, count_work, width_of
+from onward.plan.search.network import KEPT, NetworkWork, count_work, is_mixture, width_of
 from onward.plan.topology import Place, Topology
 from onward.schedules.pipeline.registry import PIPELINES
 
@@ -58,12 +60,12 @@ def count_network(parameters: Parameters, specs: Mapping[str, FeatureSpec], rank
     parameters = dataclasses.replace(parameters, recompute=kept_as_written)
     samples = min(COUNTED_SAMPLES, parameters.training.batch_size)
     counted = dataclasses.replace(parameters, training=dataclasses.replace(parameters.training, batch_size=samples))
-    costs = measure_costs(graph, known_dimensions(counted.training, graph, specs))
-    found = [_count(counted, graph, specs, 1, costs)]
+    costs = known_costs(graph, known_dimensions(counted.training, graph, specs))
+    found = [_count(counted, graph, specs, ranks, 1, costs)]
     if ranks > 1:
         shared = dataclasses.replace(parameters.distributed, horizontal_parallel_size=2)  # read for that
         shared_graph = read_training_graph(dataclasses.replace(parameters, distributed=shared))
-        found.append(_count(counted, shared_graph, specs, ranks))
+        found.append(_count(counted, shared_graph, specs, ranks, ranks))
     share = _measured_share(counted, graph, specs, costs)
     kept = KEPT if 1 / COUNTED_WITHIN < share < COUNTED_WITHIN else (1.0, 0.0)
     return tuple(dataclasses.replace(one, kept=one.kept * share, kept_shares=kept) for one in found if one is not None)
@@ -98,10 +100,23 @@ def with_context(
     )
 
 
+def _expert_sizes(parameters: Parameters, graph: TrainingGraph, ranks: int) -> tuple[int, ...]:
+    """Numbers of replicas that can share the experts of every mixture."""
+    common = math.gcd(*(node.attributes["experts"].as_int() for node in graph.model.graph if is_mixture(node)))
+    found = [size for size in range(2, min(common, ranks) + 1) if common % size == 0 and ranks % size == 0]
+    try:
+        for size in found[:1]:
+            plan_experts(graph, dataclasses.replace(parameters.distributed, expert_parallel_size=size))
+    except ParametersError:  # other layers read their weights, too
+        return ()
+    return tuple(found)
+
+
 def _count(
     parameters: Parameters,
     graph: TrainingGraph,
     specs: Mapping[str, FeatureSpec],
+    ranks: int,
     most: int,
     costs: GraphCosts | None = None,
 ) -> NetworkWork | None:
@@ -126,8 +141,17 @@ def _count(
         except ParametersError:  # no tokens can be shared
             horizontal = plan_horizontal(graph, sizes[0], facts.shapes, facts.numbers)
     roles = find_roles(graph)
-    costs = measure_costs(graph, dimensions, roles) if costs is None else costs
-    work = count_work(graph, costs, roles, horizontal, tensor_sizes=sizes, token_size=tokens, batch=batch)
+    costs = known_costs(graph, dimensions, roles) if costs is None else costs
+    work = count_work(
+        graph,
+        costs,
+        roles,
+        horizontal,
+        tensor_sizes=sizes,
+        token_size=tokens,
+        batch=batch,
+        expert_sizes=_expert_sizes(parameters, graph, ranks),
+    )
     if not parameters.recompute.attention:
         return work
     again = frozenset[ir.Node]().union(*find_attention(graph.model.graph))

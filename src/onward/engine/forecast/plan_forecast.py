@@ -10,6 +10,7 @@ import torch
 from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import input_sizes, known_dimensions
 from onward.engine.forecast.footprint import Measured, TensorShape, input_shapes_of, measure_stage, stage_inputs
+from onward.engine.forecast.graph_costs import known_costs
 from onward.engine.network.precision import Precision
 from onward.errors import ModelError, NodeError, ParametersError
 from onward.graph.training_graph import TrainingGraph
@@ -19,7 +20,7 @@ from onward.optimizers.registry import optimizer_named
 from onward.parallel.data_parallel import REDUCTION_TYPES
 from onward.parameters import Parameters
 from onward.plan.communication import estimated_traffic, replica_traffic, stage_traffic, tied_traffic, weight_elements
-from onward.plan.costs.costs import GraphCosts, measure_costs
+from onward.plan.costs.costs import GraphCosts
 from onward.plan.decision import Plan
 from onward.plan.memory import (
     Forecast,
@@ -60,7 +61,7 @@ def forecast(
     parameters = dataclasses.replace(parameters, optimizer=with_exact_names(parameters.optimizer, graph))
     dimensions = known_dimensions(parameters.training, graph, specs or {})
     shapes = input_shapes_of(graph, input_sizes(graph, dimensions))
-    costs = measure_costs(graph, dimensions)
+    costs = known_costs(graph, dimensions)
     rank = plan_rank(graph, plan, Place(0, 0, 0), indices=indices)
     local, stages = rank.local, rank.stages
     timeline = None if stages is None else _timeline(plan, stages, costs)

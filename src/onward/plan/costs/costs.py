@@ -70,7 +70,7 @@ class NodeCost:
         return StageCost(self.forward + moving, self.backward_input + moving * trains, self.backward_weight)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphCosts:
     """Costs of every node of a graph, and the size of every value.
 
@@ -80,42 +80,55 @@ class GraphCosts:
         weight_bytes: of every trained weight and running statistic, as stored.
         uncounted: nodes whose operations are guessed or left out: sizes that depend on values, nested graphs,
             operators outside the standard.
+        guessed: those of them with matmuls whose sizes are guessed.
     """
 
     nodes: Mapping[str, NodeCost]
     value_bytes: Mapping[str, float]
     weight_bytes: Mapping[str, int]
     uncounted: frozenset[str] = frozenset()
+    guessed: frozenset[str] = frozenset()
 
     def total(self, nodes: Iterable[str]) -> NodeCost:
         """What some nodes cost together."""
         return sum((self.nodes[name] for name in nodes), NodeCost())
 
 
-def measure_costs(graph: TrainingGraph, sizes: Mapping[str, int], roles: ValueRoles | None = None) -> GraphCosts:
+def measure_costs(
+    graph: TrainingGraph,
+    sizes: Mapping[str, int],
+    roles: ValueRoles | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> GraphCosts:
     """Counts what a micro-batch costs, node by node.
 
     Args:
         graph: the network with its loss.
         sizes: symbolic dimension of the inputs -> size; others count as `DEFAULT_SIZE`.
         roles: of the graph's nodes, where they are known already.
+        shapes: of values, where they are known already; else ONNX's inference finds them, which stops at fused nodes.
 
     Raises:
         ModelError: a name in `sizes` is no dimension of the graph's inputs, or a size contradicts the graph.
     """
     roles = roles or find_roles(graph)
-    shapes = _Shapes(graph, sizes)
+    found = _Shapes(graph, sizes, shapes or {})
     kept = _kept_values(roles)
-    nodes = {node_id(node): _cost_of(node, roles, shapes, kept) for node in roles.nodes}
-    value_bytes = {str(v.name): shapes.bytes(v) for node in roles.nodes for v in node.outputs if v.name}
+    nodes = {node_id(node): _cost_of(node, roles, found, kept) for node in roles.nodes}
+    value_bytes = {str(v.name): found.bytes(v) for node in roles.nodes for v in node.outputs if v.name}
     initializers = graph.model.graph.initializers
     weight_bytes = {
         name: initializers[name].const_value.nbytes  # type: ignore[union-attr]
         for name in (*graph.weights, *graph.states)
         if name in initializers
     }
-    uncounted = frozenset(node_id(n) for n in roles.nodes if not _is_counted(n, nodes[node_id(n)], shapes, sizes))
-    return GraphCosts(nodes, value_bytes, weight_bytes, uncounted)
+    guessed = frozenset(
+        node_id(n) for n in roles.nodes if nodes[node_id(n)].forward and not _has_known_shapes(n, found, sizes)
+    )
+    uncounted = guessed | {node_id(n) for n in roles.nodes if not _is_counted(n)}
+    return GraphCosts(
+        nodes=nodes, value_bytes=value_bytes, weight_bytes=weight_bytes, uncounted=uncounted, guessed=guessed
+    )
 
 
 def _with_guesses(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
@@ -128,20 +141,22 @@ def _with_guesses(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     return guessed
 
 
-def _is_counted(node: ir.Node, cost: NodeCost, shapes: _Shapes, sizes: Mapping[str, int]) -> bool:
-    """Whether the operations of a node are known: it has none, or they follow from known shapes."""
+def _is_counted(node: ir.Node) -> bool:
+    """Whether the operations of a node are known: it has none, or they follow from shapes."""
     if node.domain not in ("", "ai.onnx") or node.op_type in _UNCOUNTED:
         return False
-    if any(one.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for one in node.attributes.values()):
-        return False
-    values = (*node.inputs, *node.outputs)
-    return not cost.forward or all(shapes.is_known(value, sizes) for value in values if value is not None)
+    return not any(one.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for one in node.attributes.values())
+
+
+def _has_known_shapes(node: ir.Node, shapes: _Shapes, sizes: Mapping[str, int]) -> bool:
+    return all(shapes.is_known(value, sizes) for value in (*node.inputs, *node.outputs) if value is not None)
 
 
 class _Shapes:
     """The size of every value, with guesses where shape inference finds none."""
 
-    def __init__(self, graph: TrainingGraph, sizes: Mapping[str, int]) -> None:
+    def __init__(self, graph: TrainingGraph, sizes: Mapping[str, int], given: Mapping[str, tuple[int, ...]]) -> None:
+        self._given = given
         model = graph.model.clone()
         for value in (output for node in model.graph for output in node.outputs):
             if value.type is None:
@@ -159,6 +174,8 @@ class _Shapes:
         """The shape of a value; an unknown size is `DEFAULT_SIZE`, an unknown shape the largest that its node reads."""
         if value.const_value is not None:
             return tuple(int(size) for size in value.const_value.shape.numpy())
+        if str(value.name) in self._given:
+            return self._given[str(value.name)]
         known = self._values.get(str(value.name)) or self._inputs.get(str(value.name)) or value
         if known.shape is not None:
             return tuple(size if isinstance(size, int) else self._size_of(size) for size in known.shape)
@@ -171,7 +188,7 @@ class _Shapes:
 
     def is_known(self, value: ir.Value, sizes: Mapping[str, int]) -> bool:
         """Whether the shape of a value follows from the sizes of the inputs' dimensions."""
-        if value.const_value is not None or not value.name:
+        if value.const_value is not None or not value.name or value.name in self._given:
             return True
         shape = (self._values.get(str(value.name)) or self._inputs.get(str(value.name)) or value).shape
         return shape is not None and all(

@@ -89,7 +89,7 @@ def choose_layout(
             too_large[max(found.memory, key=lambda kind: found.memory[kind])] += 1
             continue
         fitting.append(found)
-        key = (layout.data, layout.context, layout.horizontal, layout.pipeline, layout.zero_stage)
+        key = (layout.data, layout.context, layout.horizontal, layout.pipeline, layout.experts, layout.zero_stage)
         best[key] = min(best.get(key, found), found, key=_order)
     limit = limit_bytes(cluster, settings)
     if not fitting:

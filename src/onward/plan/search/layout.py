@@ -1,6 +1,6 @@
 """`Layout`: one way to spread a run over ranks, the settings that all ways share, and the dimensions of the search.
 
-A new dimension (experts, groups of ZeRO) is a field of `Layout`, a row in `DIMENSIONS`, and its price.
+A new dimension is a field of `Layout`, a row in `DIMENSIONS`, and its price.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Layout:
         schedule: of the pipeline.
         stages_per_rank: of the pipeline.
         zero_stage: what replicas shard.
+        zero_group: among how many of them in succession; 0: all.
+        experts: replicas in succession that share the experts of every layer.
         sequence_parallel: whether tensor-parallel ranks share tokens, too.
         batch_size: samples of a micro-batch.
         micro_batches: of one update.
@@ -79,6 +81,8 @@ class Layout:
     schedule: str = "1F1B"
     stages_per_rank: int = 1
     zero_stage: int = 0
+    zero_group: int = 0
+    experts: int = 1
     sequence_parallel: bool = False
     batch_size: int = 1
     micro_batches: int = 1
@@ -91,6 +95,11 @@ class Layout:
         return self.data * self.context
 
     @property
+    def sharers(self) -> int:
+        """Replicas that ZeRO shards among."""
+        return (self.zero_group or self.replicas) if self.zero_stage else 1
+
+    @property
     def ranks(self) -> int:
         """Processes."""
         return self.replicas * self.horizontal * self.pipeline
@@ -99,7 +108,8 @@ class Layout:
     def form(self) -> tuple[Any, ...]:
         """What is planned alike: all but micro-batches and recompute."""
         sizes = (self.data, self.context, self.horizontal, self.pipeline)
-        return (*sizes, self.schedule, self.stages_per_rank, self.zero_stage, self.sequence_parallel)
+        sharing = (self.zero_stage, self.zero_group, self.experts, self.sequence_parallel)
+        return (*sizes, self.schedule, self.stages_per_rank, *sharing)
 
     @property
     def complexity(self) -> tuple[float, ...]:
@@ -108,7 +118,9 @@ class Layout:
             self.pipeline * self.stages_per_rank,
             self.horizontal,
             self.context,
+            self.experts,
             self.zero_stage,
+            self.zero_group > 0,
             self.sequence_parallel,
             1 - self.kept,
             self.micro_batches,
@@ -124,6 +136,10 @@ class Layout:
                 distributed["stages_per_rank"] = self.stages_per_rank
         if self.context > 1:
             distributed["context_parallel_size"] = self.context
+        if self.experts > 1:
+            distributed["expert_parallel_size"] = self.experts
+        if self.zero_group:
+            distributed["zero_group_size"] = self.zero_group
         if self.sequence_parallel:
             distributed["sequence_parallel"] = True
         found = {
@@ -141,7 +157,9 @@ class Layout:
         if self.pipeline > 1:
             more = f" ({self.stages_per_rank} stages a rank)" if self.stages_per_rank > 1 else ""
             facts.append(f"{self.schedule}{more}")
-        facts += [f"ZeRO {self.zero_stage}"] if self.zero_stage else []
+        facts += [f"experts over {self.experts}"] if self.experts > 1 else []
+        groups = f" in groups of {self.zero_group}" if self.zero_group else ""
+        facts += [f"ZeRO {self.zero_stage}{groups}"] if self.zero_stage else []
         facts += ["sequence parallel"] if self.sequence_parallel else []
         facts.append(f"{self.micro_batches} x {self.batch_size}")
         if self.kept < 1.0:
@@ -213,9 +231,26 @@ def _schedule(layout: Layout, work: NetworkWork, cluster: Cluster, settings: Set
                 yield dataclasses.replace(layout, schedule=kind.name, stages_per_rank=count)
 
 
+def _experts(layout: Layout, work: NetworkWork, cluster: Cluster, settings: Settings) -> Iterator[Layout]:
+    for size in (1, *work.expert_sizes):
+        if layout.replicas % size == 0:
+            yield dataclasses.replace(layout, experts=size)
+
+
 def _zero(layout: Layout, work: NetworkWork, cluster: Cluster, settings: Settings) -> Iterator[Layout]:
+    """Among all replicas, those of a node, or those of a few nodes."""
+    of_node = max(1, cluster.ranks_of_node // layout.horizontal)
+    groups = [size for size in (of_node, of_node * _NODES_OF_GROUP) if 1 < size < layout.replicas]
     for stage in range(4 if layout.replicas > 1 else 1):
+        if stage > 1 and layout.experts not in (1, layout.replicas):  # refused: an expert is on some of the replicas
+            continue
         yield dataclasses.replace(layout, zero_stage=stage)
+        for size in groups if stage else ():
+            if layout.replicas % size == 0 and layout.experts == 1:
+                yield dataclasses.replace(layout, zero_stage=stage, zero_group=size)
+
+
+_NODES_OF_GROUP = 8
 
 
 DIMENSIONS: Mapping[str, Options] = {
@@ -223,9 +258,10 @@ DIMENSIONS: Mapping[str, Options] = {
     "sequence parallel": _tokens,
     "context parallel": _context,
     "pipeline and data parallel": _pipeline,
+    "expert parallel": _experts,
     "micro-batch": _micro_batch,
     "schedule": _schedule,
-    "ZeRO": _zero,
+    "ZeRO and its groups": _zero,
 }
 """What is searched, the outermost first: partial layout -> the same with one more dimension."""
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onward.graph.cuts import reads
+from onward.graph.fusion.rewriting import DOMAIN
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.costs.costs import GraphCosts
 from onward.plan.horizontal.cuts import unlimited
@@ -45,6 +46,8 @@ class NetworkWork:
         trained, trained_split: elements of the trainable weights that it is the first to read; those of them that
             tensor-parallel ranks share.
         frozen: bytes of other tensors that it is the first to read.
+        of_experts: those of the trained elements that are weights of experts.
+        exchanged: bytes of tokens that replicas send to each other's experts, there and back, forward and backward.
         reduced_forward, reduced_backward: bytes that tensor-parallel ranks all-reduce for it.
         sent: bytes alive after the last operator of each block, which a pipeline cut there sends.
         is_narrow: after which blocks a single activation is alive, so that recompute can begin there.
@@ -55,6 +58,7 @@ class NetworkWork:
         context_share: of the elements of its activations that they share.
         gathered: bytes of keys and values that each of them gathers for a sample.
         attentions: how often it does.
+        expert_sizes: numbers of replicas that can share the experts.
         width: bytes of an element of its activations.
         kept_shares: of its activations that recompute can be asked to keep.
     """
@@ -82,6 +86,9 @@ class NetworkWork:
     context_share: float = 0.0
     gathered: float = 0.0
     attentions: int = 0
+    of_experts: Numbers | None = None
+    exchanged: Numbers | None = None
+    expert_sizes: tuple[int, ...] = ()
     width: float = 4.0
     kept_shares: tuple[float, ...] = KEPT
 
@@ -113,6 +120,7 @@ def count_work(
     tensor_sizes: tuple[int, ...],
     token_size: int,
     batch: int,
+    expert_sizes: tuple[int, ...] = (),
 ) -> NetworkWork:
     """The summary of a network.
 
@@ -121,7 +129,7 @@ def count_work(
         costs: of a micro-batch.
         roles: of its nodes.
         horizontal: how any of `tensor_sizes` ranks share it.
-        tensor_sizes, token_size: of `NetworkWork`.
+        tensor_sizes, token_size, expert_sizes: of `NetworkWork`.
         batch: samples of the micro-batch that `costs` are for.
     """
     nodes = [node for node in roles.nodes if node in roles.bound]
@@ -153,8 +161,29 @@ def count_work(
         tied=weights.tied(nodes, block),
         tensor_sizes=tensor_sizes,
         token_size=token_size,
+        expert_sizes=expert_sizes,
+        of_experts=np.array([weights.of_experts(node) for node in nodes]) if expert_sizes else None,
+        exchanged=np.array([_exchanged(node, costs) for node in nodes]) / batch if expert_sizes else None,
         width=width_of(graph),
     )
+
+
+def is_mixture(node: ir.Node) -> bool:
+    """Whether a node is a mixture of experts."""
+    return node.domain == DOMAIN and node.op_type == "Experts"
+
+
+def _exchanged(node: ir.Node, costs: GraphCosts) -> float:
+    """Bytes of the tokens of a mixture, once for each expert they choose: there and back, forward and backward."""
+    if not is_mixture(node):
+        return 0.0
+    shares, first = node.inputs[2:4]
+    assert shares is not None
+    assert first is not None
+    assert first.const_value is not None
+    rows, columns = (int(size) for size in first.const_value.shape.numpy()[-2:])
+    width = columns if node.attributes["rows_are_outputs"].as_int() else rows
+    return 4.0 * costs.value_bytes.get(str(shares.name), 0.0) * width
 
 
 def _places(
@@ -267,6 +296,11 @@ class _Weights:
                     frozen[place] += float(self._stored[name].nbytes)
             seen |= self._read[node]
         return trained, split, frozen
+
+    def of_experts(self, node: ir.Node) -> float:
+        """Elements of the experts' weights that a mixture reads."""
+        names = [str(value.name) for value in node.inputs[3:] if value is not None] if is_mixture(node) else []
+        return float(sum(self._stored[name].size for name in names if name in self._trained))
 
     def tied(self, nodes: list[ir.Node], block: NDArray[np.int64]) -> tuple[tuple[float, int, int], ...]:
         """Trained weights that several blocks read."""

@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onward.plan.communication import BUCKET_BYTES
 from onward.plan.costs.stage_cost import StageCost
-from onward.plan.pipeline.schedules import rank_of_stage, simulate
-from onward.plan.search.hardware import Cluster, Group
+from onward.plan.pipeline.schedules import simulate
+from onward.plan.search.hardware import Cluster
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.network import NetworkWork, Numbers
-from onward.plan.search.partition import best_cuts
+from onward.plan.search.rank_work import RanksWork, RankWork
 from onward.schedules.pipeline.registry import pipeline_named
 
 EXPOSED_SENDS = 0.5
@@ -58,38 +57,6 @@ class Estimate:
         return sum(self.memory.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Blocks:
-    """Per block, for one micro-batch of one rank: seconds of the passes, and bytes."""
-
-    forward: Numbers
-    backward: Numbers
-    collectives: Numbers
-    kept: Numbers
-    segment: Numbers
-    between: Numbers
-    made: Numbers
-    operators: Numbers
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ranks:
-    """The same per rank of the pipeline, with its weights."""
-
-    forward: Numbers
-    backward: Numbers
-    collectives: Numbers
-    kept: Numbers
-    between: Numbers
-    largest: Numbers
-    made: Numbers
-    elements: Numbers
-    full_elements: Numbers
-    frozen: Numbers
-    units: Numbers
-    sent_bytes: float
-
-
 def limit_bytes(cluster: Cluster, settings: Settings) -> float:
     """What tensors of a rank may take."""
     return settings.memory_bytes * USABLE_SHARE - cluster.device.reserved_bytes
@@ -114,15 +81,13 @@ class Pricing:
     ) -> None:
         self.work, self.cluster, self.settings, self._more_memory = work, cluster, settings, more_memory
         self._limit_bytes = limit_bytes(cluster, settings)
-        self._known_blocks: dict[tuple[int, bool, int, int], _Blocks] = {}
-        self._known_ranks: dict[tuple[int, bool, int, int, int, int, bool], _Ranks] = {}
-        self._known_cuts: dict[tuple[int, bool], list[NDArray[np.int64]]] = {}
+        self._rank_work = RankWork(work, cluster, settings)
         self._known_idle: dict[tuple[str, int, int, int], float] = {}
         self._known_held: dict[tuple[str, int, int, int], Numbers] = {}
 
     def estimate(self, layout: Layout) -> Estimate:
         """Time and memory of a layout."""
-        ranks = self._ranks(layout)
+        ranks = self._rank_work.of(layout)
         memory, fullest = self._memory(layout, ranks)
         fits = sum(memory.values()) * self._more_memory(layout) <= self._limit_bytes
         seconds = self._seconds(layout, ranks)
@@ -130,7 +95,7 @@ class Pricing:
 
     # Time.
 
-    def _seconds(self, layout: Layout, ranks: _Ranks) -> dict[str, float]:
+    def _seconds(self, layout: Layout, ranks: RanksWork) -> dict[str, float]:
         m, p = layout.micro_batches, layout.pipeline
         again = (ranks.forward + ranks.collectives / 2) * (1.0 - layout.kept)
         each = ranks.forward + ranks.backward + ranks.collectives + again
@@ -147,12 +112,14 @@ class Pricing:
         if p > 1:
             once = self.cluster.send(ranks.sent_bytes, layout.replicas * layout.horizontal)
             found["pipeline transfers"] = once * (2 * m * layout.stages_per_rank * EXPOSED_SENDS + 2 * (p - 1))
+        if layout.experts > 1:
+            found["expert parallel"] = m * self._exchange_seconds(layout) / p
         found["replicas"] = self._replica_seconds(layout, ranks, place, again)
-        held = float(ranks.elements.max())
+        held, experts = float(ranks.elements.max()), float(ranks.experts.max()) / layout.experts
         if not self.settings.fuses_accumulation:  # both are read, and the sum is written
-            added = held / (layout.replicas if layout.zero_stage >= 2 else 1)
+            added = held / (layout.sharers if layout.zero_stage >= 2 else 1) + experts
             found["gradient accumulation"] = (m - 1) * 12.0 * added / self.cluster.device.bytes_per_second
-        elements = held / (layout.replicas if layout.zero_stage else 1)
+        elements = held / layout.sharers + experts
         moved = elements * (4.0 + 8.0 * (1.0 + self.settings.slots))
         found["update"] = moved / self.cluster.device.bytes_per_second
         cores = self.cluster.cores
@@ -163,7 +130,17 @@ class Pricing:
             found["shared cores"] = max(0.0, least - sum(found.values()))
         return found
 
-    def _replica_seconds(self, layout: Layout, ranks: _Ranks, place: int, again: Numbers) -> float:
+    def _exchange_seconds(self, layout: Layout) -> float:
+        """Of a micro-batch: tokens to the ranks of their experts and back, forward and backward."""
+        work = self.work
+        if work.exchanged is None:
+            return 0.0
+        size = float(work.exchanged.sum()) * self.settings.width / work.width
+        calls = 4.0 * float((work.exchanged > 0).sum())
+        samples = layout.batch_size * self._rank_work.share_of_tokens(layout.context)
+        return self.cluster.gather(size * samples, self.cluster.group(layout.experts, layout.horizontal), calls)
+
+    def _replica_seconds(self, layout: Layout, ranks: RanksWork, place: int, again: Numbers) -> float:
         """What replicas and tensor-parallel ranks communicate about weights, unless hidden by computation."""
         cluster, settings = self.cluster, self.settings
         group = cluster.group(layout.replicas, layout.horizontal)
@@ -179,10 +156,19 @@ class Pricing:
             found += cluster.send(4.0 * tied / layout.horizontal, layout.replicas * layout.horizontal) if tied else 0.0
         if layout.replicas == 1:
             return found
+        experts = 4.0 * float(ranks.experts.max()) / layout.experts
+        if experts and layout.replicas > layout.experts:
+            group_of_experts = cluster.group(layout.replicas // layout.experts, layout.horizontal * layout.experts)
+            found += cluster.all_reduce(experts, group_of_experts)
         reduced = elements * settings.gradient_bytes
         if layout.zero_stage == 0:
             calls = 1.0 + reduced / BUCKET_BYTES
             return found + self._exposed(cluster.all_reduce(reduced, group, calls), backward, calls)
+        group, groups = cluster.group(layout.sharers, layout.horizontal), layout.replicas // layout.sharers
+        if groups > 1:  # each of them holds everything: what a rank has of the sums is added up over the groups
+            over = cluster.group(groups, layout.horizontal * layout.sharers)
+            summed = cluster.all_reduce(reduced / layout.sharers, over, units)
+            found += self._exposed(summed, backward, units)
         # `fully_shard` copies weights out of the buffer that was gathered, and gradients into the one that is reduced.
         rate = cluster.device.bytes_per_second / 2.0
         gather = cluster.gather(elements * settings.width, group, units) + elements * settings.width / rate
@@ -211,145 +197,29 @@ class Pricing:
             self._known_idle[key] = timeline.bubble_share * timeline.seconds / (3.0 * v)
         return self._known_idle[key] * (p - 1) / max(1, small - 1)
 
-    # Work of the ranks of a pipeline.
-
-    def _ranks(self, layout: Layout) -> _Ranks:
-        v, p = layout.stages_per_rank, layout.pipeline
-        turns = p > 1 and pipeline_named(layout.schedule).turns_back
-        key = (layout.horizontal, layout.sequence_parallel, layout.context, layout.batch_size, p, v, turns)
-        if key not in self._known_ranks:
-            self._known_ranks[key] = self._make_ranks(layout)
-        return self._known_ranks[key]
-
-    def _make_ranks(self, layout: Layout) -> _Ranks:
-        work, context = self.work, layout.context
-        blocks = self._blocks(layout.horizontal, layout.sequence_parallel, layout.batch_size, context)
-        p, count = layout.pipeline, layout.pipeline * layout.stages_per_rank
-        cuts = self._cuts(layout)[count] if count > 1 else np.array([0, work.blocks])
-        holder = np.array([rank_of_stage(layout.schedule, p, s) if p > 1 else 0 for s in range(count)])
-        rank_of_block = np.repeat(holder, np.diff(cuts))
-
-        def summed(values: Numbers) -> Numbers:
-            return np.bincount(rank_of_block, values, p).astype(np.float64)
-
-        def largest(values: Numbers) -> Numbers:
-            found = np.zeros(p)
-            np.maximum.at(found, rank_of_block, values)
-            return found
-
-        device = self.cluster.device
-        forward, backward = summed(blocks.forward), summed(blocks.backward)
-        host = summed(blocks.operators) * device.operator_seconds
-        if device.is_asynchronous:  # the slower of host and device
-            forward, backward = np.maximum(forward, host), np.maximum(backward, 2 * host)
-        else:
-            forward, backward = forward + host, backward + 2 * host
-        shared, trained = work.of_blocks(work.trained_split), work.of_blocks(work.trained)
-        full = trained - shared
-        elements = summed(full + shared / layout.horizontal)
-        for size, first, last in work.tied if count > 1 else ():
-            if rank_of_block[first] != rank_of_block[last]:
-                elements[rank_of_block[last]] += size / layout.horizontal
-        factor = self.settings.width / work.width * layout.batch_size * self._share_of_tokens(context)
-        return _Ranks(
-            forward=forward,
-            backward=backward,
-            collectives=summed(blocks.collectives),
-            kept=summed(blocks.kept),
-            between=summed(blocks.between),
-            largest=largest(blocks.segment),
-            made=largest(blocks.made),
-            elements=elements,
-            full_elements=summed(full),
-            frozen=summed(work.of_blocks(work.frozen)),
-            units=summed((trained > 0).astype(np.float64) * work.is_narrow) + 1.0,
-            sent_bytes=float(work.sent[cuts[1:-1] - 1].max()) * factor if count > 1 else 0.0,
-        )
-
-    def _share_of_tokens(self, context: int) -> float:
-        """Of the work of a sample, what one of so many context ranks does."""
-        return 1.0 - self.work.context_share * (1.0 - 1.0 / context)
-
-    def _blocks(self, horizontal: int, by_tokens: bool, samples: int, context: int) -> _Blocks:
-        key = (horizontal, by_tokens, samples, context)
-        if key in self._known_blocks:
-            return self._known_blocks[key]
-        work, device = self.work, self.cluster.device
-        batch = samples * self._share_of_tokens(context)
-        factor = self.settings.width / work.width * batch
-        share = np.where(work.is_token_split if by_tokens else work.is_split, horizontal, 1)
-        weights_share = np.where(work.is_split, horizontal, 1)
-        rate = device.operations_per_second[self.settings.precision]
-        moving = (work.moved * factor / share + work.read * self.settings.width / work.width / weights_share) / (
-            device.bytes_per_second
-        )
-        forward = np.maximum(work.forward * batch / share / rate, moving)
-        backward = np.maximum(work.backward * batch / share / rate, 2 * moving * (work.kept + work.backward > 0))
-        group, reduced = Group(horizontal, horizontal), (work.reduced_forward + work.reduced_backward) * factor
-        seconds = np.zeros(len(reduced))
-        for place in np.flatnonzero(reduced) if horizontal > 1 else ():
-            calls = (work.reduced_forward[place] > 0) + (work.reduced_backward[place] > 0)
-            seconds[place] = self.cluster.all_reduce(float(reduced[place]), group, float(calls))
-        kept, collectives = work.of_blocks(work.kept / share) * factor, work.of_blocks(seconds)
-        if context > 1:  # keys and values of all context ranks are gathered and kept, and their gradients reduced
-            gathered = work.gathered * self.settings.width / work.width * samples / horizontal
-            among, calls = self.cluster.group(context, horizontal), float(work.attentions)
-            once = self.cluster.gather(gathered, among, calls) + self.cluster.scatter(gathered, among, calls)
-            of_block = work.of_blocks(work.forward) / max(1.0, float(work.forward.sum()))
-            collectives += once * of_block
-            kept += gathered * (1.0 - 1.0 / context) * of_block
-        segments = np.concatenate([[0], np.cumsum(work.is_narrow[:-1])])
-        found = _Blocks(
-            forward=work.of_blocks(forward),
-            backward=work.of_blocks(backward),
-            collectives=collectives,
-            kept=kept,
-            segment=np.bincount(segments, kept)[segments],
-            between=work.sent * work.is_narrow * factor / (horizontal if by_tokens else 1),
-            made=self._largest_made(share) * factor,
-            operators=work.of_blocks(np.ones(len(work.block))),
-        )
-        self._known_blocks[key] = found
-        return found
-
-    def _largest_made(self, share: NDArray[np.int64]) -> Numbers:
-        found = np.zeros(self.work.blocks)
-        np.maximum.at(found, self.work.block, self.work.made / share)
-        return found
-
-    def _cuts(self, layout: Layout) -> list[NDArray[np.int64]]:
-        """For every number of stages where they begin, at one sample: what sizes of batches cost differs too little."""
-        key = (layout.horizontal, layout.sequence_parallel)
-        if key not in self._known_cuts:
-            blocks, cluster = self._blocks(*key, 1, 1), self.cluster
-            link = cluster.between if self.settings.ranks > cluster.ranks_of_node else cluster.inside
-            sent = self.work.sent * self.settings.width / self.work.width / link.bytes_per_second
-            most = min(self.work.blocks, self.settings.ranks * 8)
-            self._known_cuts[key] = best_cuts(blocks.forward + blocks.backward + blocks.collectives, 2 * sent, most)
-        return self._known_cuts[key]
-
     # Memory.
 
-    def _memory(self, layout: Layout, ranks: _Ranks) -> tuple[dict[str, float], int]:
+    def _memory(self, layout: Layout, ranks: RanksWork) -> tuple[dict[str, float], int]:
         """Of the rank with the highest peak, which `fully_shard` or DistributedDataParallel wraps; and its place."""
-        settings, zero, d = self.settings, layout.zero_stage, layout.replicas
-        elements, m = ranks.elements, layout.micro_batches
-        sharded = elements / (d if zero else 1)
+        settings, zero, d = self.settings, layout.zero_stage, layout.sharers
+        elements, m, experts = ranks.elements, layout.micro_batches, ranks.experts / layout.experts
+        sharded = elements / d + experts
         is_lower = settings.width < 4.0
         unit = elements / ranks.units
         copies = settings.width * elements if is_lower or zero else np.zeros(layout.pipeline)
+        of_experts = settings.width * experts * is_lower
         held = self._held(layout)
         kept = ranks.kept * held
         if layout.kept < 1.0:  # what is recomputed at a time is there once
             kept = np.minimum(kept, (ranks.kept * layout.kept + ranks.between) * held + ranks.largest)
         received = (m if settings.holds_received else 1) * layout.stages_per_rank * (layout.pipeline > 1)
-        gradients = 4.0 * (elements if zero < 2 else sharded + unit)
-        if m == 1 and layout.pipeline == 1 and (zero or d == 1):  # they appear while activations go
+        gradients = 4.0 * (elements + experts if zero < 2 else sharded + unit)
+        if m == 1 and layout.pipeline == 1 and (zero or layout.replicas == 1):  # they appear while activations go
             gradients = np.maximum(gradients - kept, 0.0)
         found = {
             "weights": 4.0 * sharded,
             "frozen weights": ranks.frozen * settings.width / self.work.width,
-            "weights in use": copies if zero < 3 else 2.0 * settings.width * unit,
+            "weights in use": (copies if zero < 3 else 2.0 * settings.width * unit) + of_experts,
             "gradients": gradients,
             "moments": 4.0 * settings.slots * sharded,
             "averages": 4.0 * settings.averages * sharded,

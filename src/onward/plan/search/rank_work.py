@@ -1,0 +1,190 @@
+"""`RankWork`: what every rank of a pipeline computes, communicates and holds, summed over a network's operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onward.plan.pipeline.schedules import rank_of_stage
+from onward.plan.search.hardware import Cluster, Group
+from onward.plan.search.layout import Layout, Settings
+from onward.plan.search.network import NetworkWork, Numbers
+from onward.plan.search.partition import best_cuts
+from onward.schedules.pipeline.registry import pipeline_named
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Blocks:
+    """Per block, for one micro-batch of one rank: seconds of the passes, and bytes."""
+
+    forward: Numbers
+    backward: Numbers
+    collectives: Numbers
+    kept: Numbers
+    segment: Numbers
+    between: Numbers
+    made: Numbers
+    operators: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksWork:
+    """The same per rank of the pipeline, with its weights."""
+
+    forward: Numbers
+    backward: Numbers
+    collectives: Numbers
+    kept: Numbers
+    between: Numbers
+    largest: Numbers
+    made: Numbers
+    elements: Numbers
+    experts: Numbers
+    full_elements: Numbers
+    frozen: Numbers
+    units: Numbers
+    sent_bytes: float
+
+
+class RankWork:
+    """Sums for layouts of one network on one cluster; what they have in common is computed once.
+
+    Args:
+        work: of the network.
+        cluster: what it runs on.
+        settings: of the run.
+    """
+
+    def __init__(self, work: NetworkWork, cluster: Cluster, settings: Settings) -> None:
+        self.work, self.cluster, self.settings = work, cluster, settings
+        self._known_blocks: dict[tuple[int, bool, int, int], _Blocks] = {}
+        self._known_ranks: dict[tuple[int, bool, int, int, int, int, bool], RanksWork] = {}
+        self._known_cuts: dict[tuple[int, bool], list[NDArray[np.int64]]] = {}
+
+    def of(self, layout: Layout) -> RanksWork:
+        """Of every rank of a layout's pipeline."""
+        v, p = layout.stages_per_rank, layout.pipeline
+        turns = p > 1 and pipeline_named(layout.schedule).turns_back
+        key = (layout.horizontal, layout.sequence_parallel, layout.context, layout.batch_size, p, v, turns)
+        if key not in self._known_ranks:
+            self._known_ranks[key] = self._make_ranks(layout)
+        return self._known_ranks[key]
+
+    def _make_ranks(self, layout: Layout) -> RanksWork:
+        work, context = self.work, layout.context
+        blocks = self._blocks(layout.horizontal, layout.sequence_parallel, layout.batch_size, context)
+        p, count = layout.pipeline, layout.pipeline * layout.stages_per_rank
+        cuts = self._cuts(layout)[count] if count > 1 else np.array([0, work.blocks])
+        holder = np.array([rank_of_stage(layout.schedule, p, s) if p > 1 else 0 for s in range(count)])
+        rank_of_block = np.repeat(holder, np.diff(cuts))
+
+        def summed(values: Numbers) -> Numbers:
+            return np.bincount(rank_of_block, values, p).astype(np.float64)
+
+        def largest(values: Numbers) -> Numbers:
+            found = np.zeros(p)
+            np.maximum.at(found, rank_of_block, values)
+            return found
+
+        device = self.cluster.device
+        forward, backward = summed(blocks.forward), summed(blocks.backward)
+        host = summed(blocks.operators) * device.operator_seconds
+        if device.is_asynchronous:  # the slower of host and device
+            forward, backward = np.maximum(forward, host), np.maximum(backward, 2 * host)
+        else:
+            forward, backward = forward + host, backward + 2 * host
+        shared, trained = work.of_blocks(work.trained_split), work.of_blocks(work.trained)
+        full = trained - shared
+        elements = summed(full + shared / layout.horizontal)
+        experts = summed(self._of_experts(layout.horizontal))
+        for size, first, last in work.tied if count > 1 else ():
+            if rank_of_block[first] != rank_of_block[last]:
+                elements[rank_of_block[last]] += size / layout.horizontal
+        factor = self.settings.width / work.width * layout.batch_size * self.share_of_tokens(context)
+        return RanksWork(
+            forward=forward,
+            backward=backward,
+            collectives=summed(blocks.collectives),
+            kept=summed(blocks.kept),
+            between=summed(blocks.between),
+            largest=largest(blocks.segment),
+            made=largest(blocks.made),
+            elements=elements - experts,
+            experts=experts,
+            full_elements=summed(full),
+            frozen=summed(work.of_blocks(work.frozen)),
+            units=summed((trained > 0).astype(np.float64) * work.is_narrow) + 1.0,
+            sent_bytes=float(work.sent[cuts[1:-1] - 1].max()) * factor if count > 1 else 0.0,
+        )
+
+    def _of_experts(self, horizontal: int) -> Numbers:
+        """Elements of experts in each block, as a tensor-parallel rank holds them."""
+        work = self.work
+        if work.of_experts is None:
+            return np.zeros(work.blocks)
+        split = work.trained_split / np.maximum(work.trained, 1.0)
+        return work.of_blocks(work.of_experts * (1.0 - split * (1.0 - 1.0 / horizontal)))
+
+    def share_of_tokens(self, context: int) -> float:
+        """Of the work of a sample, what one of so many context ranks does."""
+        return 1.0 - self.work.context_share * (1.0 - 1.0 / context)
+
+    def _blocks(self, horizontal: int, by_tokens: bool, samples: int, context: int) -> _Blocks:
+        key = (horizontal, by_tokens, samples, context)
+        if key in self._known_blocks:
+            return self._known_blocks[key]
+        work, device = self.work, self.cluster.device
+        batch = samples * self.share_of_tokens(context)
+        factor = self.settings.width / work.width * batch
+        share = np.where(work.is_token_split if by_tokens else work.is_split, horizontal, 1)
+        weights_share = np.where(work.is_split, horizontal, 1)
+        rate = device.operations_per_second[self.settings.precision]
+        moving = (work.moved * factor / share + work.read * self.settings.width / work.width / weights_share) / (
+            device.bytes_per_second
+        )
+        forward = np.maximum(work.forward * batch / share / rate, moving)
+        backward = np.maximum(work.backward * batch / share / rate, 2 * moving * (work.kept + work.backward > 0))
+        group, reduced = Group(horizontal, horizontal), (work.reduced_forward + work.reduced_backward) * factor
+        seconds = np.zeros(len(reduced))
+        for place in np.flatnonzero(reduced) if horizontal > 1 else ():
+            calls = (work.reduced_forward[place] > 0) + (work.reduced_backward[place] > 0)
+            seconds[place] = self.cluster.all_reduce(float(reduced[place]), group, float(calls))
+        kept, collectives = work.of_blocks(work.kept / share) * factor, work.of_blocks(seconds)
+        if context > 1:  # keys and values of all context ranks are gathered and kept, and their gradients reduced
+            gathered = work.gathered * self.settings.width / work.width * samples / horizontal
+            among, calls = self.cluster.group(context, horizontal), float(work.attentions)
+            once = self.cluster.gather(gathered, among, calls) + self.cluster.scatter(gathered, among, calls)
+            of_block = work.of_blocks(work.forward) / max(1.0, float(work.forward.sum()))
+            collectives += once * of_block
+            kept += gathered * (1.0 - 1.0 / context) * of_block
+        segments = np.concatenate([[0], np.cumsum(work.is_narrow[:-1])])
+        found = _Blocks(
+            forward=work.of_blocks(forward),
+            backward=work.of_blocks(backward),
+            collectives=collectives,
+            kept=kept,
+            segment=np.bincount(segments, kept)[segments],
+            between=work.sent * work.is_narrow * factor / (horizontal if by_tokens else 1),
+            made=self._largest_made(share) * factor,
+            operators=work.of_blocks(np.ones(len(work.block))),
+        )
+        self._known_blocks[key] = found
+        return found
+
+    def _largest_made(self, share: NDArray[np.int64]) -> Numbers:
+        found = np.zeros(self.work.blocks)
+        np.maximum.at(found, self.work.block, self.work.made / share)
+        return found
+
+    def _cuts(self, layout: Layout) -> list[NDArray[np.int64]]:
+        """For every number of stages where they begin, at one sample: what sizes of batches cost differs too little."""
+        key = (layout.horizontal, layout.sequence_parallel)
+        if key not in self._known_cuts:
+            blocks, cluster = self._blocks(*key, 1, 1), self.cluster
+            link = cluster.between if self.settings.ranks > cluster.ranks_of_node else cluster.inside
+            sent = self.work.sent * self.settings.width / self.work.width / link.bytes_per_second
+            most = min(self.work.blocks, self.settings.ranks * 8)
+            self._known_cuts[key] = best_cuts(blocks.forward + blocks.backward + blocks.collectives, 2 * sent, most)
+        return self._known_cuts[key]

@@ -1,0 +1,84 @@
+"""The search counts what the plan of a layout counts: peak memory, bytes sent, the bubble of a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from benchmarks.layout_agreement import LAYOUTS, Agreement, agreement, parameters_of
+from benchmarks.layout_published import Transformer
+
+from onward.engine.forecast.network_work import count_network, with_context
+from onward.models import create_model
+from onward.parameters import Parameters
+from onward.plan.search.hardware import KNOWN
+from onward.plan.search.layout import Layout, Settings
+from onward.plan.search.network import NetworkWork
+from onward.plan.search.pricing import Pricing
+from tests.invariants.cases import CASES
+
+Counted = tuple[Parameters, tuple[NetworkWork, ...]]
+TOKENS = {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"}
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    sizes = {"layers": 4, "heads": 4, "width": 64, "vocab_size": 512, "context_length": 64}
+    model, folder = create_model("gpt2", size="tiny", dropout=0.0, **sizes), tmp_path_factory.mktemp("gpt2")
+    parameters = parameters_of(model, folder, TOKENS, mapped_dimensions={"sequence": 64})
+    return parameters, with_context(parameters, {}, 4, count_network(parameters, {}, 4))
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    case = CASES["mixtures"]
+    parameters = parameters_of(case.model(), tmp_path_factory.mktemp("mixtures"), dict(case.loss), **case.training)
+    return parameters, count_network(parameters, {}, 4)
+
+
+def check(found: Agreement | None, memory: float, sent: float, bubble: float) -> None:
+    """Within these shares of the plan's counts, and this difference of the bubble."""
+    assert found is not None
+    assert found.memory[0] == pytest.approx(found.memory[1], rel=memory)
+    assert found.sent[0] == pytest.approx(found.sent[1], rel=sent)
+    assert found.bubble[0] == pytest.approx(found.bubble[1], abs=bubble)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "d4 ZeRO 2, 2 micro-batches", "d4 ZeRO 3 in groups of 2", "t2 sequence parallel", "d2 t2 ZeRO 1", "c2",
+        "p2 1F1B", "d2 p2 ZeRO 2", "recompute",
+    ],
+)  # fmt: skip
+def test_a_transformer(gpt2: Counted, name: str) -> None:
+    check(agreement(gpt2[0], LAYOUTS[name], gpt2[1]), memory=0.25, sent=0.25, bubble=0.05)
+
+
+@pytest.mark.parametrize("name", ["d4", "experts over 2 of 4", "d4 ZeRO 3"])
+def test_mixtures_of_experts(mixtures: Counted, name: str) -> None:
+    assert mixtures[1][0].expert_sizes == (2, 4)
+    check(agreement(mixtures[0], LAYOUTS[name], mixtures[1]), memory=0.25, sent=0.25, bubble=0.0)
+
+
+def test_groups_of_zero_gather_inside_a_node_and_hold_more() -> None:
+    """16 ranks on two nodes: weights travel inside each, and a sixteenth of the gradients between them."""
+    work = Transformer(layers=8, width=1024, heads=8, vocabulary=8192, tokens=512).work()
+    settings = Settings(ranks=16, samples=64, memory_bytes=85e9, precision="bf16")
+    slow = dataclasses.replace(KNOWN["h100"], between=dataclasses.replace(KNOWN["h100"].between, bytes_per_second=1e9))
+    pricing = Pricing(work, slow, settings)
+    whole = pricing.estimate(Layout(data=16, batch_size=4, zero_stage=3))
+    groups = pricing.estimate(Layout(data=16, batch_size=4, zero_stage=3, zero_group=8))
+    assert groups.seconds["replicas"] < 0.6 * whole.seconds["replicas"]
+    for kind in ("weights", "moments"):
+        assert groups.memory[kind] == pytest.approx(2 * whole.memory[kind])
+
+
+def test_experts_are_held_by_few_replicas(mixtures: Counted) -> None:
+    _, (work, *_) = mixtures
+    pricing = Pricing(work, KNOWN["h100"], Settings(ranks=4, samples=64, memory_bytes=85e9))
+    alone, shared = (pricing.estimate(Layout(data=4, batch_size=16, experts=size)) for size in (1, 4))
+    assert work.of_experts is not None
+    assert alone.memory["weights"] - shared.memory["weights"] == pytest.approx(0.75 * 4 * work.of_experts.sum())
+    assert shared.seconds["expert parallel"] > 0
+    assert "expert parallel" not in alone.seconds
