@@ -1,7 +1,8 @@
 """How much of the ONNX standard each library passes: `python -m benchmarks.coverage [--match TEXT]`.
 
 With `--gradients` it counts instead the gradients of onward that equal finite differences in float64; with
-`--architectures` it compares the gradients of networks of many families with those of their exports.
+`--architectures` it compares the gradients of networks of many families with those of their exports, with `--steps` the
+training steps of their device bundles in onnxruntime (see `benchmarks.step_coverage`).
 
 The backend tests of the onnx package, run against onward, onnxruntime and onnx2torch by the same runner with the same
 tolerances. "Tensor cases" leave out the cases whose inputs or outputs are strings, and the domain ai.onnx.ml.
@@ -26,6 +27,8 @@ import torch
 from tests.conformance.cases import KINDS, Case, load_cases
 from tests.conformance.checking import check, compare, to_torch_value
 from tests.conformance.gradients import check_all
+
+from benchmarks.step_coverage import compare_all_steps
 
 _TYPE_CODES = {
     np.dtype(ml_dtypes.bfloat16): (np.uint16, onnx.TensorProto.BFLOAT16),
@@ -155,7 +158,12 @@ def main() -> None:
     parser.add_argument("--match", default="")
     parser.add_argument("--gradients", action="store_true", help="count checked gradients instead")
     parser.add_argument("--architectures", action="store_true", help="compare gradients of exported networks instead")
+    parser.add_argument("--steps", action="store_true", help="compare training steps of their device bundles instead")
+    parser.add_argument("--again", action="store_true", help="with --steps: also those that were compared already")
     options = parser.parse_args()
+    if options.steps:
+        compare_all_steps(options.match, options.again)
+        return
     if options.architectures:
         compare_architectures(options.match)
         return

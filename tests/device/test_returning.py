@@ -12,8 +12,8 @@ import pytest
 from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
 from onward_device import Trainer
-from tests.device.bundles import batches, samples, sections
-from tests.mlp import start
+from tests.device.bundles import batches, bundle_of, samples, sections
+from tests.mlp import save_mlp, start
 
 
 def test_the_way_back_to_the_user_and_to_onward_train(normalized: Path, tmp_path: Path) -> None:
@@ -42,3 +42,25 @@ def test_the_way_back_to_the_user_and_to_onward_train(normalized: Path, tmp_path
     losses = [trainer.train_step(batch) for batch in batches(features, 30)]
     assert losses == pytest.approx(recorder.losses, abs=1e-5)
     assert main([*run, "--checkpoint.checkpoints_dir", str(tmp_path / "checkpoints")]) == 2
+
+
+def test_schedule_free_resumes_from_a_device(tmp_path: Path) -> None:
+    """Its point z and the learning rates so far come back, scaled by each weight's own factor."""
+    optimizer = {"training_optimizer_name": "AdamWScheduleFree", "max_norm_clip": 0.5, "layer_decay": 0.5}
+    changes = {"optimizer": {**optimizer, "optimizer_attributes": []}}
+    save_mlp(tmp_path)
+    trainer = Trainer.load(bundle_of(tmp_path, **changes))
+    features = samples()
+    for batch in batches(features, 20):
+        trainer.train_step(batch)
+    trainer.save_state(tmp_path / "state.safetensors")
+    checkpoints = tmp_path / "checkpoints"
+    run = ["device", str(tmp_path / "run.yaml"), "--device-state", str(tmp_path / "state.safetensors")]
+    assert main([*run, "--checkpoint.checkpoints_dir", str(checkpoints)]) == 0
+    runner, recorder = start(tmp_path, checkpoint={"checkpoints_dir": checkpoints}, **sections(**changes))
+    assert runner.resumed_update == 20
+    runner.run(InMemoryDataLoader(dict(features)))
+    losses = [trainer.train_step(batch) for batch in batches(features, 30)]
+    assert losses == pytest.approx(recorder.losses, abs=1e-5)
+    evaluated = runner.evaluate(InMemoryDataLoader(dict(features))).metrics
+    assert trainer.evaluate(batches(features))["loss"] == pytest.approx(evaluated["loss"], abs=1e-5)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -204,7 +205,7 @@ def _trace(function: Callable[..., Any], arguments: Sequence[torch.Tensor], size
         # With the dispatcher in Python, torch writes some operators out before autograd sees them (resizing, LSTM);
         # attention in its mathematical form has a backward pass of matrix products.
         with enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH):
-            return tracer(*arguments)
+            return _without_copies_of_views(tracer(*arguments))
     except (*_DATA_DEPENDENT, UserError) as error:
         if isinstance(error, _DATA_DEPENDENT) or isinstance(error.__cause__, _DATA_DEPENDENT):
             raise ModelError(
@@ -218,6 +219,18 @@ def _trace(function: Callable[..., Any], arguments: Sequence[torch.Tensor], size
                 "Set the sizes that the model needs in training.mapped_dimensions."
             ) from error
         raise
+
+
+def _without_copies_of_views(code: fx.GraphModule) -> fx.GraphModule:
+    """In the steps of scans torch writes `select_copy` for `select` and so on, which exporters do not know."""
+    for module in code.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                if isinstance(node.target, OpOverload) and torch.Tag.view_copy in node.target.tags:
+                    name, _, overload = node.target.name().removeprefix("aten::").partition(".")
+                    node.target = getattr(getattr(torch.ops.aten, name.removesuffix("_copy")), overload or "default")
+            module.recompile()
+    return code
 
 
 def _first_line(error: Exception) -> str:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from onward.artifacts.adapter_outputs import write_form
+from onward.artifacts.optimizer_graph import RATE_SUMS
 from onward.artifacts.trained_model import adapter_of, graph_as_trained
 from onward.device.device_states import DeviceState, done_updates, read_manifest_of_bundle, read_state
 from onward.device.layout import ACCUMULATED, SKIPPED, average_name
 from onward.environment import Environment
 from onward.errors import CheckpointError, ParametersError
 from onward.optim.building import slots_by_name
-from onward.optimizers.registry import optimizer_named
 from onward.parameters import Parameters
 from onward.parameters.adapter import AdapterOutput
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
@@ -92,12 +92,6 @@ def write_checkpoint(
     parameters = Parameters.load(run, overrides)
     if parameters.checkpoint.checkpoints_dir is None:
         raise ParametersError("checkpoint.checkpoints_dir is not set; set it to the folder for the checkpoint.")
-    name = parameters.optimizer.training_optimizer_name
-    if optimizer_named(name).averages_weights:
-        raise ParametersError(
-            f"optimizer.training_optimizer_name is {name}, whose learning rates so far a checkpoint cannot take from a "
-            "device. Export the model with `onward export MODEL --device-state`, and train that."
-        )
     held = read_state(state)
     updates = int(held.tensors["update_count"])
     runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), progress=False)
@@ -117,7 +111,9 @@ def write_checkpoint(
 @torch.no_grad()
 def _take(runner: TrainingRunner, held: DeviceState) -> None:
     """Gives a run's state the tensors and counters of a device's."""
-    state, tensors = runner.state, held.tensors
+    state, tensors = runner.state, dict(held.tensors)
+    # Schedule-Free's z, which a device keeps as its offset from the weight.
+    tensors |= {f"{w}_z": tensors[w] + tensors[f"{w}_z_offset"] for w in held.tensors if f"{w}_z_offset" in tensors}
     if ACCUMULATED in tensors and int(tensors[ACCUMULATED]):
         raise CheckpointError(
             f"{held.path} was saved after {int(tensors[ACCUMULATED])} passes of an update that is not done. Save it "
@@ -126,11 +122,11 @@ def _take(runner: TrainingRunner, held: DeviceState) -> None:
     wanted = {**state.torch_parameters, **state.statistics()}
     for weight, slots in slots_by_name(state.optimizer, state.torch_parameters).items():
         wanted |= {f"{weight}_{slot}": tensor for slot, tensor in slots.items()}
-    steps = {name: tensor for name, tensor in wanted.items() if name.endswith("_step") and name not in tensors}
+    alike = _once_for_all(runner, held)
     wrong = [
         name
         for name, tensor in wanted.items()
-        if name not in steps and (name not in tensors or tensors[name].shape != tuple(tensor.shape))
+        if name not in alike and (name not in tensors or tensors[name].shape != tuple(tensor.shape))
     ]
     if wrong:
         raise CheckpointError(
@@ -138,8 +134,8 @@ def _take(runner: TrainingRunner, held: DeviceState) -> None:
             "RUN.yaml that the bundle was written of."
         )
     for name, tensor in wanted.items():
-        if name in steps:
-            tensor.fill_(done_updates(held))
+        if name in alike:
+            tensor.fill_(alike[name])
         else:
             tensor.copy_(torch.from_numpy(tensors[name]))
     accumulation = runner.parameters.training.gradient_accumulation_steps
@@ -150,3 +146,18 @@ def _take(runner: TrainingRunner, held: DeviceState) -> None:
         skipped_updates=int(tensors[SKIPPED]),
         step=min(updates * accumulation, runner.parameters.training.steps),
     )
+
+
+def _once_for_all(runner: TrainingRunner, held: DeviceState) -> dict[str, float]:
+    """The slots that a run keeps for each weight and a device once: how many updates, and learning rates so far."""
+    found, optimizer = dict[str, float](), runner.state.optimizer
+    for weight, slots in slots_by_name(optimizer, runner.state.torch_parameters).items():
+        parameter = runner.state.torch_parameters[weight]
+        groups = (group for group in optimizer.param_groups if any(parameter is one for one in group["params"]))
+        factor = next(groups)["learning_rate_factor"]
+        shared = {"step": float(done_updates(held))}
+        if "largest_rate" in held.tensors:
+            largest, squares = (float(held.tensors[name]) for name in RATE_SUMS)
+            shared |= {"largest_rate": largest * factor, "rate_squares": squares * factor**2}
+        found |= {f"{weight}_{slot}": shared[slot] for slot in slots.keys() & shared.keys()}
+    return {name: value for name, value in found.items() if name not in held.tensors}

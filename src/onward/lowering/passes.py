@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -41,3 +42,8 @@ def is_plain(tensor: Tensor) -> bool:
     """Whether the code runs, with numbers or for a forecast: not while torch traces it, which would fix loops."""
     is_known = type(tensor) is Tensor or (isinstance(tensor, FakeTensor) and get_proxy_mode() is None)
     return is_known and all(isinstance(size, int) for size in tensor.shape)
+
+
+def is_traced() -> bool:
+    """Whether a pass is being written as a graph, in which a kernel needs a backward pass of standard operators."""
+    return not torch.compiler.is_compiling() and get_proxy_mode() is not None

@@ -159,6 +159,10 @@ class Nested:
         """Runs the nested graph."""
         return self.code(self.training, self.device, *inputs, *self.captured)
 
+    def reading(self, captured: tuple[Any, ...]) -> Nested:
+        """The nested graph with others of these outer values."""
+        return Nested(self.code, self.training, self.device, captured, self.input_count)
+
 
 def pick(results: Any, index: int) -> Any:
     """One output of a node that has several."""

@@ -247,11 +247,15 @@ class _Builder:
 
     def _stays_small(self, node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue]) -> bool:
         """Whether the result of an operator that makes large tensors out of small ones is shape arithmetic."""
-        if not all(bound.known for bound in inputs):
+        unknown = [value for value, bound in zip(node.inputs, inputs, strict=True) if not bound.known]
+        shapes = [v and v.producer() for v in unknown]  # of a host value: what they ask for is as small as that
+        if not all(one and one.op_type == "Shape" and self.resolve(one.inputs[0]).has_host for one in shapes):
             return False
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.TENSOR and is_float(attribute.as_tensor().dtype):
                 return False
+        if unknown:
+            return True
         assert lowering.growth is not None
         keywords = self._keywords(node, lowering, inputs)
         return lowering.growth(*(bound.host for bound in inputs), **keywords) <= LARGEST_HOST_ELEMENTS

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
+from onward.lowering.kernels.scanning import Tensors, have_same_shapes, is_scanned, results_apart, scan_steps
+from onward.lowering.program import Nested
 from onward.lowering.registry import lowers
 
 Branch = Callable[..., tuple[Any, ...]]
@@ -38,6 +41,8 @@ def loop(
     going = True if cond is None else bool(numbers_of(cond)[0])
     flag = torch.full((), going, device=device)
     carried = tuple(v_initial)
+    if is_scanned(limit) and going and _ends_by_count(body, flag, carried):
+        return _scan_rounds(body, limit, flag, carried)
     collected: list[list[Tensor]] = [[] for _ in range(output_count - len(carried))]
     done = 0
     while going and (limit is None or done < limit):
@@ -51,6 +56,43 @@ def loop(
         probe = _probe(body, torch.full((), 0, device=device), flag, *carried)
         return (*carried, *(value.new_zeros((0, *value.shape)) for value in probe[1 + len(carried) :]))
     return (*carried, *(torch.stack(values) for values in collected))
+
+
+def _ends_by_count(body: Branch, flag: Tensor, carried: tuple[Any, ...]) -> bool:
+    """Whether the body passes its condition on, and keeps the shapes and types of what it carries."""
+    results = results_apart(body, torch.full((), 0, device=flag.device), flag, *carried)
+    return results[0] is flag and have_same_shapes(carried, results[1 : 1 + len(carried)])
+
+
+def _scan_rounds(body: Branch, count: Any, flag: Tensor, carried: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """`loop` as a scan of rounds."""
+    body_of, shared = _unbound(body)
+
+    def step(states: Tensors, now: Tensors, read: tuple[Any, ...]) -> tuple[Tensors, Tensors]:
+        results = body_of(read)(now[0], torch.ones((), dtype=torch.bool, device=flag.device), *states)
+        return results[1 : 1 + len(states)], results[1 + len(states) :]
+
+    finals, outputs = scan_steps(step, carried, (torch.arange(count, device=flag.device),), shared)
+    return (*finals, *outputs)
+
+
+def _scan_steps(body: Branch, states: Tensors, slices: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
+    """`_run_scan` as a scan of steps, along first axes."""
+    body_of, shared = _unbound(body)
+
+    def step(states: Tensors, now: Tensors, read: tuple[Any, ...]) -> tuple[Tensors, Tensors]:
+        results = body_of(read)(*states, *now)
+        return results[: len(states)], results[len(states) :]
+
+    return scan_steps(step, states, tuple(slices), shared)
+
+
+def _unbound(body: Branch) -> tuple[Callable[[tuple[Any, ...]], Branch], tuple[Any, ...]]:
+    """A nested graph as a function of what it reads from outside, and what that is, without its nesting."""
+    if not isinstance(body, Nested):
+        return lambda read: body, ()
+    values, structure = tree_flatten(body.captured)
+    return lambda read: body.reading(tree_unflatten(list(read), structure)), tuple(values)
 
 
 def _append(collected: Sequence[list[Tensor]], values: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -84,9 +126,19 @@ def scan(
     if any(value.shape[axis] != length for value, axis in zip(scanned, axes, strict=True)):
         sizes = [value.shape[axis] for value, axis in zip(scanned, axes, strict=True)]
         raise ValueError(f"the scanned axes have different sizes: {sizes}.")
+    directions = _padded(scan_input_directions, num_scan_inputs)
+    if is_scanned(length):
+        firsts = [value.movedim(axis, 0) for value, axis in zip(scanned, axes, strict=True)]
+        firsts = [value.flip(0) if backwards else value for value, backwards in zip(firsts, directions, strict=True)]
+        if have_same_shapes(states, results_apart(body, *states, *(value[0] for value in firsts))[:count]):
+            states, found = _scan_steps(body, states, firsts)
+            ways = _padded(scan_output_directions, len(found))
+            found = tuple(value.flip(0) if backwards else value for value, backwards in zip(found, ways, strict=True))
+            places = _padded(scan_output_axes, len(found))
+            return (*states, *(value.movedim(0, axis) for value, axis in zip(found, places, strict=True)))
     slices = [
         tuple(reversed(value.unbind(axis))) if backwards else value.unbind(axis)
-        for value, axis, backwards in zip(scanned, axes, _padded(scan_input_directions, num_scan_inputs), strict=True)
+        for value, axis, backwards in zip(scanned, axes, directions, strict=True)
     ]
     states, collected = _run_scan(body, states, slices, length)
     if not length:

@@ -12,6 +12,7 @@ from torch import Tensor
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import normalize_axes
+from onward.lowering.passes import is_traced
 from onward.lowering.registry import lowers
 
 _TORCH_MODE = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -64,7 +65,7 @@ def pad_axes(data: Tensor, pads: Sequence[int], axes: Sequence[int] | None, mode
         raise ValueError(f"mode {mode!r} is not known; expected constant, reflect, edge or wrap.")
     data = F.pad(data, [min(a, 0) for axis in reversed(range(rank)) for a in (before[axis], after[axis])])
     before, after = [max(amount, 0) for amount in before], [max(amount, 0) for amount in after]
-    if _fits_torch(data, before, after, mode):
+    if _fits_torch(data, before, after, mode) and not is_traced():
         pairs = [amount for axis in reversed(range(2, rank)) for amount in (before[axis], after[axis])]
         return F.pad(data, pairs, mode=_TORCH_MODE[mode])
     for axis in range(rank):

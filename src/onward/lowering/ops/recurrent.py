@@ -15,13 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.cell_activations import Activation, name_activations, resolve_activations
+from onward.lowering.kernels.scanning import is_scanned, scan_steps
 from onward.lowering.registry import lowers, takes_attributes_of
 
 States = tuple[Tensor, ...]
-Step = Callable[[Tensor, States], States]
-"""(one step's projected inputs (N, G*H), states) -> next states."""
-Cell = Callable[[int], tuple[Callable[[Tensor], Tensor], Step]]
-"""direction -> (projection of all inputs at once, one step)."""
+Read = tuple[Any, ...]
+Step = Callable[[Tensor, States, Read], States]
+"""(one step's projected inputs (N, G*H), states, what all steps read) -> next states."""
+Cell = Callable[[int], tuple[Callable[[Tensor], Tensor], Step, Read]]
+"""direction -> (projection of all inputs at once, one step, what all steps read: weights)."""
 Kernel = Callable[[Tensor, Sequence[int], States], tuple[Tensor, States]]
 """(X, directions, states) -> (Y (T, N, D*H), states): a fused call of torch."""
 
@@ -76,6 +78,8 @@ def _recur(
     reversed_ = _REVERSED[direction]
     if lengths is not None:
         lengths = lengths.to(torch.int64)
+    if is_scanned(X.shape[0]):
+        kernel = None
     if kernel is not None and lengths is None and reversed_ != (True,):
         Y, states = kernel(X, range(len(reversed_)), states)
         return Y.reshape(*Y.shape[:2], len(reversed_), -1).transpose(1, 2), states
@@ -96,20 +100,41 @@ def _recur(
 
 
 def _loop(
-    X: Tensor, states: States, lengths: Tensor | None, project: Callable[[Tensor], Tensor], step: Step
+    X: Tensor, states: States, lengths: Tensor | None, project: Callable[[Tensor], Tensor], step: Step, read: Read
 ) -> tuple[Tensor, States]:
     """One direction, step by step; a sequence that has ended keeps its states and gives zeros."""
+    if is_scanned(X.shape[0]):
+        return _scan(project(X), states, lengths, step, read)
     outputs = []
     for time, x in enumerate(project(X).unbind(0)):
-        following = step(x, states)
-        if lengths is None:
-            outputs.append(following[0])
-        else:
-            alive = (time < lengths)[:, None]
-            following = tuple(torch.where(alive, new, old) for new, old in zip(following, states, strict=True))
-            outputs.append(torch.where(alive, following[0], 0))
-        states = following
+        output, states = _step_while_alive(x, states, time, lengths, step, read)
+        outputs.append(output)
     return torch.stack(outputs), states
+
+
+def _scan(X: Tensor, states: States, lengths: Tensor | None, step: Step, read: Read) -> tuple[Tensor, States]:
+    """`_loop` as a scan of steps."""
+    times = torch.arange(X.shape[0], device=X.device)
+    masks = () if lengths is None else (lengths,)
+
+    def one(states: States, now: States, read: Read) -> tuple[States, States]:
+        ends = read[0] if masks else None
+        output, following = _step_while_alive(now[0], states, now[1], ends, step, read[len(masks) :])
+        return following, (output,)
+
+    finals, (outputs,) = scan_steps(one, states, (X, times), (*masks, *read))
+    return outputs, finals
+
+
+def _step_while_alive(
+    x: Tensor, states: States, time: int | Tensor, lengths: Tensor | None, step: Step, read: Read
+) -> tuple[Tensor, States]:
+    following = step(x, states, read)
+    if lengths is None:
+        return following[0], following
+    alive = (time < lengths)[:, None]
+    following = tuple(torch.where(alive, new, old) for new, old in zip(following, states, strict=True))
+    return torch.where(alive, following[0], 0), following
 
 
 def _cut(Y: Tensor, start: Tensor, lengths: Tensor) -> tuple[Tensor, States]:
@@ -182,13 +207,13 @@ def rnn(
     functions = resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
     X, states = _start(X, R, layout, initial_h)
 
-    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
+    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step, Read]:
         bias = None if B is None else B[d].reshape(2, -1).sum(0)
 
-        def step(x: Tensor, states: States) -> States:
-            return (functions[d](x + F.linear(states[0], R[d])),)
+        def step(x: Tensor, states: States, read: Read) -> States:
+            return (functions[d](x + F.linear(states[0], *read)),)
 
-        return partial(F.linear, weight=W[d], bias=bias), step
+        return partial(F.linear, weight=W[d], bias=bias), step, (R[d],)
 
     kernel: Kernel | None = None
     if clip is None and len(set(names)) == 1 and names[0] in ("tanh", "relu"):
@@ -227,7 +252,7 @@ def gru(
     functions = resolve_activations(names, activation_alpha, activation_beta, [clip] * len(names))
     X, states = _start(X, R, layout, initial_h)
 
-    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
+    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step, Read]:
         f, g = functions[2 * d : 2 * d + 2]
         hidden = R.shape[-1]
         of_gates, of_candidate = torch.split(R[d], [2 * hidden, hidden])
@@ -235,8 +260,9 @@ def gru(
         bias_candidate = None if bias_h is None else bias_h[2 * hidden :]
         bias_gates = None if bias_h is None else bias_h[: 2 * hidden]
 
-        def step(x: Tensor, states: States) -> States:
+        def step(x: Tensor, states: States, read: Read) -> States:
             (h,) = states
+            of_gates, of_candidate, bias_gates, bias_candidate = read
             for_gates, for_candidate = torch.split(x, [2 * hidden, hidden], dim=-1)
             z, r = f(for_gates + F.linear(h, of_gates, bias_gates)).chunk(2, dim=-1)
             if linear_before_reset:
@@ -245,7 +271,8 @@ def gru(
                 candidate = g(for_candidate + F.linear(r * h, of_candidate, bias_candidate))
             return ((1 - z) * candidate + z * h,)
 
-        return partial(F.linear, weight=W[d], bias=bias_x), step
+        read = (of_gates, of_candidate, bias_gates, bias_candidate)
+        return partial(F.linear, weight=W[d], bias=bias_x), step, read
 
     kernel: Kernel | None = None
     if clip is None and linear_before_reset and names == ["sigmoid", "tanh"] * count:
@@ -285,16 +312,15 @@ def recur_lstm(
     functions = resolve_activations(names, activation_alpha, activation_beta, clips)
     X, states = _start(X, R, layout, *initial)
 
-    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step]:
+    def cell(d: int) -> tuple[Callable[[Tensor], Tensor], Step, Read]:
         bias = None if B is None else B[d].reshape(2, -1).sum(0)
         step = partial(
             _lstm_step,
-            recur=lambda h: product(h, R[d], None),
-            peepholes=None if P is None else P[d].chunk(3),
+            product=product,
             functions=functions[3 * d : 3 * d + 3],
             input_forget=bool(input_forget),
         )
-        return lambda x: product(x, W[d], bias), step
+        return lambda x: product(x, W[d], bias), step, (R[d], *(() if P is None else P[d].chunk(3)))
 
     kernel: Kernel | None = None
     plain = clip is None and P is None and not input_forget and names == ["sigmoid", "tanh", "tanh"] * count
@@ -331,19 +357,21 @@ def lstm(
 def _lstm_step(
     x: Tensor,
     states: States,
-    recur: Callable[[Tensor], Tensor],
-    peepholes: tuple[Tensor, ...] | None,
+    read: Read,
+    product: Product,
     functions: Sequence[Activation],
     input_forget: bool,
 ) -> States:
+    """Reads R and, where there are any, the three peepholes."""
     h, c = states
     f, g, output = functions
-    i_in, o_in, f_in, c_in = (x + recur(h)).chunk(4, dim=-1)
-    if peepholes is not None:
+    R, *peepholes = read
+    i_in, o_in, f_in, c_in = (x + product(h, R, None)).chunk(4, dim=-1)
+    if peepholes:
         i_in, f_in = i_in + peepholes[0] * c, f_in + peepholes[2] * c
     i = f(i_in)
     forget = 1 - i if input_forget else f(f_in)
     c = forget * c + i * g(c_in)
-    if peepholes is not None:
+    if peepholes:
         o_in = o_in + peepholes[1] * c
     return f(o_in) * output(c), c

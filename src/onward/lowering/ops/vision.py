@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.sampling import Taps, cubic_taps, linear_taps, nearest_taps, pad_with_zeros, sample
+from onward.lowering.passes import is_traced
 from onward.lowering.registry import lowers
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -49,7 +50,7 @@ def grid_sample(
 
 def _sample(X: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool) -> Tensor:
     rank = X.dim() - 2
-    if rank == 2 or (rank == 3 and mode != "cubic"):
+    if (rank == 2 or (rank == 3 and mode != "cubic")) and not is_traced():
         return F.grid_sample(X, grid, _TORCH_MODE[mode], padding_mode, align_corners)
     return _grid_sample_any_rank(X, grid, mode, padding_mode, align_corners)
 

@@ -1,0 +1,72 @@
+"""Tracing with open sizes: arithmetic of shapes stays arithmetic, and no size is fixed by it."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import torch
+
+from onward.artifacts.joint_graph import JointGraph, trace_joint_graph
+from onward.errors import ModelError
+from onward.graph.losses.spec import LossSpec
+from onward.graph.training_graph import make_training_graph
+from onward.lowering.module import OnnxModule
+
+EXPANDED = """<ir_version: 8, opset_import: ["": 18]> g (float[batch, length, 4] x) => (float loss) {
+    shape = Shape(x)
+    kept = Constant<value_ints=[0]>()
+    zero = Constant<value_int=0>()
+    one = Constant<value_int=1>()
+    b = Gather(shape, zero)
+    l = Gather(shape, one)
+    b1 = Unsqueeze(b, kept)
+    l1 = Unsqueeze(l, kept)
+    heads = Constant<value_ints=[-1]>()
+    joined = Concat<axis=0>(b1, l1, heads)
+    flat = Constant<value_ints=[-1]>()
+    asked = Reshape(joined, flat)
+    size = Shape(asked)
+    ones = ConstantOfShape<value = int64[1] {1}>(size)
+    less = Constant<value_int=-1>()
+    none = Mul(ones, less)
+    same = Equal(asked, none)
+    sizes = Where(same, ones, asked)
+    wide = Expand(w, sizes)
+    product = Mul(wide, x)
+    waves = Sin(product)
+    loss = ReduceMean<keepdims=0>(waves)
+}"""
+"""How torch's older exporter writes `w.expand(batch, length, -1)`."""
+
+
+def _trace(text: str, weight: torch.Tensor, sizes: dict[str, int]) -> JointGraph:
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), "w"))
+    graph = make_training_graph(model, loss=LossSpec(type="output", prediction="loss"))
+    assert graph.loss is not None
+    return trace_joint_graph(OnnxModule(graph, (graph.loss,)).train(), sizes)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"batch": 2}])
+def test_expansion_as_the_older_exporter_writes_it_keeps_sizes_open(sizes: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4)
+    joint = _trace(EXPANDED, weight, sizes)
+    assert joint.sizes.shapes["x"] == (sizes.get("batch", "batch"), "length", 4)
+    for length in (1, 6):
+        x, leaf = torch.randn(2, length, 4), weight.clone().requires_grad_()
+        loss = (leaf.expand(2, length, -1) * x).sin().mean()
+        loss.backward()
+        found, gradient = joint.code(x, weight, *joint.constants.values())
+        assert torch.allclose(found, loss)
+        assert torch.allclose(gradient, leaf.grad, atol=1e-6)
+
+
+def test_a_size_computed_from_data_is_refused() -> None:
+    text = EXPANDED.replace("joined = Concat<axis=0>(b1, l1, heads)", """
+        total = ReduceSum<keepdims=0>(x)
+        number = Cast<to=7>(total)
+        rows = Unsqueeze(number, kept)
+        joined = Concat<axis=0>(rows, l1, heads)""")  # fmt: skip
+    with pytest.raises(ModelError, match="computes shapes or control flow from its data"):
+        _trace(text, torch.randn(4), {})
