@@ -30,7 +30,8 @@ import torch
 from tests.ranks import run_on_ranks
 from torch.profiler import ProfilerActivity, profile
 
-from onward.engine.building.preparation import known_dimensions, label_ranges
+from onward.engine.building.preparation import label_ranges
+from onward.engine.building.sizes import known_dimensions
 from onward.engine.callbacks import Callback
 from onward.engine.forecast.hardware_here import cluster_here
 from onward.engine.forecast.network_work import count_network, search_settings

@@ -70,7 +70,8 @@ def find_batch_size(size: str, device: str) -> None:
     compare_bare.fill_in()
     import onnx_ir as ir
 
-    from onward.engine.building.preparation import known_dimensions, label_ranges
+    from onward.engine.building.preparation import label_ranges
+    from onward.engine.building.sizes import known_dimensions
     from onward.engine.forecast.performance import performance_lines, synthetic_loader
     from onward.environment import Environment
     from onward.models import create_model

@@ -19,7 +19,8 @@ from onward.commands.layout_search import chosen_overrides
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
-from onward.engine.building.preparation import check_experts, known_dimensions, label_ranges, present_feature_specs
+from onward.engine.building.preparation import check_experts, label_ranges, present_feature_specs
+from onward.engine.building.sizes import known_dimensions
 from onward.engine.faults.out_of_memory import smaller_batches
 from onward.engine.forecast.performance import performance_lines, synthetic_loader
 from onward.engine.inputs.epochs import count_in_steps

@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from onward.cli import main
-from onward.engine.building.preparation import known_dimensions, label_ranges, read_training_graph
+from onward.engine.building.preparation import label_ranges, read_training_graph
+from onward.engine.building.sizes import known_dimensions
 from onward.engine.forecast.performance import synthetic_loader
 from onward.engine.loop import Clock
 from onward.models import create_model

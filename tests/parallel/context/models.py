@@ -150,6 +150,28 @@ class Unordered(nn.Module):
         return self.head(self.last(x)).transpose(1, 2)
 
 
+class Merged(nn.Module):
+    """Tokens of all samples are rows of one matrix: by samples in the first layer, by time in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joint, self.out = (nn.ModuleList(nn.Linear(WIDTH, n) for _ in range(2)) for n in (3 * WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        for joint, out, is_time_first in zip(self.joint, self.out, (False, True), strict=True):
+            order, back = ((1, 2, 0, 3), (2, 0, 1, 3)) if is_time_first else ((0, 2, 1, 3), (0, 2, 1, 3))
+            rows = (x.transpose(0, 1) if is_time_first else x).reshape(-1, WIDTH)
+            sizes = (tokens, batch) if is_time_first else (batch, tokens)
+            heads = (one.reshape(*sizes, HEADS, -1).permute(order) for one in joint(rows).chunk(3, -1))
+            found = F.scaled_dot_product_attention(*heads, is_causal=True).permute(back)
+            rows = rows + out(found.reshape(batch * tokens, WIDTH))
+            x = rows.view(*sizes, WIDTH)
+            x = x.transpose(0, 1) if is_time_first else x
+        return self.head(x).transpose(1, 2)
+
+
 def drawn(labels: tuple[int, ...], **shapes: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
     """Real features of these shapes, `words` of classes, and labels."""
 
@@ -191,5 +213,6 @@ CONTEXT_EXAMPLES: dict[str, Example] = {
     "translation": example(Translation, BY_CLASS_AXIS, (3, 8), x=(3, 12, WIDTH), words=(3, 8)),
     "experts": example(Experts, BY_CLASS_AXIS, (3, 8), x=(3, 8, WIDTH)),
     "experts-unfused": example(Experts, BY_CLASS_AXIS, (3, 8), fuse=False, x=(3, 8, WIDTH)),
+    "merged-samples": example(Merged, BY_CLASS_AXIS, (3, 7), x=(3, 7, WIDTH)),
     "unordered": example(Unordered, BY_CLASS_AXIS, (3, 8), x=(3, 8, WIDTH)),
 }

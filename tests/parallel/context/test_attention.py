@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from onward.parallel.context.attention import context_attention
 from onward.parallel.context.collectives import own_part
+from onward.plan.context.ranges import TokenAxis
 
 
 @pytest.mark.parametrize("is_causal", [0, 1])
@@ -37,12 +38,13 @@ def test_every_rank_computes_its_rows(length: int, mask: str, is_causal: int) ->
         else (given.masked_fill(~seen, -torch.inf))
     )
     expected = F.scaled_dot_product_attention(q, k, v, full, scale=0.3, enable_gqa=True)
+    tokens = TokenAxis((length,))
     for rank in range(2):
         is_by_row = given is not None and given.shape[-2] > 1
         found = context_attention(
-            own_part(q, 2, (length,), rank, 2), k, v,
-            own_part(given, given.dim() - 2, (length,), rank, 2) if is_by_row and given is not None else given,
+            own_part(q, 2, tokens, rank, 2), k, v,
+            own_part(given, given.dim() - 2, tokens, rank, 2) if is_by_row and given is not None else given,
             scale=0.3, is_causal=is_causal, ranks=2, query_blocks=(length,), context_rank=rank, context_group="",
             training=True,
         )  # fmt: skip
-        assert torch.allclose(found, own_part(expected, 2, (length,), rank, 2), atol=1e-6)
+        assert torch.allclose(found, own_part(expected, 2, tokens, rank, 2), atol=1e-6)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from onward.parallel.context.collectives import add_up, gather, own_part
+from onward.plan.context.ranges import TokenAxis
 from tests.ranks import run_on_ranks
 
 
@@ -14,13 +15,13 @@ def gradients() -> list[tuple[bool, float]]:
     assert dist.group.WORLD is not None
     group = str(dist.group.WORLD.group_name)
     found = []
-    for blocks in ((8,), (7,), (1, 6), (5, 5)):
-        full = torch.arange(3.0 * sum(blocks)).reshape(3, -1).double()
-        part = own_part(full, 1, blocks, rank, size).clone().requires_grad_()
-        gathered = gather(part, 1, blocks, size, group)
+    for tokens in (TokenAxis((8,)), TokenAxis((7,)), TokenAxis((1, 6)), TokenAxis((5, 5)), TokenAxis((5,), 3)):
+        full = torch.arange(3.0 * tokens.length).reshape(3, -1).double()
+        part = own_part(full, 1, tokens, rank, size).clone().requires_grad_()
+        gathered = gather(part, 1, tokens, size, group)
         factors = torch.stack([(full + 1).sin() * (r + 2) for r in range(size)])
         (gathered.square() * factors[rank]).sum().backward()
-        expected = own_part(2 * full * factors.sum(0), 1, blocks, rank, size)
+        expected = own_part(2 * full * factors.sum(0), 1, tokens, rank, size)
         assert part.grad is not None
         found.append((torch.equal(gathered.detach(), full), (part.grad - expected).abs().max().item()))
     x = torch.full((2,), rank + 1.0, dtype=torch.float64, requires_grad=True)

@@ -11,14 +11,15 @@ CUT = {"ranks": 2, "position": 1, "context_rank": 0}
 
 
 def test_sizes_of_a_part_are_those_of_the_rank_and_back() -> None:
-    for sizes, blocks, own in (
-        ((2, 8, 4), (8,), 4),
-        ((2, 7, 4), (7,), 3),
-        ((2, 24, 4), (8, 8), 12),
-        ((2, 8, 4), (1, 7), 4),
+    for sizes, blocks, samples, own in (
+        ((2, 8, 4), (8,), "none", 4),
+        ((2, 7, 4), (7,), "none", 3),
+        ((2, 24, 4), (8,), "outer", 12),
+        ((2, 21, 4), (7,), "inner", 9),
+        ((2, 8, 4), (1, 7), "none", 4),
     ):
-        assert local_sizes(sizes, blocks=blocks, **CUT) == (2, own, 4)
-        assert full_sizes((2, own, 4), blocks=blocks, **CUT) == sizes
+        assert local_sizes(sizes, blocks=blocks, samples=samples, **CUT) == (2, own, 4)
+        assert full_sizes((2, own, 4), blocks=blocks, samples=samples, **CUT) == sizes
     for kept in (-1, 0, 1):
         assert local_sizes((2, kept), blocks=(8,), **CUT) == (2, kept)
 
@@ -28,6 +29,8 @@ def test_the_end_of_a_slice_is_that_of_the_ranks_part() -> None:
     for rank, own in ((0, 3), (1, 4)):
         settings = {**CUT, "position": 0, "context_rank": rank}
         assert local_sizes((-1,), blocks=(7,), is_end=1, **settings) == (own,)
+        (end,) = local_sizes((14,), blocks=(7,), samples="outer", is_end=1, **settings)
+        assert end > 10**9, "all samples of a batch of any number"
 
 
 def test_parts_are_of_the_first_and_the_last_tokens() -> None:

@@ -6,13 +6,13 @@ import onnx_ir as ir
 
 from onward.graph.training_graph import make_training_graph
 from onward.plan.context.editing import ContextEditor
+from onward.plan.context.ranges import TokenCut
 from onward.plan.context.rules import CutNode
 from onward.plan.horizontal.cuts import Assignment
 from onward.plan.horizontal.regions import PartitioningContext
-from onward.plan.shards import Sharding
 from tests.plan.staged_models import Sketch
 
-TOKENS = Sharding(1, (8,))
+TOKENS = TokenCut(1, (8,))
 
 
 def test_parts_and_full_values_are_made_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onward.plan.context.ranges import blocks_of, local_size, ranges_of
+from onward.plan.context.ranges import TokenAxis, TokenCut, axis_of, local_size, ranges_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -28,9 +28,27 @@ def test_a_sequence_without_its_last_elements_has_the_same_borders() -> None:
 
 
 def test_a_batch_of_more_samples_has_more_blocks_and_one_of_another_length_is_refused() -> None:
-    assert blocks_of(24, (8, 8)) == (8, 8, 8)
-    for length, blocks in ((7, (8,)), (16, (8,)), (20, (8, 8)), (9, (1, 7))):
-        with pytest.raises(
-            ValueError, match=rf"planned for sequences of {blocks[0]}, but this batch has {length}\. Pad"
-        ):
-            blocks_of(length, blocks)
+    assert TokenAxis((8,), 1, "outer").of_length(24) == TokenAxis((8, 8, 8))
+    assert TokenAxis((8,), 1, "inner").of_length(24) == TokenAxis((8,), 3)
+    for samples, length in (("none", 7), ("none", 16), ("outer", 20), ("inner", 9)):
+        with pytest.raises(ValueError, match=rf"planned for sequences of 8, but this batch has {length}\. Pad"):
+            TokenAxis((8,), 1, samples).of_length(length)
+
+
+@pytest.mark.parametrize("samples", ["outer", "inner"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_parts_of_merged_samples_are_the_same_tokens_of_each(samples: str, batch: int) -> None:
+    axis = TokenAxis((7,), 1, samples).of_length(7 * batch)
+    assert axis.length == 7 * batch
+    for rank in range(2):
+        own = axis.local_length(rank, 2)
+        assert own == batch * local_size((7,), rank, 2)
+        assert TokenAxis((7,), 1, samples).of_part(own, rank, 2) == axis
+
+
+def test_what_has_the_samples_of_a_batch_is_known_by_their_number() -> None:
+    assert axis_of(TokenCut(0, (8,)), 5) == TokenAxis((8,))
+    assert axis_of(TokenCut(0, (8,) * 10), 5) == TokenAxis((8, 8), 1, "outer")
+    assert axis_of(TokenCut(0, (80,), (), 10), 5) == TokenAxis((8,), 2, "inner")
+    assert axis_of(TokenCut(0, (80,), (), 10), 0) == TokenAxis((8,), 10)
+    assert axis_of(TokenCut(0, (40,)), 5) is None, "tokens of several samples in one sequence"

@@ -98,7 +98,8 @@ class Assembly:
         """What reads the features of a batch for all stages of a pipeline."""
         assert self.stages is not None
         inputs = dict.fromkeys(name for stage in self.stages.stages for name in stage.inputs)
-        return FeatureReader(self.graph, tuple(inputs), self.state.device, dimensions, label_ranges)
+        graph = self.plan.context.of(self.graph)
+        return FeatureReader(graph, tuple(inputs), self.state.device, dimensions, label_ranges)
 
     def micro_batches(
         self,

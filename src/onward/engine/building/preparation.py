@@ -12,7 +12,8 @@ import torch
 
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
-from onward.engine.inputs.sample_shapes import fit_sample_shape
+from onward.engine.building.sequences import plan_sequences
+from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.reports import RunStart
 from onward.engine.state import Counters, TrainState
 from onward.engine.steps import WatchedNames
@@ -34,14 +35,14 @@ from onward.optim.loss_scale import LossScale
 from onward.parallel import context as _context  # noqa: F401  its operators register themselves
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss, Parameters, TensorBoard, Training
-from onward.plan.context.cutting import ContextPlan, plan_context
+from onward.plan.context.cutting import ContextPlan
 from onward.plan.decision import Plan, make_plan
 from onward.plan.experts import plan_experts
 from onward.plan.layers import find_layers, note_on_train_last
 from onward.plan.pipeline.joined_models import join_stage_models
 from onward.plan.topology import Topology
 from onward.remote.files import is_folder
-from onward.spelling import listed, shortened
+from onward.spelling import listed
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of processes that see other samples or other layers: far apart, and none for the first."""
@@ -245,46 +246,6 @@ def check_step(training: Training, begin: Counters) -> str | None:
     )
 
 
-def known_dimensions(training: Training, graph: TrainingGraph, specs: Mapping[str, FeatureSpec]) -> dict[str, int]:
-    """Symbolic dimensions of a graph's inputs with their sizes in a micro-batch.
-
-    `mapped_dimensions` come first, then what the data's samples have; a first axis is otherwise the batch's.
-    """
-    _, shapes = input_types(graph)
-    found = {shape[0]: training.batch_size for shape in shapes.values() if shape and isinstance(shape[0], str)}
-    for name, shape in shapes.items():
-        sample = fit_sample_shape(specs[name].shape, shape[1:]) if name in specs and shape else None
-        if sample is not None:
-            pairs = zip(shape[1:], sample, strict=True)
-            found |= {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol not in found}
-    return found | dict(training.mapped_dimensions)
-
-
-def input_sizes(graph: TrainingGraph, dimensions: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The shape of every input for one micro-batch, known before there is one.
-
-    Raises:
-        ParametersError: the size of a dimension is not known.
-    """
-    _, shapes = input_types(graph)
-    missing = [
-        f"{size!r} of {name!r}"
-        for name, shape in shapes.items()
-        for size in shape
-        if isinstance(size, str) and size not in dimensions
-    ]
-    if missing:
-        raise ParametersError(
-            f"the sizes of {shortened(missing, 5)} are symbolic in the model, and must be known before the first "
-            "batch here: for a plan of several processes, a forecast of memory or synthetic data. Set them in "
-            "training.mapped_dimensions, like {sequence: 128}."
-        )
-    return {
-        name: tuple(dimensions[size] if isinstance(size, str) else size for size in shape)
-        for name, shape in shapes.items()
-    }
-
-
 def present_feature_specs(parameters: Parameters) -> Mapping[str, FeatureSpec]:
     """What the samples of the training data have, where the data are there already."""
     folder, data = parameters.paths.train_data_dir, parameters.data
@@ -319,8 +280,7 @@ def plan_run(
         sizes = known_dimensions(parameters.training, graph, specs)
     context, local = ContextPlan(), graph
     if topology.context_size > 1:
-        facts = find_value_facts(graph, input_sizes(graph, sizes))
-        context = plan_context(graph, topology.context_size, facts.shapes, facts.numbers)
+        context = plan_sequences(graph, topology.context_size, sizes, parameters.training.batch_size)[0]
         local = context.of(graph)
     if topology.horizontal_size > 1:
         facts = find_value_facts(local, input_sizes(graph, sizes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onward.engine.building.preparation import input_sizes
+from onward.engine.building.sizes import input_sizes
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.shapes import find_value_facts
 from onward.plan.costs.costs import GraphCosts, measure_costs

@@ -11,7 +11,9 @@ import onnx_ir as ir
 import torch
 
 from onward.data.shard import FeatureSpec
-from onward.engine.building.preparation import input_sizes, known_dimensions, plan_run, read_training_graph
+from onward.engine.building.preparation import plan_run, read_training_graph
+from onward.engine.building.sequences import plan_sequences
+from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.batch_size import refuse_fixed_batch
 from onward.engine.forecast.footprint import input_shapes_of, measure_stage, stage_inputs
 from onward.engine.forecast.graph_costs import known_costs
@@ -25,7 +27,6 @@ from onward.parallel.pipeline.pipeline import knows_gradients
 from onward.parameters import Parameters
 from onward.parameters.distributed import Recompute
 from onward.plan.batch_size import samples_of_update
-from onward.plan.context.cutting import plan_context
 from onward.plan.costs.costs import GraphCosts
 from onward.plan.costs.recompute import find_attention
 from onward.plan.experts import plan_experts
@@ -80,10 +81,8 @@ def with_context(
         ParametersError: no sequences can be shared.
     """
     graph = read_training_graph(parameters)
-    shapes = input_sizes(graph, known_dimensions(parameters.training, graph, specs))
-    batch = next((shape[0] for shape in shapes.values() if shape), 1)
-    facts = find_value_facts(graph, shapes)
-    plan = plan_context(graph, 2, facts.shapes, facts.numbers)
+    dimensions = known_dimensions(parameters.training, graph, specs)
+    plan, facts, batch = plan_sequences(graph, 2, dimensions, parameters.training.batch_size)
     nodes = [node for node in plan.of(graph).model.graph if node.op_type == "ContextAttention"]
     read = [str(value.name) for node in nodes for value in node.inputs[1:3] if value is not None]
     elements = sum(math.prod(facts.shapes.get(name, (0,))) for name in read)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader, SyntheticFeature, make_synthetic_loader
-from onward.engine.building.preparation import input_sizes
+from onward.engine.building.sizes import input_sizes
 from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.engine.network.precision import Precision
 from onward.engine.reports import RunSummary

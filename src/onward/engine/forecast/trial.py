@@ -10,13 +10,9 @@ import torch
 
 from onward.data.shard import FeatureSpec
 from onward.engine.building.assembly import assemble
-from onward.engine.building.preparation import (
-    input_sizes,
-    known_dimensions,
-    label_ranges,
-    plan_run,
-)
+from onward.engine.building.preparation import label_ranges, plan_run
 from onward.engine.building.rounds import make_steps
+from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.allocations import Allocations
 from onward.engine.forecast.performance import synthetic_loader
 from onward.engine.loop import Clock, train_steps

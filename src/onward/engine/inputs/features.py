@@ -16,6 +16,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.losses.labels import LabelRange
 from onward.lowering.kernels.dtypes import tensor_from_array
 from onward.lowering.module import input_types
+from onward.plan.context.cutting import FIXED_LENGTHS
 
 
 class FeatureReader:
@@ -42,6 +43,7 @@ class FeatureReader:
         self.label_ranges = label_ranges or {}
         sizes = dimensions or {}
         self._labels = () if graph.loss_names is None else graph.loss_names.labels
+        self._why_fixed = graph.model.metadata_props.get(FIXED_LENGTHS, "")
         self.dtypes, shapes = input_types(graph)
         self.shapes = {
             name: tuple(sizes.get(size, size) if isinstance(size, str) else size for size in shape)
@@ -112,9 +114,9 @@ class FeatureReader:
             sample = fit_sample_shape(found[1:], expected[1:])
             if sample is not None:
                 return (found[0], *sample)
-        who, hint = ("the loss" if name in self._labels else "the model"), ""
+        who, hint = ("the loss" if name in self._labels else "the model"), self._why_fixed
         if name in self._labels and 0 < len(found) == len(expected) - 1:
-            hint = " For labels that are class numbers, set loss.type to softmax_cross_entropy, without dense_labels."
+            hint += " For labels that are class numbers, set loss.type to softmax_cross_entropy, without dense_labels."
         if found and expected and (isinstance(expected[0], str) or found[0] == expected[0]):
             seen = f"shape {_listed(found[1:])}" if found[1:] else "one number"
             shapes = f"{seen} per sample; {who} expects {_listed(expected[1:])}"

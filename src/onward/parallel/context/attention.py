@@ -17,7 +17,7 @@ from torch import Tensor
 from onward.lowering.registry import lowers
 from onward.parallel.context.collectives import gather
 from onward.parallel.horizontal.attention import attention_of_part
-from onward.plan.context.ranges import ranges_of
+from onward.plan.context.ranges import TokenAxis, ranges_of
 from onward.plan.horizontal.cuts import DOMAIN
 
 
@@ -35,7 +35,9 @@ def context_attention(
     empty_rows: str = "zero",
     ranks: int,
     query_blocks: tuple[int, ...],
+    query_rows: int = 1,
     key_blocks: tuple[int, ...] = (),
+    key_rows: int = 1,
     rank: int = 0,
     size: int = 1,
     cut_axis: int = 0,
@@ -48,12 +50,12 @@ def context_attention(
 
     Args:
         Q, K, V: the rank's own; K and V are full where there are no `key_blocks`.
-        query_blocks, key_blocks: that make up the full axis of tokens.
+        query_blocks, query_rows, key_blocks, key_rows: that make up the full axis of tokens; see `TokenAxis`.
         rank, size, cut_axis, blocks: of the heads, where tensor-parallel ranks share them.
     """
     if key_blocks:
         K, V = (_lowered(tensor) for tensor in (K, V))
-        cut = (2, key_blocks, ranks, context_group)
+        cut = (2, TokenAxis(key_blocks, key_rows), ranks, context_group)
         full = tuple(gather(tensor, *cut) for tensor in (K, V))
         kept = contextlib.nullcontext() if torch.compiler.is_compiling() else _gathered_again((K, V), full, cut)
         K, V = full
@@ -66,7 +68,8 @@ def context_attention(
     with kept:
         if not is_causal:
             return attention_of_part(Q, K, V, attn_mask, seen, **settings)
-        return _causal(Q, K, V, attn_mask, seen, query_blocks, ranks, context_rank, settings)
+        queries = TokenAxis(query_blocks, query_rows)
+        return _causal(Q, K, V, attn_mask, seen, queries, ranks, context_rank, settings)
 
 
 def _causal(
@@ -75,15 +78,15 @@ def _causal(
     V: Tensor,
     attn_mask: Tensor | None,
     seen: Tensor | None,
-    query_blocks: tuple[int, ...],
+    queries: TokenAxis,
     ranks: int,
     context_rank: int,
     settings: dict[str, Any],
 ) -> Tensor:
     """Each run of the rank's queries with the keys up to its end."""
     results, first, start = [], 0, 0
-    for block in query_blocks:
-        for begin, end in ranges_of(block, context_rank, ranks):
+    for block in queries.blocks:
+        for begin, end in ((a * queries.rows, b * queries.rows) for a, b in ranges_of(block, context_rank, ranks)):
             own = slice(first, first + end - begin)
             last = min(start + end, K.shape[2])
             mask = _visible(own.stop - own.start, start + begin, last, Q.device)
@@ -93,7 +96,7 @@ def _causal(
             rows = seen if seen is None or seen.dim() < 2 or seen.shape[-2] == 1 else seen[..., own, :]
             results.append(attention_of_part(Q[:, :, own], K[:, :, :last], V[:, :, :last], mask, rows, **settings))
             first = own.stop
-        start += block
+        start += block * queries.rows
     return torch.cat(results, 2)
 
 
@@ -107,7 +110,7 @@ def _lowered(tensor: Tensor) -> Tensor:
 
 
 def _gathered_again(
-    parts: tuple[Tensor, ...], full: tuple[Tensor, ...], cut: tuple[int, tuple[int, ...], int, str]
+    parts: tuple[Tensor, ...], full: tuple[Tensor, ...], cut: tuple[int, TokenAxis, int, str]
 ) -> AbstractContextManager[Any]:
     """What is kept of full tensors for the backward pass is the rank's parts, of which it gathers them again, once."""
     places = {tensor.untyped_storage()._cdata: index for index, tensor in enumerate(full)}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from onward.lowering.process_groups import group_named
-from onward.plan.context.ranges import local_size, ranges_of
+from onward.plan.context.ranges import TokenAxis, ranges_of
 
 
 @torch.library.custom_op("onward::context_all_reduce", mutates_args=())
@@ -55,11 +55,11 @@ def _(x: Tensor, group: str) -> Tensor:
     return x.new_empty(x.shape[1:])
 
 
-def own_part(full: Tensor, axis: int, blocks: tuple[int, ...], rank: int, size: int) -> Tensor:
+def own_part(full: Tensor, axis: int, tokens: TokenAxis, rank: int, size: int) -> Tensor:
     """What a rank holds of a full tensor."""
-    pieces, start = [], 0
-    for block in blocks:
-        pieces += [full.narrow(axis, start + a, b - a) for a, b in ranges_of(block, rank, size)]
+    pieces, start, rows = [], 0, tokens.rows
+    for block in tokens.blocks:
+        pieces += [full.narrow(axis, (start + a) * rows, (b - a) * rows) for a, b in ranges_of(block, rank, size)]
         start += block
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
 
@@ -73,18 +73,19 @@ def _padded(part: Tensor, axis: int, length: int) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, axis: int, blocks: tuple[int, ...], size: int, group: str) -> Tensor:
+    def forward(x: Tensor, axis: int, tokens: TokenAxis, size: int, group: str) -> Tensor:
         """All parts, in the order of the sequence."""
-        longest = max(local_size(blocks, rank, size) for rank in range(size))
+        longest = max(tokens.local_length(rank, size) for rank in range(size))
         stacked = all_gather(_padded(x, axis, longest), size, group)
         places = [0] * size
         pieces = []
-        for block in blocks:
+        for block in tokens.blocks:
             found = []
             for rank in range(size):
                 for start, end in ranges_of(block, rank, size):
-                    found.append((start, stacked[rank].narrow(axis, places[rank], end - start)))
-                    places[rank] += end - start
+                    count = (end - start) * tokens.rows
+                    found.append((start, stacked[rank].narrow(axis, places[rank], count)))
+                    places[rank] += count
             pieces += [piece for _, piece in sorted(found, key=lambda one: one[0])]
         return torch.cat(pieces, axis)
 
@@ -96,15 +97,15 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The sum of the ranks' gradients for the rank's own part."""
-        axis, blocks, size, group = ctx.cut
-        longest = max(local_size(blocks, rank, size) for rank in range(size))
-        parts = [_padded(own_part(gradients[0], axis, blocks, rank, size), axis, longest) for rank in range(size)]
+        axis, tokens, size, group = ctx.cut
+        longest = max(tokens.local_length(rank, size) for rank in range(size))
+        parts = [_padded(own_part(gradients[0], axis, tokens, rank, size), axis, longest) for rank in range(size)]
         return reduce_scatter(torch.stack(parts), group).narrow(axis, 0, ctx.own), None, None, None, None
 
 
-def gather(x: Tensor, axis: int, blocks: tuple[int, ...], size: int, group: str) -> Tensor:
-    """The full tensor of which every rank has a part; `blocks` make up its axis."""
-    found: Tensor = _Gather.apply(x, axis, blocks, size, group)  # type: ignore[no-untyped-call]
+def gather(x: Tensor, axis: int, tokens: TokenAxis, size: int, group: str) -> Tensor:
+    """The full tensor of which every rank has a part along an axis of tokens."""
+    found: Tensor = _Gather.apply(x, axis, tokens, size, group)  # type: ignore[no-untyped-call]
     return found
 
 

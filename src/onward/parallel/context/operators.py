@@ -1,6 +1,7 @@
 """The operators that context parallelism adds to a graph: parts of sequences, sums over them, and sizes of both.
 
-`blocks` make up the cut axis of the full value; `ranks` ranks share each of them (`onward.plan.context.ranges`).
+`blocks`, `rows` and `samples` make up the cut axis of the full value (`onward.plan.context.ranges.TokenAxis`), which
+`ranks` ranks share.
 """
 
 from __future__ import annotations
@@ -11,28 +12,41 @@ from torch import Tensor
 from onward.lowering.registry import lowers
 from onward.parallel.context.collectives import add_up, gather, own_part
 from onward.parallel.horizontal.random import dropout as dropout_of_shard
-from onward.plan.context.ranges import blocks_of, local_size
+from onward.plan.context.ranges import TokenAxis, local_size
 from onward.plan.horizontal.cuts import DOMAIN
 
 
 @lowers("ContextPart", domain=DOMAIN)
-def take_part(X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], ranks: int, context_rank: int) -> Tensor:
+def take_part(
+    X: Tensor,
+    *,
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    rows: int = 1,
+    samples: str = "none",
+    ranks: int,
+    context_rank: int,
+) -> Tensor:
     """A rank's part of a full value."""
-    return own_part(X, cut_axis, blocks_of(X.shape[cut_axis], blocks), context_rank, ranks)
+    tokens = TokenAxis(blocks, rows, samples).of_length(X.shape[cut_axis])
+    return own_part(X, cut_axis, tokens, context_rank, ranks)
 
 
 @lowers("ContextGather", domain=DOMAIN)
 def gather_parts(
-    X: Tensor, *, cut_axis: int, blocks: tuple[int, ...], ranks: int, context_rank: int, context_group: str
+    X: Tensor,
+    *,
+    cut_axis: int,
+    blocks: tuple[int, ...],
+    rows: int = 1,
+    samples: str = "none",
+    ranks: int,
+    context_rank: int,
+    context_group: str,
 ) -> Tensor:
     """The full value of which every rank has a part."""
-    return gather(X, cut_axis, _full_blocks(X.shape[cut_axis], blocks, context_rank, ranks), ranks, context_group)
-
-
-def _full_blocks(length: int, blocks: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
-    """The blocks of the full axis of which a rank has `length` elements, in a batch of any number of samples."""
-    planned, one = local_size(blocks, rank, ranks), local_size(blocks[:1], rank, ranks)
-    return blocks if length == planned else blocks_of(length // one * blocks[0], blocks)
+    tokens = TokenAxis(blocks, rows, samples).of_part(X.shape[cut_axis], context_rank, ranks)
+    return gather(X, cut_axis, tokens, ranks, context_group)
 
 
 @lowers("ContextSum", domain=DOMAIN)
@@ -73,24 +87,38 @@ def local_sizes(
     ranks: int,
     position: int,
     blocks: tuple[int, ...],
+    rows: int = 1,
+    samples: str = "none",
     is_end: int = 0,
     context_rank: int,
 ) -> tuple[int, ...]:
     """Sizes of a full value as those of a rank's part, but -1, 0 and 1 stay; or the end of a slice of all `blocks`."""
-    full = sizes[position]
-    if not is_end and (full in (-1, 0) or (full == 1 and sum(blocks) != 1)):
+    full, tokens = sizes[position], TokenAxis(blocks, rows, samples)
+    if not is_end and (full in (-1, 0) or (full == 1 and tokens.length != 1)):
         return sizes
-    is_of_blocks = not is_end and len(set(blocks)) == 1 and full % blocks[0] == 0
-    own = local_size(blocks_of(full, blocks) if is_of_blocks else blocks, context_rank, ranks)
+    if is_end and samples != "none":  # all samples of the batch
+        return (*sizes[:position], _ALL, *sizes[position + 1 :])
+    own = (tokens if is_end else tokens.of_length(full)).local_length(context_rank, ranks)
     return (*sizes[:position], own, *sizes[position + 1 :])
+
+
+_ALL = 2**62
+"""An end behind every end."""
 
 
 @lowers("FullSizes", domain=DOMAIN, host=("sizes",), produces="host")
 def full_sizes(
-    sizes: tuple[int, ...], *, ranks: int, position: int, blocks: tuple[int, ...], context_rank: int
+    sizes: tuple[int, ...],
+    *,
+    ranks: int,
+    position: int,
+    blocks: tuple[int, ...],
+    rows: int = 1,
+    samples: str = "none",
+    context_rank: int,
 ) -> tuple[int, ...]:
     """The shape of the full value from that of a rank's part."""
-    full = sum(_full_blocks(sizes[position], blocks, context_rank, ranks))
+    full = TokenAxis(blocks, rows, samples).of_part(sizes[position], context_rank, ranks).length
     return (*sizes[:position], full, *sizes[position + 1 :])
 
 

@@ -21,13 +21,14 @@ from onward.graph.operators import Fact, has_fact
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.weights.gradients import TRAINABLE_TYPES
 from onward.plan.context.editing import ContextEditor
-from onward.plan.context.ranges import local_size
-from onward.plan.context.rules import CutNode, cut_node
+from onward.plan.context.ranges import TokenCut, axis_of
+from onward.plan.context.rules import SCALING, CutNode, Cuts, cut_node
 from onward.plan.context.sequences import find_sequences
 from onward.plan.horizontal.cuts import DOMAIN, CannotShardError, SetEntry, Sizes, WeighMean
 from onward.plan.horizontal.regions import PartitioningContext
-from onward.plan.shards import Sharding
 
+FIXED_LENGTHS = "onward.fixed_lengths"
+"""Key of a rank's graph: why its inputs have the sizes that they have, for those whose data have others."""
 LEAST_SHARE = 0.5
 """Of the elements of all activations, what has to be cut for context parallelism to be worth its name."""
 _MOST_NAMED = 4
@@ -73,7 +74,7 @@ class ContextPlan:
 
 
 def plan_context(
-    graph: TrainingGraph, size: int, shapes: Mapping[str, Sizes], numbers: Mapping[str, Any]
+    graph: TrainingGraph, size: int, shapes: Mapping[str, Sizes], numbers: Mapping[str, Any], samples: int = 0
 ) -> ContextPlan:
     """Finds the sequences of a graph, and cuts what is computed of them.
 
@@ -81,6 +82,8 @@ def plan_context(
         graph: the full network with its loss; it is left as it is.
         size: how many ranks share a sequence.
         shapes, numbers: what its values are for one micro-batch.
+        samples: of that micro-batch: a prime number that divides no other size of the model, by which what has the
+            samples of a batch is known, so that the plan is for batches of any number; 0: the model fixes it.
 
     Raises:
         ParametersError: no sequence is found, or too little could be cut.
@@ -90,6 +93,7 @@ def plan_context(
     model = graph.model.clone()
     model.opset_imports[DOMAIN] = 1
     copy = replace(graph, model=model)
+    _fix_lengths(model, shapes, samples)
     partitioning = PartitioningContext(copy, dict(shapes), dict(numbers))
     partitioning.facts = replace(partitioning.facts, norms_over_ranks=True)
     sequences = find_sequences(partitioning, size)
@@ -98,13 +102,18 @@ def plan_context(
             f"distributed.context_parallel_size is {size}, but the model has no attention over at least {2 * size} "
             "tokens, by which sequences are found. Set it to 1, and use data parallelism."
         )
-    cutter = _Cutter(partitioning, sequences, size)
+    cutter = _Cutter(partitioning, sequences, size, samples)
     cutter.run()
     share = cutter.share()
+    lengths = tuple(sorted({cut.tokens[0] for cut in sequences.values()}))
+    model.metadata_props[FIXED_LENGTHS] = (
+        f" Context parallelism was planned for sequences of {' and '.join(map(str, lengths))}: pad or cut those of all "
+        "training and test data to the same length."
+    )
     plan = ContextPlan(
         size=size,
         graph=copy,
-        lengths=tuple(sorted({cut.blocks[0] for cut in sequences.values()})),
+        lengths=lengths,
         share=share,
         in_full=tuple(_called(node, graph) for node in cutter.in_full()),
     )
@@ -117,6 +126,15 @@ def plan_context(
     return plan
 
 
+def _fix_lengths(model: ir.Model, shapes: Mapping[str, Sizes], samples: int) -> None:
+    """The inputs of a rank's graph have the planned sizes, but for the batch's, so that no other data are read."""
+    for value in model.graph.inputs:
+        known = shapes.get(str(value.name))
+        if value.shape is not None and known is not None:
+            pairs = zip(value.shape, known, strict=True)
+            value.shape = ir.Shape([size if samples and number % samples == 0 else number for size, number in pairs])
+
+
 def _called(node: ir.Node, graph: TrainingGraph) -> str:
     """A node by the module of the user's that its weights belong to, or by its own name."""
     weights = [str(v.name) for v in node.inputs if v is not None and str(v.name) in graph.weights]
@@ -126,9 +144,11 @@ def _called(node: ir.Node, graph: TrainingGraph) -> str:
 class _Cutter:
     """Visits a graph's nodes in order, and rewrites each for a rank's own tokens."""
 
-    def __init__(self, partitioning: PartitioningContext, sequences: Mapping[ir.Value, Sharding], size: int) -> None:
-        self.partitioning, self.sequences, self.size = partitioning, sequences, size
-        self.editor = ContextEditor(partitioning, size)
+    def __init__(
+        self, partitioning: PartitioningContext, sequences: Mapping[ir.Value, TokenCut], size: int, samples: int
+    ) -> None:
+        self.partitioning, self.sequences, self.size, self.samples = partitioning, sequences, size, samples
+        self.editor = ContextEditor(partitioning, size, samples)
 
     def run(self) -> None:
         for node in self.partitioning.nodes:
@@ -199,14 +219,22 @@ class _Cutter:
                 for index, cut in wanted.items():
                     self.editor.share_among(node.outputs[index], cut)
 
-    def _cut(self, node: ir.Node, inputs: Mapping[int, Sharding], outputs: Mapping[int, Sharding]) -> CutNode:
+    def _cut(self, node: ir.Node, inputs: Cuts, outputs: Cuts) -> CutNode:
         found = cut_node(self.partitioning.context(node), inputs, outputs, self.size)
-        cuts = (*found.assignment.inputs.values(), *found.assignment.outputs.values())
-        if any(local_size(cut.blocks, rank, self.size) == 0 for cut in cuts for rank in range(self.size)):
+        made: list[TokenCut] = [*found.assignment.inputs.values(), *found.assignment.outputs.values()]  # type: ignore[list-item]
+        axes = [axis_of(cut, self.samples) for cut in made]
+        if any(axis is None for axis in axes):
+            raise CannotShardError(f"{label(node)}: its tokens are not those of one sample")
+        known = [axis for axis in axes if axis is not None]
+        if any(axis.local_length(rank, self.size) == 0 for axis in known for rank in range(self.size)):
             raise CannotShardError(f"{label(node)}: a rank would have nothing")
+        merges = node.op_type in SCALING or node.op_type == "LinearCrossEntropy"
+        kinds = {axis.samples for axis in known}
+        if (len(kinds) > 1 and not merges) or (found.attention is not None and kinds != {"none"}):
+            raise CannotShardError(f"{label(node)}: tokens of one sample meet those of several")
         return found
 
-    def _resolve(self, node: ir.Node, known: Mapping[int, Sharding]) -> CutNode | None:
+    def _resolve(self, node: ir.Node, known: Cuts) -> CutNode | None:
         """The most that can stay cut of a node's operands; None where all must be gathered."""
 
         def held(indices: Sequence[int]) -> int:
@@ -231,7 +259,7 @@ class _Cutter:
                 break
         return None
 
-    def _in_full(self, node: ir.Node, known: Mapping[int, Sharding]) -> None:
+    def _in_full(self, node: ir.Node, known: Cuts) -> None:
         """Every rank computes the node, and continues with its own part of the result where the axis is still there."""
         for index in known:
             self.editor.gather(node, index)
@@ -248,7 +276,7 @@ class _Cutter:
         for index, cut in made.inputs.items():
             value = node.inputs[index]
             if value is not None and value not in self.editor.cuts:
-                node.replace_input_with(index, self.editor.part(value, cut, node))
+                node.replace_input_with(index, self.editor.part(value, cut, node))  # type: ignore[arg-type]
         for edit in made.edits:
             if isinstance(edit, SetEntry) and edit.cut is not None:
                 self.editor.set_entry(node, edit)
@@ -259,12 +287,18 @@ class _Cutter:
             self.editor.become(
                 node,
                 "ContextAttention",
-                {"ranks": self.size, "query_blocks": queries.blocks, "key_blocks": () if keys is None else keys.blocks},
+                {
+                    "ranks": self.size,
+                    "query_blocks": queries.tokens,
+                    "query_rows": queries.rows,
+                    "key_blocks": () if keys is None else keys.tokens,
+                    "key_rows": 1 if keys is None else keys.rows,
+                },
             )
         for index, cut in made.outputs.items():
             value = node.outputs[index]
             if value.name:
-                self.editor.set_cut(value, cut)
+                self.editor.set_cut(value, cut)  # type: ignore[arg-type]
         if made.partial:
             self.editor.add_up(node, found)
 

@@ -12,11 +12,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.graph.nodes.node_writer import free_name, make_attribute, value_names
-from onward.plan.context.ranges import local_size
+from onward.plan.context.ranges import TokenAxis, TokenCut, axis_of
 from onward.plan.context.rules import CutNode
 from onward.plan.horizontal.cuts import DOMAIN, SetEntry, Sizes, WeighMean
 from onward.plan.horizontal.regions import PartitioningContext
-from onward.plan.shards import Sharding
 
 
 class ContextEditor:
@@ -25,18 +24,19 @@ class ContextEditor:
     Attributes:
         partitioning: the graph with what is known of its values; what is put in is added to that.
         ranks: how many share a sequence.
+        samples: of the batch that the graph's sizes are known for; see `plan_context`.
         cuts: values of which a rank has a part.
         full: part or cut value -> the full one, where there is one.
     """
 
-    def __init__(self, partitioning: PartitioningContext, ranks: int) -> None:
-        self.partitioning, self.ranks = partitioning, ranks
+    def __init__(self, partitioning: PartitioningContext, ranks: int, samples: int = 0) -> None:
+        self.partitioning, self.ranks, self.samples = partitioning, ranks, samples
         self.graph = partitioning.main
         self.shapes: dict[str, Sizes] = partitioning.facts.shapes  # type: ignore[assignment]
         self.numbers: dict[str, Any] = partitioning.facts.numbers  # type: ignore[assignment]
-        self.cuts: dict[ir.Value, Sharding] = {}
+        self.cuts: dict[ir.Value, TokenCut] = {}
         self.full: dict[ir.Value, ir.Value] = {}
-        self._parts: dict[tuple[ir.Value, Sharding], ir.Value] = {}
+        self._parts: dict[tuple[ir.Value, TokenCut], ir.Value] = {}
         self._taken = value_names(self.graph)
 
     def become(self, node: ir.Node, op_type: str, attributes: Mapping[str, Any]) -> None:
@@ -45,20 +45,22 @@ class ContextEditor:
         for name, value in attributes.items():
             node.attributes[name] = make_attribute(name, value)
 
-    def set_cut(self, value: ir.Value, cut: Sharding) -> None:
+    def set_cut(self, value: ir.Value, cut: TokenCut) -> None:
         """Notes that a rank has its part of a value."""
         self.cuts[value] = cut
         if value.shape is not None:
             sizes: list[Any] = list(value.shape)
-            is_known = isinstance(sizes[cut.axis], int) or len(cut.blocks) == 1
-            sizes[cut.axis] = local_size(cut.blocks, 0, self.ranks) if is_known else ir.SymbolicDim(None)
+            axis = self._axis(cut)
+            is_known = axis.samples == "none" and (isinstance(sizes[cut.axis], int) or len(cut.blocks) == 1)
+            sizes[cut.axis] = axis.local_length(0, self.ranks) if is_known else ir.SymbolicDim(None)
             value.shape = ir.Shape(sizes)
 
     def set_entry(self, node: ir.Node, edit: SetEntry) -> None:
         """One number of a vector of sizes becomes the rank's; of a cut value's shape, the full one."""
-        assert edit.cut is not None
         assert isinstance(edit.target, int)
-        numbers: dict[str, Any] = {"ranks": self.ranks, "position": edit.position, "blocks": edit.cut.blocks}
+        assert isinstance(edit.cut, TokenCut)
+        numbers: dict[str, Any] = {**self._of(edit.cut), "position": edit.position}
+        del numbers["cut_axis"]
         if edit.target >= 0:
             value = node.inputs[edit.target]
             assert value is not None
@@ -84,7 +86,8 @@ class ContextEditor:
         attributes: dict[str, Any] = {"ranks": self.ranks}
         weighed = next((edit for edit in found.assignment.edits if isinstance(edit, WeighMean)), None)
         if weighed is not None:
-            attributes["mean_blocks"] = weighed.cut.blocks
+            assert isinstance(weighed.cut, TokenCut)
+            attributes["mean_blocks"] = weighed.cut.tokens
         op_type = "ContextSum"
         if found.mean is not None:
             op_type = "ContextMeanLoss"
@@ -112,7 +115,7 @@ class ContextEditor:
             self.full[value] = full
         return self.full[value]
 
-    def part(self, value: ir.Value, cut: Sharding, before: ir.Node) -> ir.Value:
+    def part(self, value: ir.Value, cut: TokenCut, before: ir.Node) -> ir.Value:
         """A rank's part of a full value; one for all that read it."""
         key = value, cut
         if key not in self._parts:
@@ -123,11 +126,14 @@ class ContextEditor:
             self.full[part], self._parts[key] = value, part
         return self._parts[key]
 
-    def share_among(self, value: ir.Value, cut: Sharding) -> None:
+    def share_among(self, value: ir.Value, cut: TokenCut) -> None:
         """Everything that reads a value reads a rank's part of it."""
         node, uses = value.producer(), list(value.uses())
         following = next((one for one in self.partitioning.nodes if any(user is one for user, _ in uses)), None)
-        if node is None or following is None or local_size(cut.blocks, self.ranks - 1, self.ranks) == 0:
+        if node is None or following is None:
+            return
+        axis = axis_of(cut, self.samples)
+        if axis is None or any(axis.local_length(rank, self.ranks) == 0 for rank in range(self.ranks)):
             return
         part = self.part(value, cut, following)
         for user, index in uses:
@@ -162,8 +168,17 @@ class ContextEditor:
             names = self.partitioning.facts.from_inputs | {str(value.name)}
             self.partitioning.facts = replace(self.partitioning.facts, from_inputs=names)
 
-    def _of(self, cut: Sharding) -> dict[str, Any]:
-        return {"cut_axis": cut.axis, "blocks": cut.blocks, "ranks": self.ranks}
+    def _axis(self, cut: TokenCut) -> TokenAxis:
+        found = axis_of(cut, self.samples)
+        assert found is not None
+        return found
+
+    def _of(self, cut: TokenCut) -> dict[str, Any]:
+        axis = self._axis(cut)
+        found = {"cut_axis": cut.axis, "blocks": axis.blocks, "ranks": self.ranks}
+        if axis != TokenAxis(axis.blocks):
+            found |= {"rows": axis.rows, "samples": axis.samples}
+        return found
 
     def _rename(self, value: ir.Value, name: str) -> None:
         former = str(value.name)

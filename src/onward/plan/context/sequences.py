@@ -11,23 +11,23 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
-from onward.plan.context.rules import cut_node
+from onward.plan.context.ranges import TokenCut
+from onward.plan.context.rules import Cuts, cut_node
 from onward.plan.horizontal.cuts import CannotShardError
 from onward.plan.horizontal.regions import PartitioningContext
-from onward.plan.shards import Sharding
 
 _BETWEEN = frozenset({"Add", "Mul", "Div", "Sub", "Where", "Cast", "Max", "Clip", "Identity", "Tanh"})
 """Operators between the scores of an attention and their softmax."""
 
 
-def find_sequences(partitioning: PartitioningContext, size: int) -> dict[ir.Value, Sharding]:
+def find_sequences(partitioning: PartitioningContext, size: int) -> dict[ir.Value, TokenCut]:
     """The first values of every sequence that can be cut along it, each with its cut."""
-    found: dict[ir.Value, Sharding] = {}
+    found: dict[ir.Value, TokenCut] = {}
     visited: set[ir.Value] = set()
     for value, axis in _queries(partitioning):
         shape = partitioning.facts.shapes.get(str(value.name), ())
         if 0 <= axis < len(shape) and shape[axis] >= 2 * size:
-            _trace(partitioning, value, Sharding(axis, (shape[axis],)), size, visited, found)
+            _trace(partitioning, value, TokenCut(axis, (shape[axis],)), size, visited, found)
     return found
 
 
@@ -72,10 +72,10 @@ def _scores_of(value: ir.Value) -> ir.Node | None:
 def _trace(
     partitioning: PartitioningContext,
     value: ir.Value,
-    cut: Sharding,
+    cut: TokenCut,
     size: int,
     visited: set[ir.Value],
-    found: dict[ir.Value, Sharding],
+    found: dict[ir.Value, TokenCut],
 ) -> None:
     """Follows a cut back as far as every operand can be cut like it."""
     stack = [(value, cut)]
@@ -85,11 +85,11 @@ def _trace(
         if value in visited or node is None:
             continue
         visited.add(value)
-        operands: dict[int, Sharding] = {}
+        operands: Cuts = {}
         try:
             if node in partitioning.order:
                 made = cut_node(partitioning.context(node), {}, {list(node.outputs).index(value): cut}, size).assignment
-                operands = dict(made.inputs) if not made.partial else {}
+                operands = made.inputs if not made.partial else {}  # type: ignore[assignment]
         except (CannotShardError, StopIteration, KeyError):
             operands = {}
         further = [
@@ -98,7 +98,6 @@ def _trace(
             if (operand := node.inputs[index]) is not None
             and _is_computed(partitioning, operand)
             and operand in partitioning.from_weights
-            and wanted.blocks == cut.blocks
         ]
         if further:
             stack.extend(further)
