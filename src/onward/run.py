@@ -190,12 +190,18 @@ class Run:
         self.watchers.on_checkpoint(CheckpointReport(step, state.counters.update, self.files.shown(path), stall))
         return path
 
+    def save_in_memory(self) -> None:
+        """Starts a checkpoint of the present state in the memory of the hosts."""
+        record, callbacks = self._batch_sizes.record(), self.watchers.states()
+        self.checkpoints.save_in_memory(self.parameters, self.state, record, callbacks)
+
     def save_last_of_round(self) -> str | None:
         """The checkpoint in which a round ends, complete on return; None: none are kept."""
         if self.parameters.checkpoint.checkpoints_dir is None:
             return None
         path = self.save()
         self.checkpoints.wait()
+        self.checkpoints.clear_memory()
         return self.files.shown(path)
 
     def _shown_step(self) -> tuple[int, int]:

@@ -64,6 +64,7 @@ class TrainingRound:
         run.evaluation = (None, None)
         if settings.checkpoints_dir is not None:
             run.checkpoints.open(settings)  # where nothing can be saved, nothing is worth training
+            run.checkpoints.open_memory(run.state)
         self.test_data = None if training.skip_evaluation else test_data
         if self.test_data is not None:
             run.evaluator.check_specs(self.test_data.feature_specs())
@@ -169,6 +170,8 @@ class TrainingRound:
             decision |= between.now()
         if (is_due_to_save or decision.saves) and not (is_last_step or decision.is_stopped):
             run.save()
+        elif not is_last_step and is_due(self.state.counters.update, settings.memory_period_updates):
+            run.save_in_memory()
         if decision.is_interrupted:
             raise ended_by(stop.signal_name or ANOTHER, done.step, run.save_last_of_round())
         return decision.is_stopped

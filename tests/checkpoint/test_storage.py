@@ -18,7 +18,9 @@ def test_a_tensor_of_another_size_than_planned_is_not_written(tmp_path: Path) ->
         ShardSavePlanner({"w": ShardedTensor.full(torch.zeros(3, dtype=dtype))}, ["w"])
         for dtype in (torch.float32, torch.float64)
     )
-    publication = Publication(tmp_path / "new", tmp_path / "final", lambda: 1, lambda: None)
+    publication = Publication(
+        temporary=tmp_path / "new", final=tmp_path / "final", begin=lambda: 1, complete=lambda: None
+    )
     writer = SafetensorsStorageWriter(publication, {})
     (plan,) = writer.prepare_global_plan([planned.create_local_plan()])
     changed.create_local_plan()

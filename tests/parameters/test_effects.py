@@ -131,6 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "checkpoint.keep_best": ({"checkpoint": {"keep_best": True}}, "checkpoints_dir is missing"),
     "on_bad_loss.spike_threshold": ({"on_bad_loss": {"spike_threshold": 9.0}}, "checkpoints_dir is not"),
     "checkpoint.keep_every": ({"checkpoint": {"keep_every": 2}}, "checkpoints_dir is missing"),
+    "checkpoint.memory_period_updates": ({"checkpoint": {"memory_period_updates": 2}}, "checkpoints_dir is missing"),
     "checkpoint.export": ({"checkpoint": {"export": "best"}}, "keep_best is false"),
 }  # fmt: skip
 
@@ -186,6 +187,7 @@ SET: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
     "recompute.number_recompute_layers": (1, {}),
     "checkpoint.max_num_checkpoints": (3, {}),
     "checkpoint.blocking": (True, {}),
+    "checkpoint.memory_dir": (Path("memory"), {}),
     "checkpoint.if_damaged": ("earlier", {}),
     "checkpoint.on_sigusr1": ("stop", {}),
     "checkpoint.grace_seconds": (30.0, {}),

@@ -335,6 +335,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "if_damaged": "refuse",
         "on_sigusr1": "save",
         "grace_seconds": None,
+        "memory_period_updates": 0,
+        "memory_dir": None,
         "keep_best": False,
         "keep_every": 0,
         "export": "last",

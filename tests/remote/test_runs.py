@@ -79,7 +79,7 @@ def test_every_path_field_has_a_way() -> None:
     }
     lists = (
         *run_files.INPUT_MODELS, *run_files.INPUT_FOLDERS, *run_files.KEPT_OUTPUTS, *run_files.NEW_OUTPUTS,
-        *run_files.READ_IN_PLACE,
+        *run_files.READ_IN_PLACE, *run_files.OF_THE_MACHINE,
     )  # fmt: skip
     assert fields == set(lists)
 

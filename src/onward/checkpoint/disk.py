@@ -149,18 +149,20 @@ def set_aside(path: Path) -> Path:
 
 
 _ADVICE = {
-    errno.ENOSPC: "Free some space, or name another disk in checkpoint.checkpoints_dir",
-    errno.EDQUOT: "Your quota is used up: free some space, or name another disk in checkpoint.checkpoints_dir",
-    errno.EROFS: "The file system is mounted read-only: name another one in checkpoint.checkpoints_dir",
-    errno.EACCES: "Get write permission there, or name another directory in checkpoint.checkpoints_dir",
-    errno.EPERM: "Get write permission there, or name another directory in checkpoint.checkpoints_dir",
-    errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or name another disk in checkpoint.checkpoints_dir",
-    errno.ENOTDIR: "Name a directory in checkpoint.checkpoints_dir",
-    errno.EEXIST: "Name a directory in checkpoint.checkpoints_dir",
+    errno.ENOSPC: "Free some space, or name another disk in {field}",
+    errno.EDQUOT: "Your quota is used up: free some space, or name another disk in {field}",
+    errno.EROFS: "The file system is mounted read-only: name another one in {field}",
+    errno.EACCES: "Get write permission there, or name another directory in {field}",
+    errno.EPERM: "Get write permission there, or name another directory in {field}",
+    errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or name another disk in {field}",
+    errno.ENOTDIR: "Name a directory in {field}",
+    errno.EEXIST: "Name a directory in {field}",
 }
 
 
-def storage_error(error: OSError, path: Path, needed_bytes: int, verb: str) -> StorageError:
+def storage_error(
+    error: OSError, path: Path, needed_bytes: int, verb: str, field: str = "checkpoint.checkpoints_dir"
+) -> StorageError:
     """What a refusal of the disk means: what could not be done, the bytes needed and free, and what to do.
 
     Args:
@@ -168,13 +170,14 @@ def storage_error(error: OSError, path: Path, needed_bytes: int, verb: str) -> S
         path: the checkpoint, or the directory of checkpoints.
         needed_bytes: of this rank; 0 where that is not the point.
         verb: what could not be done, "written".
+        field: of RUN.yaml, that names the place.
     """
     where = f" ({error.filename})" if error.filename is not None else ""
     free = _free_bytes(path)
     sizes = f" {needed_bytes:,} bytes are needed" if needed_bytes else ""
     if free is not None:
         sizes += f"{',' if sizes else ''} {free:,} bytes are free on its file system"
-    advice = _ADVICE.get(error.errno or 0, "Fix the disk, or name another one in checkpoint.checkpoints_dir")
+    advice = _ADVICE.get(error.errno or 0, "Fix the disk, or name another one in {field}").format(field=field)
     return StorageError(
         f"{path} could not be {verb}: {error.strerror or error}{where}.{sizes}{'.' if sizes else ''} "
         f"{advice}. Checkpoints completed earlier are intact."

@@ -175,7 +175,7 @@ def verify(path: Path, group: dist.ProcessGroup | None = None) -> CheckpointMani
 
     def check() -> CheckpointManifest:
         manifest = persistently(lambda: read_manifest(path), f"reading {path}")
-        _verify_files(path, manifest.files[rank::size])
+        verify_files(path, manifest.files[rank::size])
         strangers = {file.name for file in path.glob("*.safetensors")} - {entry.name for entry in manifest.files}
         if strangers:
             raise _damaged(path, f"{path} holds files that its manifest does not name: {_shortened(sorted(strangers))}")
@@ -184,7 +184,12 @@ def verify(path: Path, group: dist.ProcessGroup | None = None) -> CheckpointMani
     return do_together(group, check)
 
 
-def _verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
+def verify_files(path: Path, entries: Iterable[FileEntry]) -> None:
+    """Compares files of the checkpoint at `path` with their entries in its manifest.
+
+    Raises:
+        CheckpointError: one is missing, or of another length or other bytes.
+    """
     for entry in entries:
         file = path / entry.name
         try:
@@ -241,7 +246,19 @@ def read_sharded_tensors(
         CheckpointError: the checkpoint is damaged, or it is one of another model: missing and extra names and
             differences in shape or dtype are listed, and nothing was changed. The same on every rank.
     """
-    manifest = verify(path, group)
+    return read_verified_tensors(path, verify(path, group), into, prefix, optional=optional, group=group)
+
+
+def read_verified_tensors(
+    path: Path,
+    manifest: CheckpointManifest,
+    into: Mapping[str, ShardedTensor],
+    prefix: str = "",
+    *,
+    optional: tuple[str, ...] = (),
+    group: dist.ProcessGroup | None = None,
+) -> tuple[str, ...]:
+    """`read_sharded_tensors` from the files that `manifest` names, which have been verified. Raises as it does."""
     stored = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
     own = {name: TensorEntry(dtype_name(sharded.tensor.dtype), sharded.full_shape) for name, sharded in into.items()}
     told = gather_from_all(group, {name: [entry.dtype, entry.shape] for name, entry in own.items()})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.checkpoint.agreement import do_together, gather_from_all
+from onward.checkpoint.memory.run_memory import RunMemory
 from onward.checkpoint.reading import (
     checkpoint_number,
     find_checkpoint,
@@ -60,6 +61,7 @@ class RunCheckpoints:
         self.saved_update = -1
         self.base_checksum = ""
         self._writer: CheckpointWriter | None = None
+        self._memory: RunMemory | None = None
         self._digests: StateDigests | None = None
         self._chosen: tuple[Path, Path | None] | None = None
         self._notify = notify or (lambda text: None)
@@ -107,6 +109,7 @@ class RunCheckpoints:
 
         path = Path(gather_from_all(self.mesh.control, do_together(self.mesh.control, choose))[0])
         course = state.course
+        self.clear_memory()  # of updates that are undone
         state.drop_gradients()
         self._load(path, state)
         state.course.spans, state.course.rollbacks = course.spans, course.rollbacks
@@ -119,14 +122,17 @@ class RunCheckpoints:
         if why := why_other_base(record.get("base_checksum", ""), self.base_checksum):
             raise CheckpointError(f"{self._files.shown(path)} cannot be loaded: {why}")
         tensors = state.sharded_tensors()
-        lacking = read_sharded_tensors(
-            path, tensors, optional=("random/", "average/", "pruned/"), group=self.mesh.control
-        )
+        memory, optional = self._memory, ("random/", "average/", "pruned/")
+        if memory is not None and memory.chosen is not None:
+            lacking, place = memory.read(tensors, optional), memory.place
+        else:
+            lacking = read_sharded_tensors(path, tensors, optional=optional, group=self.mesh.control)
+            place = self._files.shown(path)
         random = {n: sharded.tensor for n, sharded in tensors.items() if n.startswith("random/") and n not in lacking}
         notes = state.restore(random, record)
         counters = state.counters
         where = f"round {counters.round}, step {counters.step}, {counters.update} updates done"
-        return [*notes, f"resumed from {self._files.shown(path)}: {where}."]
+        return [*notes, f"resumed from {place}: {where}."]
 
     def _find(self, settings: Checkpoint) -> Path | None:
         """The checkpoint to resume from. The run's own folder is looked at once, by rank 0."""
@@ -141,6 +147,9 @@ class RunCheckpoints:
             self._chosen = (folder, None if place is None else Path(place))
             for note in notes if self.mesh.rank == 0 else ():
                 self._notify(note)
+            if settings.memory_period_updates:
+                self._memory = RunMemory(settings, self.mesh, self._files)
+                self._chosen = (folder, self._memory.find(self._chosen[1], self._notify) or self._chosen[1])
         path = None if folder is None or self._chosen is None else self._chosen[1]
         return find_checkpoint(asked) if path is None and asked is not None else path
 
@@ -184,21 +193,60 @@ class RunCheckpoints:
         Raises:
             CorruptionError: replicas hold different bits; nothing is saved.
         """
+        record = self._record_of(parameters, state, batch_sizes, callbacks)
+        writer = self.open(parameters.checkpoint)
+        path = writer.save(state.counters.update, state.sharded_tensors(), record, state.rank_record(), best_update)
+        self.saved_update = state.counters.update
+        return path
+
+    def open_memory(self, state: TrainState) -> None:
+        """Readies the memory of the hosts, where the run keeps checkpoints in it.
+
+        Raises:
+            StorageError: a node has too little; with numbers.
+        """
+        if self._memory is not None:
+            self._memory.open(state.sharded_tensors())
+
+    def save_in_memory(
+        self,
+        parameters: Parameters,
+        state: TrainState,
+        batch_sizes: Mapping[str, Any] | None = None,
+        callbacks: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`save` in the memory of the hosts; a failure of memory is reported, and ends nothing. Raises as it does."""
+        if self._memory is None:
+            return
+        record = self._record_of(parameters, state, batch_sizes, callbacks)
+        sequence, tensors = self.open(parameters.checkpoint).sequence, state.sharded_tensors()
+        note = self._memory.save(state.counters.update, tensors, record, state.rank_record(), sequence)
+        if note is not None and self.mesh.rank == 0:
+            self._notify(note)
+
+    def clear_memory(self) -> None:
+        """Removes the checkpoints in memory, once the one on disk is as new; on all ranks together."""
+        if self._memory is not None:
+            self._memory.clear()
+
+    def _record_of(
+        self,
+        parameters: Parameters,
+        state: TrainState,
+        batch_sizes: Mapping[str, Any] | None,
+        callbacks: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
         self._files.check_locks()
-        record = {
+        if parameters.machine.check_weights_period and self.mesh.world_size > 1:
+            self._digests = self._digests or StateDigests(state, parameters.machine.deterministic)
+            self._digests.check()
+        return {
             **state.record(),
             "parameters": parameters.to_mapping(),
             **({"base_checksum": self.base_checksum} if self.base_checksum else {}),
             **(batch_sizes or {}),
             "callbacks": dict(callbacks or {}),
         }
-        if parameters.machine.check_weights_period and self.mesh.world_size > 1:
-            self._digests = self._digests or StateDigests(state, parameters.machine.deterministic)
-            self._digests.check()
-        writer = self.open(parameters.checkpoint)
-        path = writer.save(state.counters.update, state.sharded_tensors(), record, state.rank_record(), best_update)
-        self.saved_update = state.counters.update
-        return path
 
     @contextlib.contextmanager
     def saving_after_failure(self, settings: Checkpoint, state: TrainState, save: Callable[[], Path]) -> Iterator[None]:
@@ -253,3 +301,6 @@ class RunCheckpoints:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()

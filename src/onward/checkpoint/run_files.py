@@ -41,6 +41,8 @@ NEW_OUTPUTS = (
     "paths.optimizer_graph_path",
 )
 READ_IN_PLACE = ("paths.train_data_dir", "paths.test_data_dir")
+OF_THE_MACHINE = ("checkpoint.memory_dir",)
+"""Local in any case."""
 """Every path field of the parameters is in one of these lists; a test compares them."""
 
 LAST = "manifest.json"
@@ -186,6 +188,12 @@ class RunFiles:
             except OSError as error:
                 raise StorageError(f"{shown(target)!r}: {error.strerror or error}.") from error
         self.publish(["tensorboard.log_dir"])
+
+    def publish_next_to_checkpoints(self, path: Path) -> None:
+        """Uploads a file of the folder of checkpoints, where that is remote. Raises as `publish_checkpoints` does."""
+        target = self.outputs.get("checkpoint.checkpoints_dir")
+        if target is not None:
+            self._upload(path, target / path.name)
 
     def publish(self, names: Iterable[str] | None = None) -> None:
         """Uploads outputs, as rank 0, as far as they have changed since they were uploaded last.

@@ -73,6 +73,12 @@ class _Rate(TypedDict, total=False):
     fixed: _Number | None
 
 
+class _Memory(TypedDict):
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")  # type: ignore[misc]
+    layout: str
+    disk_sequence: Size
+
+
 class _Record(TypedDict):
     counters: _Counters
     cursor: NotRequired[_Cursor]
@@ -84,6 +90,7 @@ class _Record(TypedDict):
     batch_sizes: NotRequired[dict[str, Annotated[list[Size], pydantic.Field(min_length=2, max_length=2)]]]
     callbacks: NotRequired[dict[str, dict[str, Any]]]
     base_checksum: NotRequired[str]
+    memory: NotRequired[_Memory]
 
 
 _RECORD = pydantic.TypeAdapter(_Record)

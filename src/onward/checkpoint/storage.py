@@ -94,7 +94,7 @@ class FilePlan:
     numbered: Mapping[str, str]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Publication:
     """What happens around the files of a checkpoint, on the coordinating worker alone.
 
@@ -102,12 +102,16 @@ class Publication:
         temporary, final: where the files are written, and where they will be when the checkpoint is complete.
         begin: called before anything is written; gives the checkpoint's number in the order of saves.
         complete: called when files and manifest are on the disk.
+        is_shared: the coordinating worker sees the files of all others.
+        named_by: the field of RUN.yaml that names the place.
     """
 
     temporary: Path
     final: Path
     begin: Callable[[], int]
     complete: Callable[[], None]
+    is_shared: bool = True
+    named_by: str = "checkpoint.checkpoints_dir"
 
 
 class SafetensorsStorageWriter(StorageWriter):
@@ -192,7 +196,7 @@ class SafetensorsStorageWriter(StorageWriter):
         temporary = self.publication.temporary
         with self._explained(0):
             missing = [file.name for file in ordered if not (temporary / file.name).is_file()]
-            if missing:
+            if missing and self.publication.is_shared:
                 raise not_shared(temporary.parent, f"rank 0 does not see {', '.join(missing)}, written by other ranks")
             manifest = CheckpointManifest(
                 sequence=self._sequence, files=ordered, tensors=tensors, record=self.record, written_by=versions
@@ -206,7 +210,8 @@ class SafetensorsStorageWriter(StorageWriter):
         try:
             yield
         except OSError as error:
-            raise storage_error(error, self.publication.final, needed_bytes, "written") from error
+            place, field = self.publication.final, self.publication.named_by
+            raise storage_error(error, place, needed_bytes, "written", field) from error
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -45,6 +45,7 @@ class CheckpointWriter:
         blocking: `save` returns only when the checkpoint is on disk.
         stall_seconds: how long the last `save` kept its caller.
         write_seconds: how long the last checkpoint took to be on the disk; 0: there was none.
+        sequence: on rank 0, of the newest complete checkpoint; 0: there is none.
     """
 
     def __init__(
@@ -84,7 +85,13 @@ class CheckpointWriter:
         self._in_flight: Future[None] | None = None
         self._published = published
         self._group = None if group is None else _own_group(group)
-        prepare_directory(directory, self._group)
+        self.sequence = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        prepare_directory(self.directory, self._group)
+        if rank_and_size(self._group)[0] == 0:
+            self.sequence = self._newest_sequence()
 
     def save(
         self,
@@ -181,22 +188,27 @@ class CheckpointWriter:
                 if best is None:
                     self._remove_oldest(None)
             discard(temporary)
-            checkpoints = list_checkpoints(self.directory)
-            return 1 + (sequence_of(checkpoints[-1]) if checkpoints else 0)
+            return 1 + self._newest_sequence()
 
         def complete() -> None:
             publish(temporary, final)
+            self.sequence = sequence_of(final)
             self._remove_oldest(best)
             if self._published is not None:
                 self._published()
 
-        publication, started = Publication(temporary, final, begin, complete), time.perf_counter()
+        publication = Publication(temporary=temporary, final=final, begin=begin, complete=complete)
+        started = time.perf_counter()
         try:
             save_together(planner, SafetensorsStorageWriter(publication, record, rank_record), self._group)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise _explained(error, final, self._group) from None
+            raise explained(error, final, self._group) from None
         self.write_seconds = time.perf_counter() - started
+
+    def _newest_sequence(self) -> int:
+        checkpoints = list_checkpoints(self.directory)
+        return sequence_of(checkpoints[-1]) if checkpoints else 0
 
     def _remove_oldest(self, best: int | None) -> None:
         for path in list_checkpoints(self.directory)[: -self.max_num_checkpoints]:
@@ -222,7 +234,7 @@ def _own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return own
 
 
-def _explained(error: BaseException, final: Path, group: dist.ProcessGroup | None) -> BaseException:
+def explained(error: BaseException, final: Path, group: dist.ProcessGroup | None) -> BaseException:
     """What really went wrong, with the rank where it did; the same on every rank."""
     if type(error) is OnwardError and group is not None:
         return OnwardError(f"{final} could not be written: {error}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from onward.checkpoint.reading import find_latest
+from onward.checkpoint.memory.run_memory import newest_here
 from onward.checkpoint.run_files import localize
 from onward.commands.dry_run import dry_run
 from onward.commands.layout_search import chosen_overrides
@@ -145,12 +145,12 @@ def _launch(parameters: Parameters, file: str | Path, overrides: Mapping[str, st
 
 def _restarts(parameters: Parameters, options: TrainOptions) -> Restarts:
     """When the workers are started again."""
-    folder = localize(parameters)[0].checkpoint.checkpoints_dir
+    checkpoint = localize(parameters)[0].checkpoint
     asked, halves = parameters.distributed.max_restarts, parameters.training.halve_batch_on_out_of_memory
-    most = asked if asked is not None else DEFAULT_RESTARTS if folder is not None or halves else 0
+    most = asked if asked is not None else DEFAULT_RESTARTS if checkpoint.checkpoints_dir or halves else 0
 
     def newest_checkpoint() -> str | None:
-        path = None if folder is None else find_latest(folder)
+        path = newest_here(checkpoint)
         return None if path is None else path.name
 
     smaller = functools.partial(smaller_batches, parameters) if halves else None

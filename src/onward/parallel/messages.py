@@ -62,6 +62,21 @@ def scatter_json(group: dist.ProcessGroup, values: Sequence[Json] | None) -> Any
     return _decode(0, received, sizes[dist.get_rank(group)])
 
 
+def broadcast_json(group: dist.ProcessGroup, value: Json, source: int = 0) -> Any:
+    """The value of the group's rank `source`, on every rank; the others' are ignored.
+
+    Raises:
+        OnwardError: as `all_gather_json` does.
+    """
+    is_source = dist.get_rank(group) == source
+    own = _encode(value) if is_source else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([own.numel()])
+    dist.broadcast(size, group=group, group_src=source)
+    received = own if is_source else torch.empty(_largest([size]), dtype=torch.uint8)
+    dist.broadcast(received, group=group, group_src=source)
+    return _decode(source, received, size)
+
+
 def _encode(value: Json) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 

@@ -11,12 +11,12 @@ from onward.parameters.effects import fields_without_effect
 from onward.parameters.evaluation import read_metrics
 from onward.parameters.optimizer import optimizer_problems
 from onward.parameters.pruning import pruning_problems
+from onward.parameters.reporting import checkpoint_problems
 from onward.schedules.learning_rate.registry import decay_named
 from onward.spelling import listed
 
 if TYPE_CHECKING:
     from onward.parameters import Parameters
-    from onward.parameters.reporting import Checkpoint
     from onward.parameters.speed import MixedPrecision
     from onward.parameters.training import LearningRate, Training
 
@@ -50,7 +50,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
         *optimizer_problems(parameters.optimizer, parameters.averaging.kind, parameters.distributed),
         *adapter_problems(parameters),
-        *_check_checkpoint(parameters.checkpoint),
+        *checkpoint_problems(parameters.checkpoint),
         *_check_best(parameters),
         *_check_spikes(parameters),
         *_check_profiler(parameters),
@@ -254,24 +254,6 @@ def _check_precision(precision: MixedPrecision) -> list[str]:
     if precision.use_bfloat16 and precision.loss_scale not in (0.0, 1.0):
         return [f"mixed_precision.loss_scale is {precision.loss_scale:g}, but bf16 needs no loss scale; leave it out."]
     return []
-
-
-def _check_checkpoint(checkpoint: Checkpoint) -> list[str]:
-    problems = []
-    if checkpoint.checkpoints_dir is None:
-        asked = {name: getattr(checkpoint, name) for name in ("checkpoint_period", "keep_best", "keep_every")}
-        problems = [
-            f"checkpoint.{name} is {str(value).lower()}, but checkpoint.checkpoints_dir is missing; set where "
-            "checkpoints go."
-            for name, value in asked.items()
-            if value
-        ]
-    if checkpoint.export == "best" and not checkpoint.keep_best:
-        problems.append(
-            "checkpoint.export is best, but checkpoint.keep_best is false, so that the best weights are not kept; set "
-            "keep_best: true."
-        )
-    return problems
 
 
 def _check_spikes(parameters: Parameters) -> list[str]:

@@ -140,6 +140,9 @@ NEEDS: dict[str, Need] = {
     "distributed.slow_rank_ratio": _PROCESSES,
     "machine.check_computation_period": _WHOLE_REPLICAS,
     "checkpoint.blocking": _CHECKPOINTS,
+    "checkpoint.memory_dir": Need(
+        "with checkpoint.memory_period_updates", lambda p: p.checkpoint.memory_period_updates > 0
+    ),
     "checkpoint.if_damaged": _CHECKPOINTS,
     "checkpoint.on_sigusr1": _CHECKPOINTS,
     "checkpoint.grace_seconds": _CHECKPOINTS,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, Positive
+from onward.remote.files import shown, url_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,10 @@ class Checkpoint:
             from an earlier checkpoint only where the newest one lacks its manifest, as after an interrupted copy;
             `earlier`: it resumes from the newest undamaged one; `restart`: the same, or it starts over where there is
             none. Damaged checkpoints are renamed to `damaged-...` and kept.
+        memory_period_updates: weight updates between two checkpoints in the memory of the hosts, where each node also
+            keeps copies of another node's files. After a failure a run resumes from it where it is newer than the
+            newest one on disk and all of its files are left. 0: none.
+        memory_dir: folder in the memory of each host for those; absent: `/dev/shm`.
         blocking: wait until a checkpoint is on disk.
         on_sigusr1: what SIGUSR1 does: `save`: a checkpoint, and training continues; `stop`: the run is saved and ends
             with exit code 3, as after SIGTERM.
@@ -44,6 +49,8 @@ class Checkpoint:
     export: Literal["last", "best"] = "last"
     checkpoint_to_load_path: Path | None = None
     if_damaged: Literal["refuse", "earlier", "restart"] = "refuse"
+    memory_period_updates: CountFromZero = 0
+    memory_dir: Path | None = None
     blocking: Flag = False
     on_sigusr1: Literal["save", "stop"] = "save"
     grace_seconds: Positive | None = None
@@ -82,3 +89,28 @@ class Profiler:
     last_step: Count | None = None
     trace_dir: Path | None = None
     top_nodes: Count = 20
+
+
+def checkpoint_problems(checkpoint: Checkpoint) -> list[str]:
+    """What is wrong with the section `checkpoint`, a sentence each."""
+    problems = []
+    if checkpoint.checkpoints_dir is None:
+        names = ("checkpoint_period", "keep_best", "keep_every", "memory_period_updates")
+        asked = {name: getattr(checkpoint, name) for name in names}
+        problems = [
+            f"checkpoint.{name} is {str(value).lower()}, but checkpoint.checkpoints_dir is missing; set where "
+            "checkpoints go."
+            for name, value in asked.items()
+            if value
+        ]
+    if checkpoint.memory_dir is not None and url_of(checkpoint.memory_dir) is not None:
+        problems.append(
+            f"checkpoint.memory_dir is {shown(checkpoint.memory_dir)}, a URL; set it to a folder in the memory of this "
+            "machine, such as /dev/shm, or leave it out."
+        )
+    if checkpoint.export == "best" and not checkpoint.keep_best:
+        problems.append(
+            "checkpoint.export is best, but checkpoint.keep_best is false, so that the best weights are not kept; set "
+            "keep_best: true."
+        )
+    return problems
