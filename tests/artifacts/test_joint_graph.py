@@ -57,7 +57,8 @@ def test_expansion_as_the_older_exporter_writes_it_keeps_sizes_open(sizes: dict[
         x, leaf = torch.randn(2, length, 4), weight.clone().requires_grad_()
         loss = (leaf.expand(2, length, -1) * x).sin().mean()
         loss.backward()
-        found, gradient = joint.code(x, weight, *joint.constants.values())
+        (code,), (use,) = joint.codes, joint.uses
+        found, gradient = code.code(*({"x": x, "w": weight, **joint.constants}[name] for name in use.reads))
         assert torch.allclose(found, loss)
         assert torch.allclose(gradient, leaf.grad, atol=1e-6)
 

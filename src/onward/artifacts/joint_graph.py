@@ -5,31 +5,26 @@ Sizes that stay open are symbols of the trace, so that the graph holds for any o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
 )
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from onward.artifacts.backward_decompositions import backward_decompositions
+from onward.artifacts.joint_segments import CPU, SegmentCode, SegmentTracer, SegmentUse, split_into_segments
 from onward.errors import ModelError, ParametersError, UserError
+from onward.lowering.building.segments import split_program
 from onward.lowering.building.specialization import fold_constants, specialize
 from onward.lowering.module import OnnxModule
-from onward.lowering.program import Program
 
-CPU = torch.device("cpu")
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 _EXAMPLE_SIZES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 """Stand for the sizes that stay open; all different, so that none is taken for another."""
@@ -57,14 +52,17 @@ class JointGraph:
     """Loss and gradients as a function of features, weights, running statistics and constants.
 
     Attributes:
-        code: called with the tensors of `inputs`, in order; returns the loss, one gradient a weight and the new
-            running statistics.
-        features, weights, states: names of the inputs, in the order in which `code` takes them.
-        constants: the last inputs by name, with their values.
+        codes: forward and backward pass of segments, those of equal ones once.
+        uses: the segments in order.
+        loss: the value that is minimized.
+        features, weights, states: names of the inputs.
+        constants: the other inputs by name, with their values.
         sizes: of the features.
     """
 
-    code: fx.GraphModule
+    codes: Sequence[SegmentCode]
+    uses: Sequence[SegmentUse]
+    loss: str
     features: tuple[str, ...]
     weights: tuple[str, ...]
     states: tuple[str, ...]
@@ -73,7 +71,7 @@ class JointGraph:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All names that `code` takes, in order."""
+        """The names of everything that goes in, in order."""
         return (*self.features, *self.weights, *self.states, *self.constants)
 
 
@@ -143,21 +141,43 @@ def trace_joint_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -
     learned = {*weights, *states}
     constants = {n: program.tensor(n, own).detach().to(CPU) for n in program.tensors if n not in learned}
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    features = [_fake_feature(mode, net, name, opened) for name in program.inputs]
+    features = {name: _fake_feature(mode, net, name, opened) for name in program.inputs}
     with mode:
-        kept = [_empty_like(tensor) for tensor in (*(own[n] for n in (*weights, *states)), *constants.values())]
-    code = _trace(_joint_function(program, weights, states, tuple(constants)), [*features, *kept], opened)
-    _check_open(mode, dict(zip(program.inputs, features, strict=True)), opened)
+        kept = {name: _empty_like(own[name]) for name in (*weights, *states)}
+        kept |= {name: _empty_like(tensor) for name, tensor in constants.items()}
+    given = {**features, **kept}
+    with _explaining(opened), mode:
+        chain = split_into_segments(net, program)
+        tracer = SegmentTracer(chain, weights, states, given)
+        uses = tracer.trace()
+        if len(uses) > 1 and any(code.has_loops for code in tracer.codes):
+            # What a loop hands on may have sizes that are known to it alone.
+            chain = split_program(program, {}, 1)
+            tracer = SegmentTracer(chain, weights, states, given)
+            uses = tracer.trace()
+    _check_open(mode, features, opened)
+    reached = {name for use in uses for name in use.gives_gradients_of}
+    unreached = [name for name in weights if name not in reached]
+    if unreached:
+        raise ModelError(
+            f"no gradient of the loss reaches {', '.join(map(repr, unreached))}; list them in weights_not_to_train."
+        )
     return JointGraph(
-        code=code, features=tuple(program.inputs), weights=weights, states=states, constants=constants, sizes=opened
+        codes=tracer.codes,
+        uses=uses,
+        loss=chain.results[0],
+        features=tuple(program.inputs),
+        weights=weights,
+        states=states,
+        constants=constants,
+        sizes=opened,
     )
 
 
-def example_arguments(net: OnnxModule, joint: JointGraph) -> list[torch.Tensor]:
-    """Tensors on the CPU that `joint.code` can be called with: zeros as features, and the network's own."""
+def tensors_of(net: OnnxModule, joint: JointGraph) -> dict[str, torch.Tensor]:
+    """The present values of weights, running statistics and constants, on the CPU."""
     own = net.tensors_by_name()
-    learned = [own[name].detach().to(CPU) for name in (*joint.weights, *joint.states)]
-    return [*(_example(net, name, joint.sizes) for name in joint.features), *learned, *joint.constants.values()]
+    return {name: own[name].detach().to(CPU) for name in (*joint.weights, *joint.states)} | dict(joint.constants)
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -174,38 +194,11 @@ def _fake_feature(mode: FakeTensorMode, net: OnnxModule, name: str, sizes: OpenS
     return mode.from_tensor(_example(net, name, sizes), symbolic_context=context)
 
 
-def _joint_function(
-    program: Program, weights: Sequence[str], states: Sequence[str], constants: Sequence[str]
-) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """(features, weights, states, constants) -> (loss, gradients of the weights, new states)."""
-    names = (*program.inputs, *weights, *states, *constants)
-
-    def joint(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(names, arguments, strict=True))
-        # Batch normalization writes its running statistics in place: into copies, which are results.
-        changed = {name: given[name].clone() for name in states}
-        leaves = {name: given[name].detach().requires_grad_() for name in weights}
-        features = [given[name] for name in program.inputs]
-        with torch.enable_grad():
-            loss = program(True, CPU, features, {**given, **leaves, **changed})[0]
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        unreached = [name for name, gradient in zip(weights, gradients, strict=True) if gradient is None]
-        if unreached:
-            raise ModelError(
-                f"no gradient of the loss reaches {', '.join(map(repr, unreached))}; list them in weights_not_to_train."
-            )
-        return (loss.detach(), *(g for g in gradients if g is not None), *changed.values())
-
-    return joint
-
-
-def _trace(function: Callable[..., Any], arguments: Sequence[torch.Tensor], sizes: OpenSizes) -> fx.GraphModule:
-    tracer = make_fx(function, decomposition_table=dict(backward_decompositions()), tracing_mode="symbolic")
+@contextlib.contextmanager
+def _explaining(sizes: OpenSizes) -> Iterator[None]:
+    """Says what a failure of the tracer means for the user."""
     try:
-        # With the dispatcher in Python, torch writes some operators out before autograd sees them (resizing, LSTM);
-        # attention in its mathematical form has a backward pass of matrix products.
-        with enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH):
-            return _without_copies_of_views(tracer(*arguments))
+        yield
     except (*_DATA_DEPENDENT, UserError) as error:
         if isinstance(error, _DATA_DEPENDENT) or isinstance(error.__cause__, _DATA_DEPENDENT):
             raise ModelError(
@@ -219,18 +212,6 @@ def _trace(function: Callable[..., Any], arguments: Sequence[torch.Tensor], size
                 "Set the sizes that the model needs in training.mapped_dimensions."
             ) from error
         raise
-
-
-def _without_copies_of_views(code: fx.GraphModule) -> fx.GraphModule:
-    """In the steps of scans torch writes `select_copy` for `select` and so on, which exporters do not know."""
-    for module in code.modules():
-        if isinstance(module, fx.GraphModule):
-            for node in module.graph.nodes:
-                if isinstance(node.target, OpOverload) and torch.Tag.view_copy in node.target.tags:
-                    name, _, overload = node.target.name().removeprefix("aten::").partition(".")
-                    node.target = getattr(getattr(torch.ops.aten, name.removesuffix("_copy")), overload or "default")
-            module.recompile()
-    return code
 
 
 def _first_line(error: Exception) -> str:

@@ -6,18 +6,17 @@ names of the model's initializers back.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes import common as passes
 
-from onward.artifacts.joint_graph import JointGraph, OpenSizes, example_arguments, trace_joint_graph
+from onward.artifacts.joint_graph import JointGraph, OpenSizes, tensors_of, trace_joint_graph
+from onward.artifacts.onnx_translation import translate
 from onward.artifacts.optimizer_graph import (
     IR_VERSION,
     OPSET,
@@ -25,7 +24,8 @@ from onward.artifacts.optimizer_graph import (
     gradient_name,
     new_name,
 )
-from onward.errors import ModelError, chain_of
+from onward.artifacts.segment_assembly import ChainAssembly, take_segments
+from onward.errors import ModelError
 from onward.graph.writing.model_saving import save_model
 from onward.lowering.module import OnnxModule
 from onward.parameters import Optimizer
@@ -84,65 +84,39 @@ def build_training_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None
             "this model with `onward train`, which needs none."
         )
     joint = trace_joint_graph(net, sizes)
-    arguments = example_arguments(net, joint)
-    model = _translate(joint, arguments)
+    tensors = tensors_of(net, joint)
+    model = translate(joint.codes, OPSET)
     _check_standard(model)
+    dtypes = {name: net.input_dtypes[name] for name in joint.features}
+    model = _assembled(model, joint, dtypes | {name: tensor.dtype for name, tensor in tensors.items()})
     outputs = [net.program.outputs[0], *map(gradient_name, joint.weights), *map(new_name, joint.states)]
     _name_values(model, joint.inputs, outputs)
-    _place_tensors(model, joint, arguments)
+    _place_tensors(model, joint, tensors)
     _set_shapes(model, joint.sizes)
     return model
 
 
-def _translate(joint: JointGraph, arguments: Sequence[torch.Tensor]) -> ir.Model:
-    """The joint graph in ONNX; inputs and outputs in its order, under names of the exporter's."""
-    dynamic = [
-        {
-            axis: torch.export.Dim.DYNAMIC
-            for axis, size in enumerate(joint.sizes.shapes.get(name, ()))
-            if isinstance(size, str)
-        }
-        for name in joint.inputs
-    ]
-    with _quiet():
-        exported = torch.export.export(joint.code, tuple(arguments), dynamic_shapes=tuple(dynamic), strict=False)
-        _sort_without_asking_for_stability(exported.graph)
-        try:
-            program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, optimize=True, verbose=False)
-        except torch.onnx.OnnxExporterError as error:
-            raise ModelError(
-                "the training graph cannot be written in standard ONNX operators. torch's exporter reports: "
-                f"{_untranslated(error)}. Train this model with `onward train`, which needs none."
-            ) from error
-    assert program is not None
-    return program.model
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's talk on the screen; what matters comes as exceptions."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _sort_without_asking_for_stability(graph: torch.fx.Graph) -> None:
-    """The exporter translates plain sorting alone, by TopK, which is stable: of equal values the first comes first."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
-        node.target = torch.ops.aten.sort.default
-        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "stable"}
-
-
-def _untranslated(error: BaseException) -> str:
-    """The innermost cause of a failed export, in one line."""
-    *_, first = chain_of(error, only_causes=True)
-    return str(first).strip().split("\n", 1)[0].removesuffix(".")
+def _assembled(model: ir.Model, joint: JointGraph, dtypes: Mapping[str, torch.dtype]) -> ir.Model:
+    """The training graph, from the nodes of its segments; inputs and outputs without names."""
+    types = {name: ir.TensorType(ir.tensor_adapters.from_torch_dtype(dtypes[name])) for name in joint.inputs}
+    inputs = {name: ir.Value(type=type) for name, type in types.items()}
+    chain = ChainAssembly(take_segments(model.graph, joint), inputs)
+    chain.assemble(joint.uses)
+    outputs = [chain.values[joint.loss], *(chain.gradients[name] for name in joint.weights)]
+    outputs += [chain.values[name] for name in joint.states]
+    constants = [value for value in model.graph.initializers.values() if value.uses()]
+    model.graph.initializers.clear()
+    graph = ir.Graph(
+        list(inputs.values()),
+        outputs,
+        nodes=chain.nodes,
+        initializers=constants,
+        opset_imports=dict(model.opset_imports),
+        name=model.graph.name,
+    )
+    whole = ir.Model(graph, ir_version=model.ir_version, producer_name=model.producer_name)
+    passes.NameFixPass()(whole)
+    return whole
 
 
 def _check_standard(model: ir.Model) -> None:
@@ -204,12 +178,13 @@ def _separate_outputs(graph: ir.Graph) -> None:
         seen.add(value)
 
 
-def _place_tensors(model: ir.Model, joint: JointGraph, arguments: Sequence[torch.Tensor]) -> None:
+def _place_tensors(model: ir.Model, joint: JointGraph, tensors: Mapping[str, torch.Tensor]) -> None:
     """Weights and running statistics become inputs with a default value, constants become initializers alone."""
     graph = model.graph
     changeable = {*joint.weights, *joint.states}
-    for value, tensor in list(zip(graph.inputs, arguments, strict=True))[len(joint.features) :]:
-        value.const_value = ir.tensor_adapters.TorchTensor(tensor, name=value.name)
+    for value in list(graph.inputs)[len(joint.features) :]:
+        value.const_value = ir.tensor_adapters.TorchTensor(tensors[str(value.name)], name=value.name)
+        value.shape = ir.Shape(value.const_value.shape)
         if value.name not in changeable:
             graph.inputs.remove(value)
             if not value.uses():

@@ -31,6 +31,13 @@ def test_cut_at_random_places_the_result_is_the_same(name: str, count: int) -> N
     found = run_segments(cut, False, network.device, inputs, tensors)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert set(cut.tensors) == set(program.tensors)
+    # Numbers, too, are found by the segment that reads them, where tensors alone are handed on.
+    alone = split_program(program, dict(zip(labels, places, strict=True)), count, hands_on_tensors_alone=True)
+    for segment in alone.segments:
+        outputs_of = next(iter(segment.code.graph.find_nodes(op="output"))).args[0]
+        assert not any(node.meta.get("is_host") for node in outputs_of)
+    found = run_segments(alone, False, network.device, inputs, tensors)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_an_output_that_follows_from_constants_is_given_out() -> None:

@@ -21,7 +21,7 @@ from onward.errors import ModelError, NodeError, OperatorError
 from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.weights.quantization import is_only_dequantized
 from onward.lowering.building.bound_value import BoundValue
-from onward.lowering.building.node_outputs import host_result_dtype, is_float, label_of, last_named_output
+from onward.lowering.building.node_outputs import host_result_dtype, is_float, label_of, last_named_output, note_on_host
 from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.kernels.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
@@ -208,7 +208,7 @@ class _Builder:
     def as_host(self, bound: BoundValue) -> Any:
         """The host form of a value; reading it from a tensor waits for the device."""
         if not bound.has_host:
-            bound.host, bound.has_host = self.fx_graph.call_function(to_host, (bound.tensor,)), True
+            bound.host, bound.has_host = note_on_host(self.fx_graph.call_function(to_host, (bound.tensor,))), True
         return bound.host
 
     def _lower_nodes(self) -> None:
@@ -265,19 +265,20 @@ class _Builder:
         keywords = self._keywords(node, lowering, inputs)
         dtype = host_result_dtype(node, lowering, inputs)
         result: Any
-        if all(bound.known for bound in inputs) and not any(isinstance(v, fx.Node) for v in keywords.values()):
+        known = all(bound.known for bound in inputs) and not any(isinstance(v, fx.Node) for v in keywords.values())
+        if known:
             try:
                 result = lowering.function(*arguments, **keywords)
             except Exception as error:
                 raise NodeError(f"{label_of(node)} failed on the constants {arguments}: {error}") from error
         else:
-            result = self.fx_graph.call_function(lowering.function, arguments, keywords)
+            result = note_on_host(self.fx_graph.call_function(lowering.function, arguments, keywords))
             result.meta["onnx"] = label_of(node)
         if len(node.outputs) == 1:
             self.bound[node.outputs[0]] = BoundValue(host=result, has_host=True, dtype=dtype)
             return
         for index, output in enumerate(node.outputs):
-            part = self.fx_graph.call_function(pick, (result, index)) if isinstance(result, fx.Node) else result[index]
+            part = result[index] if known else note_on_host(self.fx_graph.call_function(pick, (result, index)))
             self.bound[output] = BoundValue(host=part, has_host=True, dtype=dtype)
 
     def _positional(self, node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue | None]) -> tuple[Any, ...]:
@@ -386,7 +387,7 @@ class _Builder:
     def _bind_outputs(self, node: ir.Node, lowering: Lowering, call: fx.Node) -> None:
         if lowering.produces == "host":
             on_host = TORCH_DTYPE[ir.DataType[lowering.result_dtype.upper()]]
-            self.bound[node.outputs[0]] = BoundValue(host=call, has_host=True, dtype=on_host)
+            self.bound[node.outputs[0]] = BoundValue(host=note_on_host(call), has_host=True, dtype=on_host)
             return
         count = last_named_output(node)
         multiple = count > 1 or "output_count" in lowering.reserved

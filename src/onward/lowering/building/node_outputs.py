@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from torch import fx
 
 from onward.graph.nodes.provenance import module_scope
 from onward.lowering.building.bound_value import BoundValue
@@ -26,6 +27,12 @@ def last_named_output(node: ir.Node) -> int:
     while count > 0 and not node.outputs[count - 1].name:
         count -= 1
     return count
+
+
+def note_on_host(node: fx.Node) -> fx.Node:
+    """Notes of a step of the program that it computes a number, or several, and no tensor."""
+    node.meta["is_host"] = True
+    return node
 
 
 def is_float(data_type: ir.DataType) -> bool:

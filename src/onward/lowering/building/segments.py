@@ -5,7 +5,7 @@ Which node belongs to which segment comes from outside; a value that a later seg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,28 +54,32 @@ class SegmentedProgram:
         return name not in self.inputs and name not in self.folded and not name.startswith("%")
 
 
-def split_program(program: Program, segment_of: Mapping[str, int], count: int) -> SegmentedProgram:
+def split_program(
+    program: Program, segment_of: Mapping[str, int], count: int, *, hands_on_tensors_alone: bool = False
+) -> SegmentedProgram:
     """Cuts a program where its nodes change segment.
 
     Args:
         program: general or specialized.
         segment_of: name of an ONNX node -> its segment; what it does not list goes where its inputs are.
         count: number of segments; those of which nothing is left in this program are empty.
+        hands_on_tensors_alone: whether every segment computes shapes and sizes that it reads itself.
     """
     placeholders = [node for node in program.code.graph.nodes if node.op == "placeholder"]
     names = dict(zip(placeholders[2:], (*program.inputs, *program.tensors), strict=True))
     places = _places(program.code.graph, segment_of, count)
     output = next(node for node in program.code.graph.nodes if node.op == "output")
     results = tuple(names.get(node, f"%{node.name}") for node in output.args[0])
-    builders = [
-        _SegmentBuilder(
-            program, placeholders, names, [node for node, place in places.items() if place == index], output
-        )
-        for index in range(count)
-    ]
+    nodes_of: list[list[fx.Node]] = [[] for _ in range(count)]
+    for node, place in places.items():
+        nodes_of[place].append(node)
+    if hands_on_tensors_alone:
+        nodes_of = [_with_host_values(nodes, places) for nodes in nodes_of]
+    builders = [_SegmentBuilder(program, placeholders, names, nodes) for nodes in nodes_of]
+    handed_on = {value for builder in builders for value in builder.values} | set(output.all_input_nodes)
     folded = {name: tensor for name, tensor in program.attribute_tensors.items() if name in results}
     return SegmentedProgram(
-        segments=tuple(builder.cut() for builder in builders),
+        segments=tuple(builder.cut(handed_on) for builder in builders),
         inputs=program.inputs,
         outputs=program.outputs,
         results=results,
@@ -99,6 +103,16 @@ def _places(graph: fx.Graph, segment_of: Mapping[str, int], count: int) -> dict[
     return places
 
 
+def _with_host_values(nodes: Sequence[fx.Node], places: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """The nodes of a segment, and those of others that compute the numbers it reads."""
+    needed, stack = set(nodes), list(nodes)
+    while stack:
+        more = [n for n in stack.pop().all_input_nodes if n.meta.get("is_host") and n not in needed]
+        needed.update(more)
+        stack += more
+    return list(nodes) if len(needed) == len(nodes) else [node for node in places if node in needed]
+
+
 class _SegmentBuilder:
     """Builds the program of one segment."""
 
@@ -108,7 +122,6 @@ class _SegmentBuilder:
         placeholders: Sequence[fx.Node],
         names: Mapping[fx.Node, str],
         nodes: Sequence[fx.Node],
-        output: fx.Node,
     ) -> None:
         self.program = program
         self.placeholders = placeholders
@@ -119,16 +132,17 @@ class _SegmentBuilder:
         self.values = [n for n in read if n not in names and n not in placeholders[:2]]
         self.inputs = [n for n in read if names.get(n) in program.inputs]
         self.tensors = [n for n in read if n in names and names[n] not in program.inputs]
-        self.results = [n for n in nodes if any(user is output or user not in own for user in n.users)]
 
-    def cut(self) -> Program:
+    def cut(self, handed_on: Collection[fx.Node]) -> Program:
         """The program: its inputs are graph inputs, then values of earlier segments."""
+        results = [node for node in self.nodes if node in handed_on]
         graph, copies = fx.Graph(), dict[fx.Node, Any]()
         for node in (*self.placeholders[:2], *self.inputs, *self.values, *self.tensors):
             copies[node] = graph.placeholder(node.name)
         for node in self.nodes:
             copies[node] = graph.node_copy(node, lambda source: copies[source])
-        graph.output(tuple(copies[node] for node in self.results))
+        graph.output(tuple(copies[node] for node in results))
+        graph.eliminate_dead_code()
         name_placeholders(graph)
         tensors = tuple(self.names[node] for node in self.tensors)
         attributes = {name: t for name, t in self.program.attribute_tensors.items() if name in tensors}
@@ -136,7 +150,7 @@ class _SegmentBuilder:
             code=fx.GraphModule(self.program.code, graph),
             inputs=(*(self.names[node] for node in self.inputs), *(f"%{node.name}" for node in self.values)),
             tensors=tensors,
-            outputs=tuple(f"%{node.name}" for node in self.results),
+            outputs=tuple(f"%{node.name}" for node in results),
             attribute_tensors=attributes,
         )
 
