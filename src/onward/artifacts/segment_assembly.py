@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onward.artifacts.joint_graph import JointGraph
 from onward.artifacts.joint_segments import SegmentUse
+from onward.graph.cuts import reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +57,8 @@ def _nodes_before(values: Sequence[ir.Value]) -> set[ir.Node]:
         node = stack.pop()
         if node is not None and node not in found:
             found.add(node)
-            stack += [value.producer() for value in _reads(node)]
+            stack += [value.producer() for value in reads(node)]
     return found
-
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, its nested graphs included."""
-    read = [value for value in node.inputs if value is not None]
-    for graph in _nested(node):
-        read += [value for inner in graph for value in _reads(inner)]
-        read += graph.outputs
-    return read
-
-
-def _nested(node: ir.Node) -> list[ir.Graph]:
-    return [attribute.as_graph() for attribute in node.attributes.values() if attribute.type is ir.AttributeType.GRAPH]
 
 
 class ChainAssembly:
