@@ -15,6 +15,7 @@ import pytest
 
 from onward_device import Trainer
 from tests.device.bundles import BATCH, batches, bundle_of, samples
+from tests.device.reference_runs import RUNS, normalized
 from tests.mlp import save_mlp
 
 CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
@@ -76,3 +77,32 @@ def test_node_trains_as_python_does(accumulation: int, compiled: Path, tmp_path:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "# pass 7" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["normalized", "accumulated", "adapted", "dropped"])
+def test_node_gives_the_losses_of_onward_train(name: str, compiled: Path, tmp_path: Path) -> None:
+    """Over 50 steps; dropout draws other numbers than torch, and the same in all clients."""
+    run = normalized(dropout=0.3) if name == "dropped" else RUNS[name]()
+    trainer = Trainer.load(run.write(tmp_path))
+    losses = [trainer.train_step(batch) for batch in run.batches]
+    if name != "dropped":
+        assert run.losses_of_updates(losses) == pytest.approx(run.train(tmp_path)[1], abs=1e-5)
+    expected = {
+        "batches": [as_json(batch) for batch in run.batches],
+        "losses": losses,
+        "metrics": trainer.evaluate(run.batches[:7]),
+        "updates": trainer.updates,
+        "gradient_norm": trainer.gradient_norm,
+    }
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    done = subprocess.run(
+        ["node", "--test", "--test-name-pattern", "losses, metrics and weights", "test/"],
+        cwd=compiled,
+        env={**os.environ, "ONWARD_DEVICE_EXAMPLE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "ok 1 - losses, metrics and weights" in done.stdout

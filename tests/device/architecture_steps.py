@@ -59,7 +59,7 @@ def compare_steps(architecture: Architecture, folder: Path) -> StepDifference:
     scales = [1.0 / max(out.abs().max().item(), 1e-6) for out in outputs]
     model = export_program(module, architecture).model_proto
     names = [value.name for value in model.graph.input]
-    _write_run(model, scales, module, folder)
+    _write_run(model, scales, module, folder, len(architecture.inputs[0]))
     trainer = Trainer.load(write_bundle(folder / "run.yaml", folder / "bundle"))
     return _compare(trainer, _trained_like_onward(module), _batches(architecture), names, scales)
 
@@ -75,7 +75,7 @@ def _loss(outputs: list[Tensor], scales: list[float]) -> Tensor:
     return torch.stack([(one * one).mean() + one.mean() for one in scaled]).sum()
 
 
-def _write_run(model: onnx.ModelProto, scales: list[float], module: nn.Module, folder: Path) -> None:
+def _write_run(model: onnx.ModelProto, scales: list[float], module: nn.Module, folder: Path, batch: int) -> None:
     """The model with its loss as an output, and the run."""
     graph = model.graph
     floats = [v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT]
@@ -99,7 +99,7 @@ def _write_run(model: onnx.ModelProto, scales: list[float], module: nn.Module, f
         "paths": {"model_path": "model.onnx"},
         "loss": {"type": "output", "prediction": LOSS},
         "training": {
-            "batch_size": 2,
+            "batch_size": batch,
             "num_train_steps": 10,
             "weights_not_to_train": [name for name in frozen if name in stored],
         },

@@ -47,10 +47,6 @@ def test_the_command_line_writes_a_bundle_that_begins_with_a_checkpoint(
         ({"pruning": {"pattern": "magnitude", "sparsity": 0.5}}, "pruning.pattern is magnitude. Remove pruning."),
         ({"training": {"unfreeze": [{"after_updates": 2, "weights": "w1"}]}}, "training.unfreeze freezes weights for"),
         ({"next_rounds": [{}]}, "there are 1 next_rounds, and a bundle holds one round. Remove them."),
-        (
-            {"loss": {"type": "bert"}, "training": {"gradient_accumulation_steps": 4}},
-            "training.gradient_accumulation_steps is 4, and the loss is a sum of several means, which would be weighed",
-        ),
         ({"loss": {"type": "function", "function": print}}, "loss.type is function, which is computed outside of the"),
     ],
 )

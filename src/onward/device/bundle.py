@@ -14,6 +14,7 @@ from onward.checkpoint.reading import find_checkpoint
 from onward.device.bundle_files import save_bundle
 from onward.device.inference_graphs import evaluation_graph, inference_graph
 from onward.device.layout import DeviceGraphs
+from onward.device.loss_parts import means_of, with_selector
 from onward.device.step_graphs import step_graphs
 from onward.engine.building.preparation import check_dimensions, label_ranges, read_training_graph
 from onward.engine.inputs.epochs import count_in_steps
@@ -66,7 +67,6 @@ def write_bundle(
 def why_no_bundle(parameters: Parameters) -> str:
     """The first field whose meaning a device bundle cannot have, and what to do; "" where there is none."""
     loss, training = loss_named(parameters.loss.type), parameters.training
-    several_means = len(loss.normalizer(parameters.loss)) > 1 or bool(parameters.distillation.pairs)
     told = {
         f"loss.type is {loss.name}, which is computed outside of the graph. Choose another loss.": (
             loss.add is None or not loss.has_operators
@@ -86,11 +86,6 @@ def why_no_bundle(parameters: Parameters) -> str:
             parameters.next_rounds
         ),
         "training.is_perf_test is true. Set it to false.": training.is_perf_test,
-        f"training.gradient_accumulation_steps is {training.gradient_accumulation_steps}, and the loss is a sum of "
-        "several means, which would be weighed one by one. Set training.accumulate_as to mean, or "
-        "training.gradient_accumulation_steps to 1.": (
-            several_means and training.gradient_accumulation_steps > 1 and training.accumulate_as == "one_batch"
-        ),
     }
     return next((text for text, holds in told.items() if holds), "")
 
@@ -109,8 +104,9 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
     rules = with_exact_names(parameters.optimizer, graph)
     averages = optimizer_named(rules.training_optimizer_name).averages_weights
     evaluated, metrics = evaluation_graph(plain, parameters.loss, averages)
-    assert graph.loss is not None
-    net = OnnxModule(graph, (graph.loss,))
+    traced = with_selector(graph) if len(means_of(graph, parameters)) > 1 else graph
+    assert traced.loss is not None
+    net = OnnxModule(traced, (traced.loss,))
     if checkpoint is not None:
         load_checkpoint(net, checkpoint)
     steps, state = step_graphs(net, parameters, rules)

@@ -19,9 +19,14 @@ COUNTED = "accumulated_count"
 LOSS_SUM = "accumulated_loss"
 
 
-def accumulator_name(weight: str) -> str:
-    """The name of the tensor that gradients of a weight are added to."""
-    return f"{weight}_grad_sum"
+def accumulator_name(weight: str, part: int = 0) -> str:
+    """The name of the tensor that gradients of a weight are added to, of a part of the loss."""
+    return f"{weight}_grad_sum" + (f"_{part}" if part else "")
+
+
+def count_name(part: int = 0) -> str:
+    """The name of what accumulated passes count, of a part of the loss."""
+    return COUNTED + (f"_{part}" if part else "")
 
 
 def average_name(weight: str) -> str:

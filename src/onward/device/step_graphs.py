@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +25,6 @@ from onward.artifacts.training_graph import build_training_graph
 from onward.device.label_counts import append_count
 from onward.device.layout import (
     ACCUMULATED,
-    COUNTED,
     LOSS_SUM,
     SEED,
     SKIPPED,
@@ -32,12 +32,13 @@ from onward.device.layout import (
     StateTensor,
     accumulator_name,
     average_name,
+    count_name,
     kept_name,
 )
+from onward.device.loss_parts import means_of, repeat_for_parts
 from onward.device.master_weights import master_of
 from onward.device.random_numbers import draw_from_counters
 from onward.graph.nodes.node_writer import NodeWriter
-from onward.losses.registry import loss_named
 from onward.lowering.module import OnnxModule
 from onward.optim.schedules import LearningRateSchedule
 from onward.optimizers.registry import optimizer_named
@@ -77,10 +78,13 @@ def step_graphs(
         return {"step": pass_graph.model}, state
     weights = [tensor for tensor in state if tensor.kind == "weight"]
     statistics = [tensor for tensor in state if tensor.kind == "statistic"]
-    update = _update_graph(weights, statistics, rules, rates, pass_graph.divides_by)
+    parts = len(pass_graph.gradients)
+    update = _update_graph(weights, statistics, rules, rates, pass_graph.divides, parts)
     _append_accumulation(pass_graph)
-    state += [_accumulator(accumulator_name(one.name), one.dtype, one.shape) for one in weights]
-    state += [_accumulator(name, FLOAT, ()) for name in (COUNTED, LOSS_SUM)]
+    for part in range(parts):
+        state += [_accumulator(accumulator_name(one.name, part), one.dtype, one.shape) for one in weights]
+    counts = [count_name(part) for part in range(parts)]
+    state += [_accumulator(name, FLOAT, ()) for name in (*counts, LOSS_SUM)]
     state += [_counter(ACCUMULATED)]
     state += [
         StateTensor(name=kept_name(one.name), dtype=one.dtype, shape=one.shape, kind="statistic", start=one.start)
@@ -129,21 +133,21 @@ class _PassGraph:
     Attributes:
         model: changed in place.
         weights: by name, in the type that the update computes in.
-        gradients: by weight.
+        gradients: by weight, of each mean that the loss is the sum of where passes are accumulated as one batch.
         statistics: (old, new) by name.
-        loss: what is minimized.
-        count: appends what a pass counts for in its update; None: as much as every other.
-        divides_by: the accumulator that sums are divided by; None: nothing.
+        losses: what is minimized, the sum of all.
+        counts: for each, appends what a pass counts for in its update; none: as much as every other.
+        divides: whether sums are divided by what was counted.
         draws: whether it draws random numbers.
     """
 
     model: ir.Model
     weights: Mapping[str, ir.Value]
-    gradients: Mapping[str, ir.Value]
+    gradients: Sequence[Mapping[str, ir.Value]]
     statistics: Mapping[str, tuple[ir.Value, ir.Value]]
-    loss: ir.Value
-    count: Callable[[NodeWriter], ir.Value] | None
-    divides_by: str | None
+    losses: Sequence[ir.Value]
+    counts: Sequence[Callable[[NodeWriter], ir.Value]]
+    divides: bool
     draws: bool
 
     @classmethod
@@ -162,24 +166,29 @@ class _PassGraph:
         for counter in counters:
             if not counter.uses():
                 graph.inputs.remove(counter)
+        minimized = [net.program.outputs[0], *map(gradient_name, net.graph.weights)]
+        wanted = [next(value for value in graph.outputs if value.name == name) for name in minimized]
+        means = means_of(net.graph, parameters)
+        found = repeat_for_parts(model, wanted, len(means)) if len(means) > 1 else [wanted]
         inputs = {str(value.name): value for value in graph.inputs}
-        minimized = outputs[net.program.outputs[0]]
+        outputs = {str(value.name): value for value in graph.outputs}
         graph.outputs.clear()
         writer = NodeWriter(model, "step/")
-        _add_loss(writer, minimized, features[0], loss.reduction == "sum")
+        losses = [values[0] for values in found]
+        total = losses[0] if len(losses) == 1 else writer.apply("Add", *losses)
+        _add_loss(writer, total, features[0], loss.reduction == "sum")
         is_one_batch, is_sum = training.accumulate_as == "one_batch", loss.reduction == "sum"
-        means = loss_named(loss.type).normalizer(loss)
-        count = None
-        if training.gradient_accumulation_steps > 1 and is_one_batch and not is_sum:
-            count = lambda writer: append_count(writer, inputs, features[0], means[0])  # noqa: E731
+        counted = training.gradient_accumulation_steps > 1 and is_one_batch and not is_sum
         return cls(
             model=model,
             weights={name: master_of(writer, inputs[name]) for name in net.graph.weights},
-            gradients={name: outputs[gradient_name(name)] for name in net.graph.weights},
+            gradients=[dict(zip(net.graph.weights, values[1:], strict=True)) for values in found],
             statistics={name: (inputs[name], outputs[new_name(name)]) for name in net.graph.states},
-            loss=minimized,
-            count=count,
-            divides_by=None if is_one_batch and is_sum else COUNTED,
+            losses=losses,
+            counts=[partial(append_count, inputs=inputs, feature=features[0], counted=one) for one in means]
+            if counted
+            else [],
+            divides=not (is_one_batch and is_sum),
             draws=draws,
         )
 
@@ -230,12 +239,12 @@ def _append_step(done: _PassGraph, rules: Optimizer, rates: np.ndarray[tuple[int
     update = next((v for v in model.graph.inputs if v.name == UPDATE_COUNT), None) or _new_input(model, UPDATE_COUNT)
     skipped = _new_input(model, SKIPPED)
     before = writer.apply("Sub", update, skipped)
-    finite_too = [done.loss, *(new for _, new in done.statistics.values())]
+    finite_too = [*done.losses, *(new for _, new in done.statistics.values())]
     appended = append_formulas(
         writer,
         rules,
         done.weights,
-        done.gradients,
+        done.gradients[0],
         _rate(writer, rates, update),
         before,
         finite_too=finite_too,
@@ -253,17 +262,20 @@ def _append_accumulation(done: _PassGraph) -> None:
     """Adds gradients, weighed by what the pass counts for, to accumulators."""
     model = done.model
     writer = NodeWriter(model, "accumulate/")
-    count = done.count(writer) if done.count is not None else writer.constant(1.0, "one_pass", np.float32)
-    for name, gradient in done.gradients.items():
-        dtype = done.weights[name].dtype
-        assert dtype is not None
-        wide = gradient if gradient.dtype is dtype else writer.cast(gradient, dtype)
-        if done.count is not None:
-            wide = writer.apply("Mul", wide, count if dtype is FLOAT else writer.cast(count, dtype))
-        _add_to(writer, accumulator_name(name), wide, dtype, gradient.shape)
-    loss = writer.cast(done.loss, FLOAT)
-    _add_to(writer, COUNTED, count, FLOAT, ())
-    _add_to(writer, LOSS_SUM, loss if done.count is None else writer.apply("Mul", loss, count), FLOAT, ())
+    once = None if done.counts else writer.constant(1.0, "one_pass", np.float32)
+    losses = []
+    for part, (loss, gradients) in enumerate(zip(done.losses, done.gradients, strict=True)):
+        count = once if once is not None else done.counts[part](writer)
+        for name, gradient in gradients.items():
+            dtype = done.weights[name].dtype
+            assert dtype is not None
+            wide = gradient if gradient.dtype is dtype else writer.cast(gradient, dtype)
+            if once is None:
+                wide = writer.apply("Mul", wide, count if dtype is FLOAT else writer.cast(count, dtype))
+            _add_to(writer, accumulator_name(name, part), wide, dtype, done.weights[name].shape)
+        _add_to(writer, count_name(part), count, FLOAT, ())
+        losses.append(writer.cast(loss, FLOAT) if once is not None else writer.apply("Mul", loss, count))
+    _add_to(writer, LOSS_SUM, losses[0] if len(losses) == 1 else writer.apply("Add", *losses), FLOAT, ())
     _add_to(writer, ACCUMULATED, writer.constant(1, "one"), INT64, ())
     for name, (old, new) in done.statistics.items():
         new.name = None
@@ -282,27 +294,27 @@ def _update_graph(
     statistics: Sequence[StateTensor],
     rules: Optimizer,
     rates: np.ndarray[tuple[int], np.dtype[np.float32]],
-    divides_by: str | None,
+    divides: bool,
+    parts: int,
 ) -> ir.Model:
     """The update from accumulators, which it sets to zero."""
     model = empty_model("update")
     writer = NodeWriter(model, "update/")
     held = {one.name: add_input(model, one.name, one.dtype, one.shape) for one in weights}
-    sums = {one.name: add_input(model, accumulator_name(one.name), one.dtype, one.shape) for one in weights}
-    counted, loss = (add_input(model, name, FLOAT, ()) for name in (COUNTED, LOSS_SUM))
+    sums = [
+        {one.name: add_input(model, accumulator_name(one.name, part), one.dtype, one.shape) for one in weights}
+        for part in range(parts)
+    ]
+    counted = [add_input(model, count_name(part), FLOAT, ()) for part in range(parts)]
+    loss = add_input(model, LOSS_SUM, FLOAT, ())
     accumulated, update, skipped = (_new_input(model, name) for name in (ACCUMULATED, UPDATE_COUNT, SKIPPED))
     now = {one.name: add_input(model, one.name, one.dtype, one.shape) for one in statistics}
     kept = {one.name: add_input(model, kept_name(one.name), one.dtype, one.shape) for one in statistics}
-    gradients = dict(sums)
-    if divides_by is not None:
-        # Where nothing is counted, gradients are zero.
-        one = writer.constant(1.0, "one_label", np.float32)
-        above = writer.apply("Greater", counted, writer.constant(0.0, "no_label", np.float32))
-        divisor = writer.apply("Where", above, counted, one)
-        for tensor in weights:
-            own = divisor if tensor.dtype is FLOAT else writer.cast(divisor, tensor.dtype)
-            gradients[tensor.name] = writer.apply("Div", sums[tensor.name], own)
-            gradients[tensor.name].type = ir.TensorType(tensor.dtype)
+    means = [_divided(writer, *pair) if divides else pair[0] for pair in zip(sums, counted, strict=True)]
+    gradients = dict(means[0])
+    for name, value in gradients.items() if parts > 1 else ():
+        gradients[name] = writer.apply("Sum", *(one[name] for one in means))
+        gradients[name].type = value.type
     rate, before = _rate(writer, rates, update), writer.apply("Sub", update, skipped)
     done = append_formulas(writer, rules, held, gradients, rate, before, finite_too=[loss, *now.values()])
     for name, value in now.items():
@@ -312,14 +324,27 @@ def _update_graph(
         add_output(model, copy, new_name(kept_name(name)), value.dtype, value.shape)
     _keep_averages(model, held)
     _count_updates(writer, update, skipped, done.finite)
-    for value in (*sums.values(), counted, loss, accumulated):
+    for value in (*(value for one in sums for value in one.values()), *counted, loss, accumulated):
         assert value.dtype is not None
         assert value.shape is not None
         zero = writer.constant(0, "zero", value.dtype.numpy())
         filled = writer.apply("Expand", zero, writer.constant(value.shape.numpy(), "sizes"))
         add_output(model, filled, new_name(str(value.name)), value.dtype, value.shape)
     add_output(model, done.norm, GRADIENT_NORM, FLOAT, ())
-    for value in (accumulated, counted):
+    for value in (accumulated, *counted):
         if not value.uses():
             model.graph.inputs.remove(value)
     return model
+
+
+def _divided(writer: NodeWriter, sums: Mapping[str, ir.Value], counted: ir.Value) -> dict[str, ir.Value]:
+    """Sums over what was counted; where that is nothing, gradients are zero."""
+    one = writer.constant(1.0, "one_label", np.float32)
+    above = writer.apply("Greater", counted, writer.constant(0.0, "no_label", np.float32))
+    divisor, found = writer.apply("Where", above, counted, one), {}
+    for name, value in sums.items():
+        assert value.dtype is not None
+        own = divisor if value.dtype is FLOAT else writer.cast(divisor, value.dtype)
+        found[name] = writer.apply("Div", value, own)
+        found[name].type = ir.TensorType(value.dtype)
+    return found
