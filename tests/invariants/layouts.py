@@ -138,7 +138,8 @@ def train_on_ranks(
         results: list[Result] = call_on_ranks(layout.world_size, here, merged, parts, test, last_batch)
     for other in results[1:]:
         assert np.array_equal(other.losses, results[0].losses, equal_nan=True), "every rank knows the same losses"
-        assert np.array_equal(other.norms, results[0].norms, equal_nan=True)
+        if "sync_every_updates" not in layout.distributed:  # every worker has gradients of its own
+            assert np.array_equal(other.norms, results[0].norms, equal_nan=True)
         assert other.metrics == results[0].metrics
         assert (other.skipped, other.loss_scale) == (results[0].skipped, results[0].loss_scale)
     return results

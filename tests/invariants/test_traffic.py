@@ -27,6 +27,7 @@ SENT = {
 LAYOUTS = [
     Layout(2, 1, 1, {"zero_stage": 3}),
     Layout(1, 1, 2),
+    Layout(2, 1, 1, {"sync_every_updates": 1}),
 ]
 MORE = [
     Layout(2, 1, 1, {"reduction_type": "bf16"}),
@@ -35,6 +36,8 @@ MORE = [
     Layout(2, 2, 1, {"zero_stage": 2}),
     Layout(2, 1, 2, {"zero_stage": 1}),
     Layout(4, 1, 1, {"zero_stage": 3, "zero_group_size": 2}),
+    Layout(4, 1, 1, {"zero_stage": 2, "zero_group_size": 2, "sync_every_updates": 1}),
+    Layout(4, 1, 1, {"replicas_per_worker": 2, "sync_every_updates": 1}),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onward.parallel.gathering import gather_full
-from onward.parallel.gradients import finish_gradients, sum_over_replicas, sum_over_shards, total_norm
+from onward.parallel.gradients import finish_gradients, sum_over_group, sum_over_shards, total_norm
 from onward.parallel.launch.process import Mesh, in_world_of_one, start
 from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters.distributed import Distributed
@@ -45,7 +45,7 @@ def norms() -> tuple[float, list[float], list[float]]:
     norm = total_norm(mesh, [part, same], torch.tensor([2, 4]))
     squares = torch.stack([part.square().sum(), same.square().sum()])
     sums = sum_over_shards(mesh, squares, torch.tensor([2, 4]))
-    return float(norm), sums.tolist(), sum_over_replicas(mesh, torch.tensor([float(mesh.place.data + 1)])).tolist()
+    return float(norm), sums.tolist(), sum_over_group(mesh.data, torch.tensor([float(mesh.place.data + 1)])).tolist()
 
 
 def test_norms_are_those_of_the_whole_weights() -> None:

@@ -28,6 +28,9 @@ from onward.graph.adapters.base_checksum import why_other_base
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Checkpoint, Parameters
 
+_OF_LAYOUTS = ("random/", "average/", "pruned/", "outer/", "workers/")
+"""Beginnings of the names of tensors that a checkpoint may lack, or have in addition."""
+
 GO_ON = "The same command resumes from there."
 
 
@@ -121,12 +124,12 @@ class RunCheckpoints:
         record = read_run_record(path)
         if why := why_other_base(record.get("base_checksum", ""), self.base_checksum):
             raise CheckpointError(f"{self._files.shown(path)} cannot be loaded: {why}")
-        tensors = state.sharded_tensors()
-        memory, optional = self._memory, ("random/", "average/", "pruned/")
+        local, memory = state.local_sgd, self._memory
+        tensors = state.sharded_tensors(local is None or local.is_of_same_workers(record))
         if memory is not None and memory.chosen is not None:
-            lacking, place = memory.read(tensors, optional), memory.place
+            lacking, place = memory.read(tensors, _OF_LAYOUTS), memory.place
         else:
-            lacking = read_sharded_tensors(path, tensors, optional=optional, group=self.mesh.control)
+            lacking = read_sharded_tensors(path, tensors, optional=_OF_LAYOUTS, group=self.mesh.control)
             place = self._files.shown(path)
         random = {n: sharded.tensor for n, sharded in tensors.items() if n.startswith("random/") and n not in lacking}
         notes = state.restore(random, record)

@@ -64,6 +64,26 @@ class DataCursor:
         return cursor
 
 
+def resumed_cursor(record: Mapping[str, Any], replica: int, replicas: int) -> tuple[DataCursor, list[str]]:
+    """Where a replica continues in its data, by the record of a checkpoint, and what to report to the user.
+
+    With as many replicas as before it is the exact sample. With another number every replica has other files: the
+    epoch continues, and as many of its samples are passed over as all replicas together had read.
+    """
+    cursors = {entry["data"]: DataCursor.from_dict(entry["cursor"]) for entry in record.get("ranks", {}).values()}
+    if not cursors:
+        cursors = {0: DataCursor.from_dict(record["cursor"])}
+    if len(cursors) == replicas:
+        return cursors[replica], []
+    epoch = min(cursor.epoch for cursor in cursors.values())
+    read = sum(cursor.sample for cursor in cursors.values() if cursor.epoch == epoch)
+    note = (
+        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are redistributed, and "
+        f"epoch {epoch} goes on after {read} samples; some of its samples may be read twice, others not at all."
+    )
+    return DataCursor(epoch=epoch, sample=read // replicas), [note]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Samples for one step.

@@ -76,7 +76,7 @@ class GradientReduction:
         return [name for name, weight in others.items() if self.distributed.zero_stage and not weight.full_shape]
 
     def total_norm(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The L2 norm of the gradients of all weights, on every rank the same."""
+        """The L2 norm of the gradients of all weights, on every rank of a worker the same."""
         if self.mesh.world_size == 1:
             return get_total_norm(list(found.values()))
         return gradients.total_norm(self.mesh, self._counted(state, found), self._copies(state, found))
@@ -98,7 +98,7 @@ class GradientReduction:
             loss: of this rank's micro-batches. NaN is no overflow: a batch in which no label counts has the loss 0/0,
                 and gradients of zero.
         """
-        replicas = self.mesh.topology.data_size
+        replicas = self.mesh.topology.worker_size
         # Statistics are added up over replicas before they are divided.
         checked = [tensor * replicas for tensor in state.statistics().values() if tensor.is_floating_point()]
         checked.append(torch.where(loss.isinf(), torch.inf, 0.0))
@@ -120,5 +120,5 @@ class GradientReduction:
             data_parallel.average(list(state.statistics().values()), self.mesh.data)
 
     def sum_over_replicas(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over the replicas."""
-        return gradients.sum_over_replicas(self.mesh, numbers)
+        """The sum of a tensor over all replicas."""
+        return gradients.sum_over_group(self.mesh.replicas, numbers)

@@ -138,7 +138,8 @@ def train_steps(
         result: UpdateResult | None = None
         learning_rate = state.rate.of(schedule.at(step))
         if is_update:
-            result = steps.update(batch, learning_rate, watch=shown)
+            is_last = step + steps.accumulation > num_train_steps
+            result = steps.update(batch, learning_rate, watch=shown, is_last=is_last)
         else:
             steps.accumulate(batch)
         state.counters.step = step

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from onward.data.batches import DataCursor
+from onward.data.batches import DataCursor, resumed_cursor
+from onward.engine.local_sgd import OUTER_SLOT, LocalSGD, notes_on_workers
 from onward.engine.network.local_weights import LocalWeight
 from onward.engine.network.network import Network
 from onward.engine.weight_average import OptimizerAverage, WeightAverage
@@ -22,7 +23,7 @@ from onward.optim.schedule_free import AdamWScheduleFree
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.launch.process import Mesh, in_world_of_one
 from onward.parallel.sharded_tensors import ShardedTensor
-from onward.parameters import Averaging, Pruning
+from onward.parameters import Averaging, Distributed, Pruning
 from onward.plan.shards import Sharding
 
 
@@ -100,6 +101,7 @@ class TrainState:
         state_shardings: running statistics that are tensor parallel -> how they are sharded, and their full shapes.
         average: of weights and running statistics; None: a run keeps none.
         pruning: which elements of weights stay zero; None: a run prunes nothing.
+        local_sgd: what workers of local SGD have in common; None: there is one worker.
     """
 
     networks: Sequence[Network]
@@ -115,6 +117,7 @@ class TrainState:
     course: LossCourse = field(default_factory=LossCourse)
     average: WeightAverage | OptimizerAverage | None = None
     pruning: WeightPruning | None = None
+    local_sgd: LocalSGD | None = None
     _mark: _Mark | None = None
     _skipped: torch.Tensor | None = None
 
@@ -188,11 +191,24 @@ class TrainState:
                 found |= {name: own[name] for name in network.net.graph.states if name in own}
         return found
 
-    def sharded_tensors(self) -> dict[str, ShardedTensor]:
+    def sharded_tensors(self, is_of_same_workers: bool = True) -> dict[str, ShardedTensor]:
         """Every tensor by a flat name: `weights/...`, `states/...`, `average/...`, `pruned/...`,
-        `slots/<slot>/...`, `random/<rank>/...`."""
-        found = {f"weights/{name}": weight.sharded for name, weight in self.weights.items()}
-        found |= {f"states/{name}": self._sharded_like(name, tensor) for name, tensor in self.statistics().items()}
+        `slots/<slot>/...`, `random/<rank>/...`.
+
+        With local SGD weights and statistics are the synchronized ones. Those of every worker are
+        `workers/<worker>/weights/...`, and its slots `workers/<worker>/slots/...`, except that those of worker 0 have
+        their ordinary names; the outer optimizer's are `outer/<slot>/...`.
+
+        Args:
+            is_of_same_workers: False for loading what another number of workers saved: without what is of one worker,
+                and the slots of each by their ordinary names.
+        """
+        found, slots_at = self._weights_and_statistics(), "slots/"
+        if self.local_sgd is not None and is_of_same_workers:
+            at = f"workers/{self.local_sgd.worker}/"
+            slots_at = f"{at if self.local_sgd.worker else ''}slots/"
+            own = self.local_sgd.own.items()
+            found |= {f"{at}{self._kind(name)}/{name}": self._sharded_like(name, tensor) for name, tensor in own}
         if self.average is not None:
             tensors = self.average.tensors.items()
             found |= {f"average/{name}": self._sharded_like(name, tensor) for name, tensor in tensors}
@@ -203,14 +219,28 @@ class TrainState:
             for slot, tensor in slots.items():
                 is_full = slot in self.replicated_slots
                 full = ShardedTensor.full(tensor, weight.is_first) if is_full else weight.sharded_like(tensor)
-                found[f"slots/{slot}/{name}"] = full
+                found[f"{slots_at}{slot}/{name}"] = full
         return found | {name: ShardedTensor.full(tensor) for name, tensor in self.random_states().items()}
 
+    def _weights_and_statistics(self) -> dict[str, ShardedTensor]:
+        """Those that are exported."""
+        if self.local_sgd is None:
+            found = {f"weights/{name}": weight.sharded for name, weight in self.weights.items()}
+            return found | {f"states/{n}": self._sharded_like(n, tensor) for n, tensor in self.statistics().items()}
+        common, is_first = {**self.statistics(), **self.local_sgd.synchronized}, self.local_sgd.worker == 0
+        found = {f"{self._kind(name)}/{name}": self._sharded_like(name, one) for name, one in common.items()}
+        outer = self.local_sgd.momentum.items()
+        found |= {f"outer/{OUTER_SLOT}/{name}": self._sharded_like(name, one) for name, one in outer}
+        return {n: dataclasses.replace(one, is_written=one.is_written and is_first) for n, one in found.items()}
+
+    def _kind(self, name: str) -> str:
+        return "weights" if name in self.weights else "states"
+
     def _sharded_like(self, name: str, tensor: torch.Tensor) -> ShardedTensor:
-        """A tensor that is sharded like the weight or running statistic of that name."""
+        """A tensor of this worker that is sharded like the weight or running statistic of that name."""
         if name in self.weights:
             return self.weights[name].sharded_like(tensor)
-        place = self.mesh.place
+        place = self.mesh.topology.place_in_worker(self.mesh.place)
         cut = self.state_shardings.get(name)
         if cut is None:
             return ShardedTensor.full(tensor, place.data == place.horizontal == 0)
@@ -232,8 +262,15 @@ class TrainState:
             weights = {name: weight for name, weight in self.weights.items() if name in axes}
             self.pruning = WeightPruning(settings, weights, axes, self.mesh)
 
-    def after_update(self) -> None:
-        """What follows each weight update, a skipped one included."""
+    def train_locally(self, distributed: Distributed) -> None:
+        """Synchronizes workers from now on, where the settings ask for it."""
+        if distributed.sync_every_updates is not None:
+            self.local_sgd = LocalSGD(distributed, self.mesh, self.weights, self.statistics())
+
+    def after_update(self, is_last: bool = False) -> None:
+        """What follows each weight update, a skipped one included; the last of a round or not."""
+        if self.local_sgd is not None and self.local_sgd.after_update(is_last):
+            self._update_followers()
         if self.average is not None:
             self.average.after_update(self.counters.update)
         if self.pruning is not None:
@@ -248,12 +285,16 @@ class TrainState:
 
     @contextlib.contextmanager
     def averaged(self, is_averaged: bool = True) -> Iterator[None]:
-        """For as long as this lasts, the average stands where the weights are; nothing where `is_averaged` is false."""
-        if not is_averaged or self.average is None or not self.average.count:
+        """For as long as this lasts, the average stands where the weights are; nothing where `is_averaged` is false.
+
+        With local SGD the synchronized weights do in any case.
+        """
+        average = self.average if is_averaged and self.average is not None and self.average.count else None
+        if (shown := self.local_sgd or average) is None:
             yield
             return
         try:
-            with torch.no_grad(), self.average.in_place():
+            with torch.no_grad(), shown.in_place():
                 self._update_followers()
                 yield
         finally:
@@ -288,6 +329,7 @@ class TrainState:
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
             "learning_rate": dataclasses.asdict(self.rate),
             "average": None if self.average is None else self.average.count,
+            "local_sgd": None if self.local_sgd is None else self.local_sgd.record(),
             "pruned": None if self.pruning is None else self.pruning.sparsity,
             "course": {
                 "losses": self.course.losses,
@@ -298,9 +340,13 @@ class TrainState:
         }
 
     def rank_record(self) -> dict[str, Any]:
-        """What every rank has of its own: where it is in its part of the data."""
+        """What every rank has of its own: where it is in its part of the data; its worker's loss scale."""
         spans = [[list(begin), list(end)] for begin, end in self.course.spans]
-        return {"data": self.mesh.reader, "cursor": self.cursor.to_dict(), "left_out": spans}
+        found = {"data": self.mesh.reader, "cursor": self.cursor.to_dict(), "left_out": spans}
+        if self.local_sgd is not None:
+            found["loss_scale"] = None if self.loss_scale is None else self.loss_scale.to_json()
+            found["skipped_updates"] = self.counters.skipped_updates
+        return found
 
     def restore(self, random: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> list[str]:
         """Takes over `record` and the random states; the other tensors are loaded in place. Returns what to report."""
@@ -313,6 +359,12 @@ class TrainState:
             self.average.count = record.get("average") or 0
         if self.pruning is not None:
             self.pruning.sparsity = record.get("pruned") or 0.0
+        if self.local_sgd is None:
+            notes += notes_on_workers(record, 1)
+        else:
+            notes += self.local_sgd.restore(record)
+            record = {**record, **self.local_sgd.of_worker(record, replica)}
+            self.counters.skipped_updates = record.get("skipped_updates", self.counters.skipped_updates)
         left_out = {entry["data"]: entry.get("left_out", []) for entry in record.get("ranks", {}).values()}
         if len(left_out) == replicas:  # with another number of replicas, each reads other data
             self.course.spans = [(tuple(begin), tuple(end)) for begin, end in left_out[replica]]
@@ -324,26 +376,6 @@ class TrainState:
         self.set_random_states(random)
         self._update_followers()
         return notes
-
-
-def resumed_cursor(record: Mapping[str, Any], replica: int, replicas: int) -> tuple[DataCursor, list[str]]:
-    """Where a replica continues in its data, by the record of a checkpoint, and what to report to the user.
-
-    With as many replicas as before it is the exact sample. With another number every replica has other files: the
-    epoch continues, and as many of its samples are passed over as all replicas together had read.
-    """
-    cursors = {entry["data"]: DataCursor.from_dict(entry["cursor"]) for entry in record.get("ranks", {}).values()}
-    if not cursors:
-        cursors = {0: DataCursor.from_dict(record["cursor"])}
-    if len(cursors) == replicas:
-        return cursors[replica], []
-    epoch = min(cursor.epoch for cursor in cursors.values())
-    read = sum(cursor.sample for cursor in cursors.values() if cursor.epoch == epoch)
-    note = (
-        f"the checkpoint is of {len(cursors)} replicas, this run has {replicas}: the data are redistributed, and "
-        f"epoch {epoch} goes on after {read} samples; some of its samples may be read twice, others not at all."
-    )
-    return DataCursor(epoch=epoch, sample=read // replicas), [note]
 
 
 def _copy_all(source: list[torch.Tensor], target: list[torch.Tensor]) -> None:

@@ -124,7 +124,7 @@ class Steps:
         self._unfreezing.before_pass(self.state.counters.update, self.state.weights)
         computed = self.micro_batches.add(batch, is_last, self._scale / self._share)
         if self._loss_is_sum:
-            self._update_losses += batch.sample_count * self.state.mesh.topology.reader_count
+            self._update_losses += batch.sample_count * self.state.mesh.topology.readers_of_worker
         if computed is None:
             return {}
         # Summed on the device: reading it is left to the report, so that no step waits for the device.
@@ -133,8 +133,8 @@ class Steps:
         self._update_losses += 0 if self._loss_is_sum else computed.losses
         return computed.outputs
 
-    def update(self, batch: Batch, learning_rate: float, watch: bool) -> UpdateResult:
-        """ModelUpdateStep: forward, backward, unscale, clip, update.
+    def update(self, batch: Batch, learning_rate: float, watch: bool, is_last: bool = False) -> UpdateResult:
+        """ModelUpdateStep: forward, backward, unscale, clip, update; the last of a round or not.
 
         Gradients, running statistics or a loss that overflowed skip the update, on all ranks alike.
         """
@@ -158,7 +158,7 @@ class Steps:
         gradients.clear()
         self.state.drop_gradients()
         self.state.counters.update += 1
-        self.state.after_update()
+        self.state.after_update(is_last)
         return UpdateResult(norm, self._take_loss_of_update(), tensors)
 
     def _look_for_missing(self, gradients: Collection[str]) -> None:
@@ -229,7 +229,7 @@ class Steps:
         if not self.watched.patterns:
             return values
         tensors = {
-            name: self.state.weights[name.removesuffix("_grad")].sharded_like(tensor)
+            name: self.state.weights[name.removesuffix("_grad")].shared_like(tensor)
             for name, tensor in self.watched.select(self.state.torch_parameters).items()
         }
         return {**values, **gather_full(self.state.mesh, tensors)}

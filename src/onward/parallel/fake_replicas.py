@@ -28,7 +28,7 @@ def fake_replicas(topology: Topology, place: Place) -> Iterator[Mesh]:
     stands in for the replica that it is.
     """
     rank, device = topology.rank(place), torch.device("cpu")
-    if topology.data_size == 1:
+    if topology.worker_size == 1:
         yield Mesh(topology=topology, rank=rank, device=device)
         return
     with _own_shards(), _group(topology, place, rank, device) as mesh:
@@ -65,11 +65,13 @@ class _Shards:
 def _group(topology: Topology, place: Place, rank: int, device: torch.device) -> Iterator[Mesh]:
     if dist.is_initialized():
         own = topology.place(dist.get_rank())
-        mates = [topology.rank(dataclasses.replace(own, data=index)) for index in range(topology.data_size)]
+        first = topology.worker(own) * topology.worker_size
+        of_worker = range(first, first + topology.worker_size)
+        mates = [topology.rank(dataclasses.replace(own, data=index)) for index in of_worker]
         group = dist.new_group(mates, backend="fake", use_local_synchronization=True)
         mesh, zero = (
             DeviceMesh.from_group(group, "cpu", mesh_dim_names=("data",)),
-            _zero_mesh(topology, own.data, mates),
+            _zero_mesh(topology, own.data - first, mates),
         )
         try:
             rank = topology.rank(dataclasses.replace(place, data=own.data))
@@ -78,10 +80,11 @@ def _group(topology: Topology, place: Place, rank: int, device: torch.device) ->
             for one in (group, *(() if zero is None else zero.get_all_groups())):
                 dist.destroy_process_group(one)
         return
-    dist.init_process_group("fake", rank=place.data, world_size=topology.data_size, store=FakeStore())
+    in_worker, size = topology.place_in_worker(place).data, topology.worker_size
+    dist.init_process_group("fake", rank=in_worker, world_size=size, store=FakeStore())
     try:
-        mesh = init_device_mesh("cpu", (topology.data_size,), mesh_dim_names=("data",))
-        zero, data = _zero_mesh(topology, place.data, range(topology.data_size)), mesh.get_group("data")
+        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("data",))
+        zero, data = _zero_mesh(topology, in_worker, range(size)), mesh.get_group("data")
         yield Mesh(topology=topology, rank=rank, device=device, data=data, device_mesh=mesh, zero_mesh=zero)
     finally:
         dist.destroy_process_group()
@@ -90,7 +93,7 @@ def _group(topology: Topology, place: Place, rank: int, device: torch.device) ->
 def _zero_mesh(topology: Topology, own: int, mates: Sequence[int]) -> DeviceMesh | None:
     """The replicas as groups among which ZeRO shards; `own` of them exists."""
     size = topology.zero_size
-    if size == topology.data_size:
+    if size == topology.worker_size:
         return None
     first = own - own % size
     groups = [

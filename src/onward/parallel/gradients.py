@@ -76,12 +76,12 @@ def add_up_copies(
 
 
 def total_norm(mesh: Mesh, gradients: Sequence[torch.Tensor], copies: torch.Tensor) -> torch.Tensor:
-    """The L2 norm of all gradients of all ranks together, a scalar, the same on every rank.
+    """The L2 norm of all gradients of all ranks of a worker together, a scalar, the same on each of them.
 
     Args:
         mesh: the ranks.
         gradients: of this rank; may be empty.
-        copies: for each of them, how many ranks hold the same elements; on the mesh's device.
+        copies: for each of them, how many ranks of the worker hold the same elements; on the mesh's device.
     """
     return checked_norm(mesh, gradients, copies, ())[0]
 
@@ -100,8 +100,8 @@ def checked_norm(
         norms = torch.stack([norm.to(mesh.device) for norm in torch._foreach_norm(list(gradients))]).double()
         numbers[0] = (norms.square() / copies).sum()
     numbers[1] = count_not_finite(mesh.device, checked)
-    if mesh.world_size > 1:
-        dist.all_reduce(numbers)
+    if mesh.ranks_of_worker > 1:
+        dist.all_reduce(numbers, group=mesh.worker)
     norm = numbers[0].sqrt().float()
     return norm, torch.where(numbers[1] > 0, torch.inf, norm)
 
@@ -152,9 +152,9 @@ def sum_over_shards(
     return total.to(squares)
 
 
-def sum_over_replicas(mesh: Mesh, numbers: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over the replicas, the same on each; a new tensor."""
+def sum_over_group(group: dist.ProcessGroup | None, numbers: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over a group, the same on each rank; a new tensor."""
     total = numbers.clone()
-    if mesh.data is not None:
-        dist.all_reduce(total, group=mesh.data)
+    if group is not None:
+        dist.all_reduce(total, group=group)
     return total

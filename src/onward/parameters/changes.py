@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onward.parameters.local_sgd import FIELDS
 from onward.spelling import shortened
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _FOUND_IN_DATA = tuple(
     f"training.{name}" for name in ("num_epochs", "num_train_steps", "evaluation_period", "evaluation_period_epochs")
 )
 _IN_STEPS = (*_FOUND_IN_DATA, "learning_rate.warmup_steps")
+_LOCAL_SGD = tuple(f"distributed.{name}" for name in FIELDS)
 _FOUND_BY_TRIAL = ("training.batch_size", "training.eval_batch_size", "training.gradient_accumulation_steps")
 _SHOWN = 8
 
@@ -142,7 +144,7 @@ def notes_on_changes(rounds: Sequence[Parameters], record: Mapping[str, Any], st
     found = (*(_FOUND_BY_TRIAL if is_resized else ()), *(_IN_STEPS if is_elastic else unknown))
     left_out = (*REPORTS_AND_PLACES, *MACHINES, "next_rounds", *found)
     earlier, now = (
-        {name: value for name, value in flat_fields(fields) if not name.startswith(left_out)}
+        {name: value for name, value in flat_fields(fields) if name in _LOCAL_SGD or not name.startswith(left_out)}
         for fields in (record["parameters"], parameters.to_mapping())
     )
     changed = changed_fields(earlier, now)

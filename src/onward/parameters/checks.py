@@ -9,6 +9,7 @@ from onward.parameters.adapter import adapter_problems
 from onward.parameters.distributed import distribution_problems, elastic_problems
 from onward.parameters.effects import fields_without_effect
 from onward.parameters.evaluation import read_metrics
+from onward.parameters.local_sgd import local_sgd_problems
 from onward.parameters.optimizer import optimizer_problems
 from onward.parameters.pruning import pruning_problems
 from onward.parameters.reporting import checkpoint_problems
@@ -48,6 +49,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_layout(parameters),
         *elastic_problems(parameters),
         *distribution_problems(parameters.distributed, parameters.training.gradient_accumulation_steps),
+        *local_sgd_problems(parameters),
         *optimizer_problems(parameters.optimizer, parameters.averaging.kind, parameters.distributed),
         *adapter_problems(parameters),
         *checkpoint_problems(parameters.checkpoint),

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, OneOf, Positive, Share, ZeroStage
+from onward.parameters.field_types import (
+    STRICT,
+    Count,
+    CountFromZero,
+    Flag,
+    OneOf,
+    Positive,
+    Share,
+    ShareBelowOne,
+    ZeroStage,
+)
 from onward.parameters.renamed import accepts_old_names
 from onward.schedules.pipeline import registry
 
@@ -45,6 +55,15 @@ class Distributed:
             too; 3: weights, too.
         zero_group_size: shard among so many consecutive replicas, such as those of a node; every such group holds
             everything; gradients are then also averaged over the groups. Absent: among all replicas.
+        sync_every_updates: local SGD: the replicas are workers, each of which takes so many weight updates with its own
+            gradients and its own optimizer; then an outer optimizer moves the weights that all workers continue with
+            by the mean of what they changed. 500 is usual for DiLoCo. Absent: gradients are reduced at every update.
+        replicas_per_worker: so many consecutive replicas, such as those of a node, reduce gradients at every update and
+            are one worker. Absent: `zero_group_size` where ZeRO shards, else as few as share sequences or experts.
+        outer_optimizer: `nesterov`: SGD with Nesterov momentum, as DiLoCo; `sgd`: SGD, which with a rate of 1 and
+            without momentum gives the mean of the workers' weights.
+        outer_lr: learning rate of the outer optimizer; absent: 0.7 for `nesterov`, 1 for `sgd`.
+        outer_momentum: momentum of the outer optimizer; absent: 0.9 for `nesterov`, 0 for `sgd`.
         zero_offload_to_cpu: keep the sharded weights, gradients and moments in host memory (zero_stage 1 to 3).
         enable_adasum: combine the replicas' gradients by Adasum instead of the mean.
         reduction_type: element type in which gradients are reduced: `fp32`, `fp16` or `bf16`.
@@ -89,6 +108,11 @@ class Distributed:
     expert_capacity_factor: Positive | None = None
     zero_stage: ZeroStage = 0
     zero_group_size: Count | None = None
+    sync_every_updates: Count | None = None
+    replicas_per_worker: Count | None = None
+    outer_optimizer: Literal["nesterov", "sgd"] = "nesterov"
+    outer_lr: Positive | None = None
+    outer_momentum: ShareBelowOne | None = None
     zero_offload_to_cpu: Flag = False
     enable_adasum: Flag = False
     reduction_type: Literal["fp32", "fp16", "bf16"] = "fp32"
@@ -114,6 +138,26 @@ class Distributed:
     def world_size(self) -> int:
         """How many processes the sizes ask for."""
         return math.prod(self._sizes().values())
+
+    @property
+    def worker_size(self) -> int | None:
+        """How many replicas are one worker of local SGD; None: there is none."""
+        if self.sync_every_updates is None:
+            return None
+        of_zero = self.zero_group_size if self.zero_stage else None
+        shared = math.lcm(self.context_parallel_size, self.expert_parallel_size)
+        return self.replicas_per_worker or of_zero or shared
+
+    @property
+    def outer_momentum_used(self) -> float:
+        """`outer_momentum`, or its default."""
+        default = 0.9 if self.outer_optimizer == "nesterov" else 0.0
+        return default if self.outer_momentum is None else self.outer_momentum
+
+    @property
+    def outer_tensors(self) -> int:
+        """How many tensors local SGD keeps for each weight: as it was synchronized last, and momentum."""
+        return 0 if self.sync_every_updates is None else 1 + (self.outer_momentum_used > 0)
 
     @property
     def product(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onward.losses.registry import LOSSES
 from onward.parameters.augmentation import Augmentation
 from onward.parameters.frozen_weights import QUANTIZED_DTYPES
+from onward.parameters.local_sgd import FIELDS
 from onward.schedules.learning_rate.registry import DECAYS, decay_named
 from onward.spelling import listed
 
@@ -37,6 +38,11 @@ _REPLICAS = Need(
     "with distributed.data_parallel_size or context_parallel_size above 1",
     lambda p: p.distributed.data_parallel_size * p.distributed.context_parallel_size > 1,
 )
+_REDUCED = Need(
+    "where several replicas reduce gradients at every update: with distributed.data_parallel_size or "
+    "context_parallel_size above 1, and with sync_every_updates also replicas_per_worker",
+    lambda p: (p.distributed.worker_size or p.distributed.data_parallel_size * p.distributed.context_parallel_size) > 1,
+)
 _PROCESSES = Need(
     "in a run of several processes",
     lambda p: p.distributed.world_size > 1,
@@ -62,6 +68,7 @@ _SOFT = Need(
 _QUANTIZED = Need("with quantize_aware.weights", lambda p: p.quantize_aware.weights is not None)
 _PRUNED = Need("with pruning.pattern", lambda p: p.pruning.pattern is not None)
 _BY_MAGNITUDE = Need("with pruning.pattern magnitude", lambda p: p.pruning.pattern == "magnitude", is_refused=True)
+_LOCAL = Need("with distributed.sync_every_updates", lambda p: p.distributed.sync_every_updates is not None)
 _AVERAGED = Need("with averaging.kind", lambda p: p.averaging.kind is not None)
 
 
@@ -119,8 +126,9 @@ NEEDS: dict[str, Need] = {
     "frozen_weights.block_size": Need(
         "with frozen_weights.dtype int8, int4 or nf4", lambda p: p.frozen_weights.dtype in QUANTIZED_DTYPES
     ),
-    "distributed.reduction_type": _REPLICAS,
-    "distributed.synchronize_batch_norm": _REPLICAS,
+    **{f"distributed.{name}": _LOCAL for name in FIELDS[1:]},
+    "distributed.reduction_type": _REDUCED,
+    "distributed.synchronize_batch_norm": _REDUCED,
     "distributed.pipeline_schedule": _PIPELINE,
     "distributed.use_nccl": _PROCESSES,
     "distributed.timeout_seconds": _PROCESSES,

@@ -111,7 +111,7 @@ def replica_traffic(
     sizes = weight_elements(local)
     by_stage = [_weights_of(local, stages, stage) for stage in plan.stages_of(Place(0, 0, pipeline))]
     found = []
-    data, horizontal = plan.topology.data_size, plan.topology.horizontal_size
+    data, horizontal = plan.topology.worker_size, plan.topology.horizontal_size
     partial = [name for weights in by_stage for name in weights if name in plan.horizontal.partial_gradients]
     if partial:
         found.append(_all_reduce("gradients of unsharded weights", 1, 4.0 * sum(sizes[n] for n in partial), horizontal))
@@ -140,7 +140,22 @@ def replica_traffic(
     copies = data // plan.experts.size
     if of_experts and copies > 1:
         found.append(_all_reduce("gradients of experts", 1, 4.0 * sum(sizes[name] for name in of_experts), copies))
-    return found
+    return [*found, *_outer_traffic(distributed, plan, [sizes[name] for one in by_stage for name in one])]
+
+
+def _outer_traffic(distributed: Distributed, plan: Plan, elements: Sequence[int]) -> list[Traffic]:
+    """What local SGD sends every so many updates, as a part of it for each update."""
+    workers, every = plan.topology.worker_count, distributed.sync_every_updates
+    if workers == 1 or every is None or not elements:
+        return []
+    share = plan.topology.zero_size if plan.zero_stage else 1
+    calls, size = 0, 0.0
+    for count in elements:
+        size += 4.0 * count / share
+        if size >= BUCKET_BYTES:
+            calls, size = calls + 1, 0.0
+    calls += size > 0
+    return [_all_reduce("weights over the workers", calls, 4.0 * sum(elements) / share, workers).times(1 / every)]
 
 
 def tied_traffic(plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int) -> list[Traffic]:

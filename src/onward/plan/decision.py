@@ -69,7 +69,7 @@ class Plan:
     @property
     def zero_words(self) -> str:
         """`ZeRO 3`, `ZeRO 3 in groups of 8`."""
-        is_grouped = self.topology.zero_size < self.topology.data_size
+        is_grouped = self.topology.zero_size < self.topology.worker_size
         return f"ZeRO {self.zero_stage}" + (f" in groups of {self.topology.zero_size}" if is_grouped else "")
 
     def _repr_html_(self) -> str:
@@ -156,7 +156,7 @@ def make_plan(
         stage_count=count,
         schedule=distributed.pipeline_schedule,
         micro_batches=parameters.training.gradient_accumulation_steps,
-        zero_stage=distributed.zero_stage if topology.data_size > 1 else 0,
+        zero_stage=distributed.zero_stage if topology.worker_size > 1 else 0,
         experts=plan_experts(graph, distributed),
         recompute=recompute,
         frozen=frozen,

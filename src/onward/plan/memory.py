@@ -14,9 +14,10 @@ from onward.plan.rank import RankPlan
 
 KINDS = (
     "weights", "frozen weights", "gathered weights", "low-precision copies", "gradients", "moments", "averages",
-    "masks", "activations", "constants", "communication", "working memory",
+    "outer optimizer", "masks", "activations", "constants", "communication", "working memory",
 )  # fmt: skip
-"""Gathered weights: full ones that ZeRO keeps in parts. Working memory: what is gone when its operator is done."""
+"""Gathered weights: full ones that ZeRO keeps in parts. Outer optimizer: of local SGD, with the weights that were
+synchronized last. Working memory: what is gone when its operator is done."""
 
 Bytes = Mapping[str, float]
 """Kind -> bytes."""
@@ -226,6 +227,7 @@ def estimated_footprint(
     micro_batches: int,
     zero_shares: tuple[int, int, int],
     averages: int = 0,
+    outer: int = 0,
 ) -> StageFootprint:
     """A footprint counted from the graph alone, for networks that cannot be run without their data.
 
@@ -236,11 +238,14 @@ def estimated_footprint(
         micro_batches: of one update.
         zero_shares: into how many parts ZeRO cuts moments, gradients and weights.
         averages: of the weights that the run keeps: 0 or 1.
+        outer: tensors that local SGD keeps for a weight.
     """
     moments, gradients, weights = (weight_bytes / share for share in zero_shares)
     held = {"weights": weights, "moments": slots * moments, "gradients": gradients if micro_batches > 1 else 0.0}
     if averages:
         held["averages"] = averages * moments
+    if outer:
+        held["outer optimizer"] = outer * moments
     full = {**held, "gradients": gradients}
     kept = {**held, "activations": kept_bytes}
     return StageFootprint(

@@ -30,7 +30,9 @@ class Topology:
         horizontal_size: ranks that share the weights of a layer.
         pipeline_size: ranks that share the layers.
         context_size: replicas in succession that share the sequences of the same samples; divides `data_size`.
-        zero_group_size: replicas in succession among which ZeRO shards; divides `data_size`. None: all of them.
+        zero_group_size: replicas in succession among which ZeRO shards; divides `worker_size`. None: all of a worker.
+        replicas_per_worker: replicas in succession that are one worker of local SGD: they reduce gradients at every
+            update, and their weights are equal. Divides `data_size`. None: all of them are one.
     """
 
     data_size: int = 1
@@ -38,6 +40,7 @@ class Topology:
     pipeline_size: int = 1
     context_size: int = 1
     zero_group_size: int | None = None
+    replicas_per_worker: int | None = None
 
     @classmethod
     def of_sizes(cls, distributed: Distributed) -> Topology:
@@ -48,6 +51,7 @@ class Topology:
             pipeline_size=distributed.pipeline_parallel_size,
             context_size=distributed.context_parallel_size,
             zero_group_size=distributed.zero_group_size,
+            replicas_per_worker=distributed.worker_size,
         )
 
     @classmethod
@@ -78,7 +82,30 @@ class Topology:
     @property
     def zero_size(self) -> int:
         """Among how many replicas ZeRO shards."""
-        return self.zero_group_size or self.data_size
+        return self.zero_group_size or self.worker_size
+
+    @property
+    def worker_size(self) -> int:
+        """How many replicas are one worker of local SGD; all of them without it."""
+        return self.replicas_per_worker or self.data_size
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers of local SGD there are; 1 without it."""
+        return self.data_size // self.worker_size
+
+    @property
+    def readers_of_worker(self) -> int:
+        """How many of the `reader_count` groups of replicas are of one worker."""
+        return self.reader_count // self.worker_count
+
+    def worker(self, place: Place) -> int:
+        """To which worker of local SGD a place belongs."""
+        return place.data // self.worker_size
+
+    def place_in_worker(self, place: Place) -> Place:
+        """The same place with its replica counted inside of its worker."""
+        return Place(place.data % self.worker_size, place.horizontal, place.pipeline)
 
     @property
     def reader_count(self) -> int:
@@ -97,7 +124,9 @@ class Topology:
     def as_text(self) -> str:
         """The sizes: `2 data x 1 tensor x 1 pipeline`."""
         context = f"{self.context_size} context x " if self.context_size > 1 else ""
-        return f"{self.reader_count} data x {context}{self.horizontal_size} tensor x {self.pipeline_size} pipeline"
+        workers = f" in {self.worker_count} workers" if self.worker_count > 1 else ""
+        sizes = f"{self.reader_count} data x {context}{self.horizontal_size} tensor x {self.pipeline_size} pipeline"
+        return sizes + workers
 
     def place(self, rank: int) -> Place:
         """Where a rank is."""
@@ -126,8 +155,15 @@ class Topology:
         return tuple(group[i : i + size] for group in self.data_groups() for i in range(0, self.data_size, size))
 
     def spaced_replicas(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """Groups of the replicas at the same place in each of those groups."""
-        return tuple(group[i::size] for group in self.data_groups() for i in range(size))
+        """Groups of the replicas of a worker at the same place in each of those groups."""
+        return tuple(group[i::size] for group in self.successive_replicas(self.worker_size) for i in range(size))
+
+    def worker_groups(self) -> tuple[tuple[int, ...], ...]:
+        """All ranks of each worker of local SGD, ascending."""
+        found: list[list[int]] = [[] for _ in range(self.worker_count)]
+        for rank in range(self.world_size):
+            found[self.worker(self.place(rank))].append(rank)
+        return tuple(map(tuple, found))
 
     def horizontal_groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that share the weights of the same layers and read the same data."""

@@ -226,6 +226,7 @@ def _train_state(
     )
     state.keep_average(parameters.averaging)
     state.prune(parameters.pruning, pruned_axes(parameters, graph)[0])
+    state.train_locally(parameters.distributed)
     return state
 
 

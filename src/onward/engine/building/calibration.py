@@ -38,6 +38,8 @@ def calibrate(state: TrainState, graph: TrainingGraph, batch: Batch) -> str | No
             largest = max(float(one[value]) for one in every if value in one)
             weight.parameter.detach().fill_(largest / quantizer.largest if largest else 1.0)
             weight.update_followers()
+    if state.local_sgd is not None:
+        state.local_sgd.begin()
     return f"quantize_aware: the first batch gave the first scales of {len(wanted)} activations."
 
 

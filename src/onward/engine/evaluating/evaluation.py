@@ -128,6 +128,8 @@ class Evaluator:
 
     def _evaluate(self, state: TrainState, batches: Iterable[Batch]) -> tuple[dict[str, float], int]:
         reduction = self._assembly.reduction if self._is_shared_out else None
+        for module in self._assembly.modules:
+            reshard(module)  # between the micro-batches of an update, weights may be gathered that were swapped since
         try:
             own = FunctionMetrics(self._functions, self._read, state.device)
             return _evaluate(state, self.forward, self._outputs, self._metrics, own, batches, reduction)
@@ -274,13 +276,13 @@ def _evaluate(
     finally:
         state.train(was_training)
     metrics, samples = sums.metrics(reduction)
-    group = None if reduction is None else reduction.mesh.data
+    group = None if reduction is None else reduction.mesh.replicas
     return ({**own.compute(reduction), **metrics, **gathered.compute(group)} if samples else metrics), samples
 
 
 def _in_step(batches: Iterable[Batch], reduction: GradientReduction | None) -> Iterator[tuple[Batch, bool]]:
     """Batches, and whether they count: as many on every replica, since weights may be gathered in every pass."""
-    if reduction is None or reduction.mesh.data is None:
+    if reduction is None or reduction.mesh.replicas is None:
         yield from ((batch, True) for batch in batches)
         return
     source, last = iter(batches), None

@@ -4,6 +4,7 @@ checkpoint; what differs stops all ranks alike."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from onward.parallel.rendezvous.rendezvous import name_ranks
 from onward.spelling import shortened
 
 _LISTED = 8
-_AT_REST = ("weights/", "slots/")
+_AT_REST = re.compile(r"(workers/\d+/)?(weights|slots)/|outer/")
 _UNTOUCHED = -1
 GO_BACK = (
     "Checkpoints hold only what all replicas agreed on: the same command resumes from the last one. If it happens "
@@ -78,7 +79,7 @@ class StateDigests:
 
     def at_rest(self) -> tuple[list[str], torch.Tensor]:
         """What only an update may change on this rank, maybe nothing: names, and their digests on the device."""
-        tensors = {n: sharded.tensor for n, sharded in self._state.sharded_tensors().items() if n.startswith(_AT_REST)}
+        tensors = {n: sharded.tensor for n, sharded in self._state.sharded_tensors().items() if _AT_REST.match(n)}
         return list(tensors), digests(list(tensors.values()), self._state.device)
 
     def _elements_of(self, name: str, shards: Iterable[object]) -> str:
@@ -86,9 +87,7 @@ class StateDigests:
         place = self._state.mesh.place
         apart = "" if self._is_exact else f"{place.pipeline}.{place.horizontal}"
         # A statistic is what each stage and tensor-parallel rank found by itself.
-        return (
-            f"{apart}{tuple(shards)!r}" if name.startswith(_AT_REST) else f"{place.pipeline}{place.horizontal}{shards}"
-        )
+        return f"{apart}{tuple(shards)!r}" if _AT_REST.match(name) else f"{place.pipeline}{place.horizontal}{shards}"
 
 
 class IntegrityWatch:

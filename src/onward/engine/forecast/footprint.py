@@ -74,7 +74,7 @@ def measure_stage(
     Raises:
         Exception: of torch, where a shape depends on data.
     """
-    zero = parameters.distributed.zero_stage if topology.data_size > 1 else 0
+    zero = parameters.distributed.zero_stage if topology.worker_size > 1 else 0
     mode, log = FakeTensorMode(allow_non_fake_inputs=True), Allocations()
     fake = fake_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
     with fake as mesh, warnings.catch_warnings():
@@ -110,8 +110,8 @@ class _Measuring:
         self.stage, self.parameters, self.topology = stage, parameters, topology
         self.mesh, self.mode, self.log, self.network, self.inputs = mesh, mode, log, network, inputs
         distributed = parameters.distributed
-        self.zero = distributed.zero_stage if topology.data_size > 1 else 0
-        self.is_bucketed = topology.data_size > 1 and not self.zero and not distributed.enable_adasum
+        self.zero = distributed.zero_stage if topology.worker_size > 1 else 0
+        self.is_bucketed = topology.worker_size > 1 and not self.zero and not distributed.enable_adasum
         precision = Precision.of(parameters.mixed_precision)
         self.precision = precision
         self.loss = None if graph.loss_names is None else graph.loss_names.loss
@@ -162,7 +162,7 @@ class _Measuring:
 
     def _hold(self) -> torch.optim.Optimizer:
         """What is there all the time."""
-        log, network = self.log, self.network
+        log, network, distributed = self.log, self.network, self.parameters.distributed
         for weight in network.parameters():
             log.note(local_part(weight.detach()), "weights")
         for tensor in self.forward.frozen:
@@ -184,6 +184,8 @@ class _Measuring:
         if self.parameters.averaging.kind is not None:
             self.averages = [torch.empty_like(parameter) for parameter in updated.values()]
             log.name(self.averages, "averages")
+        self.outer = [torch.empty_like(one) for one in updated.values() for _ in range(distributed.outer_tensors)]
+        log.name(self.outer, "outer optimizer")
         if self.is_bucketed:  # DDP's gradients are views of its buckets, which stay
             for weight in network.parameters():
                 weight.grad = torch.zeros_like(weight)
@@ -273,8 +275,8 @@ class _Measuring:
 
     def _over_replicas(self) -> tuple[str, int]:
         """What all-reduces are about, and over how many ranks: under ZeRO in groups, gradients over the groups."""
-        groups = self.topology.data_size // self.topology.zero_size
-        return ("gradients over the groups of ZeRO", groups) if groups > 1 else (SUMS, self.topology.data_size)
+        groups = self.topology.worker_size // self.topology.zero_size
+        return ("gradients over the groups of ZeRO", groups) if groups > 1 else (SUMS, self.topology.worker_size)
 
 
 def _bytes_of(shape: TensorShape) -> float:

@@ -130,6 +130,7 @@ def _measure(
         plan.micro_batches,
         (data if zero else 1, data if zero > 1 else 1, data if zero > 2 else 1),
         int(parameters.averaging.kind is not None),
+        parameters.distributed.outer_tensors,
     )
     sent = {} if stage is None else {t.name: _guessed(t.name, costs) for t in stage.sent}
     traffic = estimated_traffic(part.model.graph, costs.value_bytes, plan.topology.horizontal_size)

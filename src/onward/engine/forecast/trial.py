@@ -45,7 +45,7 @@ def trial_bytes(
     is_cuda = mesh.device.type == "cuda"
     training = parameters.training
     # Replicas keep their gradients in buckets all the time, as an update of several passes keeps them.
-    passes = 2 if training.gradient_accumulation_steps > 1 or mesh.topology.data_size > 1 else 1
+    passes = 2 if training.gradient_accumulation_steps > 1 or mesh.topology.worker_size > 1 else 1
     parameters = dataclasses.replace(
         parameters,
         distributed=Distributed(),

@@ -16,7 +16,7 @@ from onward.data.batches import Batch
 from onward.graph.losses.spec import LossNames
 from onward.losses.labels import LabelCount
 from onward.losses.registry import loss_named
-from onward.parallel.gradients import sum_over_replicas
+from onward.parallel.gradients import sum_over_group
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss, Training
 
@@ -48,22 +48,23 @@ class LossNormalization:
     def of(self, batches: Sequence[Batch]) -> list[torch.Tensor] | list[None]:
         """What each of `names` is multiplied by in micro-batches of this replica: all of an update if weights span it.
 
-        So weighed, the mean over the replicas, and over the micro-batches of an update, is the loss of the union.
+        So weighed, the mean over the replicas of a worker, and over the micro-batches of an update, is the loss of the
+        union.
 
         Returns:
             For each micro-batch one factor for each name; None: all are 1.
         """
-        size = self.mesh.topology.data_size
+        size = self.mesh.topology.worker_size
         if self._is_sum and self.mesh.data is not None:
             # Ranks that share sequences all have the loss of the same samples.
             return [
-                torch.full((len(self.names),), float(self.mesh.topology.reader_count), device=self.mesh.device)
+                torch.full((len(self.names),), float(self.mesh.topology.readers_of_worker), device=self.mesh.device)
             ] * len(batches)
         if not self._is_counted:
             return [None] * len(batches)
         counts = torch.tensor([self._counts(batch) for batch in batches], dtype=torch.float64)
         own = counts.to(self.mesh.device, non_blocking=True)
-        total = sum_over_replicas(self.mesh, own.sum(0, keepdim=True) if self.spans_update else own)
+        total = sum_over_group(self.mesh.data, own.sum(0, keepdim=True) if self.spans_update else own)
         share = own * (size * len(batches) if self.spans_update else size) / total
         # Where nothing is counted anywhere, every loss is 0/0 or 0, and stays what it is.
         return list(torch.where(total > 0, share, torch.ones_like(own)).float())

@@ -31,9 +31,10 @@ class LocalWeight:
         source: the network's own: where gradients arrive.
         full_shape: of the full weight.
         shards: which elements of it the rank holds.
-        copies: how many ranks hold the same elements.
+        copies: how many ranks of a worker hold the same elements.
         is_written: whether this is the one of them that writes these elements into checkpoints.
-        is_first: whether this rank is the first of all that hold any of the weight.
+        is_first: whether this rank is the first of the worker's that hold any of the weight.
+        is_of_first_worker: whether it is of the first worker of local SGD; without it, always.
         is_sharded_horizontally: whether the ranks of the tensor-parallel group hold different elements.
         is_sharded_by_zero: whether the replicas do.
         experts: `stack` where replicas hold different experts of it, `one` where some hold all of it and others
@@ -49,6 +50,7 @@ class LocalWeight:
     copies: int
     is_written: bool
     is_first: bool
+    is_of_first_worker: bool
     is_sharded_horizontally: bool
     is_sharded_by_zero: bool
     experts: Literal["", "stack", "one"] = ""
@@ -64,6 +66,10 @@ class LocalWeight:
         if tensor.dim() == 0 and self.full_shape:
             return ShardedTensor.full(tensor, self.is_first)
         return ShardedTensor(tensor, self.full_shape, self.shards, self.is_written)
+
+    def shared_like(self, tensor: torch.Tensor) -> ShardedTensor:
+        """The same of a tensor that all workers of local SGD have alike, or of which the first worker's counts."""
+        return ShardedTensor(tensor, self.full_shape, self.shards, self.is_written and self.is_of_first_worker)
 
     def take_gradient(self) -> torch.Tensor | None:
         """Hands the gradient that arrived at the network's weight to the optimizer's, and returns it."""
@@ -134,7 +140,8 @@ def _local_weight(
     stages: Sequence[int],
     experts: ExpertPlan,
 ) -> LocalWeight:
-    place, topology = mesh.place, mesh.topology
+    topology = mesh.topology
+    place = topology.place_in_worker(mesh.place)
     if sharding is None:
         zeros = (0,) * len(full_shape)
         shards: tuple[TensorShard, ...] = (TensorShard(zeros, full_shape, zeros),)
@@ -156,7 +163,7 @@ def _local_weight(
         is_written = is_written and place.horizontal == 0
     # Replicas with different parts of it.
     writers = topology.zero_size if rows is not None else experts.size if is_stack or is_one else 1
-    copies *= topology.data_size // writers
+    copies *= topology.worker_size // writers
     is_written = is_written and place.data < writers
     return LocalWeight(
         name=name,
@@ -167,6 +174,7 @@ def _local_weight(
         copies=copies,
         is_written=is_written,
         is_first=is_first,
+        is_of_first_worker=topology.worker(mesh.place) == 0,
         is_sharded_horizontally=sharding is not None,
         is_sharded_by_zero=rows is not None,
         experts="stack" if is_stack else "one" if is_one else "",

@@ -39,7 +39,7 @@ class RankShards:
         if weight.experts == "one":
             return of_horizontal
         sharded = experts.size() if weight.experts and experts is not None else 1
-        return of_horizontal * topology.data_size // (topology.zero_size if weight.is_sharded_by_zero else sharded)
+        return of_horizontal * topology.worker_size // (topology.zero_size if weight.is_sharded_by_zero else sharded)
 
     def counted(self, weights: Tensors, tensors: Tensors) -> Tensors:
         """Of tensors that are sharded like weights, the elements that only this rank adds to sums over full weights."""

@@ -27,7 +27,10 @@ from onward.parameters.distributed import Distributed
 from onward.plan.topology import Place, Topology
 
 DIMENSIONS = ("pipeline", "data", "horizontal")
-"""Of the device mesh, slowest first."""
+"""Of the device mesh, slowest first. `data` are the replicas of a worker of local SGD; of several, `WORKERS` is before
+it."""
+
+WORKERS = "workers"
 
 ZERO_DIMENSIONS = ("zero_groups", "zero")
 
@@ -42,7 +45,12 @@ class Mesh:
         topology: sizes of the dimensions.
         rank: this process.
         device: what it computes on.
-        data, horizontal, pipeline, context: the groups it belongs to; None where the size is 1.
+        data: the replicas that reduce gradients at every update: all of them, or those of its worker of local SGD;
+            None where it is alone.
+        horizontal, pipeline, context: the other groups it belongs to; None where the size is 1.
+        replicas: all replicas; the same as `data` without local SGD.
+        workers: the replicas at the same place in every worker of local SGD; None where there is one worker.
+        worker: all ranks of its worker; None where that is all ranks, or it alone.
         experts: replicas that share the experts of every layer; None where each has all of them.
         expert_copies: replicas that hold the same experts; None where there is one.
         device_mesh: torch's view of the same, with dimensions `DIMENSIONS`; None in a world of one.
@@ -60,6 +68,9 @@ class Mesh:
     horizontal: dist.ProcessGroup | None = None
     pipeline: dist.ProcessGroup | None = None
     context: dist.ProcessGroup | None = None
+    replicas: dist.ProcessGroup | None = None
+    workers: dist.ProcessGroup | None = None
+    worker: dist.ProcessGroup | None = None
     experts: dist.ProcessGroup | None = None
     expert_copies: dist.ProcessGroup | None = None
     device_mesh: DeviceMesh | None = None
@@ -86,6 +97,11 @@ class Mesh:
     def world_size(self) -> int:
         """How many processes there are."""
         return self.topology.world_size
+
+    @property
+    def ranks_of_worker(self) -> int:
+        """How many of them are of its worker of local SGD; all without it."""
+        return self.world_size // self.topology.worker_count
 
 
 def in_world_of_one(device_kind: DeviceKind = "cpu") -> Mesh:
@@ -232,31 +248,37 @@ def _make_mesh(
     rank = dist.get_rank()
     if topology.world_size == 1:
         return Mesh(topology=topology, rank=rank, device=device, membership=membership)
-    sizes = (topology.pipeline_size, topology.data_size, topology.horizontal_size)
-    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
-    groups = dict(zip(DIMENSIONS, device_mesh.get_all_groups(), strict=True))
+    sizes = dict(zip(DIMENSIONS, (topology.pipeline_size, topology.worker_size, topology.horizontal_size), strict=True))
+    if topology.worker_count > 1:
+        sizes = {"pipeline": sizes["pipeline"], WORKERS: topology.worker_count, **sizes}
+    device_mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    groups = dict(zip(sizes, device_mesh.get_all_groups(), strict=True))
     for group in groups.values():
         # Groups of a mesh begin with torch's timeout (10 or 30 minutes) whatever the default group has.
         set_group_timeout(timeout, group)
-    used = {name: group if size > 1 else None for (name, group), size in zip(groups.items(), sizes, strict=True)}
+    used = {name: group if sizes[name] > 1 else None for name, group in groups.items()}
     replicas = {
         "context": topology.context_groups(),
         "experts": topology.successive_replicas(expert_size),
         "expert_copies": topology.spaced_replicas(expert_size) if expert_size > 1 else (),
+        "worker": topology.worker_groups() if topology.worker_count > 1 else (),
     }
+    if topology.worker_count > 1:
+        replicas["replicas"] = topology.data_groups()
+    else:
+        used["replicas"] = used["data"]
     for name, members in replicas.items():
         if members and len(members[0]) > 1:
             used[name], _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(group) for group in members], timeout=timeout
             )
     zero_mesh = None
-    if topology.zero_size < topology.data_size:
-        groups_of_zero = topology.data_size // topology.zero_size
-        zero_mesh = init_device_mesh(
-            device.type,
-            (topology.pipeline_size, groups_of_zero, topology.zero_size, topology.horizontal_size),
-            mesh_dim_names=(DIMENSIONS[0], *ZERO_DIMENSIONS, DIMENSIONS[2]),
-        )[ZERO_DIMENSIONS]
+    if topology.zero_size < topology.worker_size:
+        zero_size = topology.zero_size
+        in_groups = {**sizes, "data": topology.worker_size // zero_size}
+        names = tuple(name for one in in_groups for name in (ZERO_DIMENSIONS if one == "data" else (one,)))
+        shape = tuple(n for one, size in in_groups.items() for n in ((size, zero_size) if one == "data" else (size,)))
+        zero_mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)[ZERO_DIMENSIONS]
         for group in zero_mesh.get_all_groups():
             set_group_timeout(timeout, group)
     control = dist.new_group(backend="gloo", timeout=timeout)

@@ -21,8 +21,9 @@ _LEFT, _ROW, _BAR = 130, 22, 770
 _MOST_LETTERS = 150
 COLORS = {
     "weights": "#3b6ea5", "gathered weights": "#7fa7d1", "low-precision copies": "#a9c5e3", "gradients": "#d1813c",
-    "moments": "#8c6bb1", "averages": "#b5651d", "masks": "#7a7a52", "activations": "#5a9e6f", "constants": "#9a9a9a",
-    "communication": "#c9b458", "working memory": "#cc6677", "frozen weights": "#4fa3a5",
+    "moments": "#8c6bb1", "averages": "#b5651d", "outer optimizer": "#c98f4e", "masks": "#7a7a52",
+    "activations": "#5a9e6f", "constants": "#9a9a9a", "communication": "#c9b458",
+    "working memory": "#cc6677", "frozen weights": "#4fa3a5",
 }  # fmt: skip
 _NAMES = {"gathered weights": "all-gathered weights", "working memory": "temporary"}
 _FORWARD, _BACKWARD, _WEIGHT = ("#8fb8de", "#5c93c7"), ("#e3a574", "#c77f43"), ("#c3b1d9", "#9d86bf")

@@ -102,6 +102,8 @@ def _heading(parameters: Parameters, graph: TrainingGraph, plan: Plan, forecast:
         facts.append(f"{plan.schedule} over {plan.stage_count} stages")
     if plan.zero_stage:
         facts.append(plan.zero_words)
+    if t.worker_count > 1:
+        facts.append(f"workers synchronized every {parameters.distributed.sync_every_updates} updates")
     if parameters.mixed_precision.use_mixed_precision:
         facts.append("bf16" if parameters.mixed_precision.use_bfloat16 else "fp16")
     total = sum(math.prod(shape) for shape in _shapes(graph).values())
@@ -282,12 +284,17 @@ def _communication(plan: Plan, forecast: Forecast) -> list[str]:
         if len(forecast.ranks) > 1:
             lines.append(", ".join(ranks_at(plan.topology, place) for place in places))
         rows = [
-            (t.what, str(t.ranks), f"{t.calls:.0f}", f"{t.payload / 1e6:.3f}", f"{t.sent / 1e6:.3f}")
+            (t.what, str(t.ranks), _calls(t.calls), f"{t.payload / 1e6:.3f}", f"{t.sent / 1e6:.3f}")
             for t in rank.traffic
         ]
         rows.append(("total", "", "", "", f"{sum(t.sent for t in rank.traffic) / 1e6:.3f}"))
         lines += aligned(rows, right=(1, 2, 3, 4), head=("what", "ranks", "calls", "tensors MB", "sent MB"))
     return lines
+
+
+def _calls(count: float) -> str:
+    """For an update; those of local SGD are less than one."""
+    return f"{count:.0f}" if count == round(count) else f"{count:.3g}"
 
 
 def _alike(ranks: Sequence[RankForecast]) -> list[tuple[list[int], RankForecast]]:
