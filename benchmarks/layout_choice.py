@@ -1,11 +1,12 @@
 """Forecast and measured order of layouts: `python -m benchmarks.layout_choice [--models gpt2 ...] [--world 2 4]`.
 
-Every mesh, stage of ZeRO and schedule is trained on CPU processes over Gloo, each with the micro-batch that is fastest
-by the forecast, in `--turns`, so that what else the machine does meets all layouts alike. Printed are the forecast of
-each, the median of its times and of the CPU time of its slowest process and, for each model and number of processes,
-Kendall's tau of the forecast order with both, and how far the chosen layout is from the fastest one. CPU time also says
-something on a busy machine, but not how long ranks of a pipeline wait. Run `onward plan --calibrate` before;
-`--most 6 --turns 2` takes about 25 minutes on two idle cores.
+Meshes, stages of ZeRO and schedules train on CPU processes over Gloo, each with the micro-batch that is fastest by
+the forecast. Every layout is built once, and all are trained a few updates in `--turns`, so that what else the machine
+does meets all of them alike. Printed are the forecast of each, the median of its times and of the CPU seconds that the
+cores need, and for each model and number of processes how well the orders agree and how far the chosen layout is from
+the fastest one; `--split` adds what the seconds are made of. CPU time also says something on a busy machine, but not
+how long ranks wait. Run `onward plan --calibrate` before; `--most 8 --turns 5 --updates 3` takes about 25 minutes on
+two idle cores.
 """
 
 from __future__ import annotations

@@ -151,7 +151,9 @@ def test_the_best_layout_of_many_ranks(run: Path, capsys: pytest.CaptureFixture[
     text = printed(capsys, *asked)
     assert "ranks        16 on 2 nodes of a100" in text
     assert "update       256 samples, fp32" in text
-    chosen = re.search(r"chosen +(\d+) data x (\d) tensor x (\d+) pipeline.*, (\d+) x (\d+)$", text, re.MULTILINE)
+    chosen = re.search(
+        r"chosen +(\d+) data x (\d) tensor x (\d+) pipeline.*, (\d+) micro-batch(?:es)? of (\d+)$", text, re.MULTILINE
+    )
     assert chosen is not None
     data, tensor, pipeline, micro_batches, batch = map(int, chosen.groups())
     assert (data * tensor * pipeline, data * micro_batches * batch) == (16, 256)

@@ -16,12 +16,12 @@ SMALL = Transformer(layers=4, width=256, heads=8, vocabulary=512, tokens=64).wor
 
 def test_fields_and_words() -> None:
     one = Layout(data=32, zero_stage=3, zero_group=8, batch_size=2)
-    assert str(one) == "32 data x 1 tensor x 1 pipeline, ZeRO 3 in groups of 8, 1 x 2"
+    assert str(one) == "32 data x 1 tensor x 1 pipeline, ZeRO 3 in groups of 8, 1 micro-batch of 2"
     assert one.sharers == 8
     assert Layout(data=32, zero_stage=1).sharers == 32
     assert Layout(data=32).sharers == 1
     experts = Layout(data=8, experts=4, zero_stage=1)
-    assert str(experts) == "8 data x 1 tensor x 1 pipeline, experts over 4, ZeRO 1, 1 x 1"
+    assert str(experts) == "8 data x 1 tensor x 1 pipeline, experts over 4, ZeRO 1, 1 micro-batch of 1"
     for layout in (one, experts):
         asked = Distributed(**layout.sections()["distributed"])
         assert distribution_problems(asked, 1) == []

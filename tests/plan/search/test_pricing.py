@@ -14,7 +14,8 @@ from onward.parameters import Parameters
 from onward.plan.search.hardware import KNOWN
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.network import NetworkWork
-from onward.plan.search.pricing import Pricing
+from onward.plan.search.pricing import SPLIT_BACKWARD, Pricing
+from onward.plan.search.rank_work import RankWork
 from tests.invariants.cases import CASES
 
 Counted = tuple[Parameters, tuple[NetworkWork, ...]]
@@ -82,3 +83,30 @@ def test_experts_are_held_by_few_replicas(mixtures: Counted) -> None:
     assert alone.memory["weights"] - shared.memory["weights"] == pytest.approx(0.75 * 4 * work.of_experts.sum())
     assert shared.seconds["expert parallel"] > 0
     assert "expert parallel" not in alone.seconds
+
+
+def test_schedules_that_split_the_backward_pass_compute_some_of_it_twice() -> None:
+    work = Transformer(layers=8, width=1024, heads=8, vocabulary=8192, tokens=512).work()
+    settings = Settings(ranks=2, samples=64, memory_bytes=85e9, schedules=("1F1B", "ZBVZeroBubble"))
+    layouts = [
+        Layout(pipeline=2, schedule=name, stages_per_rank=stages, batch_size=8, micro_batches=8)
+        for name, stages in (("Interleaved1F1B", 2), ("InterleavedZeroBubble", 2))
+    ]
+    pricing, ranks = Pricing(work, KNOWN["h100"], settings), RankWork(work, KNOWN["h100"], settings)
+    whole, split = (pricing.estimate(layout) for layout in layouts)
+    assert whole.seconds["split backward"] == 0
+    backward = ranks.of(layouts[1]).backward
+    assert split.seconds["split backward"] == pytest.approx(8 * SPLIT_BACKWARD * backward.max(), rel=0.05)
+    assert split.seconds["pipeline bubble"] < whole.seconds["pipeline bubble"]
+
+
+@pytest.mark.parametrize(("stage", "micro_batches"), [(1, 1), (1, 4), (2, 4), (3, 1)])
+def test_gradients_that_are_reduced_unit_by_unit_are_never_there_in_full(stage: int, micro_batches: int) -> None:
+    work = Transformer(layers=8, width=1024, heads=8, vocabulary=8192, tokens=16).work()
+    pricing = Pricing(work, KNOWN["h100"], Settings(ranks=8, samples=64, memory_bytes=85e9, precision="bf16"))
+    found = pricing.estimate(
+        Layout(data=8, zero_stage=stage, batch_size=8 // micro_batches, micro_batches=micro_batches)
+    )
+    full = 4 * work.weights
+    assert (found.memory["gradients"] == pytest.approx(full)) is (stage == 1 and micro_batches > 1)
+    assert found.memory["gradients"] <= full

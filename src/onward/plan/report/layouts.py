@@ -102,14 +102,17 @@ def _runners_up(choice: LayoutChoice) -> list[str]:
         )
         for one in others
     ]
-    return aligned(rows, right=(1, 2, 3), head=("layout", "an update", "times", "peak", "more time for"))
+    return aligned(rows, right=(1, 2, 3), head=("layout", "an update", "times as long", "peak", "mostly for"))
 
 
 def _obvious(choice: LayoutChoice, settings: Settings) -> list[str]:
     lines = []
     for name, one in choice.obvious.items():
         if one is None or one.layout == choice.chosen.layout:
-            impossible = f"{settings.ranks} ranks cannot divide {settings.samples} samples and the network that way"
+            impossible = (
+                f"there is none: {settings.ranks} ranks divide the {settings.samples} samples of an update, or the "
+                "network, in no such way"
+            )
             why = "it is the chosen one" if one else impossible
         elif not one.fits:
             kind = max(one.memory, key=lambda kind: one.memory[kind])
@@ -119,7 +122,9 @@ def _obvious(choice: LayoutChoice, settings: Settings) -> list[str]:
             )
         else:
             times = one.total_seconds / choice.chosen.total_seconds
-            about = f"{times:.2f} times as long, for {_loss(one, choice.chosen)}" if times > AS_FAST else "as fast"
+            about = (
+                f"{times:.2f} times as long, mostly for {_loss(one, choice.chosen)}" if times > AS_FAST else "as fast"
+            )
             why = f"{_seconds(one.total_seconds)} an update ({one.layout}), {about}"
         lines += _wrapped(f"- {name}: {why}")
     return lines
@@ -127,7 +132,7 @@ def _obvious(choice: LayoutChoice, settings: Settings) -> list[str]:
 
 def _loss(one: Estimate, than: Estimate) -> str:
     """What a layout spends more time on than another."""
-    more = {kind: seconds - than.seconds[kind] for kind, seconds in one.seconds.items()}
+    more = {kind: seconds - than.seconds.get(kind, 0.0) for kind, seconds in one.seconds.items()}
     return max(more, key=lambda kind: more[kind])
 
 

@@ -161,9 +161,9 @@ class Layout:
         groups = f" in groups of {self.zero_group}" if self.zero_group else ""
         facts += [f"ZeRO {self.zero_stage}{groups}"] if self.zero_stage else []
         facts += ["sequence parallel"] if self.sequence_parallel else []
-        facts.append(f"{self.micro_batches} x {self.batch_size}")
+        facts.append(f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)} of {self.batch_size}")
         if self.kept < 1.0:
-            facts.append("recompute" if self.kept == 0 else f"keep {self.kept:.0%}")
+            facts.append("recompute" if self.kept == 0 else f"recompute all but {self.kept:.0%}")
         return ", ".join(facts)
 
 

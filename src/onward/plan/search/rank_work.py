@@ -14,6 +14,9 @@ from onward.plan.search.network import NetworkWork, Numbers
 from onward.plan.search.partition import best_cuts
 from onward.schedules.pipeline.registry import pipeline_named
 
+ACTION_OPERATORS = 60.0
+"""A pass of a micro-batch through a stage takes torch's pipeline, on the host, as long as so many operators."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
@@ -90,7 +93,8 @@ class RankWork:
 
         device = self.cluster.device
         forward, backward = summed(blocks.forward), summed(blocks.backward)
-        host = summed(blocks.operators) * device.operator_seconds
+        actions = ACTION_OPERATORS * layout.stages_per_rank if p > 1 else 0.0
+        host = (summed(blocks.operators) + actions) * device.operator_seconds
         if device.is_asynchronous:  # the slower of host and device
             forward, backward = np.maximum(forward, host), np.maximum(backward, 2 * host)
         else:
