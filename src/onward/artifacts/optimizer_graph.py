@@ -193,6 +193,7 @@ def append_formulas(
         finite = writer.apply("And", finite, bounded)
     share = _clipping_share(writer, norm, optimizer.max_norm_clip)
     results = list(zip(RATE_SUMS, olds_of_rates, news_of_rates, strict=False))
+    written_before = len(model.graph)
     for name, weight in weights.items():
         attributes = attributes_of_weight(optimizer, name)
         _check(attributes, optimizer.training_optimizer_name)
@@ -203,15 +204,48 @@ def append_formulas(
         news = update.apply(attributes, updates_now, gradient, [update.widen(old) for old in olds])
         for label, old, new in zip((name, *_slots(optimizer, name, weight)), olds, news, strict=True):
             results.append((label, old, update.like(new, old)))
-    made = {}
-    for label, old, new in results:
-        made[label] = writer.apply("Where", finite, new, old)
+    made = _unless_skipped(writer, finite, written_before, results)
+    for label, old, _ in results:
         add_output(model, made[label], new_name(label), old.dtype, old.shape)
     for name, weight in weights.items() if averages else ():
         found = [update.widen(made[label]) for label in (name, next(iter(_slots(optimizer, name, weight))))]
         average = update.like(update.average(attributes_of_weight(optimizer, name), *found), weight)
         add_output(model, average, f"{name}_average", weight.dtype, weight.shape)
     return AppendedUpdate(norm=norm, finite=finite, updates_now=updates_now)
+
+
+def _unless_skipped(
+    writer: NodeWriter, finite: ir.Value, start: int, results: Sequence[tuple[str, ir.Value, ir.Value]]
+) -> dict[str, ir.Value]:
+    """Moves the nodes of the main graph from `start` on into an `If`, whose outputs are new values, or the old ones.
+
+    A choice element by element (`Where`) took a fifth of a step of ONNX Runtime.
+
+    Args:
+        writer: of the model.
+        finite: the condition.
+        start: how many nodes come before those that are moved.
+        results: label, old value and new value of each output.
+    """
+    graph = writer.graph
+    moved = list(graph)[start:]
+    graph.remove(moved)
+    updated, own = list[ir.Value](), set(moved)
+    for _, _, new in results:
+        if new.producer() not in own or any(new is other for other in updated):
+            moved.append(writer.new_node("Identity", [new], f"{writer.prefix}updated"))
+            new = moved[-1].outputs[0]
+        updated.append(new)
+    kept = [writer.new_node("Identity", [old], f"{writer.prefix}kept") for _, old, _ in results]
+    branches = {"then_branch": (updated, moved), "else_branch": ([node.outputs[0] for node in kept], kept)}
+    attributes = [
+        ir.AttrGraph(name, ir.Graph([], values, nodes=nodes, name=name)) for name, (values, nodes) in branches.items()
+    ]
+    names = [writer.unique(f"{writer.prefix}{label}") for label, _, _ in results]
+    outputs = [ir.Value(name=name) for name in names]
+    node_name = writer.unique_node_name(f"{writer.prefix}unless_skipped")
+    graph.append(ir.Node("", "If", [finite], attributes, outputs=outputs, name=node_name))
+    return {label: output for (label, _, _), output in zip(results, outputs, strict=True)}
 
 
 def _slots(optimizer: Optimizer, name: str, weight: ir.Value) -> dict[str, tuple[int, ...]]:

@@ -157,17 +157,22 @@ class UpdateWriter:
             gradient = self._add_scaled(gradient, weight, a["lambda"])
         first = self._blend(slots[0], gradient, a["alpha"])
         second = self._blend(slots[1], self._op("Mul", gradient, gradient), a["beta"])
-        mean, spread = first, self._op("Sqrt", second)
+        # first / c1 / (sqrt(second / c2) + epsilon), with what is one number multiplied before it meets a tensor.
+        least, scale = self._number(a["epsilon"], weight), None
         if a["do_bias_correction"]:
-            mean = self._op("Div", mean, self._correction(a["alpha"], count, weight))
-            spread = self._op("Div", spread, self._op("Sqrt", self._correction(a["beta"], count, weight)))
-        direction = self._op("Div", mean, self._op("Add", spread, self._number(a["epsilon"], weight)))
+            root = self._root_of_correction(a["beta"], count, weight)
+            least = self._op("Mul", least, root)
+            scale = self._op("Div", root, self._correction(a["alpha"], count, weight))
+        direction = self._op("Div", first, self._op("Add", self._op("Sqrt", second), least))
         if self.name == "Lamb":
+            direction = direction if scale is None else self._op("Mul", direction, scale)
             direction = self._add_scaled(direction, weight, a["lambda"])
             rate = self._op("Mul", rate, self._trust_ratio(a, weight, direction))
-        elif self.name in ("AdamW", "Muon"):
+            return [self._subtract(weight, rate, direction), first, second]
+        if self.name in ("AdamW", "Muon"):
             weight = self._decayed(weight, rate, a["lambda"])
-        return [self._subtract(weight, rate, direction), first, second]
+        length = rate if scale is None else self._op("Mul", rate, scale)
+        return [self._subtract(weight, length, direction), first, second]
 
     def _lion(
         self, a: Mapping[str, Any], rate: ir.Value, gradient: ir.Value, weight: ir.Value, momentum: ir.Value
@@ -268,7 +273,8 @@ class UpdateWriter:
     def _decayed(self, weight: ir.Value, rate: ir.Value, decay: float) -> ir.Value:
         if not decay:
             return weight
-        return self._subtract(weight, self._op("Mul", rate, self._number(decay, weight)), weight)
+        share = self._op("Mul", rate, self._number(decay, weight))
+        return self._op("Mul", weight, self._op("Sub", self._number(1.0, weight), share))
 
     def _turned(self, matrix: ir.Value) -> ir.Value:
         return self._typed(self.writer.apply("Transpose", matrix, perm=[1, 0]), matrix.dtype)
@@ -311,6 +317,12 @@ class UpdateWriter:
             power = self.writer.apply("Pow", self._number(decay, wide), wide)
             left = self._typed(self.writer.apply("Sub", self._number(1.0, wide), power), ir.DataType.DOUBLE)
             self.shared[key] = self.like(left, weight)
+        return self.shared[key]
+
+    def _root_of_correction(self, decay: float, count: ir.Value, weight: ir.Value) -> ir.Value:
+        key = ("root of correction", decay, weight.dtype)
+        if key not in self.shared:
+            self.shared[key] = self._op("Sqrt", self._correction(decay, count, weight))
         return self.shared[key]
 
     def _blend(self, old: ir.Value, new: ir.Value, decay: float) -> ir.Value:

@@ -21,6 +21,7 @@ from onward.artifacts.optimizer_graph import (
     new_name,
     slot_shapes,
 )
+from onward.artifacts.pooling_places import compute_places_directly
 from onward.artifacts.training_graph import build_training_graph
 from onward.device.label_counts import append_count
 from onward.device.layout import (
@@ -154,6 +155,7 @@ class _PassGraph:
     def of(cls, net: OnnxModule, parameters: Parameters) -> _PassGraph:
         training, loss = parameters.training, parameters.loss
         model = build_training_graph(net, training.mapped_dimensions)
+        compute_places_directly(model)
         graph = model.graph
         for name in (*net.graph.weights, *net.graph.states):
             graph.initializers.pop(name).const_value = None
