@@ -347,7 +347,11 @@ SIZES: dict[str, dict[str, Size]] = {
         "cpu": Size(32, 224),
         "real": Size(256, 224),
     },
-    "mnist": {"tiny": Size(2, 28, words=10, channels=1), "small": Size(64, 28, words=10, channels=1)},
+    "mnist": {
+        "tiny": Size(2, 28, words=10, channels=1),
+        "digits": Size(32, 8, words=10, channels=1),
+        "small": Size(64, 28, words=10, channels=1),
+    },
     "mobilenet": {
         "tiny": Size(2, 64, words=10),
         "small": Size(8, 96, words=100),

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,8 @@ HEADLESS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
+
+STARTS = 3
 
 
 class Page:
@@ -68,7 +70,7 @@ class Page:
         """Waits until JavaScript is true."""
         end = time.monotonic() + seconds
         while not self.evaluate(expression):
-            shown = self.evaluate("document.body.innerText")
+            shown = self.evaluate("document.body?.innerText")
             assert time.monotonic() < end, f"{expression} is not true; {self.errors}; {shown}"
             time.sleep(0.1)
 
@@ -97,27 +99,57 @@ class Page:
 
 
 @contextlib.contextmanager
-def open_page(url: str, folder: Path, *, size: tuple[int, int] = (1200, 1000)) -> Iterator[Page]:
-    """A page in a Chromium of its own, whose profile and downloads are in a folder."""
+def open_page(
+    url: str, folder: Path, *, size: tuple[int, int] = (1200, 1000), options: Sequence[str] = ()
+) -> Iterator[Page]:
+    """A page in a Chromium of its own, whose profile, log and downloads are in a folder.
+
+    Args:
+        url: of the page.
+        folder: what the browser writes goes there.
+        size: of the window in pixels.
+        options: of Chromium in addition to `HEADLESS`; with any, its GPU process may start.
+    """
+    headless = [one for one in HEADLESS if not options or one != "--disable-gpu"]
+    with contextlib.ExitStack() as stack:
+        page = _start(stack, folder, [*headless, f"--window-size={size[0]},{size[1]}", *options])
+        page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        page.call("Page.navigate", url=url)
+        yield page
+
+
+def _start(stack: contextlib.ExitStack, folder: Path, options: Sequence[str]) -> Page:
+    """A blank page; a browser that ends before it has one, as it may on a busy machine, is started again."""
+    for attempt in range(1, STARTS + 1):
+        with contextlib.ExitStack() as own:
+            try:
+                page = own.enter_context(_browser(folder / f"profile{attempt}", folder / "chromium.log", options))
+            except (AssertionError, OSError) as error:
+                log = (folder / "chromium.log").read_text(errors="replace")[-1500:]
+                if attempt == STARTS:
+                    raise AssertionError(
+                        f"Chromium did not start {STARTS} times: {error}; it printed: {log}"
+                    ) from error
+                time.sleep(attempt)
+                continue
+            stack.push(own.pop_all())
+            return page
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _browser(profile: Path, log: Path, options: Sequence[str]) -> Iterator[Page]:
     to_browser, from_us = os.pipe()
     from_browser, to_us = os.pipe()
     # The protocol is spoken over descriptors 3 and 4, which others must not have before they are set.
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, to_us)]
-    options = [
-        *HEADLESS,
-        "--remote-debugging-pipe",
-        f"--user-data-dir={folder / 'profile'}",
-        f"--window-size={size[0]},{size[1]}",
-    ]
-    command = ["bash", "-c", f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]}', str(CHROMIUM), *options, "about:blank"]
-    with subprocess.Popen(command, pass_fds=ends, stderr=subprocess.DEVNULL) as browser:
+    given = [*options, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
+    command = ["bash", "-c", f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]}', str(CHROMIUM), *given]
+    with log.open("ab") as errors, subprocess.Popen(command, pass_fds=ends, stderr=errors) as browser:
         for end in (to_browser, to_us, *ends):
             os.close(end)
         try:
             with open(from_us, "wb") as asked, open(from_browser, "rb") as answered:
-                page = Page(asked, answered)
-                page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-                page.call("Page.navigate", url=url)
-                yield page
+                yield Page(asked, answered)
         finally:
             browser.terminate()

@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""
 
@@ -44,11 +44,11 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def page(site: Path, tmp_path: Path) -> Iterator[Page]:
     """The page, ready, in a browser that keeps downloads in the test's folder."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=site)) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             with open_page(f"http://127.0.0.1:{server.server_address[1]}/", tmp_path) as opened:
-                opened.wait_for("document.getElementById('status')?.textContent.startsWith('Ready')", 120)
+                opened.wait_for("document.getElementById('status')?.textContent.startsWith('Ready')", 300)
                 yield opened
         finally:
             server.shutdown()

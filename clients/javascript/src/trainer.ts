@@ -136,6 +136,11 @@ export class Trainer {
     return this.#inTurn(() => this.#copyOfState());
   }
 
+  /** Where the runtime holds each tensor of the state: `cpu`, or `gpu-buffer` with WebGPU after the first step. */
+  async stateLocations(): Promise<Record<string, Tensor.DataLocation>> {
+    return this.#inTurn(async () => Object.fromEntries([...this.#state].map(([name, one]) => [name, one.location])));
+  }
+
   /** The state as the bytes of a safetensors file, which every client reads. */
   async saveState(): Promise<Uint8Array> {
     return writeSafetensors(await this.state(), { format: FORMAT, bundle: this.bundle.manifest.identity });
@@ -230,8 +235,8 @@ export class Trainer {
     const { files, manifest } = this.bundle;
     const options: InferenceSession.SessionOptions = { ...this.#options };
     if (usesWebGpu(options)) {
-      // The next step reads the state where this one leaves it.
-      const kept = outputs.filter((one) => this.#stateOf(one.name) !== undefined);
+      // The next step reads the state where this one leaves it; counters are read after every step.
+      const kept = outputs.filter((one) => this.#stateOf(one.name) !== undefined && one.dtype.startsWith("float"));
       options.preferredOutputLocation = Object.fromEntries(kept.map((one) => [one.name, "gpu-buffer" as const]));
     }
     if (files.path !== undefined) {

@@ -7,7 +7,7 @@ not finite that training has.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,7 @@ def append_formulas(
         news = update.apply(attributes, updates_now, gradient, [update.widen(old) for old in olds])
         for label, old, new in zip((name, *_slots(optimizer, name, weight)), olds, news, strict=True):
             results.append((label, old, update.like(new, old)))
-    made = _unless_skipped(writer, finite, written_before, results)
+    made = _unless_skipped(writer, finite, written_before, gradients.values(), results)
     for label, old, _ in results:
         add_output(model, made[label], new_name(label), old.dtype, old.shape)
     for name, weight in weights.items() if averages else ():
@@ -215,20 +215,29 @@ def append_formulas(
 
 
 def _unless_skipped(
-    writer: NodeWriter, finite: ir.Value, start: int, results: Sequence[tuple[str, ir.Value, ir.Value]]
+    writer: NodeWriter,
+    finite: ir.Value,
+    start: int,
+    gradients: Collection[ir.Value],
+    results: Sequence[tuple[str, ir.Value, ir.Value]],
 ) -> dict[str, ir.Value]:
-    """Moves the nodes of the main graph from `start` on into an `If`, whose outputs are new values, or the old ones.
+    """Moves the updates from the main graph into an `If`, whose outputs are new values, or the old ones.
 
     A choice element by element (`Where`) took a fifth of a step of ONNX Runtime.
 
     Args:
         writer: of the model.
         finite: the condition.
-        start: how many nodes come before those that are moved.
+        start: how many nodes come before the updates.
+        gradients: what the updates read beside old values.
         results: label, old value and new value of each output.
     """
     graph = writer.graph
-    moved = list(graph)[start:]
+    moved, changing = list[ir.Node](), {*gradients, *(old for _, old, _ in results)}
+    for node in list(graph)[start:]:
+        if not changing.isdisjoint(node.inputs):  # rates and corrections stay: they are the same for all weights
+            moved.append(node)
+            changing.update(node.outputs)
     graph.remove(moved)
     updated, own = list[ir.Value](), set(moved)
     for _, _, new in results:

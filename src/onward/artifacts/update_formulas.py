@@ -310,13 +310,24 @@ class UpdateWriter:
         return self.shared[key]
 
     def _correction(self, decay: float, count: ir.Value, weight: ir.Value) -> ir.Value:
-        """1 - decay**count, in float64: a small difference of numbers close to 1."""
+        """1 - decay**count, a small difference of numbers close to 1.
+
+        In float32 -2 t / (1 - t) with t = tanh(count * log(decay) / 2), which loses no digits; it needs no float64,
+        which WebGPU has not.
+        """
         key = ("correction", decay, weight.dtype)
+        if key not in self.shared and not decay:
+            self.shared[key] = self._number(1.0, weight)
         if key not in self.shared:
-            wide = self._typed(self.writer.cast(count, ir.DataType.DOUBLE), ir.DataType.DOUBLE)
-            power = self.writer.apply("Pow", self._number(decay, wide), wide)
-            left = self._typed(self.writer.apply("Sub", self._number(1.0, wide), power), ir.DataType.DOUBLE)
-            self.shared[key] = self.like(left, weight)
+            updates = self.like(count, weight)
+            if weight.dtype is ir.DataType.DOUBLE:
+                self.shared[key] = self._op(
+                    "Sub", self._number(1.0, weight), self._op("Pow", self._number(decay, weight), updates)
+                )
+            else:
+                tangent = self._op("Tanh", self._op("Mul", updates, self._number(math.log(decay) / 2, weight)))
+                rest = self._op("Sub", self._number(1.0, weight), tangent)
+                self.shared[key] = self._op("Mul", self._number(-2.0, weight), self._op("Div", tangent, rest))
         return self.shared[key]
 
     def _root_of_correction(self, decay: float, count: ir.Value, weight: ir.Value) -> ir.Value:
