@@ -21,7 +21,7 @@ from onward.errors import ParametersError, StorageError
 from onward.parallel.launch.process import in_world_of_one
 from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters import Checkpoint
-from tests.mlp import parameters
+from tests.mlp import parameters, start
 
 TENSORS = {"weights/a": ShardedTensor.full(torch.arange(1000.0))}
 
@@ -112,6 +112,57 @@ def test_the_newest_on_this_machine_is_found_for_a_launcher(settings: Checkpoint
     memory._writer.wait()
     assert newest_here(settings) == memory.root / "checkpoint-00000004"
     memory.close()
+
+
+def written(memory: RunMemory, number: int) -> Path:
+    """The only file of a checkpoint that is complete."""
+    save(memory, number)
+    assert memory._writer is not None
+    memory._writer.wait()
+    return memory.root / f"checkpoint-{number:08d}" / "rank-00000.safetensors"
+
+
+def test_what_is_resumed_from_is_said(settings: Checkpoint, tmp_path: Path) -> None:
+    written(memory_of(settings), 4)
+    again, said = memory_of(settings), list[str]()
+    assert again.find(None, said.append) == again.root / "checkpoint-00000004"
+    assert (again.place, said) == ("checkpoint-00000004 in the memory of this node", [])
+    into = {"weights/a": ShardedTensor.full(torch.zeros(1000))}
+    assert again.read(into, ()) == ()
+    assert torch.equal(into["weights/a"].tensor, TENSORS["weights/a"].tensor)
+
+
+def test_what_is_not_used_is_said(settings: Checkpoint, tmp_path: Path) -> None:
+    why = "checkpoint-00000004 in memory is not used: of its 1 files, 1 are on no node, 1 of them damaged."
+    written(memory_of(settings), 4).write_bytes(b"damaged")
+    said: list[str] = []
+    assert memory_of(settings).find(None, said.append) is None
+    assert said == [f"{why} Training starts over."]
+    written(memory_of(settings), 4).write_bytes(b"damaged")
+    assert memory_of(settings).find(tmp_path / "checkpoint-00000003", said.append) is None
+    assert said[1:] == [f"{why} Resuming from checkpoint-00000003 on disk."]
+
+
+def test_a_return_after_a_spike_forgets_what_is_in_memory(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    section = {"checkpoints_dir": tmp_path / "c", "memory_period_updates": 1, "memory_dir": memory}
+    runner, recorder = start(tmp_path, checkpoint=section)
+    run = runner._initialized()
+    run.save()
+    run.state.counters.update = 3
+    run.save_in_memory()
+    run.checkpoints.clear_memory()
+    run.save_in_memory()
+    assert run.checkpoints._memory is not None
+    writer = run.checkpoints._memory._writer
+    assert writer is not None
+    writer.wait()
+    assert [path.name for path in memory.glob("*/checkpoint-*")] == ["checkpoint-00000003"]
+    spike: Any = SimpleNamespace(update=2, text="a spike")
+    path = run.checkpoints.roll_back(run.parameters.checkpoint, run.state, spike, lambda _: None)
+    assert path.name == "checkpoint-00000000"
+    assert not list(memory.glob("*/*"))
+    assert recorder.messages[-1].startswith("a spike; returned to ")
 
 
 def test_a_url_is_no_memory(tmp_path: Path) -> None:
