@@ -240,7 +240,10 @@ class _Builder:
         if any(bound.dtype is None and bound.tensor is not None for bound in given):
             return False
         derived = any(bound.tensor is None or not bound.owned for bound in given)
-        integer = all(bound.dtype is not None and not bound.dtype.is_floating_point for bound in given)
+        types = {bound.dtype for bound in given}
+        if node.op_type in ("Cast", "CastLike"):  # a float constant as a number of Range
+            types = {host_result_dtype(node, lowering, given)}
+        integer = not any(dtype is None or dtype.is_floating_point for dtype in types)
         if lowering.growth is not None and not self._stays_small(node, lowering, given):
             return False
         return derived or integer
