@@ -207,6 +207,7 @@ MODELS = {
         d_ff=64,
         num_heads=8,
         dropout_rate=0.0,
+        attn_implementation="eager",
     ),
     "BART": encoder_decoder(
         "BartForConditionalGeneration",
