@@ -232,6 +232,17 @@ MODELS = {
         for bias in (0, 1)
     },
 }
+MIXTURES = (
+    "MoE top-2",
+    "MLA + MoE",
+    "Mamba2 + MoE",
+    "Mixtral",
+    "GPT-OSS",
+    "Llama 4's mixture",
+    "DeepSeek-V3",
+    "Qwen2-MoE",
+)
+"""Models with experts."""
 MEGATRON = {"MHA": 4, "GQA 4": 4, "GQA 2": 4, "MQA": 4, "MQA split": 4, "GPT-J": 2, "PaLM": 2, "MLA": 4, "MoE top-2": 4,
             "Mamba2": 4, "ViT": 4}  # fmt: skip
 """All-reduces of a layer forward and backward: one each way for attention (or scan) and for MLP, or for both."""

@@ -29,7 +29,7 @@ from tests.invariants.layouts import Layout, Result, tensor_difference, train
 from tests.invariants.rank_pool import end_ranks
 from torch.onnx._internal.exporter._errors import ConversionError
 
-from benchmarks.held_out_exports import LOSS, MEGATRON, MODELS, HeldOut
+from benchmarks.held_out_exports import LOSS, MEGATRON, MIXTURES, MODELS, HeldOut
 from benchmarks.held_out_page import page
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
@@ -104,6 +104,8 @@ def outcome(name: str, layout: Layout) -> str:
     """The difference from one process, or the reason of a refusal."""
     if MODELS[name].labels is None and layout.data > 1:
         return "left out: the loss compares the samples of a batch"
+    if "expert_parallel_size" in layout.distributed and name not in MIXTURES:
+        return "left out: the model has no experts"
     try:
         with limited(SECONDS):
             folder, case = exported_model(name)
