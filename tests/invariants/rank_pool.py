@@ -10,6 +10,7 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from tests.ranks import _CONTEXT, _receive
+from tests.ranks import _CONTEXT, LONGEST_SECONDS, _receive
 
 _pool: _RankPool | None = None
 
@@ -59,10 +60,15 @@ class _RankPool:
         with tempfile.TemporaryDirectory() as folder:
             for pipe in self._pipes:
                 pipe.send((str(Path(folder) / "store"), function, arguments))
-            results = [_receive(rank, pipe) for rank, pipe in enumerate(self._pipes)]
+            results = dict[int, Any]()
+            while len(results) < self.world_size:  # the first to fail leaves the others waiting for it
+                waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in results}
+                ready = [waiting[pipe] for pipe in wait(list(waiting), LONGEST_SECONDS)]  # type: ignore[index]
+                for rank in ready or waiting.values():
+                    results[rank] = _receive(rank, self._pipes[rank])
             for pipe in self._pipes:
                 assert pipe.recv() == "left"
-            return results
+            return [results[rank] for rank in range(self.world_size)]
 
     def end(self) -> None:
         for process in self._processes:

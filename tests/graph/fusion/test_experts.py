@@ -17,6 +17,7 @@ RNG = np.random.default_rng(0)
 E, D, H = 3, 4, 5
 STORED = {"router": RNG.normal(size=(D, E)), "up": RNG.normal(size=(E, D, H)), "down": RNG.normal(size=(E, H, D))}
 NUMBERS = {"k": np.array([2]), "last": np.array([-1]), **{f"n{e}": np.array(e) for e in range(E)}}
+NUMBERS["numbers"] = np.arange(E)
 NUMBERS |= {f"{name}{e}": STORED[name][e] for name in ("up", "down") for e in range(E)} | {"zero": np.zeros(1)}
 ROUTED = "logits = MatMul(x, router)\nshares = Softmax(logits)\nbest, chosen = TopK(shares, k)\n"
 LOOP = ROUTED + "".join(

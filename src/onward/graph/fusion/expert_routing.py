@@ -11,10 +11,10 @@ from onward.graph.nodes.known_values import Size, integer, integers
 
 
 class RoutingReader:
-    """What values mean next to one `TopK` that chooses experts.
+    """What values mean next to one `TopK` or `ArgMax` that chooses experts.
 
     Attributes:
-        chosen: the indices of the experts, [tokens.., K].
+        chosen: the indices of the experts, [tokens.., K], or [tokens..] of an `ArgMax`.
         experts: how many there are.
         choices: K.
         obstacle: why a mixture that was read to its end is not fused.
@@ -22,13 +22,17 @@ class RoutingReader:
 
     def __init__(self, editor: Editor, top_k: ir.Node, experts: int, choices: int) -> None:
         self.editor, self.facts = editor, editor.facts
-        self.chosen = top_k.outputs[1]
+        self.chosen = top_k.outputs[-1]
         self.experts, self.choices = experts, choices
         self.obstacle: str | None = None
-        shape = self.facts.shape(self.chosen) or ()
+        shape = self.facts.shape(top_k.inputs[0]) or () if top_k.inputs[0] is not None else ()
         self.tokens = tuple(((Atom(f"N{i}", size)),) for i, size in enumerate(shape[:-1]))
+        self.sizes = (*shape[:-1], choices)
         of_choices = (*self.tokens, (Atom("K", choices),))
-        self.found: dict[ir.Value, Meaning | None] = {self.chosen: Meaning("chosen", of_choices)}
+        has_choices = self.facts.rank(self.chosen) == len(shape)
+        self.found: dict[ir.Value, Meaning | None] = {
+            self.chosen: Meaning("chosen", of_choices if has_choices else self.tokens)
+        }
 
     def meaning(self, value: ir.Value | None) -> Meaning | None:
         """What a value is; None where it is nothing that is known."""
@@ -51,9 +55,9 @@ class RoutingReader:
 
     def _leaf(self, value: ir.Value) -> Meaning | None:
         """Shares and tokens are known by their shapes, which are those of the choices, but for the last axis."""
-        shape, wanted = self.facts.shape(value), self.facts.shape(self.chosen)
+        shape, wanted = self.facts.shape(value), self.sizes
         dtype = self.facts.dtype(value)
-        if shape is None or wanted is None or dtype is None or not dtype.is_floating_point():
+        if shape is None or dtype is None or not dtype.is_floating_point():
             return None
         if value.is_initializer():
             own = tuple((Atom(f"W{i}", size),) for i, size in enumerate(shape))

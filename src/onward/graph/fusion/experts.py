@@ -25,13 +25,13 @@ _FIRST_OPSET = 13
 
 
 def fuse_experts(editor: Editor) -> None:
-    """Replaces what is computed of the choices of a `TopK`, and `MoE` of ONNX Runtime."""
+    """Replaces what is computed of the choices of a `TopK` or `ArgMax`, and `MoE` of ONNX Runtime."""
     if editor.facts.opset < _FIRST_OPSET:
         return
-    for node in editor.nodes("TopK"):
+    for node in editor.nodes("TopK", "ArgMax"):
         scores = None if node.inputs[0] is None else editor.facts.shape(node.inputs[0])
-        choices = editor.facts.number(node.inputs[1])
-        axis = integer(node, "axis", -1)
+        choices = editor.facts.number(node.inputs[1]) if node.op_type == "TopK" else 1
+        axis = integer(node, "axis", -1 if node.op_type == "TopK" else 0)
         if scores is None or choices is None or axis not in (-1, len(scores) - 1):
             continue
         if isinstance(scores[-1], int) and scores[-1] > 1 and len(scores) > 1:
