@@ -106,3 +106,20 @@ def test_node_gives_the_losses_of_onward_train(name: str, compiled: Path, tmp_pa
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "ok 1 - losses, metrics and weights" in done.stdout
+
+
+def test_the_package_holds_what_it_needs_and_no_more(compiled: Path) -> None:
+    """What `npm publish` would send: every module with its types, and nothing of the tests or the page."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("there is no npm: the content of the package is not tested")
+    command = [npm, "pack", "--dry-run", "--json", "--ignore-scripts", "--offline"]
+    done = subprocess.run(command, cwd=compiled, capture_output=True, text=True, timeout=120, check=True)
+    (package,) = json.loads(done.stdout)
+    modules = [path.stem for path in (CLIENT / "src").glob("*.ts")]
+    expected = {f"dist/{name}{ending}" for name in modules for ending in (".js", ".d.ts")}
+    assert {file["path"] for file in package["files"]} == expected | {"README.md", "package.json"}
+    assert package["name"] == "onward-device"
+    about = json.loads((compiled / "package.json").read_text())
+    entry = about["exports"]["."]
+    assert all((compiled / entry[kind]).is_file() for kind in ("types", "default"))
