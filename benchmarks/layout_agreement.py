@@ -160,7 +160,7 @@ def parameters_of(model: ir.Model, folder: Path, loss: Mapping[str, Any], **trai
 
 
 def main() -> None:
-    from benchmarks.held_out_layouts import LOSS, MODELS
+    from benchmarks.held_out_exports import LOSS, MODELS
 
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))

@@ -30,6 +30,8 @@ def test_samples_that_ranks_cannot_share_evenly() -> None:
 
 
 def test_nothing_is_gained_where_all_ranks_share_the_samples() -> None:
+    seven = Settings(ranks=7, samples=12, memory_bytes=85e9)
+    assert even_updates([SMALL], H100, seven, choose_layout([SMALL], H100, seven).chosen) == {}, "7 and 14 are others"
     for samples in (512, 6 * 64):
         settings = Settings(ranks=8 if samples == 512 else 6, samples=samples, memory_bytes=85e9)
         chosen = choose_layout([SMALL], H100, settings).chosen

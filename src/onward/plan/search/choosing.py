@@ -16,6 +16,9 @@ from onward.plan.search.pricing import Estimate, Pricing, limit_bytes
 AS_FAST = 1.01
 """Of layouts within one percent of the fastest the simplest is chosen: the forecast is not more precise than that."""
 
+NEARBY = 0.1
+"""Of the samples of an update, by which a number that ranks can share evenly may differ to be proposed."""
+
 OBVIOUS: Mapping[str, Callable[[Layout], bool]] = {
     "replicas only": lambda one: one.data == one.ranks and one.zero_stage == 0,
     "ZeRO 3 over all ranks": lambda one: one.data == one.ranks and one.zero_stage == 3,
@@ -123,7 +126,9 @@ def even_updates(
     if samples % ranks == 0 or settings.later_samples:
         return found
     fewer = samples // ranks * ranks
-    for near in (fewer, fewer + ranks) if fewer else (ranks,):
+    for near in (fewer, fewer + ranks):
+        if abs(near - samples) > NEARBY * samples:  # another update, with another learning rate
+            continue
         best = choose_layout(works, cluster, replace(settings, samples=near), more_memory).chosen
         if best.total_seconds / near * AS_FAST < chosen.total_seconds / samples:
             found[near] = best
