@@ -150,7 +150,12 @@ def _make_parser(chosen: str | None, lists_fields: bool = False) -> argparse.Arg
         module = module_of(name)
         usage, description = getattr(module, "USAGE", None), getattr(module, "DESCRIPTION", None)
         one = commands.add_parser(name, help=command.help, usage=usage, description=description)
-        if command.fields and lists_fields:
+        if not command.lists_fields:
+            one.epilog = (
+                "Every field of RUN.yaml may follow, too, as --section.field value. onward train --help lists all, and "
+                "onward help SECTION.FIELD explains one."
+            )
+        elif command.fields and lists_fields:
             from onward.parameters.fields import explain, listing
 
             one.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -31,6 +31,15 @@ def test_the_help_of_train_lists_every_field(arguments: list[str], capsys: pytes
         assert f"--{name}" in text
 
 
+@pytest.mark.parametrize("command", ["device", "lr-find", "reference"])
+def test_other_commands_list_what_is_their_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 40
+    assert "onward help SECTION.FIELD explains one" in " ".join(text.split())
+
+
 def test_help_of_a_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "training.batch_size"]) == 0
     assert capsys.readouterr().out.split() == [

@@ -14,18 +14,23 @@ class Command(NamedTuple):
     fields: str = ""
     """Fields of a RUN.yaml that may follow, as `--section.field value`: "*" all of them, else those of one section."""
 
+    lists_fields: bool = True
+    """Whether its `--help` lists them; else it says where they are listed."""
+
 
 COMMANDS = {
     "create": Command("write a reference model as ONNX"),
     "pack": Command("turn text, arrays, tables, images or recordings into training shards", "limits"),
     "inspect": Command("report a model's inputs, operators and weights, and which weights are trainable", "limits"),
     "init": Command("write a RUN.yaml that trains a model on data, with the reason for every choice", "limits"),
-    "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", "*"),
-    "reference": Command("add the log-probabilities of a reference to the shards of a run with loss.type dpo", "*"),
+    "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", "*", False),
+    "reference": Command("add the log-probabilities of a reference to the shards of a run with loss.type dpo", "*", False),
     "plan": Command("report what each rank of a run computes, its cost, and whether it fits; no GPU needed", "*"),
     "train": Command("train as a RUN.yaml says", "*"),
     "export": Command("write a trained model from a checkpoint; quantize or dequantize a model", "limits"),
-    "device": Command("write a run as plain ONNX that any ONNX Runtime trains: browsers, phones, other languages", "*"),
+    "device": Command(
+        "write a run as plain ONNX that any ONNX Runtime trains: browsers, phones, other languages", "*", False
+    ),
     "report": Command("write one HTML page about a run, or one that compares several", "limits"),
     "help": Command("explain a command, a section of RUN.yaml or a field: onward help training.batch_size"),
     "completion": Command("print a script that completes commands and fields in bash, zsh or fish"),
