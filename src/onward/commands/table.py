@@ -24,7 +24,9 @@ COMMANDS = {
     "inspect": Command("report a model's inputs, operators and weights, and which weights are trainable", "limits"),
     "init": Command("write a RUN.yaml that trains a model on data, with the reason for every choice", "limits"),
     "lr-find": Command("run a learning-rate range test on a RUN.yaml and suggest a rate", "*", False),
-    "reference": Command("add the log-probabilities of a reference to the shards of a run with loss.type dpo", "*", False),
+    "reference": Command(
+        "add the log-probabilities of a reference to the shards of a run with loss.type dpo", "*", False
+    ),
     "plan": Command("report what each rank of a run computes, its cost, and whether it fits; no GPU needed", "*"),
     "train": Command("train as a RUN.yaml says", "*"),
     "export": Command("write a trained model from a checkpoint; quantize or dequantize a model", "limits"),
