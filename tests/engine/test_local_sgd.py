@@ -211,6 +211,27 @@ def test_workers_of_several_ranks_are_the_algorithm(run: tuple[str, Layout, int,
     assert_follows(name, spread, 2, tmp_path / "run", accumulation, **sections)
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [{"adapter": {"rank": 2}}, {"mixed_precision": {"use_mixed_precision": True, "use_bfloat16": True}}],
+    ids=["adapters", "bf16"],
+)
+def test_synchronized_at_every_update_by_sgd_it_is_data_parallelism(sections: dict[str, Any]) -> None:
+    """The mean of steps along the workers' gradients is the step along their mean."""
+    sgd = {"optimizer": {"training_optimizer_name": "SGD", "optimizer_attributes": []}}
+    asked = {**sgd, "learning_rate": {"initial_lr": 0.1}, **sections}
+    expected = train(CASES["mlp"], Layout(2, 1, 1), sections=asked)
+    spread = layout(2, 1, 1, sync_every_updates=1, outer_optimizer="sgd")
+    actual = train(CASES["mlp"], spread, sections=asked)
+    assert actual.losses == pytest.approx(expected.losses, rel=1e-6)
+    weights = {name: tensor for name, tensor in expected.tensors.items() if name.startswith("weights/")}
+    assert (
+        largest(actual.tensors, {name.removeprefix("weights/"): one for name, one in weights.items()}, "weights/")
+        < 5e-6
+    )
+    assert len(set(actual.losses)) == 6
+
+
 def run(folder: Path, name: str, updates: int, spread: Layout, model: str = "tied_words", **sections: Any) -> Result:
     """A run whose checkpoints of every third update and trained model stay in a folder; its data are for six."""
     place = folder / name
