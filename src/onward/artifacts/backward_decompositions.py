@@ -30,6 +30,7 @@ _TORCH_WRITES_OUT = (
     aten.native_batch_norm_backward,
     aten.native_group_norm_backward,
     aten.silu_backward,
+    aten.mish_backward,
 )
 
 
