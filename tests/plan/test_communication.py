@@ -13,9 +13,12 @@ from onward.graph.training_graph import make_training_graph
 from onward.lowering.building.shapes import find_value_facts
 from onward.plan import communication
 from onward.plan.communication import BUCKET_BYTES, FIRST_BUCKET_BYTES, stage_traffic, weight_elements
+from onward.plan.context.cutting import plan_context
 from onward.plan.horizontal.local_graph import localize
 from onward.plan.horizontal.planning import plan_horizontal
 from onward.plan.memory import StageFootprint, Traffic
+from tests.parallel.context.test_layers import facts_of
+from tests.parallel.horizontal_models import EXAMPLES
 from tests.plan.horizontal.graphs import CROSS_ENTROPY, parsed_model
 
 
@@ -94,3 +97,21 @@ def test_what_every_sharded_weight_exchanges_is_counted(name: str) -> None:
     assert found.what == "tensor-parallel all-reduce"
     assert found.calls >= len(plan.regions)
     assert found.payload > 0
+
+
+def test_context_ranks_gather_keys_and_values_twice_and_scatter_their_gradients() -> None:
+    """By formula: two layers of keys and values of 2 x 8 tokens, with 32 features each; then the logits."""
+    example = EXAMPLES["gpt2-fused"]
+    graph = example.graph()
+    facts = facts_of(example, graph)
+    plan = plan_context(graph, 2, facts.shapes, facts.numbers)
+    bytes_of = {one: 4.0 * math.prod(shape) for one, shape in facts.shapes.items()}
+    found = {one.what: one for one in communication.estimated_traffic(plan.of(graph).model.graph, bytes_of, 1, 2)}
+    keys = next(node for node in graph.model.graph if node.op_type == "Attention").inputs[1]
+    assert keys is not None
+    tensor, logits = bytes_of[str(keys.name)], bytes_of[str(graph.model.graph.outputs[0].name)]
+    assert tensor == 4 * 2 * 8 * 32
+    gathered, scattered = found["context all-gather"], found["context reduce-scatter"]
+    assert (gathered.calls, gathered.payload, gathered.share) == (2 * 2 * 2 + 1, 2 * 2 * 2 * tensor + logits, 0.5)
+    assert (scattered.calls, scattered.payload) == (2 * 2 + 1, 2 * 2 * tensor + logits)
+    assert found["context all-reduce"].payload < 100

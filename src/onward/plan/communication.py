@@ -6,6 +6,7 @@ reduce-scatter (Patarasuk and Yuan, 2009).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -63,16 +64,35 @@ _OF_ROWS = {
 """Operators that reduce a few numbers a row, forward and backward -> in how many calls, and how many numbers."""
 
 
-def estimated_traffic(graph: ir.Graph, value_bytes: Mapping[str, float], ranks: int) -> tuple[Traffic, ...]:
-    """What tensor-parallel ranks communicate for a micro-batch, counted from the graph of one of them.
+_C_REDUCE, _C_GATHER, _C_SCATTER = "context all-reduce", "context all-gather", "context reduce-scatter"
+_CONTEXT = {
+    "ContextAttention": (_C_GATHER, _C_GATHER, _C_SCATTER), "ContextGather": (_C_GATHER, _C_SCATTER),
+    "ContextSum": (_C_REDUCE, _C_REDUCE), "ContextMeanLoss": (_C_REDUCE,) * 3,
+}  # fmt: skip
+"""Operators by which context ranks communicate -> how, forward and backward; keys and values are gathered twice."""
+
+
+def estimated_traffic(
+    graph: ir.Graph, value_bytes: Mapping[str, float], ranks: int, context_ranks: int = 1
+) -> tuple[Traffic, ...]:
+    """What tensor-parallel and context ranks communicate for a micro-batch, counted from the graph of one of them.
 
     Args:
         graph: of the rank.
         value_bytes: of the values of the entire graph.
         ranks: how many share the tensors.
+        context_ranks: how many share the sequences.
     """
     found: dict[str, Traffic] = {}
     for node in graph:
+        if node.domain == DOMAIN and node.op_type in _CONTEXT:
+            gathers = node.op_type != "ContextAttention" or len(node.attributes["key_blocks"].as_ints()) > 0
+            operands = node.inputs[1:3] if node.op_type == "ContextAttention" else node.outputs
+            names = [re.sub("/(own|all)$", "", str(v.name)) for v in operands if v is not None and gathers]
+            for what, name in itertools.product(_CONTEXT[node.op_type], names):
+                share = (2.0 if what == _C_REDUCE else 1.0) * (context_ranks - 1) / context_ranks
+                payload = value_bytes.get(name, 0.0)
+                _add(found, Traffic(what=what, calls=1, payload=payload, ranks=context_ranks, share=share))
         values = (*node.outputs, *node.inputs[:1])
         names = [re.sub("/part(ial)?$", "", str(value.name)) for value in values if value is not None]
         payload = max((value_bytes.get(name, 0.0) for name in names), default=0.0)

@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from onward.data.shard import FeatureSpec
+from onward.engine.building.preparation import plan_run
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.inputs.features import FeatureReader
 from onward.errors import DataError
-from onward.graph.training_graph import TrainingGraph
+from onward.graph.losses.spec import LossSpec
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.parameters import Parameters
+from onward.plan.topology import Topology
+from tests.invariants.cases import CASES
 from tests.parallel.context.models import CLASSES, CONTEXT_EXAMPLES, WIDTH
 
 
@@ -56,3 +61,28 @@ def test_data_of_another_length_are_refused_with_both(merged: TrainingGraph) -> 
         reader.check_specs({"x": FeatureSpec((16, WIDTH), np.dtype(np.float32))})
     assert "'x' has shape [16, 16] per sample; the model expects [8, 16]" in str(caught.value)
     assert "planned for sequences of 8: pad or cut those of all training and test data" in str(caught.value)
+
+
+def test_a_pipeline_of_context_ranks_is_planned_with_the_sizes_that_are_open() -> None:
+    """Lengths that the plan of sequences fixed are not looked up again: only those of the batch."""
+    case = CASES["gpt2"]
+    distributed = {"context_parallel_size": 2, "pipeline_parallel_size": 2, "horizontal_parallel_size": 2}
+    training = {
+        **case.training,
+        "batch_size": 4,
+        "num_train_steps": 2,
+        "gradient_accumulation_steps": 2,
+        "mapped_dimensions": {"sequence": 12},
+    }
+    parameters = Parameters.from_mapping(
+        {
+            "paths": {"model_path": "m.onnx"},
+            "loss": case.loss,
+            "training": training,
+            "distributed": distributed,
+            "learning_rate": {"initial_lr": 1e-3},
+        }
+    )
+    graph = make_training_graph(case.model(), loss=LossSpec(**case.loss))
+    plan = plan_run(parameters, Topology.of_sizes(parameters.distributed), graph, {})
+    assert (plan.context.size, plan.stage_count, plan.context.lengths) == (2, 2, (12,))

@@ -164,12 +164,26 @@ class Merged(nn.Module):
             order, back = ((1, 2, 0, 3), (2, 0, 1, 3)) if is_time_first else ((0, 2, 1, 3), (0, 2, 1, 3))
             rows = (x.transpose(0, 1) if is_time_first else x).reshape(-1, WIDTH)
             sizes = (tokens, batch) if is_time_first else (batch, tokens)
-            heads = (one.reshape(*sizes, HEADS, -1).permute(order) for one in joint(rows).chunk(3, -1))
-            found = F.scaled_dot_product_attention(*heads, is_causal=True).permute(back)
+            q, k, v = (one.reshape(*sizes, HEADS, -1).permute(order) for one in joint(rows).chunk(3, -1))
+            found = F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(back)
             rows = rows + out(found.reshape(batch * tokens, WIDTH))
             x = rows.view(*sizes, WIDTH)
             x = x.transpose(0, 1) if is_time_first else x
         return self.head(x).transpose(1, 2)
+
+
+class KeysFirst(nn.Module):
+    """Attention whose scores have the keys in rows, with a softmax over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joint, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.joint(x.tanh()).chunk(3, -1))
+        scores = (k @ q.transpose(-1, -2) / 2).softmax(-2)
+        found = (v.transpose(-1, -2) @ scores).permute(0, 3, 1, 2)
+        return self.head(x + found.flatten(2)).transpose(1, 2)
 
 
 def drawn(labels: tuple[int, ...], **shapes: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
@@ -214,5 +228,6 @@ CONTEXT_EXAMPLES: dict[str, Example] = {
     "experts": example(Experts, BY_CLASS_AXIS, (3, 8), x=(3, 8, WIDTH)),
     "experts-unfused": example(Experts, BY_CLASS_AXIS, (3, 8), fuse=False, x=(3, 8, WIDTH)),
     "merged-samples": example(Merged, BY_CLASS_AXIS, (3, 7), x=(3, 7, WIDTH)),
+    "keys-first": example(KeysFirst, BY_CLASS_AXIS, (3, 7), x=(3, 7, WIDTH)),
     "unordered": example(Unordered, BY_CLASS_AXIS, (3, 8), x=(3, 8, WIDTH)),
 }

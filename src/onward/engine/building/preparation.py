@@ -282,8 +282,10 @@ def plan_run(
     if topology.context_size > 1:
         context = plan_sequences(graph, topology.context_size, sizes, parameters.training.batch_size)[0]
         local = context.of(graph)
+        still_open = {size for shape in input_types(local)[1].values() for size in shape}
+        sizes = {name: size for name, size in sizes.items() if name in still_open}
     if topology.horizontal_size > 1:
-        facts = find_value_facts(local, input_sizes(graph, sizes))
+        facts = find_value_facts(local, input_sizes(local, sizes))
     return make_plan(parameters, topology, local, facts.shapes, facts.numbers, sizes, context)
 
 

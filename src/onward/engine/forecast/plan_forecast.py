@@ -133,7 +133,9 @@ def _measure(
         parameters.distributed.outer_tensors,
     )
     sent = {} if stage is None else {t.name: _guessed(t.name, costs) for t in stage.sent}
-    traffic = estimated_traffic(part.model.graph, costs.value_bytes, plan.topology.horizontal_size)
+    traffic = estimated_traffic(
+        part.model.graph, costs.value_bytes, plan.topology.horizontal_size, plan.topology.context_size
+    )
     first, between = (traffic if plan.micro_batches > count else () for count in (1, 2))
     return Measured(
         dataclasses.replace(estimated, problem=why, traffic_first=first, traffic_between=between, traffic_last=traffic),

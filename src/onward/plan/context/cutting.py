@@ -23,7 +23,7 @@ from onward.graph.weights.gradients import TRAINABLE_TYPES
 from onward.plan.context.editing import ContextEditor
 from onward.plan.context.ranges import TokenCut, axis_of
 from onward.plan.context.rules import SCALING, CutNode, Cuts, cut_node
-from onward.plan.context.sequences import find_sequences
+from onward.plan.context.sequences import find_products, find_sequences
 from onward.plan.horizontal.cuts import DOMAIN, CannotShardError, SetEntry, Sizes, WeighMean
 from onward.plan.horizontal.regions import PartitioningContext
 
@@ -32,6 +32,7 @@ FIXED_LENGTHS = "onward.fixed_lengths"
 LEAST_SHARE = 0.5
 """Of the elements of all activations, what has to be cut for context parallelism to be worth its name."""
 _MOST_NAMED = 4
+_PRODUCTS = frozenset({"MatMul", "Einsum"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +150,13 @@ class _Cutter:
     ) -> None:
         self.partitioning, self.sequences, self.size, self.samples = partitioning, sequences, size, samples
         self.editor = ContextEditor(partitioning, size, samples)
+        self.queries = {node: index for node, (index, _) in find_products(partitioning).items()}
+        self.scores: set[ir.Value] = set()
 
     def run(self) -> None:
         for node in self.partitioning.nodes:
+            if node in self.queries or (node.op_type not in _PRODUCTS and self.scores.intersection(node.inputs)):
+                self.scores.update(node.outputs)
             self._visit(node)
         for value in list(self.partitioning.main.outputs):
             if value is not None and value in self.editor.cuts:
@@ -243,8 +248,12 @@ class _Cutter:
 
         for count in range(len(known), 0, -1):
             choices = list(itertools.combinations(sorted(known), count)) if len(known) <= 4 else [tuple(known)]
-            if node.op_type != "MatMul":  # of queries and keys, the queries stay cut
+            if node.op_type != "MatMul":
                 choices.sort(key=held, reverse=True)
+            queries = self.queries.get(node)
+            of_scores = [i for i in known if node.inputs[i] in self.scores] if node.op_type in _PRODUCTS else []
+            first = [queries] if queries is not None else of_scores  # of queries and keys, the queries stay cut
+            choices.sort(key=lambda kept: not set(first) <= set(kept))
             for kept in choices:
                 try:
                     found = self._cut(node, {i: known[i] for i in kept}, {})

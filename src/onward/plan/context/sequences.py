@@ -13,11 +13,15 @@ import onnx_ir as ir
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.plan.context.ranges import TokenCut
 from onward.plan.context.rules import Cuts, cut_node
-from onward.plan.horizontal.cuts import CannotShardError
+from onward.plan.horizontal.cuts import CannotShardError, NodeContext
 from onward.plan.horizontal.regions import PartitioningContext
+from onward.plan.horizontal.rules import apply_rule
+from onward.plan.shards import Sharding
 
 _BETWEEN = frozenset({"Add", "Mul", "Div", "Sub", "Where", "Cast", "Max", "Clip", "Identity", "Tanh"})
 """Operators between the scores of an attention and their softmax."""
+_MOVING = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators there that give the axes of the scores another place."""
 
 
 def find_sequences(partitioning: PartitioningContext, size: int) -> dict[ir.Value, TokenCut]:
@@ -41,32 +45,80 @@ def _queries(partitioning: PartitioningContext) -> Iterator[tuple[ir.Value, int]
             rank = len(partitioning.facts.shapes.get(str(first.name), ()))
             if node.domain == FUSED or rank in (3, 4):
                 yield first, rank - 2
-        elif node.op_type == "Softmax" and node.domain == "":
-            product = _scores_of(first)
-            queries = None if product is None else product.inputs[0]
-            rank = 0 if queries is None else len(partitioning.facts.shapes.get(str(queries.name), ()))
-            if queries is not None and rank >= 3 and all(_is_computed(partitioning, v) for v in product.inputs):  # type: ignore[union-attr]
-                yield queries, rank - 2
+    for product, (index, axis) in find_products(partitioning).items():
+        value = product.inputs[index]
+        assert value is not None
+        yield value, axis
+
+
+def find_products(partitioning: PartitioningContext) -> dict[ir.Node, tuple[int, int]]:
+    """Products that a softmax over keys is taken of -> which operand the queries are, and the axis of their tokens."""
+    found: dict[ir.Node, tuple[int, int]] = {}
+    for node in partitioning.nodes:
+        if node.op_type != "Softmax" or node.domain or node.inputs[0] is None:
+            continue
+        context = partitioning.context(node)
+        try:
+            rank = len(context.shape(0))
+            axis = context.axis("axis", -1 if context.version >= 13 else 1, rank)
+            product, keys = _product_of(partitioning, node.inputs[0], axis)
+            queries = _operand_without(partitioning.context(product), keys)
+        except (CannotShardError, LookupError):
+            continue
+        is_last = context.version >= 13 or axis == rank - 1
+        if is_last and queries is not None and all(_is_computed(partitioning, v) for v in product.inputs):
+            found[product] = queries
+    return found
 
 
 def _is_computed(partitioning: PartitioningContext, value: ir.Value | None) -> bool:
     return value is not None and str(value.name) in partitioning.facts.from_inputs
 
 
-def _scores_of(value: ir.Value) -> ir.Node | None:
-    """The product of queries and keys that a softmax is taken of."""
-    stack, seen = [value], set[ir.Value]()
+def _product_of(partitioning: PartitioningContext, value: ir.Value, axis: int) -> tuple[ir.Node, int]:
+    """The product of queries and keys that scores were computed by, and the axis of its result that has the keys.
+
+    Raises:
+        LookupError: there is none.
+    """
+    stack, seen = [(value, axis)], set[ir.Value]()
     while stack:
-        one = stack.pop()
+        one, axis = stack.pop()
         node = one.producer()
-        if node is None or one in seen:
+        if node is None or one in seen or node not in partitioning.order or node.domain:
             continue
         seen.add(one)
-        if node.op_type == "MatMul":
-            return node
-        if node.op_type in _BETWEEN and node.domain == "":
-            stack.extend(v for v in node.inputs if v is not None)
-    return None
+        if node.op_type in ("MatMul", "Einsum"):
+            return node, axis
+        context = partitioning.context(node)
+        if node.op_type in _BETWEEN:
+            rank = len(context.result())
+            for index, operand in enumerate(node.inputs):
+                own = axis - rank + len(context.shape(index)) if operand is not None else -1
+                if operand is not None and own >= 0 and context.shape(index)[own] == context.result()[axis]:
+                    stack.append((operand, own))
+        elif node.op_type in _MOVING:
+            made = apply_rule(context, {}, {0: Sharding(axis, (context.result()[axis],))}).inputs[0]
+            if len(made.blocks) == 1 and node.inputs[0] is not None:
+                stack.append((node.inputs[0], made.axis))
+    raise LookupError
+
+
+def _operand_without(context: NodeContext, keys: int) -> tuple[int, int] | None:
+    """Of a product, the operand that does not have the axis of the keys, and its own axis that the result has."""
+    rank = len(context.result())
+    if context.node.op_type == "MatMul":
+        a, b = len(context.shape(0)), len(context.shape(1))
+        if min(a, b) < 3 or keys < rank - 2:
+            return None
+        return (0, a - 2) if keys == rank - 1 else (1, b - 1)
+    left, _, right = str(context.attribute("equation")).replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != 2 or not right or "." in left:
+        return None
+    index = 0 if right[keys] in terms[1] else 1
+    tokens = [letter for letter in terms[index] if letter in right and letter not in terms[1 - index]]
+    return (index, terms[index].index(tokens[0])) if right[keys] not in terms[index] and len(tokens) == 1 else None
 
 
 def _trace(
