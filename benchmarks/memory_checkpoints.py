@@ -35,8 +35,8 @@ RANKS = 2
 CASES = {"none": 0, "disk, every 10 steps": 10, "memory, every 10 steps": 10, "memory, every step": 1}
 
 
-def steps_of_a_rank(folder: Path, megabytes: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step by case, one mean a round."""
+def steps_of_a_rank(folder: Path, megabytes: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of a step by case, and CPU seconds that it and its saves take; one mean a round."""
     rank, group = dist.get_rank(), dist.group.WORLD
     rows = megabytes * 10**6 // 4000
     tensor = torch.randn(rows, 1000)
@@ -45,12 +45,12 @@ def steps_of_a_rank(folder: Path, megabytes: int, rounds: int) -> dict[str, list
     left, root = torch.randn(512, 512), folder / f"memory{rank}"
     memory = MemoryWriter(root, prepare_nodes(root, group), group)
     writers = {"disk": CheckpointWriter(folder / "disk", 1, group=group), "memory": memory}
-    found: dict[str, list[float]] = {case: [] for case in CASES}
+    found: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
     update = 0
     for _ in range(rounds + 1):
         for case, period in CASES.items():
             dist.barrier()
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.process_time()
             for _ in range(STEPS):
                 for _ in range(8):
                     left = (left @ left).clamp_(-1, 1)
@@ -60,7 +60,7 @@ def steps_of_a_rank(folder: Path, megabytes: int, rounds: int) -> dict[str, list
             seconds = time.perf_counter() - started
             for writer in writers.values():
                 writer.wait()
-            found[case].append(seconds / STEPS)
+            found[case].append((seconds / STEPS, (time.process_time() - cpu_started) / STEPS))
     return {case: seconds[1:] for case, seconds in found.items()}
 
 
@@ -101,11 +101,13 @@ def main() -> None:
     start_server()
     with tempfile.TemporaryDirectory() as folder:
         first = run_on_ranks(RANKS, steps_of_a_rank, Path(folder), asked.megabytes, asked.rounds)[0]
-    print(f"{asked.megabytes} MB a rank, {statistics.median(first['none']) * 1000:.0f} ms a step without checkpoints\n")
-    print("| checkpoints | step, relative |\n|---|---|")
+    alone = first["none"]
+    print(f"{asked.megabytes} MB a rank, {statistics.median(one for one, _ in alone) * 1000:.0f} ms a step by itself\n")
+    print("| checkpoints | step, relative | CPU time of a step, relative |\n|---|---|---|")
     for case, seconds in first.items():
-        ratio = statistics.median(one / none for one, none in zip(seconds, first["none"], strict=True))
-        print(f"| {case} | {ratio:.2f} |", flush=True)
+        pairs = list(zip(seconds, alone, strict=True))
+        ratios = [statistics.median(one[kind] / none[kind] for one, none in pairs) for kind in (0, 1)]
+        print(f"| {case} | {ratios[0]:.2f} | {ratios[1]:.2f} |", flush=True)
     print("\n| resumes from | updates lost, mean | seconds until the first new one, median |\n|---|---|---|")
     for name, keeps_memory in {"the copy on the other node": True, "the disk": False}.items():
         with tempfile.TemporaryDirectory() as folder:
