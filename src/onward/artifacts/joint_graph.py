@@ -136,8 +136,8 @@ def trace_joint_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -
     if opened.examples:
         program = fold_constants(program, CPU, on_cpu, constant)
     else:
-        features = [_example(net, name, opened) for name in program.inputs]
-        program = specialize(program, CPU, features, on_cpu, constant)
+        examples = [_example(net, name, opened) for name in program.inputs]
+        program = specialize(program, CPU, examples, on_cpu, constant)
     learned = {*weights, *states}
     constants = {n: program.tensor(n, own).detach().to(CPU) for n in program.tensors if n not in learned}
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)

@@ -201,7 +201,7 @@ def _without_copies_of_views(code: fx.GraphModule) -> fx.GraphModule:
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
                 if isinstance(node.target, OpOverload) and torch.Tag.view_copy in node.target.tags:
-                    name, _, overload = node.target.name().removeprefix("aten::").partition(".")
+                    name, _, overload = str(node.target).removeprefix("aten.").partition(".")
                     node.target = getattr(getattr(torch.ops.aten, name.removesuffix("_copy")), overload or "default")
             module.recompile()
     return code

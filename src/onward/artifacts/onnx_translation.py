@@ -106,7 +106,11 @@ def _retraced(codes: Sequence[SegmentCode]) -> ExportedProgram:
     """The program as torch exports it: code with loops has graphs inside, which it decomposes, too."""
     examples = [example for code in codes for example in code.examples]
     dynamic = tuple(
-        {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(example.shape) if isinstance(size, torch.SymInt)}
+        {
+            axis: torch.export.Dim.DYNAMIC
+            for axis, size in enumerate(tuple[Any, ...](example.shape))
+            if isinstance(size, torch.SymInt)
+        }
         for example in examples
     )
     arguments = tuple(map(_allocated, examples))
@@ -129,7 +133,7 @@ class _TracedProgram(ExportedProgram):
     @classmethod
     def of(cls, codes: Sequence[SegmentCode]) -> _TracedProgram:
         """The program that computes all codes next to each other."""
-        graph, constants, inputs, outputs = fx.Graph(), dict[str, torch.Tensor](), list[InputSpec](), list[Any]()
+        graph, constants, inputs, outputs = fx.Graph(), dict[str, Any](), list[InputSpec](), list[Any]()
         placeholders = [
             [graph.placeholder(f"input_{number}_{place}") for place in range(len(code.examples))]
             for number, code in enumerate(codes)
@@ -212,7 +216,7 @@ def _write_sizes_out(graph: fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=target):
             tensor: Any = node.args[0]
             shape, strides = tensor.meta["val"].shape, tensor.meta["val"].stride()
-            axes = range(len(shape))
+            axes = list(range(len(shape)))
             if target is aten.sym_stride.int:
                 own = strides[node.args[1]]
                 axes = [axis for axis in axes if _hint(strides[axis]) < _hint(own) and shape[axis] != 1]

@@ -120,6 +120,6 @@ def _copied(attribute: ir.Attr, copy: Mapping[ir.Value, ir.Value]) -> ir.Attr:
     graph = attribute.as_graph().clone(allow_outer_scope_values=True)
     for node in ir.traversal.RecursiveGraphIterator(graph):
         for index, value in enumerate(node.inputs):
-            if value in copy:
+            if value is not None and value in copy:
                 node.replace_input_with(index, copy[value])
     return ir.AttrGraph(attribute.name, graph)
