@@ -132,8 +132,8 @@ def _note_variance(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 def _correct_variance(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     count = inputs[0].numel() // inputs[0].shape[1]
     old = (1 - part.momentum) * part.variance_before
-    with torch.no_grad():
-        part.running_var.copy_(old + (part.running_var - old) * (count - 1) / count)
+    # Not seen by autograd, which keeps the buffer for a backward pass that does not read it.
+    part.running_var.data.copy_(old + (part.running_var - old) * (count - 1) / count)
 
 
 def _batches(architecture: Architecture) -> list[tuple[Tensor, ...]]:
