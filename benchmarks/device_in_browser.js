@@ -42,7 +42,7 @@ const networks = {
 function crossEntropy(logits, labels) {
   const flat = labels.reshape([-1]);
   const counts = tf.cast(tf.notEqual(flat, -100), "float32");
-  const chosen = tf.oneHot(tf.maximum(flat, 0), logits.shape[logits.shape.length - 1]);
+  const chosen = tf.oneHot(tf.cast(tf.maximum(flat, 0), "int32"), logits.shape[logits.shape.length - 1]);
   const losses = tf.neg(tf.sum(tf.mul(tf.logSoftmax(logits), chosen), -1));
   return tf.div(tf.sum(tf.mul(losses, counts)), tf.sum(counts));
 }
