@@ -166,7 +166,7 @@ def _weight_gradient_by_offset(
         for axis, (at, windows, s, d) in enumerate(zip(place, narrow.shape[2:], stride, dilation, strict=True), 2):
             read = aten.slice(read, axis, at * d, at * d + (windows - 1) * s + 1, s)
         found.append(gradients @ read.flatten(1).t())
-    return torch.stack(found, -1).unflatten(-1, tuple(kernel))
+    return torch.stack(found, -1).reshape(narrow.shape[1], wide.shape[1], *kernel)
 
 
 def _scatter_to_planes(grad_output: Tensor, like: Tensor, indices: Tensor, axes: int) -> Tensor:
