@@ -114,8 +114,8 @@ class MixtureOfLlama4(nn.Module):
         from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
         super().__init__()
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 1}
-        self.inner = Llama4TextMoe(Llama4TextConfig(**sizes))
+        config = Llama4TextConfig(hidden_size=32, intermediate_size=64, num_local_experts=4, num_experts_per_tok=1)
+        self.inner = Llama4TextMoe(config)
         for parameter in self.inner.parameters():
             nn.init.normal_(parameter, 0, parameter.shape[-1] ** -0.5)
 

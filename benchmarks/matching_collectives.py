@@ -23,12 +23,11 @@ import torch
 
 from benchmarks.recorded_collectives import Arrivals, Call, Post, Step, recording_rank
 from onward.engine.building.preparation import (
-    input_sizes,
-    known_dimensions,
     label_ranges,
     plan_run,
     read_training_graph,
 )
+from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.performance import synthetic_loader
 from onward.environment import Environment
 from onward.graph.training_graph import TrainingGraph

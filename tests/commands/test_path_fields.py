@@ -42,10 +42,12 @@ WRITTEN = {
     "paths.optimizer_graph_path": "file",
     "paths.output_dir": "folder",
     "checkpoint.checkpoints_dir": "folder",
+    "checkpoint.memory_dir": "folder",
     "tensorboard.log_dir": "folder",
     "profiler.trace_dir": "folder",
 }
 BESIDE: dict[str, dict[str, Any]] = {
+    "checkpoint.memory_dir": {"checkpoint": {"memory_period_updates": 1, "checkpoints_dir": "saved"}},
     "profiler.trace_dir": {"profiler": {"first_step": 1, "last_step": 1}},
     "loss.graph": {"loss": {"type": "graph"}},
     "loss.reference_model_path": {

@@ -12,6 +12,7 @@ import torch
 import yaml
 from onnx import TensorProto, helper
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from onward.device.bundle import write_bundle
 from onward_device import Trainer
@@ -82,7 +83,7 @@ def _write_run(model: onnx.ModelProto, scales: list[float], module: nn.Module, f
     parts = []
     for name, scale in zip(floats, scales, strict=True):
         here = [f"{name}/{part}" for part in ("scale", "scaled", "square", "sum", "flat", "mean", "shape")]
-        constants = {here[0]: np.float32(scale), here[6]: np.array([-1])}
+        constants = {here[0]: np.array(scale, np.float32), here[6]: np.array([-1])}
         for constant, value in constants.items():
             graph.node.append(helper.make_node("Constant", [], [constant], value=onnx.numpy_helper.from_array(value)))
         graph.node.append(helper.make_node("Mul", [name, here[0]], [here[1]]))
@@ -118,18 +119,22 @@ def _trained_like_onward(module: nn.Module) -> nn.Module:
     The running variance is of the population, as ONNX defines it; torch has that of the sample.
     """
     for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, _BatchNorm):
             part.train()
             part.register_forward_pre_hook(_note_variance)
             part.register_forward_hook(_correct_variance)
     return module
 
 
-def _note_variance(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _note_variance(part: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    assert part.running_var is not None
     part.variance_before = part.running_var.clone()
 
 
-def _correct_variance(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _correct_variance(part: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    assert part.running_var is not None
+    assert part.momentum is not None
+    assert isinstance(part.variance_before, Tensor)
     count = inputs[0].numel() // inputs[0].shape[1]
     old = (1 - part.momentum) * part.variance_before
     # Not seen by autograd, which keeps the buffer for a backward pass that does not read it.
@@ -159,7 +164,7 @@ def _compare(
     for batch in batches:
         optimizer.zero_grad()
         loss = _loss(_float_outputs(module, batch), scales)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         unreached = {id(p) for p in parameters if p.grad is None}
         lost = [name for name in missing if id(kept[name]) not in unreached]
         assert not lost, f"the bundle does not train {lost}"

@@ -185,7 +185,7 @@ class Grouped(RowsOfExperts):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.gate(x).sigmoid()
-        corrected = scores + self.correction  # type: ignore[operator]
+        corrected = scores + self.correction
         groups = corrected.view(-1, 2, EXPERTS // 2)
         best = groups.topk(2, -1)[0].sum(-1).topk(1, -1, sorted=False)[1]
         mask = torch.zeros_like(groups[..., 0]).scatter(1, best, 1).unsqueeze(-1).expand(groups.shape)

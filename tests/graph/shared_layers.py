@@ -107,11 +107,11 @@ def random_way(seed: int) -> Callable[[Shared, torch.Tensor], torch.Tensor]:
     return way
 
 
-def descend_together(net: OnnxModule, module: nn.Module, x: Tensor, updates: int) -> None:
+def descend_together(net: OnnxModule, module: nn.Module, x: Tensor, updates: int, lr: float = 0.3) -> None:
     """Updates a network and the module it was exported from by SGD, towards one target."""
     target = torch.randn(module(x).shape, generator=torch.Generator().manual_seed(1))
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizers = [torch.optim.SGD(list(parameters), lr=0.3) for parameters in (net.weights.values(), trained)]
+    optimizers = [torch.optim.SGD(list(parameters), lr=lr) for parameters in (net.weights.values(), trained)]
     for _ in range(updates):
         for one, optimizer in zip((net, module), optimizers, strict=True):
             optimizer.zero_grad()
@@ -120,7 +120,7 @@ def descend_together(net: OnnxModule, module: nn.Module, x: Tensor, updates: int
 
 
 def train_both(
-    module: nn.Module, x: torch.Tensor, folder: Path, dynamo: bool = True, updates: int = 3
+    module: nn.Module, x: torch.Tensor, folder: Path, dynamo: bool = True, updates: int = 3, lr: float = 0.3
 ) -> tuple[OnnxModule, float]:
     """Trains a module and its export alike; gives the net and how far the exported file is from the module.
 
@@ -129,7 +129,7 @@ def train_both(
     module.eval()
     path = export(module, (x,), folder / "m.onnx", 18 if dynamo else 17, dynamo)
     net = onward.to_torch(path)
-    descend_together(net, module, x, updates)
+    descend_together(net, module, x, updates, lr)
     onward.export(net, folder / "t.onnx")
     other = x.flip(0) if x.dtype == torch.int64 else torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
     found, expected = run_onnxruntime(onnx.load(folder / "t.onnx"), other)[0], module(other).detach().numpy()

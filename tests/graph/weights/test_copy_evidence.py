@@ -93,7 +93,7 @@ def test_layers_of_several_parameters(kind: str, tmp_path: Path) -> None:
     """Among them two layers that start equal, called twice each: copies of one layer are tied, the layers are not."""
     torch.manual_seed(0)
     module = OfSeveralLayers(kind)
-    net, distance = train_both(module, torch.randn(2, 3, 40), tmp_path)
+    net, distance = train_both(module, torch.randn(2, 3, 40), tmp_path, lr=0.03)  # with 0.3, attention diverges
     assert distance < 1e-5
     both = kind == "LSTM"  # whose biases, of inputs and of states, ONNX joins; trained together they are as one
     assert both or sum(w.numel() for w in net.weights.values()) == sum(p.numel() for p in module.parameters())

@@ -21,29 +21,16 @@ from onward.errors import ModelError, NodeError, OperatorError
 from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.weights.quantization import is_only_dequantized
 from onward.lowering.building.bound_value import BoundValue
+from onward.lowering.building.missing_lowerings import find_unsupported
 from onward.lowering.building.node_outputs import host_result_dtype, is_float, label_of, last_named_output, note_on_host
 from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.kernels.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
-from onward.lowering.ledger import why_refused
 from onward.lowering.program import Nested, Program, name_placeholders, pick, prune_unused_optional_inputs
 from onward.lowering.registry import MEMORY_HINT, Lowering, find_host_lowering, find_lowering
 
 _RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "torch", "device", "inf", "nan"})
 """Names that mean something else in the code that fx writes."""
-
-
-def find_unsupported(graph: ir.Graph, opsets: Mapping[str, int]) -> list[str]:
-    """One line per node, nested graphs included, that no lowering covers."""
-    lines = []
-    for node in ir.traversal.RecursiveGraphIterator(graph):
-        version = opsets.get(node.domain)
-        if version is None or find_lowering(node.domain, node.op_type, version) is None:
-            at = "an opset the model does not import" if version is None else f"opset {version}"
-            reason = why_refused(node.domain, node.op_type)
-            because = "" if reason is None else f": {reason}"
-            lines.append(f"{label_of(node)} of domain {node.domain or 'ai.onnx'!r}, {at}{because}")
-    return lines
 
 
 @without_collection
@@ -240,19 +227,23 @@ class _Builder:
         if any(bound.dtype is None and bound.tensor is not None for bound in given):
             return False
         derived = any(bound.tensor is None or not bound.owned for bound in given)
-        types = {bound.dtype for bound in given}
-        if node.op_type in ("Cast", "CastLike"):  # a float constant as a number of Range
-            types = {host_result_dtype(node, lowering, given)}
+        is_cast = node.op_type in ("Cast", "CastLike")  # a float constant as a number of Range
+        types = {host_result_dtype(node, lowering, given)} if is_cast else {bound.dtype for bound in given}
         integer = not any(dtype is None or dtype.is_floating_point for dtype in types)
         if lowering.growth is not None and not self._stays_small(node, lowering, given):
             return False
         return derived or integer
 
+    def _is_shape_of_host(self, value: ir.Value) -> bool:
+        node = value.producer()
+        of = node.inputs[0] if node is not None and node.op_type == "Shape" else None
+        return of is not None and self.resolve(of).has_host
+
     def _stays_small(self, node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue]) -> bool:
         """Whether the result of an operator that makes large tensors out of small ones is shape arithmetic."""
         unknown = [value for value, bound in zip(node.inputs, inputs, strict=True) if not bound.known]
-        shapes = [v and v.producer() for v in unknown]  # of a host value: what they ask for is as small as that
-        if not all(one and one.op_type == "Shape" and self.resolve(one.inputs[0]).has_host for one in shapes):
+        # The shape of a host value: what it asks for is as small as that.
+        if not all(value is not None and self._is_shape_of_host(value) for value in unknown):
             return False
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.TENSOR and is_float(attribute.as_tensor().dtype):
