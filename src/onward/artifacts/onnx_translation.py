@@ -195,6 +195,8 @@ def _append(
             copies[node] = stored[f"{number}.{node.target}"]
         elif node.op == "output":
             outputs += [copies[result] for result in node.args[0]]
+        elif "val" not in node.meta and not node.users:
+            continue  # a gradient that was not asked for: none of an operator's several results
         elif node.target in (aten.detach.default, aten.alias.default):
             copies[node] = copies[node.args[0]]
         else:

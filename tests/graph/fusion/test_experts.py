@@ -84,6 +84,10 @@ def test_what_the_router_gives_elsewhere_stays() -> None:
     assert_equal(model(body, f"double[b,n,{D}] y, double[b,n,{E}] shares, double[b,n,1] load"), tokens(2, 3, D))
 
 
+TWICE = LOOP
+for e in range(E):
+    TWICE = TWICE.replace(f"h{e} = MatMul(x, ", f"x{e} = Mul(x, g{e})\nh{e} = MatMul(x{e}, ")
+
 OTHERS = {
     "an expert that is read elsewhere": (LOOP + SUM, f"double[b,n,{D}] y, double[b,n,{D}] o1"),
     "an expert that is left out": (LOOP + "y = Add(t0, t1)", f"double[b,n,{D}] y"),
@@ -93,6 +97,16 @@ OTHERS = {
     "experts of other tokens": (LOOP.replace("MatMul(x, up1)", "MatMul(best4, up1)").replace(
         "m0 =", "best4 = Tanh(x)\nm0 =", 1) + SUM, f"double[b,n,{D}] y"),
     "the gate of another": (LOOP.replace("Mul(g1, o1)", "Mul(g0, o1)") + SUM, f"double[b,n,{D}] y"),
+    "tokens and results weighed": (TWICE + SUM, f"double[b,n,{D}] y"),
+    "numbers of experts as booleans": (
+        LOOP.replace("Equal(chosen, n1)", "Equal(narrow, n1)").replace(
+            "m1 =", "whether = Cast<to=9>(chosen)\nnarrow = Cast<to=7>(whether)\nm1 =") + SUM, f"double[b,n,{D}] y"
+    ),
+    "shares added to minus infinity": (
+        STACK.replace("Expand(zero, sizes)", "Expand(lowest, sizes)").replace("<axis=-1>", '<axis=-1, reduction="add">')
+        .replace("sizes =", "low = Constant<value_float=-1e38>()\nlowest = CastLike(low, best)\nsizes =")
+        .replace("g = ", "scores = ").replace("h = ", "g = Softmax(scores)\nh = "), f"double[b,n,{D}] y",
+    ),
     "shares that are multiplied with zeros": (
         STACK.replace("axis=-1>(zeros", 'axis=-1, reduction="mul">(zeros'), f"double[b,n,{D}] y"
     ),

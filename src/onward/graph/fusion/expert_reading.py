@@ -314,7 +314,9 @@ class ExpertReader(RoutingReader):
         """What an expert gives, or what it is given, times its share of each token."""
         if body.kind not in ("body", "stack") or gate.kind not in ("gates", "shares"):
             return None
-        if "F" in labels(gate.axes):
+        formulas = [body.data] if body.kind == "body" else body.data
+        is_scaled = any(step.kind == "scaled" for formula in formulas for step in formula.steps())
+        if is_scaled or "F" in labels(gate.axes):  # weighed a second time, the node would leave one of them out
             return None
         axes = broadcast(body.axes, gate.axes)
         if axes is None or (body.expert is not None and body.expert != gate.expert):

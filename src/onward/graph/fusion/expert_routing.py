@@ -9,6 +9,8 @@ from onward.graph.fusion.expert_axes import Atom, Axes, Derived, Meaning, axis_o
 from onward.graph.fusion.rewriting import Editor, producer
 from onward.graph.nodes.known_values import Size, integer, integers
 
+_HOLDING_ANY_PLACE = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
 
 class RoutingReader:
     """What values mean next to one `TopK` or `ArgMax` that chooses experts.
@@ -98,8 +100,10 @@ class RoutingReader:
 
     def _cast(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         source = self.meaning(node.inputs[0])
-        if source is None or source.kind in ("mask", "chosen", "places"):
+        if source is None or source.kind == "mask":
             return source
+        if source.kind in ("chosen", "places"):  # booleans and narrow types make one number of several
+            return source if self.facts.dtype(value) in _HOLDING_ANY_PLACE else None
         same = node.inputs[0] is not None and self.facts.dtype(node.inputs[0]) is self.facts.dtype(value)
         return source if same else None
 
@@ -200,10 +204,14 @@ class RoutingReader:
         if chosen is None or shares is None or chosen.kind != "chosen" or shares.kind != "shares":
             return None
         axis = integer(node, "axis", 0) % len(chosen.axes)
-        if "reduction" in node.attributes and node.attributes["reduction"].as_string() not in ("none", "add"):
-            return None  # a product with zeros, or the larger of a share and zero
-        kind = "gates" if self.is_zero(node.inputs[0]) else "scores" if self.is_lowest(node.inputs[0]) else None
-        if axis != axis_of(chosen.axes, "K") or chosen.axes != shares.axes or kind is None:
+        reduction = node.attributes["reduction"].as_string() if "reduction" in node.attributes else "none"
+        if self.is_zero(node.inputs[0]) and reduction in ("none", "add"):
+            kind = "gates"
+        elif self.is_lowest(node.inputs[0]) and reduction in ("none", "max"):
+            kind = "scores"
+        else:  # a product with zeros, the larger of a share and zero, a sum with minus infinity
+            return None
+        if axis != axis_of(chosen.axes, "K") or chosen.axes != shares.axes:
             return None
         shape = self.facts.shape(value)
         if shape is None or shape[axis] != self.experts:
