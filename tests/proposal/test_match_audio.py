@@ -64,3 +64,17 @@ def test_an_input_of_spectrograms_is_refused() -> None:
         DataError, match=r"is a folder of recordings, and .* reads 'wave' float32 \[batch, 40, 98\].*npz"
     ):
         match(net(40, 98))
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (16000, "at least 44% of every sample is silence. At 28,444 Hz it would fill the input"),
+        (4500, "of the longest recording 50% is cut off. At 8,000 Hz it would fill the input"),
+    ],
+)
+def test_recordings_much_shorter_or_longer_than_the_input(length: int, words: str) -> None:
+    (note,) = match(net(length)).notes
+    assert words in note
+    assert not match(net(9000)).notes
+    assert not match(net("samples")).notes

@@ -37,6 +37,7 @@ def match_audio(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     seconds = f"{length / data.sample_rate:.3g} s at {data.sample_rate:,} Hz"
     whose = f"the shape of input {port}" if isinstance(wanted, int) else "as long as the longest"
     reasons = [f"recordings are cut or padded to {length:,} samples ({seconds}), {whose}"]
+    notes = _note_on_length(port, length, longest, data.sample_rate) if abs(longest - length) > 0.1 * length else ()
     questions: tuple[Question, ...] = ()
     if model.origin.is_trained:
         text = (
@@ -54,7 +55,21 @@ def match_audio(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
     name = free_label_name(model, label.name)
     names = {one: other for one, other in (("audio", port.name), ("label", name)) if one != other}
     packing = Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons))
-    return Match(task=task, label=name, name_map=names, packing=packing, questions=questions)
+    return Match(task=task, label=name, name_map=names, packing=packing, questions=questions, notes=notes)
+
+
+def _note_on_length(port: Port, length: int, longest: int, rate: int) -> tuple[str, ...]:
+    """How recordings differ in length from what the model takes, which a wrong rate would explain."""
+    what = (
+        f"at least {1 - longest / length:.0%} of every sample is silence"
+        if longest < length
+        else f"of the longest recording {1 - length / longest:.0%} is cut off"
+    )
+    return (
+        f"input {port.name!r} takes {length:,} samples, and the longest recording has {longest:,} at {rate:,} Hz: "
+        f"{what}. At {round(rate * length / longest):,} Hz it would fill the input; if the model was made for another rate, "
+        "change --sample-rate of the onward pack command.",
+    )
 
 
 def _length(port: Port) -> Size | None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onward.data.packing.class_folders import ClassFiles, open_class_folders
+from onward.data.packing.source import find_source_files
 from onward.errors import DataError
 
 
@@ -71,3 +72,40 @@ def test_what_is_in_no_class_folder_is_refused(folder: Path) -> None:
         DataError, match=r"stray' is one file; notes are packed from a folder with one folder per class"
     ):
         read(folder / "stray", [folder / "stray"])
+
+
+def of_images(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("kind", [None, "images"])
+def test_a_class_does_not_vanish(kind: str | None, tmp_path: Path) -> None:
+    """Those after it would get its number."""
+    source = of_images(tmp_path / "in", "a/1.heic", "a/2.heic", "b/1.png", "c/1.png")
+    words = (
+        r"has the class folder 'a' without files to read \(images: \.png, .*holds 2 files, '1\.heic', '2\.heic'\. Conv"
+    )
+    with pytest.raises(DataError, match=words):
+        find_source_files(source, kind)
+    assert [path.parent.name for path in find_source_files(source, kind, exclude=("a",)).paths] == ["b", "c"]
+    with pytest.raises(DataError, match="'a' without files"):
+        find_source_files(source, kind, pattern="*.png")
+
+
+def test_an_empty_class_folder_and_a_link_are_refused(tmp_path: Path) -> None:
+    source = of_images(tmp_path / "in", "b/1.png", "c/1.png")
+    (source / "d").mkdir()
+    with pytest.raises(DataError, match=r"'d' without files .*: it holds nothing"):
+        find_source_files(source, None)
+    (source / "d").rmdir()
+    (source / "d").symlink_to(source / "c")
+    with pytest.raises(DataError, match=r"'d' without files .*: it is a link, which is not followed"):
+        find_source_files(source, None)
+
+
+def test_files_that_are_not_read_are_reported(tmp_path: Path) -> None:
+    source = of_images(tmp_path / "in", "a/1.heic", "a/2.png", "b/1.png")
+    assert find_source_files(source, "images").describe_ignored() == "1 of other kinds than images: '1.heic'"

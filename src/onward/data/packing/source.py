@@ -147,9 +147,37 @@ def find_source_files(source: Path, kind: str | None, pattern: str = "", exclude
     if not paths:
         wanted = f"of the name {pattern!r}" if pattern else f"with the suffix {', '.join(suffixes)}"
         raise DataError(f"source folder {str(source)!r} holds no files {wanted} ({kind}); name others with --pattern.")
-    known = {suffix for of_kind in SUFFIXES.values() for suffix in of_kind}.difference(suffixes)
-    ignored = () if is_asked or pattern else (path for path in everything if path.suffix.lower() in known)
+    if pattern:
+        ignored = list[Path]()
+    elif kind in _IN_CLASS_FOLDERS:  # every file in a class folder is meant to be a sample
+        ignored = [path for path in everything if path.suffix.lower() not in suffixes]
+    else:
+        known = {suffix for of_kind in SUFFIXES.values() for suffix in of_kind}.difference(suffixes)
+        ignored = [path for path in everything if path.suffix.lower() in known and not is_asked]
+    if kind in _IN_CLASS_FOLDERS:
+        _check_class_folders(source, everything, paths, exclude, kind)
     return SourceFiles(kind, paths, tuple(ignored))
+
+
+def _check_class_folders(
+    source: Path, everything: Sequence[Path], paths: Sequence[Path], exclude: Sequence[str], kind: str
+) -> None:
+    """Refuses a class of which no file is read: it would vanish, and those after it would get its number."""
+    read = {path.relative_to(source).parts[0] for path in paths}
+    for entry in sorted(source.iterdir()):
+        is_left_out = entry.name.startswith(".") or any(fnmatchcase(entry.name, pattern) for pattern in exclude)
+        if is_left_out or not entry.is_dir() or entry.name in read:
+            continue
+        inside = [path for path in everything if path.relative_to(source).parts[0] == entry.name]
+        names = shortened([repr(path.name) for path in inside], 3)
+        what = f"holds {len(inside)} files, {names}" if inside else "holds nothing"
+        if entry.is_symlink():
+            what = "is a link, which is not followed"
+        raise DataError(
+            f"{str(source)!r} has the class folder {entry.name!r} without files to read ({kind}: "
+            f"{', '.join(SUFFIXES[kind])}): it {what}. Convert its files; or leave the class out: move the "
+            f"folder elsewhere, or pass --exclude {entry.name!r} to onward pack."
+        )
 
 
 def _walk(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
