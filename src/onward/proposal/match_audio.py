@@ -67,8 +67,8 @@ def _note_on_length(port: Port, length: int, longest: int, rate: int) -> tuple[s
     )
     return (
         f"input {port.name!r} takes {length:,} samples, and the longest recording has {longest:,} at {rate:,} Hz: "
-        f"{what}. At {round(rate * length / longest):,} Hz it would fill the input; if the model was made for another rate, "
-        "change --sample-rate of the onward pack command.",
+        f"{what}. At {round(rate * length / longest):,} Hz it would fill the input; if the model was made for another "
+        "rate, change --sample-rate of the onward pack command.",
     )
 
 
