@@ -168,6 +168,7 @@ class Run:
             metrics=metrics,
             samples=samples,
             seconds=seconds,
+            stale_updates=self.state.stale_updates,
         )
         self.watchers.on_evaluation(report)
         self.evaluation = (data, report)
@@ -176,7 +177,8 @@ class Run:
     def evaluate_at_end(self, data: BatchSource) -> EvaluationReport:
         """Evaluates, unless the last evaluation was of these data and these weights."""
         source, report = self.evaluation
-        if report is not None and source is data and report.update == self.state.counters.update:
+        now = self.state.counters.update - self.state.stale_updates
+        if report is not None and source is data and report.weights_update == now:
             return report
         return self.evaluate(data)
 

@@ -108,6 +108,7 @@ class TrainingRound:
                     spikes.after_step(done, lambda: between.is_interrupted_at_end(stop.signal_name is not None))
                     if self._is_stopped(done, stop):
                         self.state.counters.ended_early_of = 0 if stop.returns else training.steps  # 0: to be resumed
+                        self._end_early()
                         break
             checkpoint = run.save_last_of_round()
         stopped, evaluated = between.stop_reason, run.evaluation[1]
@@ -122,6 +123,15 @@ class TrainingRound:
         if between.is_interrupted_at_end(between.raises(stop)) and checkpoint is not None:
             raise interrupted(stop.signal_name or ANOTHER, "at the end of the round", checkpoint)
         return summary
+
+    def _end_early(self) -> None:
+        """Synchronizes workers of local SGD as after the last step, and evaluates what that makes of the weights.
+
+        All ranks get here after the same update. A run that is interrupted does not: it resumes where it was.
+        """
+        is_evaluated = self.run.parameters.training.evaluation_period > 0 or self.evaluates_at_end
+        if self.state.end_round_early() and is_evaluated and self.test_data is not None:
+            self.run.evaluate(self.test_data)
 
     def _keep_first_loss(self, report: StepReport) -> None:
         """For the summary of a run that is resumed."""

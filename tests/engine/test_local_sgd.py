@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,14 @@ from torch import nn
 
 import onward
 from onward.cli import main
+from onward.data.in_memory import InMemoryDataLoader
+from onward.engine.callbacks import Callback
+from onward.engine.reports import EvaluationReport, RunSummary, UpdateReport
+from onward.environment import Environment
+from onward.errors import Interrupted
+from onward.parallel.gathering import gather_full
+from onward.parameters import Parameters
+from onward.runner import TrainingRunner
 from tests.initializers import stored_arrays
 from tests.invariants.cases import CASES
 from tests.invariants.layouts import Layout, Result, merged_sections, rows_of_replica, train, train_here
@@ -314,6 +324,131 @@ def test_the_last_update_of_a_round_synchronizes(tmp_path: Path) -> None:
     for name, tensor in expected.weights.items():
         assert torch.equal(result.tensors[f"weights/{name}"], result.tensors[f"workers/1/weights/{name}"])
         np.testing.assert_allclose(written[name], tensor.numpy(), rtol=0, atol=1e-5)
+
+
+class Stops(Callback):
+    """Ends a round, or its process, after an update."""
+
+    def __init__(self, update: int, is_signal: bool) -> None:
+        self.update, self.is_signal = update, is_signal
+        self.evaluations: list[EvaluationReport] = []
+
+    def on_update(self, report: UpdateReport) -> None:
+        if report.update == self.update:
+            if self.is_signal:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self.control.stop("enough")
+
+    def on_evaluation(self, report: EvaluationReport) -> None:
+        self.evaluations.append(report)
+
+
+@dataclass
+class Ended:
+    """What a rank ends with."""
+
+    update: int
+    summary: RunSummary | None
+    evaluations: list[EvaluationReport]
+    tensors: dict[str, torch.Tensor]
+
+
+def end_here(
+    sections: Mapping[str, Any], parts: list[dict[str, np.ndarray]], test: Mapping[str, np.ndarray], stops: Stops
+) -> Ended:
+    runner = TrainingRunner(
+        Parameters.from_mapping(sections),
+        Environment(execution_provider="CPU", threads=1),
+        [stops],
+        progress=False,
+    )
+    runner.initialize(InMemoryDataLoader(parts[0]).feature_specs())
+    tests, summary = InMemoryDataLoader(test) if test else None, None
+    try:
+        summary = runner.run(InMemoryDataLoader(parts[runner.mesh.reader], last_batch="wrap"), tests)
+        runner.end_training(tests)
+    except Interrupted:
+        pass
+    tensors = {name: one for name, one in runner.state.sharded_tensors().items() if not name.startswith("random/")}
+    return Ended(runner.state.counters.update, summary, stops.evaluations, gather_full(runner.mesh, tensors))
+
+
+def end(folder: Path, spread: Layout, stops: Stops, **sections: Any) -> tuple[Ended, dict[str, np.ndarray]]:
+    """Two workers that are ended before their 12 updates are over, and their data."""
+    case = CASES["tied_words"]
+    data = case.data(12 * 8 + 6)
+    test = {name: array[12 * 8 :] for name, array in data.items()}
+    data = {name: array[: 12 * 8] for name, array in data.items()}
+    folder.mkdir(exist_ok=True)
+    ir.save(case.model(), folder / "model.onnx")
+    where = {"paths": {"output_dir": str(folder / "out"), "model_path": str(folder / "model.onnx")}, **sections}
+    merged = merged_sections(case, spread, folder, 8, 12, 1, where)
+    parts = [rows_of_replica(data, replica, 2, 8) for replica in range(2)]
+    first, second = call_on_ranks(2, end_here, merged, parts, test, stops)
+    assert first.update == second.update
+    return first, data
+
+
+def assert_is_trained(found: Ended, folder: Path, spread: Layout, updates: int, data: Mapping[str, np.ndarray]) -> None:
+    """The workers and the model are what the algorithm ends with after so many updates, the last one synchronized."""
+    expected = simulate("tied_words", folder, spread, 2, updates=updates, data=data)
+    written, start = stored_arrays(folder / "out" / "model_trained.onnx"), stored_arrays(folder / "model.onnx")
+    assert largest(found.tensors, expected.weights, "weights/") < 5e-6
+    assert largest(found.tensors, expected.weights, "workers/1/weights/") < 5e-6
+    for name, tensor in expected.weights.items():
+        np.testing.assert_allclose(written[name], tensor.numpy(), rtol=0, atol=1e-5)
+        assert np.abs(written[name] - start[name]).max() > 1e-3
+
+
+def test_a_round_that_a_callback_ends_synchronizes(tmp_path: Path) -> None:
+    """Before the first synchronization: without this one, the trained model would be the untrained one."""
+    spread = layout(2, 1, 1, sync_every_updates=500, outer_optimizer="sgd")
+    found, data = end(tmp_path, spread, Stops(3, False), training={"evaluation_period": 3})
+    assert found.update == 3
+    assert_is_trained(found, tmp_path, spread, 3, data)
+    (before, after) = found.evaluations  # at the end of training the last one is not made again
+    assert (before.update, before.weights_update, after.update, after.weights_update) == (3, 0, 3, 3)
+    assert found.summary is not None
+    assert found.summary.metrics == after.metrics != before.metrics
+
+
+@pytest.mark.parametrize("is_compared", [True, False], ids=["best", "last"])
+def test_a_round_that_early_stopping_ends_synchronizes(is_compared: bool, tmp_path: Path) -> None:
+    """After evaluations of the updates 4 and 8, with the outer optimizer's step for 9 and 10 on top.
+
+    The best checkpoint is that of the last update, so it and what is exported are of the synchronized weights.
+    """
+    spread = layout(2, 1, 1, **{**DILOCO, "sync_every_updates": 4})
+    best = {"checkpoints_dir": str(tmp_path / "checkpoints"), "keep_best": True, "export": "best"}
+    found, data = end(
+        tmp_path,
+        spread,
+        Stops(99, False),
+        training={"evaluation_period": 5},
+        early_stopping={"patience": 1, "min_delta": 1e9},
+        checkpoint=best if is_compared else {},
+    )
+    assert (found.update, [one.weights_update for one in found.evaluations]) == (10, [4, 8, 10])
+    losses = [one.metrics["loss"] for one in found.evaluations]
+    assert losses[0] > losses[1] != losses[2]
+    assert_is_trained(found, tmp_path, spread, 10, data)
+
+
+def test_a_run_that_is_interrupted_resumes_as_if_it_were_not(tmp_path: Path) -> None:
+    """It does not synchronize out of turn."""
+    kept = {"checkpoints_dir": str(tmp_path / "part" / "checkpoints")}
+    spread = layout(2, 1, 1, sync_every_updates=4)
+    whole, _ = end(tmp_path / "whole", spread, Stops(99, False))
+    part, _ = end(tmp_path / "part", spread, Stops(5, True), checkpoint=kept)
+    assert part.summary is None
+    assert 4 < part.update < 8
+    weights = [name for name in part.tensors if name.startswith("weights/")]
+    assert any(not torch.equal(part.tensors[name], part.tensors[f"workers/1/{name}"]) for name in weights)
+    rest, _ = end(tmp_path / "part", spread, Stops(99, False), checkpoint=kept)
+    assert rest.update == whole.update == 12
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(rest.tensors[name], tensor), name
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,50 @@ def test_what_it_excludes(sections: dict[str, dict[str, Any]], words: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (
+            {"early_stopping": {"patience": 3}},
+            "training.evaluation_period is 40 steps, but early_stopping.patience is 3, and the weights to compare "
+            "change only every 50 updates (distributed.sync_every_updates). Set evaluation_period to 50 or more, or "
+            "sync_every_updates to 40 or less.",
+        ),
+        (
+            {
+                "checkpoint": {"checkpoints_dir": "c", "keep_best": True},
+                "training": {"evaluation_period": 96, "gradient_accumulation_steps": 2},
+            },
+            "training.evaluation_period is 96 steps, but checkpoint.keep_best is true, and the weights to compare "
+            "change only every 50 updates of 2 steps each (training.gradient_accumulation_steps) "
+            "(distributed.sync_every_updates). Set evaluation_period to 100 or more, or sync_every_updates to 48 or",
+        ),
+    ],
+)
+def test_evaluations_are_not_compared_more_often_than_weights_change(
+    sections: dict[str, dict[str, Any]], words: str
+) -> None:
+    training = {"evaluation_period": 40, "num_train_steps": 1000, **sections.get("training", {})}
+    assert words in refusal(**{"distributed": TWO, **sections, "training": training})
+    # As often as they change, and without a comparison, it is allowed.
+    often = {**training, "evaluation_period": 100}
+    assert local_sgd_problems(make(**{"distributed": TWO, **sections, "training": often})) == []
+    assert local_sgd_problems(make(distributed=TWO, training=training)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("outer_lr", 0.5), ("outer_optimizer", "sgd"), ("outer_momentum", 0.5), ("replicas_per_worker", 2)],
+)
+def test_its_fields_are_refused_without_it(name: str, value: Any) -> None:
+    """`onward plan` prints no notes on fields without effect, and gradients would be reduced at every update."""
+    assert (
+        f"distributed.{name} is {value}, but it has an effect only with distributed.sync_every_updates. Change that, "
+        f"or remove distributed.{name}."
+    ) in refusal(distributed={"data_parallel_size": 4, name: value})
+    make(distributed={**FOUR, name: value})
+
+
+@pytest.mark.parametrize(
     ("fields", "size"),
     [
         ({}, None),

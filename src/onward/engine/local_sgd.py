@@ -84,6 +84,16 @@ class LocalSGD:
         self._synchronize()
         return True
 
+    def end_round(self) -> bool:
+        """Synchronizes after an update that nobody knew to be the last of its round; whether anything was left to.
+
+        All workers must call this after the same update.
+        """
+        if not self.updates:
+            return False
+        self._synchronize()
+        return True
+
     @torch.no_grad()
     def _synchronize(self) -> None:
         # In buckets, so that no second copy of everything that changed is made.

@@ -160,6 +160,7 @@ class EvaluationReport(_Shown):
         metrics: name -> mean over the samples; always holds "loss"; "accuracy" where there are class labels.
         samples: test samples seen, each once.
         seconds: how long it took.
+        stale_updates: those of `update` that the weights lack: of workers of local SGD, since they synchronized last.
     """
 
     step: int
@@ -168,6 +169,12 @@ class EvaluationReport(_Shown):
     metrics: Mapping[str, float]
     samples: int
     seconds: float
+    stale_updates: int = 0
+
+    @property
+    def weights_update(self) -> int:
+        """The update of which the weights are that were evaluated."""
+        return self.update - self.stale_updates
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,19 @@ class TrainState:
                 self.counters.update, {} if self.average is None else self.average.pruned_with_weights
             )
 
+    def end_round_early(self) -> bool:
+        """What an update would have done, had it been known to be the last of its round; whether weights changed."""
+        if self.local_sgd is None or not self.local_sgd.end_round():
+            return False
+        self._update_followers()
+        self.mark()
+        return True
+
+    @property
+    def stale_updates(self) -> int:
+        """Weight updates that are not in what evaluations and exports see: of workers, since they synchronized last."""
+        return 0 if self.local_sgd is None else self.local_sgd.updates
+
     @property
     def exports_average(self) -> bool:
         """Whether evaluations and the trained model are of the average; until there is one, weights stand for it."""

@@ -9,7 +9,7 @@ from onward.parameters.adapter import adapter_problems
 from onward.parameters.distributed import distribution_problems, elastic_problems
 from onward.parameters.effects import fields_without_effect
 from onward.parameters.evaluation import read_metrics
-from onward.parameters.local_sgd import local_sgd_problems
+from onward.parameters.local_sgd import compares_evaluations, local_sgd_problems
 from onward.parameters.optimizer import optimizer_problems
 from onward.parameters.pruning import pruning_problems
 from onward.parameters.reporting import checkpoint_problems
@@ -270,12 +270,8 @@ def _check_spikes(parameters: Parameters) -> list[str]:
 
 def _check_best(parameters: Parameters) -> list[str]:
     """Whether there are evaluations to compare, each of weights that can be saved."""
-    training, patience = parameters.training, parameters.early_stopping.patience
-    if patience is not None:
-        asker = f"early_stopping.patience is {patience}"
-    elif parameters.checkpoint.keep_best:
-        asker = "checkpoint.keep_best is true"
-    else:
+    training, asker = parameters.training, compares_evaluations(parameters)
+    if asker is None:
         return []
     if training.skip_evaluation:
         return [f"{asker}, but training.skip_evaluation is true; leave one of the two out."]

@@ -68,7 +68,11 @@ _SOFT = Need(
 _QUANTIZED = Need("with quantize_aware.weights", lambda p: p.quantize_aware.weights is not None)
 _PRUNED = Need("with pruning.pattern", lambda p: p.pruning.pattern is not None)
 _BY_MAGNITUDE = Need("with pruning.pattern magnitude", lambda p: p.pruning.pattern == "magnitude", is_refused=True)
-_LOCAL = Need("with distributed.sync_every_updates", lambda p: p.distributed.sync_every_updates is not None)
+_LOCAL = Need(
+    "with distributed.sync_every_updates",
+    lambda p: p.distributed.sync_every_updates is not None,
+    is_refused=True,  # without it another algorithm would train than was asked for
+)
 _AVERAGED = Need("with averaging.kind", lambda p: p.averaging.kind is not None)
 
 

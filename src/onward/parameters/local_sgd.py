@@ -24,6 +24,7 @@ def local_sgd_problems(parameters: Parameters) -> list[str]:
         *(f"{where}, {problem}" for problem in _size_problems(split)),
         *(f"{where}, but {reason}. Leave one of the two out." for reason in _obstacles(parameters)),
         *_outer_problems(split),
+        *_evaluation_problems(parameters),
     ]
 
 
@@ -89,6 +90,28 @@ def _obstacles(parameters: Parameters) -> list[str]:
         ),
     }
     return [reason for reason, is_met in found.items() if is_met]
+
+
+def _evaluation_problems(parameters: Parameters) -> list[str]:
+    """Evaluations between two synchronizations are of the same weights, which neither improve nor fail to."""
+    training, every = parameters.training, parameters.distributed.sync_every_updates
+    accumulation, asker = training.gradient_accumulation_steps, compares_evaluations(parameters)
+    if asker is None or every is None or not 0 < training.evaluation_period < every * accumulation:
+        return []
+    of = "" if accumulation == 1 else f" of {accumulation} steps each (training.gradient_accumulation_steps)"
+    fitting = max(1, training.evaluation_period // accumulation)
+    return [
+        f"training.evaluation_period is {training.evaluation_period} steps, but {asker}, and the weights to compare "
+        f"change only every {every} updates{of} (distributed.sync_every_updates). Set evaluation_period to "
+        f"{every * accumulation} or more, or sync_every_updates to {fitting} or less."
+    ]
+
+
+def compares_evaluations(parameters: Parameters) -> str | None:
+    """Which field asks to compare the evaluations of a round, in words; None: none does."""
+    if (patience := parameters.early_stopping.patience) is not None:
+        return f"early_stopping.patience is {patience}"
+    return "checkpoint.keep_best is true" if parameters.checkpoint.keep_best else None
 
 
 def _outer_problems(split: Distributed) -> list[str]:

@@ -116,7 +116,13 @@ def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:
 
 
 def replica_traffic(
-    distributed: Distributed, plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int, width: int
+    distributed: Distributed,
+    plan: Plan,
+    local: TrainingGraph,
+    stages: StagePlan | None,
+    pipeline: int,
+    width: int,
+    updates: int | None = None,
 ) -> list[Traffic]:
     """What replicas and tensor-parallel ranks communicate about gradients, apart from ZeRO.
 
@@ -127,6 +133,7 @@ def replica_traffic(
         stages: of it.
         pipeline: place of the rank in the pipeline.
         width: bytes of an element of a gradient on its way.
+        updates: of the round; None: that is not known.
     """
     sizes = weight_elements(local)
     by_stage = [_weights_of(local, stages, stage) for stage in plan.stages_of(Place(0, 0, pipeline))]
@@ -160,11 +167,12 @@ def replica_traffic(
     copies = data // plan.experts.size
     if of_experts and copies > 1:
         found.append(_all_reduce("gradients of experts", 1, 4.0 * sum(sizes[name] for name in of_experts), copies))
-    return [*found, *_outer_traffic(distributed, plan, [sizes[name] for one in by_stage for name in one])]
+    elements = [sizes[name] for one in by_stage for name in one]
+    return [*found, *_outer_traffic(distributed, plan, elements, updates)]
 
 
-def _outer_traffic(distributed: Distributed, plan: Plan, elements: Sequence[int]) -> list[Traffic]:
-    """What local SGD sends every so many updates, as a part of it for each update."""
+def _outer_traffic(distributed: Distributed, plan: Plan, elements: Sequence[int], updates: int | None) -> list[Traffic]:
+    """What local SGD sends every so many updates and after the last one, as a part of it for each update."""
     workers, every = plan.topology.worker_count, distributed.sync_every_updates
     if workers == 1 or every is None or not elements:
         return []
@@ -175,7 +183,8 @@ def _outer_traffic(distributed: Distributed, plan: Plan, elements: Sequence[int]
         if size >= BUCKET_BYTES:
             calls, size = calls + 1, 0.0
     calls += size > 0
-    return [_all_reduce("weights over the workers", calls, 4.0 * sum(elements) / share, workers).times(1 / every)]
+    rate = math.ceil(updates / every) / updates if updates else 1 / every
+    return [_all_reduce("weights over the workers", calls, 4.0 * sum(elements) / share, workers).times(rate)]
 
 
 def tied_traffic(plan: Plan, local: TrainingGraph, stages: StagePlan | None, pipeline: int) -> list[Traffic]:

@@ -80,8 +80,8 @@ def test_a_run_stops_after_evaluations_without_improvement(tmp_path: Path, patie
     )
 
 
-def feed(watcher: BestEvaluation, values: list[float]) -> list[bool]:
-    """Whether each evaluation asked to stop."""
+def feed(watcher: BestEvaluation, values: list[float], every: int = 1) -> list[bool]:
+    """Whether each evaluation asked to stop; local SGD synchronizes every so many updates."""
 
     class Control:
         stopped = False
@@ -98,7 +98,13 @@ def feed(watcher: BestEvaluation, values: list[float]) -> list[bool]:
         watcher.control = Control()  # type: ignore[assignment]
         watcher.on_evaluation(
             EvaluationReport(
-                step=number, update=number, round=0, metrics={"loss": value, "accuracy": value}, samples=1, seconds=0.0
+                step=number,
+                update=number,
+                round=0,
+                metrics={"loss": value, "accuracy": value},
+                samples=1,
+                seconds=0.0,
+                stale_updates=number % every,
             )
         )
         found.append(watcher.control.stopped)  # type: ignore[attr-defined]
@@ -122,6 +128,27 @@ def test_min_delta_mode_and_values_that_are_no_numbers() -> None:
     other = BestEvaluation(EarlyStopping(patience=9), False, False)
     other.load_state_dict(infinite.state_dict())
     assert other.best == infinite.best
+
+
+def test_evaluations_of_the_same_weights_are_no_lack_of_improvement() -> None:
+    """Local SGD that synchronizes every third update: the second one is of the first one's weights, and so on."""
+    values = [1.0, 1.0, 0.9, 0.9, 0.9, 0.95, 0.95, 0.95, 0.97]
+    watcher = BestEvaluation(EarlyStopping(patience=2), False, False)
+    assert feed(watcher, values, every=3) == [False] * 8 + [True]
+    assert (watcher.best.update, watcher.best.value) == (3, 0.9)
+    assert feed(BestEvaluation(EarlyStopping(patience=2), False, False), values)[4]
+    resumed = BestEvaluation(EarlyStopping(patience=2), False, False)
+    resumed.load_state_dict(watcher.state_dict())
+    assert resumed.best.weights_update == 9
+
+
+def test_a_second_evaluation_of_an_update_takes_the_place_of_the_first() -> None:
+    """A round of local SGD that ends early is synchronized and evaluated again; one checkpoint is kept of both."""
+    watcher = BestEvaluation(EarlyStopping(patience=9), False, False)
+    feed(watcher, [1.0, 0.5], every=3)
+    watcher.best.update = 2
+    watcher.on_evaluation(EvaluationReport(step=2, update=2, round=0, metrics={"loss": 0.8}, samples=1, seconds=0.0))
+    assert (watcher.best.value, watcher.best.update) == (0.8, 2)
 
 
 def test_the_best_checkpoint_is_kept_and_exported(tmp_path: Path) -> None:

@@ -230,6 +230,14 @@ def test_zero_exchanges_as_its_paper_says(model: Path, stage: int, gathers: int,
         assert gathered == pytest.approx(gathers, rel=0.01)
 
 
+@pytest.mark.parametrize(("every", "calls"), [(4, 6 / 24), (9, 3 / 24), (500, 1 / 24)])
+def test_local_sgd_synchronizes_at_the_last_update_too(model: Path, every: int, calls: float) -> None:
+    """Of 24 updates: also where they are fewer than a period, or no multiple of one."""
+    split = {"data_parallel_size": 2, "sync_every_updates": every}
+    (found,) = [t for t in planned(model, distributed=split).ranks[0].traffic if t.what == "weights over the workers"]
+    assert found.calls == pytest.approx(calls)
+
+
 def test_zero_in_groups_holds_and_exchanges_as_in_a_group_and_averages_over_the_groups(model: Path) -> None:
     whole, training = weight_bytes(model), {"gradient_accumulation_steps": 3}
     in_groups = split(data=8, zero_stage=3, zero_group_size=2)

@@ -32,6 +32,7 @@ class BestSoFar:
         value, update, step: of the best evaluation, with the updates done by then; no value: there was none yet.
         reference: the value that an evaluation has to improve upon by `min_delta`.
         without_improvement: evaluations since then.
+        weights_update: of which the weights were that were evaluated last; None: none were yet.
     """
 
     round: int = 0
@@ -40,6 +41,7 @@ class BestSoFar:
     step: int = 0
     reference: float | None = None
     without_improvement: int = 0
+    weights_update: int | None = None
 
 
 class BestEvaluation(Callback):
@@ -69,7 +71,13 @@ class BestEvaluation(Callback):
         if not self._is_running:
             return
         value, best = self._value(report), self.best
-        if self.improves(value, best.value):
+        if report.stale_updates and report.weights_update == best.weights_update:
+            return  # workers of local SGD have not synchronized since: the same weights are no lack of improvement
+        best.weights_update = report.weights_update
+        # Workers that synchronize at the end of a round are evaluated again, and the checkpoint of that update is of
+        # the later weights.
+        is_again = best.value is not None and best.update == report.update
+        if is_again or self.improves(value, best.value):
             best.value, best.update, best.step = value, report.update, report.step
             if self.saves:
                 self.control.save_now()

@@ -72,14 +72,15 @@ def forecast(
         measured = _measure(planned, parameters, plan, place, stage_inputs(planned.graph, shapes, arrived), costs)
         footprints[index] = measured.footprint
         arrived |= measured.sent
-    ranks = []
+    ranks, steps = [], parameters.training.known_steps
+    updates = None if steps is None else steps // parameters.training.gradient_accumulation_steps
     for pipeline in pipelines:
         own = {stage: footprints[stage] for stage in plan.stages_of(Place(0, 0, pipeline))}
         spans = () if timeline is None else timeline.ranks[pipeline]
         width = REDUCTION_TYPES[parameters.distributed.reduction_type].itemsize
         traffic = (
             *stage_traffic(own, plan.micro_batches, stages is not None),
-            *replica_traffic(parameters.distributed, plan, local, stages, pipeline, width),
+            *replica_traffic(parameters.distributed, plan, local, stages, pipeline, width, updates),
             *tied_traffic(plan, local, stages, pipeline),
         )
         ranks.append(RankForecast(pipeline, rank_memory(own, plan.micro_batches, plan.schedule, spans), traffic))
