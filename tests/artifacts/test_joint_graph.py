@@ -71,3 +71,33 @@ def test_a_size_computed_from_data_is_refused() -> None:
         joined = Concat<axis=0>(rows, l1, heads)""")  # fmt: skip
     with pytest.raises(ModelError, match="computes shapes or control flow from its data"):
         _trace(text, torch.randn(4), {})
+
+
+POSITIONS = """<ir_version: 8, opset_import: ["": 18]> g (float[batch, length, 4] x) => (float loss) {
+    table = Constant<value = int64[1, 12] {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}>()
+    first = Constant<value_ints=[0]>()
+    along = Constant<value_ints=[1]>()
+    length = Shape<start=1, end=2>(x)
+    positions = Slice(table, first, length, along)
+    vectors = Gather<axis=0>(w, positions)
+    sum = Add(x, vectors)
+    waves = Sin(sum)
+    loss = ReduceMean<keepdims=0>(waves)
+}"""
+"""Embeddings of positions that are cut from a small table of integers, as exports of BERT have it."""
+
+
+def test_a_small_table_cut_to_the_length_keeps_it_open() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(10, 4)
+    joint = _trace(POSITIONS, weight, {})
+    assert joint.sizes.shapes["x"] == ("batch", "length", 4)
+    for batch, length in ((2, 6), (3, 11)):
+        x, leaf = torch.randn(batch, length, 4), weight.clone().requires_grad_()
+        positions = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])[:, :length]
+        loss = (x + leaf[positions]).sin().mean()
+        loss.backward()
+        (code,), (use,) = joint.codes, joint.uses
+        found, gradient = code.code(*({"x": x, "w": weight, **joint.constants}[name] for name in use.reads))
+        assert torch.allclose(found, loss)
+        assert torch.allclose(gradient, leaf.grad, atol=1e-6)

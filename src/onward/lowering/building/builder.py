@@ -22,7 +22,14 @@ from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.weights.quantization import is_only_dequantized
 from onward.lowering.building.bound_value import BoundValue
 from onward.lowering.building.missing_lowerings import find_unsupported
-from onward.lowering.building.node_outputs import host_result_dtype, is_float, label_of, last_named_output, note_on_host
+from onward.lowering.building.node_outputs import (
+    cuts_table,
+    host_result_dtype,
+    is_float,
+    label_of,
+    last_named_output,
+    note_on_host,
+)
 from onward.lowering.context import USUAL, ExecutionContext
 from onward.lowering.kernels.dtypes import TORCH_DTYPE, tensor_from_ir, torch_dtype
 from onward.lowering.kernels.host import LARGEST_HOST_ELEMENTS, freeze, to_host, to_tensor
@@ -232,7 +239,7 @@ class _Builder:
         integer = not any(dtype is None or dtype.is_floating_point for dtype in types)
         if lowering.growth is not None and not self._stays_small(node, lowering, given):
             return False
-        return derived or integer
+        return (derived or integer) and not cuts_table(node, given)
 
     def _is_shape_of_host(self, value: ir.Value) -> bool:
         node = value.producer()

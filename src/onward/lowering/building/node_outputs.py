@@ -11,6 +11,7 @@ from torch import fx
 from onward.graph.nodes.provenance import module_scope
 from onward.lowering.building.bound_value import BoundValue
 from onward.lowering.kernels.dtypes import TORCH_DTYPE, torch_dtype
+from onward.lowering.kernels.host import host_shape
 from onward.lowering.program import NodeLabel
 from onward.lowering.registry import Lowering
 
@@ -38,6 +39,16 @@ def note_on_host(node: fx.Node) -> fx.Node:
 def is_float(data_type: ir.DataType) -> bool:
     """Whether an element type is neither an integer nor a truth value."""
     return not data_type.is_integer() and data_type is not ir.DataType.BOOL
+
+
+def cuts_table(node: ir.Node, inputs: Sequence[BoundValue]) -> bool:
+    """Whether a node cuts a known table at places that are known only when the program runs.
+
+    Shapes are lists; rows of a table are data, and as Python numbers they would fix how many of them there are.
+    """
+    if node.op_type != "Slice" or not inputs[0].known or all(bound.known for bound in inputs):
+        return False
+    return len(host_shape(inputs[0].host)) > 1
 
 
 def host_result_dtype(node: ir.Node, lowering: Lowering, inputs: Sequence[BoundValue]) -> torch.dtype | None:
