@@ -348,22 +348,53 @@ def test_a_size_that_no_input_has_is_named() -> None:
         build_training_graph(net, {"sequence": 3})
 
 
-def test_a_size_that_decides_what_is_computed_must_be_given() -> None:
-    """A recurrent network is written out step by step, so its length cannot stay open."""
+DECIDED_BY_A_TABLE = """
+    table = Constant<value_ints=[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]>()
+    places = Slice(table, zero, time, zero)
+    row = Gather<axis=0>(w, places)
+    y = Mul(x, row)
+"""
+DECIDED_BY_A_BRANCH = """
+    two = Constant<value_ints=[2]>()
+    is_long = Greater(time, two)
+    chosen = Squeeze(is_long)
+    short = Slice(w, zero, one, zero)
+    y = If(chosen)<
+        then_branch = a () => (float[batch, time] ya) { ya = Mul(x, short) },
+        else_branch = b () => (float[batch, time] yb) { yb = Add(x, short) }
+    >
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (DECIDED_BY_A_TABLE, r"cannot leave 'time' open.*Set its size in training\.mapped_dimensions"),
+        (
+            DECIDED_BY_A_BRANCH,
+            r"an? .*If takes one branch or the other by a size that is open.*training\.mapped_dimensions",
+        ),
+    ],
+    ids=["table", "branch"],
+)
+def test_a_size_that_decides_what_is_computed_must_be_given(nodes: str, words: str) -> None:
     model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 14]> g (float[time, batch, 2] x) => (float[time, 1, batch, 3] y) {
-            y = RNN<hidden_size=3>(x, w, r)
-        }"""
+        """<ir_version: 8, opset_import: ["": 14]> g (float[batch, time] x) => (float[batch, time] y) {
+            zero = Constant<value_ints=[0]>()
+            one = Constant<value_ints=[1]>()
+            shape = Shape(x)
+            time = Gather<axis=0>(shape, one)"""
+        + nodes
+        + "}"
     )
-    for name, shape in (("w", (1, 3, 2)), ("r", (1, 3, 3))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(torch.rand(shape).numpy(), name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(torch.rand(10).numpy(), "w"))
     spec = LossSpec(type="mean_squared_error", prediction="y", label="label")
     graph = make_training_graph(model, loss=spec)
     assert graph.loss is not None
     net = OnnxModule(graph, (graph.loss,)).train()
-    with pytest.raises(ModelError, match=r"cannot leave 'time' open.*Set its size in training\.mapped_dimensions"):
+    with pytest.raises(ModelError, match=words):
         build_training_graph(net)
-    assert build_training_graph(net, {"time": 3}).graph.inputs[0].shape == (3, "batch", 2)
+    assert build_training_graph(net, {"time": 3}).graph.inputs[0].shape == ("batch", 3)
 
 
 def test_an_operator_without_translation_is_named() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from onward.errors import ModelError
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.kernels.scanning import Tensors, have_same_shapes, is_scanned, results_apart, scan_steps
@@ -23,8 +24,24 @@ Branch = Callable[..., tuple[Any, ...]]
 
 @lowers("If", host=("cond",))
 def if_(cond: HostValue, *, then_branch: Branch, else_branch: Branch, output_count: int) -> tuple[Any, ...]:
-    """https://onnx.ai/onnx/operators/onnx__If.html; only the branch that is taken runs."""
-    return then_branch() if numbers_of(cond)[0] else else_branch()
+    """https://onnx.ai/onnx/operators/onnx__If.html; only the branch that is taken runs.
+
+    Raises:
+        ModelError: in a trace with open sizes, these decide: the trace would have one branch for all of them.
+    """
+    taken = numbers_of(cond)[0]
+    if isinstance(taken, torch.SymBool) and not _is_decided(taken):
+        raise ModelError(
+            f"a node If takes one branch or the other by a size that is open ({taken}), and a training graph has one."
+        )
+    return then_branch() if taken else else_branch()
+
+
+def _is_decided(condition: torch.SymBool) -> bool:
+    """Whether a condition on open sizes holds for all of them, or for none."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long; traces have it loaded
+
+    return statically_known_true(condition) or statically_known_true(torch.sym_not(condition))
 
 
 @lowers("Loop", host=("M", "cond"))
