@@ -43,9 +43,7 @@ def test_ranks_of_other_sizes_are_told_before_their_groups_are_made() -> None:
     store = RunStore(HashStore(), "run", None)
     for rank in (0, 1):
         check_same_mesh(store, Launch(rank=rank, world_size=4), Topology(data_size=2, pipeline_size=2))
-    with pytest.raises(
-        ParametersError, match=r"rank 3 was asked for 4 data x 1 .*, another one for 2 data x 1 tensor"
-    ):
+    with pytest.raises(ParametersError, match=r"rank 3 was asked for 4 data x 1 .*, another one for 2 data x 1 tensor"):
         check_same_mesh(store, Launch(rank=3, world_size=4), Topology(data_size=4))
 
 
