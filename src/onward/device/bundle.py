@@ -112,8 +112,8 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
     steps, state = step_graphs(net, parameters, rules)
     models = {**steps, "eval": evaluated, "infer": inference_graph(plain, averages)}
     for model in models.values():
-        passes.RemoveUnusedNodesPass()(model)
         passes.DeduplicateInitializersPass()(model)
+        passes.RemoveUnusedNodesPass()(model)
     labels = () if graph.loss_names is None else graph.loss_names.labels
     return DeviceGraphs(
         models=models,
