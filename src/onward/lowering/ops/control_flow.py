@@ -41,7 +41,7 @@ def _is_decided(condition: torch.SymBool) -> bool:
     """Whether a condition on open sizes holds for all of them, or for none."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long; traces have it loaded
 
-    return statically_known_true(condition) or statically_known_true(torch.sym_not(condition))
+    return statically_known_true(condition) or statically_known_true(torch.sym_not(condition))  # type: ignore[no-untyped-call]
 
 
 @lowers("Loop", host=("M", "cond"))
