@@ -411,6 +411,67 @@ def test_modules_with_logic_have_tests_at_their_own_place() -> None:
     assert share >= LEAST_MIRRORED_SHARE, f"{share:.3f} of {count} modules have mirrored tests; without: {missing}"
 
 
+def _module_file(name: str) -> Path | None:
+    """The file of a module of onward or of its tests."""
+    path = (ROOT / "src" if name.startswith("onward") else ROOT) / name.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+@functools.cache
+def names_of_module(path: Path) -> frozenset[str]:
+    """What the statements of a module bind, those under `if` and `try` included, those of functions and classes not."""
+    found, statements = set[str](), list[ast.AST](tree_of(path).body)
+    while statements:
+        node = statements.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name):
+            found |= {node.id} if isinstance(node.ctx, ast.Store) else set()
+        else:
+            statements += ast.iter_child_nodes(node)
+    return frozenset(found)
+
+
+def missing_imports(path: Path) -> list[str]:
+    """Names that a file imports from onward or its tests, and that are not there."""
+    missing = []
+    for node in nodes_in(tree_of(path)):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] not in ("onward", "tests"):
+            continue
+        assert node.module is not None
+        file = _module_file(node.module)
+        bound = frozenset[str]() if file is None else names_of_module(file)
+        if "__getattr__" in bound:  # imports what it offers when it is asked for
+            continue
+        missing += [
+            f"{path}:{node.lineno} imports {alias.name} from {node.module}"
+            for alias in node.names
+            if alias.name not in bound and _module_file(f"{node.module}.{alias.name}") is None
+        ]
+    return missing
+
+
+def test_what_tests_import_is_there() -> None:
+    """Types are not checked in test modules, and the suite meets a renamed function at its end."""
+    missing = [one for path in sorted((ROOT / "tests").rglob("*.py")) for one in missing_imports(path)]
+    assert not missing, "\n".join(missing)
+
+
+def test_what_the_law_on_imports_sees(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text(
+        "from onward.errors import UserError, Usererror\nfrom onward.graph import fusion, nothing\n"
+        "from onward.gone import x\n"
+    )
+    assert [one.partition(" imports ")[2] for one in missing_imports(path)] == [
+        "Usererror from onward.errors",
+        "nothing from onward.graph",
+        "x from onward.gone",
+    ]
+
+
 def test_nothing_loads_pickle() -> None:
     for path in source_files():
         for module, line, _ in imports(path):
