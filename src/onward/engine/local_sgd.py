@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from onward.engine.network.local_weights import LocalWeight
+from onward.engine.weight_average import swapped
 from onward.parallel.data_parallel import average
 from onward.parallel.launch.process import Mesh
 from onward.parameters.distributed import Distributed
@@ -132,18 +133,12 @@ class LocalSGD:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Swaps the synchronized and this worker's own, bit by bit, for as long as this lasts."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        self._is_swapped = not self._is_swapped
-        for name, tensor in self._own.items():
-            own = tensor.clone()  # one at a time: no third copy of all weights
-            tensor.copy_(self._kept[name])
-            self._kept[name].copy_(own)
+        with swapped(self._own, self._kept):
+            self._is_swapped = True
+            try:
+                yield
+            finally:
+                self._is_swapped = False
 
     def record(self) -> dict[str, int]:
         """For checkpoints: how many workers there are, and `updates`."""

@@ -52,20 +52,26 @@ class WeightAverage:
         """Name -> what must be zero, besides the weight, for the average to be."""
         return self.tensors
 
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> contextlib.AbstractContextManager[None]:
         """Swaps average and weights, bit by bit, for as long as this lasts."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
+        return swapped(self._averaged, self.tensors)
 
-    def _swap(self) -> None:
-        for name, tensor in self._averaged.items():
-            kept = tensor.clone()  # one at a time: no second copy of all weights
-            tensor.copy_(self.tensors[name])
-            self.tensors[name].copy_(kept)
+
+@contextlib.contextmanager
+def swapped(tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Swaps the values of tensors of the same names, bit by bit, for as long as this lasts."""
+    _swap(tensors, others)
+    try:
+        yield
+    finally:
+        _swap(tensors, others)
+
+
+def _swap(tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        kept = tensor.clone()  # one at a time: no further copy of all of them
+        tensor.copy_(others[name])
+        others[name].copy_(kept)
 
 
 class OptimizerAverage:

@@ -165,8 +165,7 @@ def _check_class_folders(
     """Refuses a class of which no file is read: it would vanish, and those after it would get its number."""
     read = {path.relative_to(source).parts[0] for path in paths}
     for entry in sorted(source.iterdir()):
-        is_left_out = entry.name.startswith(".") or any(fnmatchcase(entry.name, pattern) for pattern in exclude)
-        if is_left_out or not entry.is_dir() or entry.name in read:
+        if _is_left_out(entry, exclude) or not entry.is_dir() or entry.name in read:
             continue
         inside = [path for path in everything if path.relative_to(source).parts[0] == entry.name]
         names = shortened([repr(path.name) for path in inside], 3)
@@ -180,10 +179,14 @@ def _check_class_folders(
         )
 
 
+def _is_left_out(entry: Path, exclude: Sequence[str]) -> bool:
+    return entry.name.startswith(".") or any(fnmatchcase(entry.name, pattern) for pattern in exclude)
+
+
 def _walk(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
     """Files below a folder in the order of their paths' parts; links to folders are not followed."""
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or any(fnmatchcase(entry.name, pattern) for pattern in exclude):
+        if _is_left_out(entry, exclude):
             continue
         if entry.is_dir():
             if not entry.is_symlink():
