@@ -115,7 +115,7 @@ def onward_fields(task: Task, folder: Path) -> dict[str, dict[str, Any]]:
         "loss": loss,
         "training": {"batch_size": SIZES[task.model][task.size].batch, "num_train_steps": 1_000_000},
         "learning_rate": {"initial_lr": task.rate},
-        "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [_ADAMW]},
+        "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [ADAMW]},
         "mixed_precision": {"use_mixed_precision": task.bf16, "use_bfloat16": task.bf16},
     }
 
@@ -139,6 +139,24 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
     """
     import numpy as np
 
+    stored = np.load(folder / "batches.npz")
+    names = (task.feature, "labels")
+    data = {name: np.concatenate([stored[f"{index}/{name}"] for index in range(BATCHES)]) for name in names}
+    return train_with_onward({**onward_fields(task, folder), **changes}, data, task.device, task.threads, None)
+
+
+def train_with_onward(
+    fields: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], device: str, threads: int, clip: float | None
+) -> Step:
+    """onward as its runner trains, one update a call.
+
+    Args:
+        fields: of a RUN.yaml; the batch size and the learning rate are taken from it.
+        data: input or label -> array of all samples.
+        device: cpu or cuda.
+        threads: of torch.
+        clip: the largest gradient norm; None: any.
+    """
     compare_bare.fill_in()
     from onward.data.in_memory import InMemoryDataLoader
     from onward.engine.building.assembly import assemble
@@ -149,10 +167,9 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
     from onward.parallel.launch.process import in_world_of_one
     from onward.parameters import Parameters
 
-    size = SIZES[task.model][task.size]
-    parameters = Parameters.from_mapping({**onward_fields(task, folder), **changes})
-    Environment(execution_provider="CUDA" if task.device == "cuda" else "CPU", threads=task.threads).apply()
-    mesh = in_world_of_one("cuda" if task.device == "cuda" else "cpu")
+    parameters = Parameters.from_mapping(fields)
+    Environment(execution_provider="CUDA" if device == "cuda" else "CPU", threads=threads).apply()
+    mesh = in_world_of_one("cuda" if device == "cuda" else "cpu")
     graph = read_training_graph(parameters, parameters.paths.model_path)
     assert graph.loss_names is not None
     plan = plan_run(parameters, mesh.topology, graph, {})
@@ -163,20 +180,18 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
     assembly.state.mark()
     shares = LossNormalization(mesh, parameters.loss, graph.loss_names, parameters.training, False)
     compute = assembly.micro_batches(shares, (), {}, label_ranges(parameters.loss, graph), None)
-    steps = Steps(assembly.state, compute, 1, None, WatchedNames(), assembly.reduction)
-    stored = np.load(folder / "batches.npz")
-    names = (task.feature, "labels")
-    data = {name: np.concatenate([stored[f"{index}/{name}"] for index in range(BATCHES)]) for name in names}
-    batches = InMemoryDataLoader(data).batches(size.batch)
+    steps = Steps(assembly.state, compute, 1, clip, WatchedNames(), assembly.reduction)
+    batches = InMemoryDataLoader(data).batches(fields["training"]["batch_size"])
+    rate = fields["learning_rate"]["initial_lr"]
 
     def step(_: int) -> float:
-        steps.update(next(batches), task.rate, False)
+        steps.update(next(batches), rate, False)
         return steps.take_mean_loss()
 
     return step
 
 
-_ADAMW = {"weights": "*", "alpha": 0.9, "beta": 0.999, "lambda": 0.01, "epsilon": 1e-8}
+ADAMW = {"weights": "*", "alpha": 0.9, "beta": 0.999, "lambda": 0.01, "epsilon": 1e-8}
 
 
 def make_by_hand(task: Task, network: nn.Module, compiled: bool) -> Step:
@@ -272,9 +287,9 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def peak_of_tensors(task: Task, step: Callable[[], float]) -> int:
+def peak_of_tensors(device: str, step: Callable[[], float]) -> int:
     """The most bytes that tensors took at once in a step, all that was alive before included."""
-    if task.device == "cuda":
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step()
         return torch.cuda.max_memory_allocated()
@@ -292,16 +307,16 @@ def peak_of_tensors(task: Task, step: Callable[[], float]) -> int:
     return most
 
 
-def write_profile(task: Task, step: Callable[[], float], path: Path) -> None:
+def write_profile(device: str, step: Callable[[], float], path: Path) -> None:
     """What the time of a step goes to, operator by operator."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
-    if task.device == "cuda":
+    if device == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profile:
         step()
-        synchronize(task.device)
+        synchronize(device)
     events = profile.key_averages()
-    order = "self_cuda_time_total" if task.device == "cuda" else "self_cpu_time_total"
+    order = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
     path.write_text(events.table(sort_by=order, row_limit=15, max_name_column_width=60))
 
 
@@ -337,8 +352,8 @@ def main() -> None:
         raise
 
     def memory(one: Callable[[], float]) -> int:
-        found = peak_of_tensors(task, one)
-        write_profile(task, one, folder / f"{way}.profile")
+        found = peak_of_tensors(task.device, one)
+        write_profile(task.device, one, folder / f"{way}.profile")
         return found
 
     serve(step, memory, baseline)

@@ -159,7 +159,7 @@ def _in_turns(
     for number in range(rounds):
         for is_on in (True, False, False, True):
             (found.with_it if is_on else found.without_it).append(step(number, is_on))
-    peaks = [peak_of_tensors(task, lambda is_on=is_on: step(0, is_on)) for is_on in (True, False)]  # type: ignore[misc]
+    peaks = [peak_of_tensors(task.device, lambda is_on=is_on: step(0, is_on)) for is_on in (True, False)]  # type: ignore[misc]
     found.saved_bytes = peaks[1] - peaks[0]
     return found
 

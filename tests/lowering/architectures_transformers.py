@@ -5,7 +5,7 @@ Each is made by configuration alone, with random weights; nothing is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,22 +33,40 @@ class Picked(nn.Module):
         return found[0] if len(found) == 1 else found
 
 
+@dataclass(frozen=True)
+class Made:
+    """Builds a class of `transformers` from its configuration class; called, gives the module.
+
+    Attributes:
+        model: the class.
+        names: the arguments that the inputs are, in their order.
+        fields: of its output, to be given.
+        options: further arguments of the forward.
+        settings: of the configuration.
+    """
+
+    model: str
+    names: tuple[str, ...]
+    fields: tuple[str, ...]
+    options: dict[str, Any]
+    settings: dict[str, Any]
+
+    def __call__(self) -> nn.Module:
+        import transformers
+
+        kind = getattr(transformers, self.model)
+        return Picked(kind(kind.config_class(**self.settings)), self.names, self.fields, self.options)
+
+
 def made(
     model: str,
     names: tuple[str, ...],
     fields: tuple[str, ...] = ("logits",),
     options: dict[str, Any] | None = None,
     **settings: Any,
-) -> Callable[[], nn.Module]:
-    """Builds `model` of `transformers` from its configuration class."""
-
-    def make() -> nn.Module:
-        import transformers
-
-        kind = getattr(transformers, model)
-        return Picked(kind(kind.config_class(**settings)), names, fields, options or {})
-
-    return make
+) -> Made:
+    """`model` of `transformers`, from its configuration class."""
+    return Made(model, names, fields, options or {}, settings)
 
 
 SIZES: dict[str, Any] = {

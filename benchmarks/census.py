@@ -1,0 +1,143 @@
+"""Speed and memory of onward on every architecture of the coverage table: `python -m benchmarks.census [--page]`.
+
+Each is trained by onward with its defaults from its ONNX export, by the same torch module in a plain eager loop, and
+with `--compiled` by that loop under torch.compile: the same loss, batches, clipping and fused AdamW, one thread. The
+eager process chooses a batch whose update takes 25 to 150 ms; a later run takes the batch that is recorded. The
+processes take turns, two updates each. Ratios are medians over the rounds: by CPU time, which other load on the machine
+changes little, and by the clock. A JSON line for each architecture is kept; what is kept is measured again only with
+`--again`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.census_page import page
+from benchmarks.compare_environment import hardware
+from benchmarks.compare_protocol import Contestant
+
+ROWS = Path(__file__).parent / "results" / "census.jsonl"
+PAGE = Path(__file__).parent / "census.md"
+ROUNDS, STEPS, WARM = 7, 2, 2
+
+
+def measure(name: str, ways: Sequence[str], batch: int | None, profiles: Path | None) -> dict[str, Any]:
+    """The row of an architecture.
+
+    Args:
+        name: of the architecture.
+        ways: eager first, then onward or compiled, or both.
+        batch: its size; None: the eager process finds one.
+        profiles: a folder for the profile of an update of each way.
+    """
+    row: dict[str, Any] = {"name": name, "ways": {}}
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        if batch is not None:
+            (folder / "work.json").write_text(json.dumps({"batch": batch}))
+        environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+        runners = {}
+        for way in ways:
+            command = [sys.executable, "-m", "benchmarks.census_contestants", way, name, str(folder)]
+            runner = runners[way] = Contestant(way, command, environment, folder / f"{way}.log")
+            first = runner.ask("steps 1")
+            runner.ask(f"steps {WARM}")
+            row["ways"][way] = {"losses": first["losses"] if first else [], "cpu": [], "wall": []}
+            if runner.failure is not None and way == "eager":
+                break
+        for _ in range(ROUNDS):
+            for way, runner in runners.items():
+                answer = runner.ask(f"steps {STEPS}")
+                if answer is not None:
+                    found = row["ways"][way]
+                    found["losses"] += answer["losses"]
+                    for clock in ("cpu", "wall"):
+                        found[clock].append(round(statistics.median(answer[clock]), 6))
+        for way, runner in runners.items():
+            memory = runner.ask("memory")
+            row["ways"][way] |= {"tensor_bytes": memory["tensor_bytes"]} if memory else {"failure": runner.failure}
+            runner.end()
+        if (folder / "work.json").exists():
+            row |= json.loads((folder / "work.json").read_text())
+        for path in folder.glob("*.profile") if profiles is not None else ():
+            assert profiles is not None
+            profiles.mkdir(parents=True, exist_ok=True)
+            (profiles / f"{name}-{path.stem}.txt").write_text(path.read_text())
+    return row
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Name -> its last row."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {row["name"]: row for row in rows}
+
+
+def write_rows(path: Path, rows: dict[str, dict[str, Any]], order: Sequence[str]) -> None:
+    """One line an architecture, in the order of the table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(rows[name]) + "\n" for name in order if name in rows))
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A line for the console."""
+    failures = [f"{way}: {found['failure']}" for way, found in row["ways"].items() if "failure" in found]
+    if failures:
+        return f"{row['name']:24} {'; '.join(failures)}"
+    own = row["ways"].get("onward")
+    parts = [f"{row['name']:24} batch {row['batch']:5}"]
+    for way, found in row["ways"].items():
+        parts.append(f"{way} {statistics.median(found['cpu']) * 1e3:.1f} ms")
+        if own is not None and way != "onward":
+            ratio = statistics.median(theirs / mine for theirs, mine in zip(found["cpu"], own["cpu"], strict=True))
+            parts.append(f"({ratio:.2f}, memory {own['tensor_bytes'] / found['tensor_bytes']:.2f})")
+    return " ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="architectures; by default all")
+    parser.add_argument("--compiled", action="store_true", help="also torch.compile; by default for every third of all")
+    parser.add_argument("--again", action="store_true", help="measure again what is kept, at the recorded batch")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no architecture after so long")
+    parser.add_argument("--profiles", type=Path, help="a folder for the profile of an update of each way")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="where rows are kept")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.name} from the rows")
+    options = parser.parse_args()
+    from benchmarks import census_networks
+
+    order = census_networks.names()
+    unknown = set(options.names) - set(order)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(order)}")
+    ways = ["eager", "onward", *(["compiled"] if options.compiled else [])]
+    names = options.names or (order[::3] if options.compiled else order)
+    started = time.monotonic()
+    for name in names:
+        rows = read_rows(options.rows)
+        known = rows.get(name)
+        if known is not None and not options.again and set(ways) <= set(known["ways"]):
+            continue
+        if time.monotonic() - started > options.seconds:
+            break
+        row = measure(name, ways, known.get("batch") if known is not None else None, options.profiles)
+        row |= {"machine": hardware("cpu", 1), "load": round(os.getloadavg()[0], 1)}
+        print(summary(row), flush=True)
+        rows = read_rows(options.rows)
+        rows[name] = row
+        write_rows(options.rows, rows, order)
+    if options.page:
+        PAGE.write_text(page(read_rows(options.rows), census_networks.LEFT_OUT))
+
+
+if __name__ == "__main__":
+    main()

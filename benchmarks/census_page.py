@@ -1,0 +1,137 @@
+"""The page of `benchmarks.census`: medians, counts below 1.0, the worst ten with reasons, and all rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+WHY: dict[str, str] = {}
+"""Architecture -> what its time goes to where onward is slow, from the profiles of `--profiles`."""
+AGREEMENT = 1e-4
+"""The most that a loss may differ, relative to the eager loop's."""
+
+
+def speed(row: Row, other: str, clock: str = "cpu") -> float | None:
+    """onward's throughput relative to another way's, the median over the rounds; None: one of them was not measured."""
+    ways = row["ways"]
+    if any("tensor_bytes" not in ways.get(way, {}) for way in ("onward", other)):
+        return None
+    return statistics.median(
+        theirs / mine for theirs, mine in zip(ways[other][clock], ways["onward"][clock], strict=True)
+    )
+
+
+def memory(row: Row, other: str) -> float | None:
+    """onward's peak of tensors relative to another way's."""
+    if speed(row, other) is None:
+        return None
+    ways = row["ways"]
+    return float(ways["onward"]["tensor_bytes"] / ways[other]["tensor_bytes"])
+
+
+def difference(row: Row) -> float:
+    """The largest difference of a loss from the eager loop's at the same update, relative to it."""
+    ways = row["ways"]
+    pairs = zip(ways["onward"]["losses"], ways["eager"]["losses"], strict=False)
+    return max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
+
+
+def counts(rows: Sequence[Row], other: str, goal: float) -> str:
+    """A sentence: the median speed, how many are below 1.0, and memory."""
+    found = sorted(value for row in rows if (value := speed(row, other)) is not None)
+    if not found:
+        return f"against {other}: not measured"
+    sizes = [value for row in rows if (value := memory(row, other)) is not None]
+    below = sum(value < 1.0 for value in found)
+    return (
+        f"against {other}, {len(found)} networks: median throughput {statistics.median(found):.2f} (from "
+        f"{found[0]:.2f} to {found[-1]:.2f}), {below} below 1.0, {sum(value >= goal for value in found)} at or above {goal}; memory of "
+        f"tensors {statistics.median(sizes):.2f} in the median, at most {max(sizes):.2f}, "
+        f"{sum(value > 1.0 for value in sizes)} above 1.0"
+    )
+
+
+def page(rows: Mapping[str, Row], left_out: Mapping[str, str]) -> str:
+    """All of it in Markdown."""
+    every = list(rows.values())
+    measured = [row for row in every if speed(row, "eager") is not None]
+    slowest = sorted(measured, key=lambda row: speed(row, "eager") or 0.0)[:10]
+    worst = [
+        f"| {row['name']} | {_number(speed(row, 'eager'))} | {WHY.get(row['name'], 'not known')} |" for row in slowest
+    ]
+    failures = [
+        f"- {row['name']}, {way}: {found['failure']}"
+        for row in every
+        for way, found in row["ways"].items()
+        if "failure" in found
+    ]
+    failures += [f"- {name}: left out, {reason}" for name, reason in left_out.items()]
+    machines = "; ".join(sorted({str(row["machine"]) for row in every}))
+    loads = [float(row["load"]) for row in every]
+    return f"""# Census: onward on every architecture of the coverage table
+
+Written by `python -m benchmarks.census --page`. {machines}. Each network is trained by onward with its defaults, from
+its ONNX export, and by the same torch module in a loop by hand, eager and under `torch.compile`: same loss, batches,
+gradient clipping and fused AdamW, fp32, one thread, {len(measured)} networks. Ratios are onward's relative to the
+other's, in alternate turns; above 1 onward is faster, memory below 1 is smaller. **The ratio by CPU time is the one to
+trust**: other processes wanted the cores (load {min(loads):.0f} to {max(loads):.0f}), and the ratio by the clock
+contains them.
+{WIDTHS}
+
+- {counts(every, "eager", 1.25)}
+- {counts(every, "compiled", 1.0)}
+
+## The slowest ten
+
+| network | throughput | why |
+|---|---|---|
+{chr(10).join(worst)}
+
+## All
+
+| {" | ".join(COLUMNS)} |
+|{"---|" * len(COLUMNS)}
+{chr(10).join(_row(row) for row in measured)}
+
+Not measured:
+
+{chr(10).join(failures)}
+"""
+
+
+COLUMNS = (
+    "network", "parameters", "nodes", "batch", "eager update", "onward", "throughput", "by the clock", "memory",
+    "compiled: throughput", "compiled: memory", "loss differs by",
+)  # fmt: skip
+WIDTHS = (
+    "Networks of `transformers` are eight times as wide as in the tests, their sequences nine times as long; of the\n"
+    "others only the batch grows, so their layers are 4 to 24 wide and their updates mostly element-wise."
+)
+
+
+def _row(row: Row) -> str:
+    own, eager = (statistics.median(row["ways"][way]["cpu"]) * 1e3 for way in ("onward", "eager"))
+    differs_by = difference(row)
+    cells = [
+        row["name"],
+        f"{row['weights'] / 1e6:.3f} M",
+        str(row["nodes"]),
+        str(row["batch"]),
+        f"{eager:.1f} ms",
+        f"{own:.1f} ms",
+        _number(speed(row, "eager")),
+        _number(speed(row, "eager", "wall")),
+        _number(memory(row, "eager")),
+        _number(speed(row, "compiled")),
+        _number(memory(row, "compiled")),
+        f"{differs_by:.0e}" if differs_by <= AGREEMENT else f"**{differs_by:.0e}**",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value >= 1.0 else f"**{value:.2f}**"
