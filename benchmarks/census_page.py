@@ -45,10 +45,11 @@ def counts(rows: Sequence[Row], other: str, goal: float) -> str:
         return f"against {other}: not measured"
     sizes = [value for row in rows if (value := memory(row, other)) is not None]
     below = sum(value < 1.0 for value in found)
+    reached = sum(value >= goal for value in found)
     return (
         f"against {other}, {len(found)} networks: median throughput {statistics.median(found):.2f} (from "
-        f"{found[0]:.2f} to {found[-1]:.2f}), {below} below 1.0, {sum(value >= goal for value in found)} at or above {goal}; memory of "
-        f"tensors {statistics.median(sizes):.2f} in the median, at most {max(sizes):.2f}, "
+        f"{found[0]:.2f} to {found[-1]:.2f}), {below} below 1.0, {reached} at or above {goal}; memory of tensors "
+        f"{statistics.median(sizes):.2f} in the median, at most {max(sizes):.2f}, "
         f"{sum(value > 1.0 for value in sizes)} above 1.0"
     )
 
