@@ -257,11 +257,13 @@ class _SortedRows(torch.autograd.Function):
         (rows,) = gradients
         of_choices = rows.new_zeros((ctx.count * ctx.choices, rows.shape[1]))
         of_choices[order] = rows
-        return of_choices.view(ctx.count, ctx.choices, -1).sum(1), None, None, None
+        # No -1: a rank may have no rows.
+        return of_choices.view(ctx.count, ctx.choices, rows.shape[1]).sum(1), None, None, None
 
 
 def weighed_sum(outputs: Tensor, order: Tensor, shares: Tensor) -> Tensor:
     """For each token the sum of its experts' results times their shares [N, k], at least in float32."""
     dtype = torch.promote_types(shares.dtype, outputs.dtype)
-    of_choices = outputs.new_zeros((shares.numel(), outputs.shape[1])).index_copy(0, order, outputs)
-    return (of_choices.view(*shares.shape, -1).to(dtype) * shares.to(dtype).unsqueeze(-1)).sum(-2)
+    width = outputs.shape[1]
+    of_choices = outputs.new_zeros((shares.numel(), width)).index_copy(0, order, outputs)
+    return (of_choices.view(*shares.shape, width).to(dtype) * shares.to(dtype).unsqueeze(-1)).sum(-2)
