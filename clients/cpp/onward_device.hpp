@@ -344,6 +344,15 @@ class Bundle {
     if (manifest.value("version", 0) != 1)
       throw BundleError(folder.string() + " is a device bundle of version " + manifest["version"].dump() +
                         "; this header reads version 1. Take the header of the onward that wrote it (" + manifest.value("written_by", "") + ").");
+    std::set<std::string> unknown;
+    for (const auto& one : manifest.value("requires", Json::array()))
+      if (one != "accumulation" && one != "class_labels") unknown.insert(one.get<std::string>());
+    if (!unknown.empty()) {
+      std::string listed;
+      for (const auto& one : unknown) listed += (listed.empty() ? "" : ", ") + one;
+      throw BundleError(folder.string() + " is a device bundle that requires " + listed +
+                        ", which this header does not know. Take the header of the onward that wrote it (" + manifest.value("written_by", "") + ").");
+    }
     for (const auto& [name, expected] : manifest["files"].items()) {
       const auto found = verify ? detail::sha256(detail::read_file(folder / name)) : expected.get<std::string>();
       if (found != expected)

@@ -73,6 +73,28 @@ def test_a_size_computed_from_data_is_refused() -> None:
         _trace(text, torch.randn(4), {})
 
 
+TWO_INPUTS = """<ir_version: 8, opset_import: ["": 18]> g (float[rows, length, 4] x, float[others, 4] y) => (float loss) {
+    first = Constant<value_ints=[0]>()
+    rows = Shape<start=0, end=1>(FROM)
+    rest = Constant<value_ints=[-1, 4]>()
+    sizes = Concat<axis=0>(rows, rest)
+    wide = Mul(w, x)
+    split = Reshape(wide, sizes)
+    means = ReduceMean(split)
+    logs = ReduceMean(y)
+    sum = Add(means, logs)
+    loss = ReduceMean<keepdims=0>(sum)
+}"""
+"""Two inputs whose batches an exporter named apart; one may be cut by the batch of the other."""
+
+
+@pytest.mark.parametrize(("source", "batch"), [("x", "others"), ("y", "rows")])
+def test_batches_named_apart_are_one_only_where_they_have_to_be(source: str, batch: str) -> None:
+    joint = _trace(TWO_INPUTS.replace("FROM", source), torch.randn(4), {})
+    assert joint.sizes.shapes == {"x": ("rows", "length", 4), "y": (batch, 4)}
+    assert list(joint.sizes.examples) == ["rows", "length", "others"][: 3 if source == "x" else 2]
+
+
 POSITIONS = """<ir_version: 8, opset_import: ["": 18]> g (float[batch, length, 4] x) => (float loss) {
     table = Constant<value = int64[1, 12] {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}>()
     first = Constant<value_ints=[0]>()

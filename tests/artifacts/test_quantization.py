@@ -127,7 +127,7 @@ def test_a_model_that_the_optimizer_cannot_take(tmp_path: Path, monkeypatch: pyt
     def refuse(model: object) -> None:
         raise TypeError("no such thing.")
 
-    monkeypatch.setattr("onnxscript.optimizer.optimize_ir", refuse)
+    monkeypatch.setattr("onward.artifacts.simplification.simplify", refuse)
     onnx.save(convolutional_model(), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"could not optimize the model: no such thing\. Export it without --optimize"):
         optimize_model(tmp_path / "m.onnx", tmp_path / "small.onnx")

@@ -64,6 +64,8 @@ def damage(folder: Path) -> None:
     (folder / "newer").mkdir()
     manifest = json.loads((folder / "bundle" / "manifest.json").read_text())
     (folder / "newer" / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
+    (folder / "unknown").mkdir()
+    (folder / "unknown" / "manifest.json").write_text(json.dumps({**manifest, "requires": ["class_labels", "tides"]}))
     tensors = load_file(folder / "python.safetensors")
     save_file(tensors, folder / "other.safetensors", {"format": "onward-device", "bundle": "0" * 64})
 
@@ -88,6 +90,7 @@ REFUSED = {
     "nowhere": "nowhere is no device bundle: it has no manifest.json. Write one with `onward device",
     "damaged": "weights.bin was changed or damaged: its SHA-256 is ",
     "newer": "newer is a device bundle of version 2; this header reads version 1. Take the header of the onward",
+    "unknown": "unknown is a device bundle that requires tides, which this header does not know. Take the header of",
     "other_state": "other.safetensors is a state of the bundle 000000000000; this one is ",
     "no_state": "run.yaml is no safetensors file: its header would take ",
     "no_file": "no.safetensors.",

@@ -12,11 +12,11 @@ from tests.lowering.architectures import ARCHITECTURES
 
 pytest.importorskip("transformers")
 BY_NAME = {one.name: one for one in ARCHITECTURES}
-SLOW = ("pyramid", "residual", "bidirectional_gru", "experts", "spectral_mixing")
+SLOW = ("pyramid", "residual", "bidirectional_gru", "experts")
 
 
 @pytest.mark.parametrize(
-    "name", ["spatial_transformer", "lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name", ["spatial_transformer", "lstm", "spectral_mixing", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_steps_are_those_of_torch(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)

@@ -50,6 +50,10 @@ def test_other_versions_and_other_folders_are_refused(normalized: Path, tmp_path
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
     with pytest.raises(BundleError, match=r"is a device bundle of version 2; this package reads version 1\. Install"):
         Trainer.load(tmp_path)
+    assert manifest["requires"] == ["class_labels"]
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "requires": ["tides", "class_labels", "moons"]}))
+    with pytest.raises(BundleError, match=r"requires moons, tides, which this package does not know\. Install the onw"):
+        Trainer.load(tmp_path)
 
 
 def test_a_state_of_another_bundle_is_refused(normalized: Path, tmp_path: Path) -> None:

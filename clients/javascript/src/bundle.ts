@@ -6,6 +6,8 @@ import type { BundleFiles } from "./files.js";
 
 export const FORMAT = "onward-device";
 export const VERSION = 1;
+/** What bundles may require of a client. */
+export const KNOWN: ReadonlySet<string> = new Set(["accumulation", "class_labels"]);
 
 /** An input, an output or a tensor of the state; sizes that are names are open, equal names are equal sizes. */
 export interface Described {
@@ -45,6 +47,7 @@ export interface Manifest {
   readonly version: number;
   readonly identity: string;
   readonly written_by: string;
+  readonly requires?: readonly string[];
   readonly graphs: Readonly<Record<string, Graph>>;
   readonly features: readonly TrainingFeature[];
   readonly state: readonly StateTensor[];
@@ -161,6 +164,13 @@ function parsed(files: BundleFiles, bytes: Uint8Array): Manifest {
   if (about.version !== VERSION) {
     throw new BundleError(
       `${files.name} is a device bundle of version ${about.version}; this package reads version ${VERSION}. Install ` +
+        `the onward-device of the onward that wrote it (${about.written_by}).`,
+    );
+  }
+  const unknown = (about.requires ?? []).filter((one) => !KNOWN.has(one)).sort();
+  if (unknown.length > 0) {
+    throw new BundleError(
+      `${files.name} is a device bundle that requires ${unknown.join(", ")}, which this package does not know. Install ` +
         `the onward-device of the onward that wrote it (${about.written_by}).`,
     );
   }

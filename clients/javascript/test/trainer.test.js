@@ -98,6 +98,8 @@ test("damaged and other files are refused", async () => {
   const manifest = JSON.parse(await readFile(join(bundle, "manifest.json"), "utf-8"));
   const written = (changes) => async () => new TextEncoder().encode(JSON.stringify({ ...manifest, ...changes }));
   await assert.rejects(Bundle.open(served({ "manifest.json": written({ version: 2 }) })), refused(/version 2; this package reads version 1/));
+  const newer = served({ "manifest.json": written({ requires: ["class_labels", "tides"] }) });
+  await assert.rejects(Bundle.open(newer), refused(/served is a device bundle that requires tides, which this package does not know/));
   await assert.rejects(Bundle.open(served({ "manifest.json": written({ format: "x" }) })), refused(/no manifest of a device bundle/));
   await assert.rejects(Bundle.open(served({ "manifest.json": async () => new Uint8Array([1]) })), refused(/is no JSON/));
   await assert.rejects(Trainer.load(join(folder, "nowhere"), { runtime: ort }), refused(/has no file manifest.json/));

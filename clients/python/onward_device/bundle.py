@@ -12,6 +12,8 @@ import numpy as np
 
 FORMAT = "onward-device"
 VERSION = 1
+KNOWN = frozenset({"accumulation", "class_labels"})
+"""What bundles may require of a client."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,7 +43,8 @@ class Bundle:
             verify: compare the checksum of every file.
 
         Raises:
-            BundleError: it is no bundle of this version, or a file was changed.
+            BundleError: it is no bundle of this version, requires what this package does not know, or a file was
+                changed.
         """
         folder = Path(folder)
         path = folder / "manifest.json"
@@ -60,6 +63,12 @@ class Bundle:
             raise BundleError(
                 f"{folder} is a device bundle of version {manifest.get('version')}; this package reads version "
                 f"{VERSION}. Install the onward-device of the onward that wrote it ({manifest.get('written_by')})."
+            )
+        unknown = sorted(map(str, set(manifest.get("requires", ())) - KNOWN))
+        if unknown:
+            raise BundleError(
+                f"{folder} is a device bundle that requires {', '.join(unknown)}, which this package does not know. "
+                f"Install the onward-device of the onward that wrote it ({manifest.get('written_by')})."
             )
         bundle = cls(folder, manifest)
         if verify:

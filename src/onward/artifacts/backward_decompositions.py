@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -243,3 +244,33 @@ def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
         aten.avg_pool2d_backward.default: avg_pool_backward,
         aten.avg_pool3d_backward.default: avg_pool_backward,
     }
+
+
+def _slice_scatter(
+    input: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Tensor:
+    if not input.is_complex():
+        return NotImplemented
+    pairs, new = torch.view_as_real(input), torch.view_as_real(src)
+    return torch.view_as_complex(aten.slice_scatter(pairs, new, dim % input.dim(), start, end, step))
+
+
+def _new_zeros(input: Tensor, size: Sequence[Any], **options: Any) -> Tensor:
+    if not input.is_complex() or options.get("dtype") is not None:
+        return NotImplemented
+    return torch.view_as_complex(aten.new_zeros(torch.view_as_real(input), [*size, 2]))
+
+
+def _copy(input: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    return src.clone() if input.is_complex() and input.shape == src.shape else NotImplemented
+
+
+COMPLEX_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.slice_scatter.default: _slice_scatter,
+        aten.new_zeros.default: _new_zeros,
+        aten.copy.default: _copy,
+    }
+)
+"""Of operators that the exporter writes for real numbers alone, for pairs of real ones: the backward passes of Fourier
+transforms of real numbers cut, extend and double a part of a spectrum."""

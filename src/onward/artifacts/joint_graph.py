@@ -46,6 +46,14 @@ class OpenSizes:
         """The shape of an input in the trace."""
         return tuple(self.examples[size] if isinstance(size, str) else size for size in self.shapes[name])
 
+    def with_one_batch(self) -> OpenSizes:
+        """The same inputs, the open sizes of all first axes being one: exporters may name each input's batch anew."""
+        batches = dict.fromkeys(shape[0] for shape in self.shapes.values() if shape and isinstance(shape[0], str))
+        names = {batch: next(iter(batches)) for batch in batches}
+        shapes = {name: tuple(names.get(size, size) for size in shape) for name, shape in self.shapes.items()}
+        left = {size for shape in shapes.values() for size in shape}
+        return OpenSizes(shapes, {name: number for name, number in self.examples.items() if name in left})
+
 
 @dataclass(frozen=True, kw_only=True)
 class JointGraph:
@@ -122,12 +130,26 @@ def trace_joint_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -
 
     Args:
         net: whose first output is the loss, of rank 0; its weights are only looked at.
-        sizes: symbolic dimension -> its size; those that are not in it stay open.
+        sizes: symbolic dimension -> its size; those that are not in it stay open. Where the network needs it, those
+            of all first axes are one, the batch.
 
     Raises:
         ModelError: a size that should stay open decides what is computed, or the model's shapes depend on its data.
     """
     opened = open_sizes(net, sizes or {})
+    try:
+        return _trace(net, opened)
+    except ModelError:
+        joined = opened.with_one_batch()
+        if joined == opened:
+            raise
+        with contextlib.suppress(ModelError):
+            return _trace(net, joined)
+        raise
+
+
+def _trace(net: OnnxModule, opened: OpenSizes) -> JointGraph:
+    """As `trace_joint_graph`, with these sizes open."""
     weights, states = tuple(net.graph.weights), tuple(net.graph.states)
     own = net.tensors_by_name()
     program = net.program

@@ -31,6 +31,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from onward.artifacts.backward_decompositions import COMPLEX_DECOMPOSITIONS
 from onward.artifacts.joint_segments import SegmentCode
 from onward.errors import ModelError, chain_of
 
@@ -49,14 +50,17 @@ def translate(codes: Sequence[SegmentCode], opset: int) -> ir.Model:
     with _quiet():
         try:
             program = torch.onnx.export(
-                _program_of(codes), dynamo=True, opset_version=opset, optimize=True, verbose=False
+                _program_of(codes), dynamo=True, opset_version=opset, optimize=False, verbose=False
             )
         except torch.onnx.OnnxExporterError as error:
             raise ModelError(
                 "the training graph cannot be written in standard ONNX operators. torch's exporter reports: "
                 f"{_untranslated(error)}. Train this model with `onward train`, which needs none."
             ) from error
+    from onward.artifacts.simplification import simplify  # onnxscript takes long to import, as the exporter does
+
     assert program is not None
+    simplify(program.model)
     return program.model
 
 
@@ -209,7 +213,8 @@ def _written_out(code: SegmentCode, table: Mapping[Any, Callable[..., Any]]) -> 
     if not any(target in table or _changes_in_place(target) for target in targets):
         return code.code
     function = torch.func.functionalize(code.code, remove="mutations")
-    return make_fx(function, decomposition_table=dict(table), tracing_mode="symbolic")(*code.examples)
+    written = {**table, **COMPLEX_DECOMPOSITIONS}
+    return make_fx(function, decomposition_table=written, tracing_mode="symbolic")(*code.examples)
 
 
 def _write_sizes_out(graph: fx.Graph) -> None:

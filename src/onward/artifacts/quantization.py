@@ -41,11 +41,11 @@ def optimize_model(source: Path, target: Path, limits: Limits = DEFAULT_LIMITS) 
     Raises:
         ModelError: the optimizer cannot take the model.
     """
-    from onnxscript import optimizer
+    from onward.artifacts.simplification import simplify  # onnxscript takes long to import
 
     model = read_model(source, limits)
     try:
-        optimizer.optimize_ir(model)
+        simplify(model)
     except Exception as error:
         raise ModelError(f"onnxscript could not optimize the model: {error} Export it without --optimize.") from error
     save_model(model, target)

@@ -75,6 +75,7 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "written_by": f"onward {__version__}",
+        "requires": _required_of_clients(graphs),
         "graphs": {
             name: {
                 "file": f"{name}.onnx",
@@ -98,6 +99,11 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
         json.dumps([manifest[part] for part in ("version", "state", "files")], sort_keys=True).encode()
     ).hexdigest()
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _required_of_clients(graphs: DeviceGraphs) -> list[str]:
+    """What a client has to know beside the loop; one that does not know a name here refuses the bundle."""
+    return [*(["accumulation"] if "update" in graphs.models else []), *(["class_labels"] if graphs.label_ranges else [])]
 
 
 def _described(value: ir.Value) -> dict[str, Any]:

@@ -59,6 +59,7 @@ int main(int, char** arguments) {
       {"nowhere", [&] { onward::Trainer::load(folder / "nowhere"); }},
       {"damaged", [&] { onward::Trainer::load(folder / "damaged"); }},
       {"newer", [&] { onward::Trainer::load(folder / "newer"); }},
+      {"unknown", [&] { onward::Trainer::load(folder / "unknown"); }},
       {"other_state", [&] { trainer.load_state(folder / "other.safetensors"); }},
       {"no_state", [&] { trainer.load_state(folder / "run.yaml"); }},
       {"no_file", [&] { trainer.load_state(folder / "no.safetensors"); }},
