@@ -73,7 +73,8 @@ def test_a_size_computed_from_data_is_refused() -> None:
         _trace(text, torch.randn(4), {})
 
 
-TWO_INPUTS = """<ir_version: 8, opset_import: ["": 18]> g (float[rows, length, 4] x, float[others, 4] y) => (float loss) {
+TWO_INPUTS = """<ir_version: 8, opset_import: ["": 18]>
+g (float[rows, length, 4] x, float[others, 4] y) => (float loss) {
     first = Constant<value_ints=[0]>()
     rows = Shape<start=0, end=1>(FROM)
     rest = Constant<value_ints=[-1, 4]>()

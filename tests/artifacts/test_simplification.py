@@ -12,7 +12,8 @@ from onnxscript import optimizer, rewriter
 
 from onward.artifacts.simplification import _RULES, simplify
 
-TEXT = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[batch, 6] x) => (float[batch, 3] y, float[batch, 6] z)
+TEXT = """<ir_version: 8, opset_import: ["": 18, "own": 1]>
+g (float[batch, 6] x) => (float[batch, 3] y, float[batch, 6] z)
 <float[6] w = {1, 2, 3, 4, 5, 6}> {
     start = Constant<value_ints=[0]>()
     middle = Constant<value_ints=[3]>()

@@ -16,7 +16,8 @@ SLOW = ("pyramid", "residual", "bidirectional_gru", "experts")
 
 
 @pytest.mark.parametrize(
-    "name", ["spatial_transformer", "lstm", "spectral_mixing", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name",
+    ["spatial_transformer", "lstm", "spectral_mixing", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
 )
 def test_steps_are_those_of_torch(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)

@@ -22,10 +22,15 @@ def simplify(model: ir.Model) -> None:
     """
     passes.InlinePass()(model)
     for _ in range(_ROUNDS):
-        folded = optimizer.fold_constants(model, onnx_shape_inference=True).modified
-        rewritten = rewriter.RewritePass(_RULES)(model).modified
-        unused = passes.RemoveUnusedNodesPass(), passes.RemoveUnusedFunctionsPass(), passes.RemoveUnusedOpsetsPass()
-        if not any([one(model).modified for one in unused]) and not folded and not rewritten:
+        changes = [optimizer.fold_constants(model, onnx_shape_inference=True)]
+        changes.append(rewriter.RewritePass(_RULES)(model))
+        for one in (
+            passes.RemoveUnusedNodesPass(),
+            passes.RemoveUnusedFunctionsPass(),
+            passes.RemoveUnusedOpsetsPass(),
+        ):
+            changes.append(one(model))
+        if not any(change.modified for change in changes):
             break
     for last in (
         passes.RemoveUnusedNodesPass(),

@@ -103,7 +103,10 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
 
 def _required_of_clients(graphs: DeviceGraphs) -> list[str]:
     """What a client has to know beside the loop; one that does not know a name here refuses the bundle."""
-    return [*(["accumulation"] if "update" in graphs.models else []), *(["class_labels"] if graphs.label_ranges else [])]
+    return [
+        *(["accumulation"] if "update" in graphs.models else []),
+        *(["class_labels"] if graphs.label_ranges else []),
+    ]
 
 
 def _described(value: ir.Value) -> dict[str, Any]:
