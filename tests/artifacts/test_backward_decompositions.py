@@ -1,11 +1,13 @@
-"""Gradients of convolutions, in each of the forms that they are written in, are those of torch's autograd."""
+"""Gradients of convolutions, poolings and clipped activations are those of torch's autograd, in each of their forms."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from onward.artifacts.backward_decompositions import convolution_backward
+from onward.artifacts.backward_decompositions import backward_decompositions, convolution_backward
+
+aten = torch.ops.aten
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,44 @@ def test_gradients_of_convolutions_are_autograds(
     assert (of_x - x.grad).abs().max() < 1e-11
     assert (of_weight - weight.grad).abs().max() < 1e-11
     assert (of_bias - gradient.sum((0, 2, 3))).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding"),
+    [
+        ((2, 3, 6, 8), [2, 2], [2, 2], [0, 0]),  # disjoint windows: comparisons
+        ((2, 3, 7, 11), [2, 3], [], [0, 0]),  # rows that no window reaches
+        ((2, 3, 7, 8), [3, 3], [2, 2], [1, 1]),  # windows that overlap: indices
+        ((2, 3, 4, 6, 6), [2, 3, 2], [2, 3, 2], [0, 0, 0]),
+    ],
+)
+def test_gradients_of_poolings_go_to_the_first_of_equal_maxima(
+    shape: tuple[int, ...], kernel: list[int], stride: list[int], padding: list[int]
+) -> None:
+    axes, generator = len(kernel), torch.Generator().manual_seed(0)
+    pool = aten.max_pool2d_with_indices if axes == 2 else aten.max_pool3d_with_indices
+    x = torch.randint(-1, 3, shape, generator=generator).double().requires_grad_()  # with many equal elements
+    y, indices = pool(x, kernel, stride, padding)
+    gradient = torch.randn(y.shape, dtype=torch.double, generator=generator)
+    y.backward(gradient)
+    backward = aten.max_pool2d_with_indices_backward if axes == 2 else aten.max_pool3d_with_indices_backward
+    decomposed = backward_decompositions()[backward.default]
+    found = decomposed(gradient, x.detach(), kernel, stride, padding, [1], False, indices)
+    assert x.grad is not None
+    assert torch.equal(found, x.grad)
+
+
+def test_gradients_of_clipped_activations_are_autograds() -> None:
+    x = torch.tensor([-3.0, -1e-30, 0.0, 1e-30, 0.5, 5.9999995, 6.0, 6.0000005, 1e30], requires_grad=True)
+    gradient = torch.arange(1.0, 10.0)
+    table = backward_decompositions()
+    for function, backward, bounds in (
+        (torch.relu, aten.threshold_backward.default, (0,)),
+        (lambda value: torch.nn.functional.threshold(value, 0.5, 0.0), aten.threshold_backward.default, (0.5,)),
+        (torch.nn.functional.relu6, aten.hardtanh_backward.default, (0.0, 6.0)),
+        (lambda value: torch.nn.functional.hardtanh(value, -1.0, 2.0), aten.hardtanh_backward.default, (-1.0, 2.0)),
+    ):
+        x.grad = None
+        function(x).backward(gradient)
+        assert x.grad is not None
+        assert torch.equal(table[backward](gradient, x.detach(), *bounds), x.grad), bounds

@@ -10,6 +10,7 @@ from typing import Any
 from onnx_ir.passes import common as passes
 
 from onward.artifacts.run_graphs import load_checkpoint
+from onward.artifacts.scalar_ranks import align_scalars
 from onward.checkpoint.reading import find_checkpoint
 from onward.device.bundle_files import save_bundle
 from onward.device.inference_graphs import evaluation_graph, inference_graph
@@ -112,6 +113,7 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
     steps, state = step_graphs(net, parameters, rules)
     models = {**steps, "eval": evaluated, "infer": inference_graph(plain, averages)}
     for model in models.values():
+        align_scalars(model)
         passes.DeduplicateInitializersPass()(model)
         passes.RemoveUnusedNodesPass()(model)
     labels = () if graph.loss_names is None else graph.loss_names.labels
