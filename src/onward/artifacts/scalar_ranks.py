@@ -14,7 +14,28 @@ import onnx_ir as ir
 from onward.graph.nodes.node_writer import NodeWriter
 
 _ELEMENTWISE = frozenset(
-    ["Abs", "Add", "Cast", "Div", "Exp", "Identity", "Log", "Max", "Min", "Mul", "Neg", "Not", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Tanh", "Where"]
+    [
+        "Abs",
+        "Add",
+        "Cast",
+        "Div",
+        "Exp",
+        "Identity",
+        "Log",
+        "Max",
+        "Min",
+        "Mul",
+        "Neg",
+        "Not",
+        "Pow",
+        "Reciprocal",
+        "Sign",
+        "Sqrt",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Where",
+    ]
 )
 _BINARY = frozenset(("Add", "Div", "Mul", "Pow", "Sub"))
 
