@@ -67,7 +67,7 @@ _OF_ROWS = {
 _C_REDUCE, _C_GATHER, _C_SCATTER = "context all-reduce", "context all-gather", "context reduce-scatter"
 _CONTEXT = {
     "ContextAttention": (_C_GATHER, _C_GATHER, _C_SCATTER), "ContextGather": (_C_GATHER, _C_SCATTER),
-    "ContextSum": (_C_REDUCE, _C_REDUCE), "ContextMeanLoss": (_C_REDUCE,) * 3,
+    "ContextSum": (_C_REDUCE, _C_REDUCE), "ContextMeanLoss": (_C_REDUCE,) * 3, "ContextHalo": (_C_GATHER, _C_SCATTER),
 }  # fmt: skip
 """Operators by which context ranks communicate -> how, forward and backward; keys and values are gathered twice."""
 
@@ -86,12 +86,9 @@ def estimated_traffic(
     found: dict[str, Traffic] = {}
     for node in graph:
         if node.domain == DOMAIN and node.op_type in _CONTEXT:
-            gathers = node.op_type != "ContextAttention" or len(node.attributes["key_blocks"].as_ints()) > 0
-            operands = node.inputs[1:3] if node.op_type == "ContextAttention" else node.outputs
-            names = [re.sub("/(own|all)$", "", str(v.name)) for v in operands if v is not None and gathers]
-            for what, name in itertools.product(_CONTEXT[node.op_type], names):
+            payloads = _context_payloads(node, value_bytes, context_ranks)
+            for what, payload in itertools.product(_CONTEXT[node.op_type], payloads):
                 share = (2.0 if what == _C_REDUCE else 1.0) * (context_ranks - 1) / context_ranks
-                payload = value_bytes.get(name, 0.0)
                 _add(found, Traffic(what=what, calls=1, payload=payload, ranks=context_ranks, share=share))
         values = (*node.outputs, *node.inputs[:1])
         names = [re.sub("/part(ial)?$", "", str(value.name)) for value in values if value is not None]
@@ -105,6 +102,19 @@ def estimated_traffic(
             share = (2.0 if what == _REDUCE else 1.0) * (ranks - 1) / ranks
             _add(found, Traffic(what=what, calls=1, payload=payload, ranks=ranks, share=share))
     return tuple(found.values())
+
+
+def _context_payloads(node: ir.Node, value_bytes: Mapping[str, float], ranks: int) -> list[float]:
+    """Bytes of the full tensors by which a node communicates with other context ranks."""
+    values = {"ContextAttention": node.inputs[1:3], "ContextHalo": node.inputs[:1]}.get(node.op_type, node.outputs)
+    if node.op_type == "ContextAttention" and not node.attributes["key_blocks"].as_ints():
+        return []
+    names = [re.sub("/(own|all)$", "", str(value.name)) for value in values if value is not None]
+    part = 1.0
+    if node.op_type == "ContextHalo":  # the edges of two chunks of every rank
+        edges = node.attributes["before"].as_int() + node.attributes["after"].as_int()
+        part = 2 * ranks * edges / node.attributes["blocks"].as_ints()[0]
+    return [part * value_bytes.get(name, 0.0) for name in names]
 
 
 def _add(found: dict[str, Traffic], traffic: Traffic, count: int = 1) -> None:

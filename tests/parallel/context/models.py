@@ -186,6 +186,30 @@ class KeysFirst(nn.Module):
         return self.head(x + found.flatten(2)).transpose(1, 2)
 
 
+class Neighbours(nn.Module):
+    """Attention next to convolutions along the tokens: causal, centered and dilated, depthwise and gated, over images.
+
+    Written as padding before them, as their own, and as more of it whose last results are cut off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(WIDTH, CLASSES)
+        self.first, self.wide = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Conv1d(WIDTH, 2 * WIDTH, 1)
+        self.causal = nn.Conv1d(WIDTH, WIDTH, 3, groups=WIDTH)
+        self.short = nn.Conv1d(WIDTH, WIDTH, 2, padding=2, dilation=2, groups=4)
+        self.plane = nn.Conv2d(1, 2, 3, padding="same")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x, causal=True)
+        y = self.first(x.transpose(1, 2)).relu()
+        y = self.causal(F.pad(F.glu(self.wide(y), 1), (2, 0)))
+        y = y + F.silu(self.short(y)[..., : x.shape[1]])
+        x = x + y.transpose(1, 2)
+        x = x + self.plane(x.unsqueeze(1)).sum(1)
+        return self.head(self.layers[1](x, causal=True)).transpose(1, 2)
+
+
 def drawn(labels: tuple[int, ...], **shapes: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
     """Real features of these shapes, `words` of classes, and labels."""
 
@@ -221,6 +245,7 @@ CONTEXT_EXAMPLES: dict[str, Example] = {
     "shifted-labels": example(Shifted, BY_CLASS_AXIS, (3, 7), x=(3, 8, WIDTH)),
     "shifted-labels-unfused": example(Shifted, BY_CLASS_AXIS, (3, 7), fuse=False, x=(3, 8, WIDTH)),
     "mixed": example(Mixed, BY_CLASS_AXIS, (3, 8), open_axes=(0,), x=(3, 8, WIDTH)),
+    "neighbours": example(Neighbours, BY_CLASS_AXIS, (3, 15), open_axes=(0,), x=(3, 15, WIDTH)),
     "recurrent": example(Recurrent, BY_CLASS_AXIS, (3, 8), open_axes=(0,), x=(3, 8, WIDTH)),
     "patches": example(lambda: Patches(False), CROSS_ENTROPY, (3,), open_axes=(0,), x=(3, 3, 8, 8)),
     "patches-mean": example(lambda: Patches(True), CROSS_ENTROPY, (3,), open_axes=(0,), x=(3, 3, 8, 8)),

@@ -79,7 +79,7 @@ def check(name: str, size: int, folder: Path) -> None:
         assert len(found) > 4
 
 
-FAST = ("gpt2", "merged-samples")
+FAST = ("gpt2", "merged-samples", "neighbours")
 SLOW = (
     "gpt2-even", "gpt2-opset13", "bert-even", "bert-fused", "llama", "llama-fused", "transformers-gpt2", "fused-heads",
     "fused-grouped", "normed-heads",
@@ -99,7 +99,9 @@ def test_ranks_compute_what_one_does_for_every_kind_of_sequence(name: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2-even", "bert-even", "llama-fused", "shifted-labels", "mixed", "patches"])
+@pytest.mark.parametrize(
+    "name", ["gpt2-even", "bert-even", "llama-fused", "shifted-labels", "mixed", "patches", "neighbours"]
+)
 def test_four_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     check(name, 4, tmp_path)
 
@@ -108,6 +110,7 @@ def test_four_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
 def test_a_model_of_which_little_can_be_cut_is_refused_with_what_needs_all_tokens() -> None:
     graph = CONTEXT_EXAMPLES["recurrent"].graph()
     with pytest.raises(
-        ParametersError, match=r"only \d+% of the activations could be cut .*LSTM.* need all tokens at once"
+        ParametersError,
+        match=r"only \d+% of the activations .*need all tokens at once.*: 'lstm' \(LSTM\) 3\d\.\d%\. Set it to 1",
     ):
         planned(CONTEXT_EXAMPLES["recurrent"], graph, 2)

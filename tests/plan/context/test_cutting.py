@@ -37,6 +37,6 @@ def test_a_model_without_attention_is_refused() -> None:
     graph = EXAMPLES["mnist"].graph()
     facts = facts_of(EXAMPLES["mnist"], graph)
     with pytest.raises(
-        ParametersError, match=r"context_parallel_size is 2, but the model has no attention over at .*4"
+        ParametersError, match=r"context_parallel_size is 2, but the model has neither attention over at .*4"
     ):
         plan_context(graph, 2, facts.shapes, facts.numbers)

@@ -55,5 +55,5 @@ def test_queries_are_the_operand_that_the_softmax_is_not_over(name: str) -> None
     partitioning = PartitioningContext(graph, facts.shapes, facts.numbers)
     assert list(find_products(partitioning).values()) == [expected]
     plan = plan_context(graph, 2, facts.shapes, facts.numbers)
-    assert (plan.in_full, plan.lengths) == ((), (8,))
+    assert (plan.in_full, plan.lengths) == ({}, (8,))
     assert plan.share > 0.7, "all but keys and values, which are gathered"

@@ -84,6 +84,8 @@ def with_context(
     dimensions = known_dimensions(parameters.training, graph, specs)
     plan, facts, batch = plan_sequences(graph, 2, dimensions, parameters.training.batch_size)
     nodes = [node for node in plan.of(graph).model.graph if node.op_type == "ContextAttention"]
+    if not nodes:
+        raise ParametersError("sequences without attention are shared only where context_parallel_size asks for it")
     read = [str(value.name) for node in nodes for value in node.inputs[1:3] if value is not None]
     elements = sum(math.prod(facts.shapes.get(name, (0,))) for name in read)
     length = math.gcd(*plan.lengths)

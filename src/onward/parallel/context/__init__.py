@@ -1,5 +1,5 @@
 """Context parallelism at work: the operators by which ranks share sequences. Importing it registers them."""
 
-from onward.parallel.context import attention, operators
+from onward.parallel.context import attention, halo, operators
 
-__all__ = ["attention", "operators"]
+__all__ = ["attention", "halo", "operators"]

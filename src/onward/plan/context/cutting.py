@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,11 +17,14 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.errors import ParametersError
+from onward.graph.nodes.provenance import module_scope
 from onward.graph.nodes.structure import label
 from onward.graph.operators import Fact, has_fact
 from onward.graph.training_graph import TrainingGraph
 from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.plan.context.convolutions import fold_padding
 from onward.plan.context.editing import ContextEditor
+from onward.plan.context.mixing import how_positions_meet, why_no_sequence
 from onward.plan.context.ranges import TokenCut, axis_of
 from onward.plan.context.rules import SCALING, CutNode, Cuts, cut_node
 from onward.plan.context.sequences import find_products, find_sequences
@@ -44,14 +48,15 @@ class ContextPlan:
         graph: what each of them computes; None: the graph as it is.
         lengths: of the sequences that are cut.
         share: of the elements of all activations, the part that is cut.
-        in_full: nodes that every rank computes in full, since they need all tokens at once.
+        in_full: modules or nodes that every rank computes in full, since they need all tokens at once -> their part of
+            the elements of all activations.
     """
 
     size: int = 1
     graph: TrainingGraph | None = field(default=None, repr=False)
     lengths: tuple[int, ...] = ()
     share: float = 0.0
-    in_full: tuple[str, ...] = ()
+    in_full: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, graph: TrainingGraph) -> TrainingGraph:
         """The graph that a rank computes, of the one that the plan was made for."""
@@ -69,9 +74,17 @@ class ContextPlan:
         )
         if not self.in_full:
             return (f"{text}.",)
+        return (
+            f"{text}. Computed in full on every rank, from gathered values, with their part of all elements: "
+            f"{self.named_in_full}.",
+        )
+
+    @property
+    def named_in_full(self) -> str:
+        """What is computed in full, the largest first."""
+        named = [f"{name} {part:.1%}" for name, part in list(self.in_full.items())[:_MOST_NAMED]]
         more = f" and {len(self.in_full) - _MOST_NAMED} more" if len(self.in_full) > _MOST_NAMED else ""
-        named = ", ".join(self.in_full[:_MOST_NAMED])
-        return (f"{text}. Computed in full on every rank, from gathered values: {named}{more}.",)
+        return ", ".join(named) + more
 
 
 def plan_context(
@@ -95,13 +108,16 @@ def plan_context(
     model.opset_imports[DOMAIN] = 1
     copy = replace(graph, model=model)
     _fix_lengths(model, shapes, samples)
-    partitioning = PartitioningContext(copy, dict(shapes), dict(numbers))
+    known = dict(shapes)
+    partitioning = PartitioningContext(copy, known, dict(numbers))
+    if fold_padding(partitioning, known):
+        partitioning = PartitioningContext(copy, known, dict(numbers))
     partitioning.facts = replace(partitioning.facts, norms_over_ranks=True)
     sequences = find_sequences(partitioning, size)
     if not sequences:
         raise ParametersError(
-            f"distributed.context_parallel_size is {size}, but the model has no attention over at least {2 * size} "
-            "tokens, by which sequences are found. Set it to 1, and use data parallelism."
+            f"distributed.context_parallel_size is {size}, but {why_no_sequence(partitioning, size)}. Set it to 1, and "
+            "use data, tensor or pipeline parallelism."
         )
     cutter = _Cutter(partitioning, sequences, size, samples)
     cutter.run()
@@ -116,13 +132,13 @@ def plan_context(
         graph=copy,
         lengths=lengths,
         share=share,
-        in_full=tuple(_called(node, graph) for node in cutter.in_full()),
+        in_full=cutter.in_full(),
     )
     if share < LEAST_SHARE:
         raise ParametersError(
             f"distributed.context_parallel_size is {size}, but only {share:.0%} of the activations could be cut along "
-            f"their sequences: {', '.join(plan.in_full[:_MOST_NAMED])} need all tokens at once. Set it to 1, and use "
-            "data, tensor or pipeline parallelism."
+            f"their sequences. These need all tokens at once, with their part of all elements: {plan.named_in_full}. "
+            "Set it to 1, and use data, tensor or pipeline parallelism."
         )
     return plan
 
@@ -136,10 +152,16 @@ def _fix_lengths(model: ir.Model, shapes: Mapping[str, Sizes], samples: int) -> 
             value.shape = ir.Shape([size if samples and number % samples == 0 else number for size, number in pairs])
 
 
+def _most_telling(operators: Mapping[str, int]) -> str:
+    """Of a module's operators, that by which positions meet, else that which computes most."""
+    return max(operators, key=lambda one: (how_positions_meet(one) is not None, operators[one]))
+
+
 def _called(node: ir.Node, graph: TrainingGraph) -> str:
-    """A node by the module of the user's that its weights belong to, or by its own name."""
+    """A node by the module that it belongs to, by its weights, or by its own name."""
     weights = [str(v.name) for v in node.inputs if v is not None and str(v.name) in graph.weights]
-    return f"{graph.known_as.shown(weights[0])!r} ({node.op_type})" if weights else label(node)
+    named = module_scope(node) or (graph.known_as.shown(weights[0]) if weights else "") or node.name
+    return repr(named or node.outputs[0].name)
 
 
 class _Cutter:
@@ -173,26 +195,31 @@ class _Cutter:
                     cut += math.prod(shape) * (value in self.editor.cuts)
         return cut / total if total else 0.0
 
-    def in_full(self) -> list[ir.Node]:
-        """Nodes that compute as much as a sequence holds, or more, from gathered values: layers with weights first."""
-        shapes, found = self.editor.shapes, []
-        least = min(math.prod(shapes[str(value.name)]) for value in self.sequences) // 2
-        gathered = set(self.editor.full.values())
+    def in_full(self) -> dict[str, float]:
+        """What every rank computes in full, from gathered values, and as much of as a sequence holds, or more.
+
+        By module, as parts of the elements of all activations, the largest first.
+        """
+        found, operators = Counter[str](), dict[str, Counter[str]]()
+        gathered, total = set(self.editor.full.values()), 0
         for node in self.partitioning.nodes:
+            sizes = [math.prod(self.editor.shapes.get(str(v.name), ())) for v in node.outputs if self._is_activation(v)]
+            total += sum(sizes)
             if not any(value in gathered for value in node.inputs):
                 continue
             gathered.update(value for value in node.outputs if value not in self.editor.cuts)
-            sizes = [math.prod(shapes.get(str(v.name), ())) for v in node.outputs if self._is_activation(v)]
             is_view = has_fact(node.op_type, Fact.VIEW | Fact.SAME_ELEMENTS)
-            if not is_view and max(sizes, default=0) >= least and not any(v in self.editor.cuts for v in node.outputs):
-                found.append(node)
-        weights = self.partitioning.from_weights
-        is_computed = self.partitioning.facts.from_inputs
-
-        def is_layer(node: ir.Node) -> bool:
-            return any(v in weights and str(v.name) not in is_computed for v in node.inputs if v is not None)
-
-        return sorted(found, key=is_layer, reverse=True)
+            if is_view or not sizes or any(value in self.editor.cuts for value in node.outputs):
+                continue
+            name = _called(node, self.partitioning.graph)
+            found[name] += sum(sizes)
+            operators.setdefault(name, Counter())[node.op_type] += sum(sizes)
+        least = min(math.prod(self.editor.shapes[str(value.name)]) for value in self.sequences) // 2
+        return {
+            f"{name} ({_most_telling(operators[name])})": size / total
+            for name, size in found.most_common()
+            if size >= least
+        }
 
     def _is_activation(self, value: ir.Value) -> bool:
         depends = value in self.partitioning.trained and str(value.name) in self.partitioning.facts.from_inputs
@@ -235,7 +262,8 @@ class _Cutter:
             raise CannotShardError(f"{label(node)}: a rank would have nothing")
         merges = node.op_type in SCALING or node.op_type == "LinearCrossEntropy"
         kinds = {axis.samples for axis in known}
-        if (len(kinds) > 1 and not merges) or (found.attention is not None and kinds != {"none"}):
+        is_of_one = found.attention is not None or found.halo is not None
+        if (len(kinds) > 1 and not merges) or (is_of_one and kinds != {"none"}):
             raise CannotShardError(f"{label(node)}: tokens of one sample meet those of several")
         return found
 
@@ -274,8 +302,12 @@ class _Cutter:
             self.editor.gather(node, index)
         for value in node.outputs:
             shape = self.editor.shapes.get(str(value.name), ())
-            for cut in known.values():
-                is_same = cut.axis < len(shape) and shape[cut.axis] == sum(cut.blocks)
+            for index, cut in known.items():
+                read = self.editor.shapes.get(str(node.inputs[index].name), ())  # type: ignore[union-attr]
+                keeps_axes = len(read) == len(shape) or has_fact(
+                    node.op_type, Fact.RECURRENT
+                )  # else an equal size is a coincidence
+                is_same = keeps_axes and cut.axis < len(shape) and shape[cut.axis] == sum(cut.blocks)
                 if is_same and value.name and self._is_activation(value):
                     self.editor.share_among(value, cut)
                     break
@@ -304,6 +336,9 @@ class _Cutter:
                     "key_rows": 1 if keys is None else keys.rows,
                 },
             )
+        if found.halo is not None:
+            self.editor.read_neighbours(node, made.outputs[0], found.halo)  # type: ignore[arg-type]
+            return
         for index, cut in made.outputs.items():
             value = node.outputs[index]
             if value.name:

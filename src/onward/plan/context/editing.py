@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.graph.nodes.node_writer import free_name, make_attribute, value_names
+from onward.plan.context.convolutions import Halo, set_pads
 from onward.plan.context.ranges import TokenAxis, TokenCut, axis_of
 from onward.plan.context.rules import CutNode
 from onward.plan.horizontal.cuts import DOMAIN, SetEntry, Sizes, WeighMean
@@ -99,6 +100,34 @@ class ContextEditor:
         for user, index in uses:
             user.replace_input_with(index, total)
         self._replace_output(value, total)
+
+    def read_neighbours(self, node: ir.Node, cut: TokenCut, halo: Halo) -> None:
+        """A convolution over a rank's tokens and those next to them; its result keeps the name, without the excess."""
+        value, result = node.inputs[0], node.outputs[0]
+        assert value is not None
+        numbers = {**self._of(cut), "before": halo.before, "after": halo.after}
+        wide = self._node("ContextHalo", [value], f"{value.name}/halo", numbers, before=node)
+        self._same_facts(wide, value)
+        node.replace_input_with(0, wide)
+        set_pads(node, halo.pads)
+        uses, name = list(result.uses()), str(result.name)
+        self._rename(result, f"{name}/halo")
+        own = self._node(
+            "ContextTrim", [result], name, {**self._of(cut), "excess": halo.before + halo.after}, after=node
+        )
+        self._same_facts(result, own)
+        for made, like in ((wide, value), (own, result)):
+            made.type, made.shape = like.type, like.shape
+        for one in (result, own):
+            self.set_cut(one, cut)
+        for one in (wide, result):  # of ranks with shorter chunks, and with less of them at the ends, others
+            if one.shape is not None:
+                sizes: list[Any] = list(one.shape)
+                sizes[cut.axis] = ir.SymbolicDim(None)
+                one.shape = ir.Shape(sizes)
+        for user, index in uses:
+            user.replace_input_with(index, own)
+        self._replace_output(result, own)
 
     def gather(self, node: ir.Node, index: int) -> None:
         """Lets a node read the full value instead of a rank's part."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
+from onward.plan.context.convolutions import Halo, halo_of
 from onward.plan.context.ranges import TokenCut, chunk_size
 from onward.plan.horizontal.cuts import (
     Assignment,
@@ -34,11 +35,13 @@ class CutNode:
         assignment: what is cut and how.
         attention: cuts of queries, and of keys and values that the operator gathers itself.
         mean: inputs that hold the labels and the classes' weights of a loss that is a mean over labels.
+        halo: what a convolution reads next to a rank's own tokens.
     """
 
     assignment: Assignment
     attention: tuple[TokenCut, TokenCut | None] | None = None
     mean: tuple[int, int] | None = None
+    halo: Halo | None = None
 
 
 Cuts = Mapping[int, TokenCut]
@@ -222,6 +225,24 @@ def _of_tokens(context: NodeContext, inputs: Cuts, outputs: Cuts, size: int) -> 
     return CutNode(assignment=follow(links, context, inputs, outputs))
 
 
+def _convolution(context: NodeContext, inputs: Cuts, outputs: Cuts, size: int) -> CutNode:
+    """A rank's own tokens, with those of other ranks next to them."""
+    cut = inputs.get(0) or outputs.get(0)
+    if cut is None or cut.axis < 2 or set(inputs) - {0}:
+        return CutNode(assignment=apply_rule(context, inputs, outputs))
+    halo = halo_of(context, cut.axis)
+    if inputs.get(0, cut) != cut or outputs.get(0, cut) != cut:
+        raise CannotShardError(f"{context.name}: its operand and its result are cut in different ways")
+    made = Assignment(inputs={0: cut}, outputs={0: cut})
+    if not halo.before and not halo.after:
+        return CutNode(assignment=made)
+    if len(cut.blocks) > 1 or cut.rows > 1:
+        raise CannotShardError(f"{context.name}: the axis that it convolves holds several sequences")
+    if max(halo.before, halo.after) > chunk_size(cut.blocks[0], size):
+        raise CannotShardError(f"{context.name} reaches further than the tokens of the ranks next to it")
+    return CutNode(assignment=made, halo=halo)
+
+
 OwnRule = Callable[[NodeContext, Cuts, Cuts, int], CutNode]
 
 _RULES: Mapping[tuple[str, str], OwnRule] = {
@@ -230,6 +251,7 @@ _RULES: Mapping[tuple[str, str], OwnRule] = {
     ("", "SoftmaxCrossEntropyLoss"): _cross_entropy,
     ("", "Slice"): _slice,
     ("", "Reshape"): _reshape,
+    ("", "Conv"): _convolution,
     ("", "TopK"): _of_tokens,
     (FUSED, "Experts"): _of_tokens,
 }

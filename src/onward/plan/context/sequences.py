@@ -1,7 +1,7 @@
 """Where sequences begin: the queries of attention, followed back to where a rank's part is first made.
 
 An attention tells which axis is the sequence: that of its queries. What is not attention (convolutions, recurrent
-layers) is reached from there.
+layers) is reached from there. In a model without attention, the first spatial axis of a convolution is the sequence.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
+from onward.graph.nodes.provenance import shown_node
 from onward.plan.context.ranges import TokenCut
 from onward.plan.context.rules import Cuts, cut_node
 from onward.plan.horizontal.cuts import CannotShardError, NodeContext
@@ -28,11 +29,36 @@ def find_sequences(partitioning: PartitioningContext, size: int) -> dict[ir.Valu
     """The first values of every sequence that can be cut along it, each with its cut."""
     found: dict[ir.Value, TokenCut] = {}
     visited: set[ir.Value] = set()
-    for value, axis in _queries(partitioning):
+    attended = list(_queries(partitioning))
+    for value, axis in attended or _convolved(partitioning, size):
         shape = partitioning.facts.shapes.get(str(value.name), ())
         if 0 <= axis < len(shape) and shape[axis] >= 2 * size:
             _trace(partitioning, value, TokenCut(axis, (shape[axis],)), size, visited, found)
     return found
+
+
+def attended_lengths(partitioning: PartitioningContext) -> list[tuple[str, int]]:
+    """Of every attention, the module or node that computes its queries, and their number."""
+    found = []
+    for value, axis in _queries(partitioning):
+        shape, node = partitioning.facts.shapes.get(str(value.name), ()), value.producer()
+        if 0 <= axis < len(shape) and node is not None:
+            found.append((repr(shown_node(node)), shape[axis]))
+    return found
+
+
+def _convolved(partitioning: PartitioningContext, size: int) -> Iterator[tuple[ir.Value, int]]:
+    """What convolutions give that read neighbours, and keep the number of elements, along their first spatial axis."""
+    for node in partitioning.nodes:
+        if node.op_type != "Conv" or node.domain or not _is_computed(partitioning, node.inputs[0]):
+            continue
+        length = partitioning.facts.shapes.get(str(node.outputs[0].name), (0, 0, 0))[2]
+        try:
+            made = cut_node(partitioning.context(node), {}, {0: TokenCut(2, (length,))}, size)
+        except CannotShardError:
+            continue
+        if made.halo is not None:
+            yield node.outputs[0], 2
 
 
 def _queries(partitioning: PartitioningContext) -> Iterator[tuple[ir.Value, int]]:
@@ -97,6 +123,8 @@ def _product_of(partitioning: PartitioningContext, value: ir.Value, axis: int) -
                 own = axis - rank + len(context.shape(index)) if operand is not None else -1
                 if operand is not None and own >= 0 and context.shape(index)[own] == context.result()[axis]:
                     stack.append((operand, own))
+        elif node.op_type == "Concat":  # of the scores and what takes part in the softmax, but has no value: a sink
+            stack.extend((operand, axis) for operand in node.inputs if operand is not None)
         elif node.op_type in _MOVING:
             made = apply_rule(context, {}, {0: Sharding(axis, (context.result()[axis],))}).inputs[0]
             if len(made.blocks) == 1 and node.inputs[0] is not None:

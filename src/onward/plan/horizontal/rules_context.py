@@ -12,7 +12,7 @@ from onward.plan.horizontal.rules_fused import fused_attention
 rule("ContextSum", domains=(DOMAIN,))(elementwise)
 
 
-@rule("ContextPart", "ContextGather", domains=(DOMAIN,))
+@rule("ContextPart", "ContextGather", "ContextHalo", "ContextTrim", domains=(DOMAIN,))
 def sequence(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Any axis but that of the sequence."""
     own = int(context.attribute("cut_axis"))
