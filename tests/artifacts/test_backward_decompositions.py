@@ -47,6 +47,32 @@ def test_gradients_of_convolutions_are_autograds(
 
 
 @pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation"),
+    [
+        ((11, 10), (3, 3), 1, 1, 1),
+        ((9, 20), (5, 3), 2, 2, 1),
+        ((12, 14), (3, 2), 1, 0, 2),
+        ((1, 16), (3, 3), 1, 1, 1),  # rows of the kernel that read nothing but padding
+        ((5, 5), (3, 3), 1, 1, 1),  # short rows: a convolution
+    ],
+)
+def test_gradients_of_depthwise_convolutions_are_autograds(
+    size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: int, dilation: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, *size, dtype=torch.double, generator=generator)
+    weight = torch.randn(3, 1, *kernel, dtype=torch.double, generator=generator, requires_grad=True)
+    along = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 3)
+    y = aten.convolution(x, weight, None, *along)
+    gradient = torch.randn(y.shape, dtype=torch.double, generator=generator)
+    y.backward(gradient)
+    _, found, _ = convolution_backward(gradient, x, weight.detach(), None, *along, output_mask=[False, True, False])
+    assert found is not None
+    assert weight.grad is not None
+    assert (found - weight.grad).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding"),
     [
         ((2, 3, 6, 8), [2, 2], [2, 2], [0, 0]),  # disjoint windows: comparisons

@@ -42,6 +42,9 @@ _FEWEST_CHANNELS = 16
 _MOST_OFFSETS = 25
 """Larger kernels would make graphs of hundreds of nodes."""
 
+_SHORTEST_ROW, _LONGEST_ROW = 8, 64
+"""Of outputs of depthwise convolutions: products of shorter ones are too small, of longer ones too large."""
+
 
 def _per_axis(values: Sequence[int], axes: int) -> list[int]:
     """One number for each axis; ATen takes a single one for all."""
@@ -95,6 +98,8 @@ def convolution_backward(
         kernel = weight.shape[2:]
         if groups == 1 and wide.shape[1] >= _FEWEST_CHANNELS and math.prod(kernel) <= _MOST_OFFSETS:
             grad_weight = _weight_gradient_by_offset(wide, narrow, kernel, stride, padding, dilation)
+        elif _is_depthwise_of_rows(wide, narrow, groups):
+            grad_weight = _weight_gradient_by_rows(wide, narrow, kernel, stride, padding, dilation)
         else:
             grad_weight = _weight_gradient(wide, narrow, kernel, stride, padding, dilation, groups)
     if output_mask[2]:
@@ -169,6 +174,47 @@ def _weight_gradient_by_offset(
             read = aten.slice(read, axis, at * d, at * d + (windows - 1) * s + 1, s)
         found.append(gradients @ read.flatten(1).t())
     return torch.stack(found, -1).reshape(narrow.shape[1], wide.shape[1], *kernel)
+
+
+def _is_depthwise_of_rows(wide: Tensor, narrow: Tensor, groups: int) -> bool:
+    """Whether each channel of images of known size has a kernel, and rows are neither too short nor too long."""
+    sizes = (*wide.shape[2:], *narrow.shape[2:])
+    return (
+        wide.dim() == 4
+        and groups == wide.shape[1] == narrow.shape[1]
+        and all(isinstance(size, int) for size in sizes)
+        and _SHORTEST_ROW <= sizes[-1] <= _LONGEST_ROW
+    )
+
+
+def _weight_gradient_by_rows(
+    wide: Tensor,
+    narrow: Tensor,
+    kernel: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    """As `_weight_gradient` with a group for each channel.
+
+    For each row of the kernel, the product of all columns of the output's gradient and of the input, summed over rows;
+    of which those pairs count that a column of the kernel joins. This multiplies more than a convolution does, and
+    takes a quarter to a half of its time in onnxruntime on a CPU, which calls a matrix product for each channel.
+    """
+    rows, columns = wide.shape[2:]
+    windows, width = narrow.shape[2:]
+    found = []
+    for place in range(kernel[0]):
+        offset, step = place * dilation[0] - padding[0], stride[0]
+        first = max(0, -(offset // step))
+        end = max(first, min(windows, (rows - 1 - offset) // step + 1))
+        read = aten.slice(wide, 2, max(0, first * step + offset), max(0, (end - 1) * step + offset + 1), step)
+        products = aten.slice(narrow, 2, first, end).transpose(-1, -2) @ read
+        found.append(products.sum(0).flatten(1))
+    joined = torch.arange(width)[:, None, None] * stride[1] + torch.arange(kernel[1]) * dilation[1] - padding[1]
+    counts = (torch.arange(columns)[None, :, None] == joined).to(wide.device, wide.dtype)
+    gradients = torch.stack(found) @ counts.reshape(width * columns, kernel[1])
+    return gradients.transpose(0, 1).unsqueeze(1)
 
 
 def _max_pool_backward(
