@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
 
+from onward.artifacts.normalization_decompositions import normalization_decompositions
+
 aten = torch.ops.aten
 
 _TORCH_WRITES_OUT = (
@@ -326,19 +328,20 @@ def _is_above(values: Tensor, bound: float) -> Tensor:
 
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
     """Of ReLU, and of a threshold other than 0."""
-    return grad_output * _is_above(self, threshold)
+    return grad_output * _is_above(self, threshold)  # type: ignore[no-any-return]
 
 
 def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
     """Of a value that is kept between two bounds, as ReLU6 does."""
     inside = (self - min_val if min_val else self) * (max_val - self)
-    return grad_output * _is_above(inside, 0)
+    return grad_output * _is_above(inside, 0)  # type: ignore[no-any-return]
 
 
 def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
     """ATen operator -> its decomposition: torch's own where it has one, above where ONNX lacks the operator."""
     return {
         **get_decompositions(_TORCH_WRITES_OUT),
+        **normalization_decompositions(),
         aten.convolution_backward.default: convolution_backward,
         aten.max_pool2d_with_indices_backward.default: functools.partial(_max_pool_backward, 2),
         aten.max_pool3d_with_indices_backward.default: functools.partial(_max_pool_backward, 3),

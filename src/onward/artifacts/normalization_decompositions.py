@@ -1,0 +1,76 @@
+"""Batch normalization in training, and its gradients, with few passes over the tensor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+
+
+def normalization_decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """ATen operator -> its decomposition."""
+    backward = aten.native_batch_norm_backward.default
+    forward = [aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional]
+    own: dict[Any, Callable[..., Any]] = {
+        operator: functools.partial(_batch_norm, decomposition)
+        for operator, decomposition in get_decompositions(forward).items()
+        if "training" in {argument.name for argument in operator._schema.arguments}
+    }
+    own[backward] = functools.partial(_batch_norm_backward, get_decompositions([backward])[backward])
+    return own
+
+
+def _batch_norm(
+    decomposition: Callable[..., Any], input: Tensor, weight: Tensor | None, bias: Tensor | None, *more: Any
+) -> Any:
+    """As torch's, which subtracts, multiplies twice and adds; here a scale and a shift of a channel do all of it."""
+    output, mean, inverse, *statistics = decomposition(input, weight, bias, *more)
+    is_training = more[-3]  # before momentum and epsilon
+    if is_training and input.dtype is torch.float32:
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        output = _scale_and_shift(input, scale, shift)
+    return output, mean, inverse, *statistics
+
+
+def _scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Of each channel; a normalization by a mean of 0 and a variance of 1, which is one operator."""
+    zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
+    found: Tensor = aten._native_batch_norm_legit_no_training(x, scale, shift, zeros, ones, 0.0, 0.0)[0]
+    return found
+
+
+def _batch_norm_backward(
+    decomposition: Callable[..., Any],
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> Any:
+    """Ioffe & Szegedy 2015, section 3, solved for one factor of the gradient and one of the centered input."""
+    if not train or input.dtype is not torch.float32:
+        statistics = (running_mean, running_var, save_mean, save_invstd)
+        return decomposition(grad_out, input, weight, *statistics, train, eps, output_mask)
+    assert save_mean is not None
+    assert save_invstd is not None
+    axes = [axis for axis in range(input.dim()) if axis != 1]
+    shape = [-1, *[1] * (input.dim() - 2)]
+    elements: Any = input.numel() / input.shape[1]
+    centered = input - save_mean.reshape(shape)
+    grad_bias, product = grad_out.sum(axes), (grad_out * centered).sum(axes)
+    scale = save_invstd if weight is None else save_invstd * weight
+    factor = -scale * save_invstd * save_invstd * product / elements
+    moved = _scale_and_shift(grad_out, scale, -scale * grad_bias / elements)
+    return moved + centered * factor.reshape(shape), product * save_invstd, grad_bias

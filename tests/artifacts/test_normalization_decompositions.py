@@ -1,0 +1,43 @@
+"""Batch normalization in training: results, running statistics and gradients are torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onward.artifacts.normalization_decompositions import normalization_decompositions
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (4, 3, 5, 2)])
+@pytest.mark.parametrize("is_affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # torch's own decompositions for the second
+def test_batch_norm_and_its_gradients_are_torchs(shape: tuple[int, ...], is_affine: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(shape, generator=generator) * 3 + 2).to(dtype).requires_grad_()
+    weight = torch.tensor([0.5, -1.0, 2.0], dtype=dtype, requires_grad=True) if is_affine else None
+    bias = torch.tensor([1.0, 0.0, -3.0], dtype=dtype, requires_grad=True) if is_affine else None
+    before = (torch.tensor([1.0, 2.0, 3.0], dtype=dtype), torch.tensor([3.0, 2.0, 1.0], dtype=dtype))
+    table = normalization_decompositions()
+    expected = aten._native_batch_norm_legit_functional(x, weight, bias, *before, True, 0.3, 1e-5)
+    forward = table[aten._native_batch_norm_legit_functional.default]
+    found = forward(x.detach(), weight, bias, *before, True, 0.3, 1e-5)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+    gradient = torch.randn(shape, generator=generator).to(dtype)
+    known = [one for one in (x, weight, bias) if one is not None]
+    wanted = torch.autograd.grad(expected[0], known, gradient)
+    backward = table[aten.native_batch_norm_backward.default]
+    saved = (expected[1].detach(), expected[2].detach())
+    gradients = backward(gradient, x.detach(), weight, *before, *saved, True, 1e-5, [True, True, True])
+    for mine, theirs in zip(gradients, wanted, strict=False):
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=3e-6)
+
+
+def test_statistics_that_are_given_stay_torchs_own_way() -> None:
+    x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
+    given = (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0]))
+    arguments = (x, None, None, *given, False, 0.3, 1e-5)
+    found = normalization_decompositions()[aten._native_batch_norm_legit_functional.default](*arguments)
+    assert torch.allclose(found[0], aten._native_batch_norm_legit_functional(*arguments)[0], atol=1e-6)
