@@ -328,13 +328,13 @@ def _is_above(values: Tensor, bound: float) -> Tensor:
 
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
     """Of ReLU, and of a threshold other than 0."""
-    return grad_output * _is_above(self, threshold)  # type: ignore[no-any-return]
+    return grad_output * _is_above(self, threshold)
 
 
 def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
     """Of a value that is kept between two bounds, as ReLU6 does."""
     inside = (self - min_val if min_val else self) * (max_val - self)
-    return grad_output * _is_above(inside, 0)  # type: ignore[no-any-return]
+    return grad_output * _is_above(inside, 0)
 
 
 def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:

@@ -16,11 +16,12 @@ aten = torch.ops.aten
 def normalization_decompositions() -> Mapping[Any, Callable[..., Any]]:
     """ATen operator -> its decomposition."""
     backward = aten.native_batch_norm_backward.default
-    forward = [aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional]
+    legit = aten._native_batch_norm_legit
+    forward = [aten.native_batch_norm.default, legit.default, legit.no_stats]
+    forward.append(aten._native_batch_norm_legit_functional.default)
     own: dict[Any, Callable[..., Any]] = {
         operator: functools.partial(_batch_norm, decomposition)
         for operator, decomposition in get_decompositions(forward).items()
-        if "training" in {argument.name for argument in operator._schema.arguments}
     }
     own[backward] = functools.partial(_batch_norm_backward, get_decompositions([backward])[backward])
     return own

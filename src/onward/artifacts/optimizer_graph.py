@@ -271,7 +271,9 @@ def _check(attributes: Mapping[str, Any], name: str) -> None:
 
 def _norm(writer: NodeWriter, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value]:
     """The L2 norm of all gradients, float32, and whether it is finite."""
-    squares = [writer.apply("ReduceSumSquare", writer.cast(g, ir.DataType.FLOAT), keepdims=0) for g in gradients]
+    float32 = ir.DataType.FLOAT
+    wide = [gradient if gradient.dtype is float32 else writer.cast(gradient, float32) for gradient in gradients]
+    squares = [writer.apply("ReduceSumSquare", gradient, keepdims=0) for gradient in wide]
     norm = writer.apply("Sqrt", writer.apply("Sum", *squares), name="norm")
     norm.type = ir.TensorType(ir.DataType.FLOAT)
     rest = writer.apply("Sub", norm, norm)

@@ -16,6 +16,7 @@ import torch
 from onnx_ir.passes import common as passes
 
 from onward.artifacts.joint_graph import JointGraph, OpenSizes, tensors_of, trace_joint_graph
+from onward.artifacts.label_gradients import write_label_gradients_directly
 from onward.artifacts.onnx_translation import translate
 from onward.artifacts.optimizer_graph import (
     IR_VERSION,
@@ -25,6 +26,7 @@ from onward.artifacts.optimizer_graph import (
     new_name,
 )
 from onward.artifacts.segment_assembly import ChainAssembly, take_segments
+from onward.artifacts.transposed_products import fold_transposes
 from onward.errors import ModelError
 from onward.graph.writing.model_saving import save_model
 from onward.lowering.module import OnnxModule
@@ -87,6 +89,9 @@ def build_training_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None
     tensors = tensors_of(net, joint)
     model = translate(joint.codes, OPSET)
     _check_standard(model)
+    write_label_gradients_directly(model)
+    fold_transposes(model)
+    passes.RemoveUnusedNodesPass()(model)
     dtypes = {name: net.input_dtypes[name] for name in joint.features}
     model = _assembled(model, joint, dtypes | {name: tensor.dtype for name, tensor in tensors.items()})
     outputs = [net.program.outputs[0], *map(gradient_name, joint.weights), *map(new_name, joint.states)]

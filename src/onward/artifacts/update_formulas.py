@@ -354,8 +354,11 @@ class UpdateWriter:
         return self.shared[key]
 
     def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
-        """An operator whose result has the type of its inputs."""
-        return self._typed(self.writer.apply(op_type, *inputs), inputs[0].dtype)
+        """An operator whose result has the type of its inputs, written once for the same inputs, as of rates."""
+        key = ("result", op_type, *inputs)
+        if key not in self.shared:
+            self.shared[key] = self._typed(self.writer.apply(op_type, *inputs), inputs[0].dtype)
+        return self.shared[key]
 
     @staticmethod
     def _typed(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
