@@ -12,17 +12,17 @@ import torch
 
 from onward.checkpoint.reading import find_latest, read_record
 from onward.checkpoint.run_files import localize
-from onward.engine.building.preparation import present_feature_specs, read_training_graph
+from onward.engine.building.preparation import present_feature_specs
 from onward.engine.forecast.batch_size import peak_bytes
 from onward.engine.forecast.hardware_here import cluster_here
-from onward.engine.forecast.network_work import count_network, search_settings, with_context
+from onward.engine.forecast.network_work import TrainingGraphs, count_network, search_settings, with_context
 from onward.errors import ParametersError
 from onward.parallel.rendezvous.launcher import Launch
 from onward.parameters import Parameters
 from onward.parameters.yaml_file import to_plain
 from onward.plan.batch_size import samples_of_update, with_micro_batches
 from onward.plan.report.layouts import render_choice, summary
-from onward.plan.search.choosing import LayoutChoice, choose_layout, even_updates
+from onward.plan.search.choosing import LayoutChoice, LayoutSearch, even_updates
 from onward.plan.search.hardware import Cluster, known_cluster
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.network import NetworkWork
@@ -80,21 +80,22 @@ def _search(
     parameters = _manual(parameters)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     specs = present_feature_specs(parameters)
-    works = count_network(parameters, specs, ranks)
+    rounds = tuple(TrainingGraphs(one) for one in (parameters, *parameters.next_rounds))
+    works = count_network(parameters, specs, ranks, rounds[0])
     device = cluster.device
     own = device.memory_bytes if device.is_asynchronous else device.memory_bytes / min(ranks, cluster.ranks_of_node)
     memory = own if memory_gb is None else memory_gb * 1e9
     settings = search_settings(parameters, ranks, memory, torch.__version__)
     phases.begin(f"searching layouts of {ranks} ranks")
     try:
-        choice, reason = _planned_choice(parameters, works, cluster, settings, phases), None
+        choice, reason = _planned_choice(parameters, rounds, works, cluster, settings, phases), None
     except ParametersError as error:
         choice, reason = None, error
     if ranks > 1 and (choice is None or (not settings.kept and choice.chosen.layout.kept == 0)):
         phases.begin("following sequences through the model")
         with contextlib.suppress(ParametersError):  # it has none that ranks could share
-            works = with_context(parameters, specs, ranks, works)
-            choice = _planned_choice(parameters, works, cluster, settings, phases)
+            works = with_context(parameters, specs, ranks, works, rounds[0])
+            choice = _planned_choice(parameters, rounds, works, cluster, settings, phases)
     if choice is None:
         assert reason is not None
         raise reason
@@ -109,7 +110,12 @@ def _manual(parameters: Parameters) -> Parameters:
 
 
 def _planned_choice(
-    parameters: Parameters, works: Sequence[NetworkWork], cluster: Cluster, settings: Settings, phases: Phases
+    parameters: Parameters,
+    rounds: Sequence[TrainingGraphs],
+    works: Sequence[NetworkWork],
+    cluster: Cluster,
+    settings: Settings,
+    phases: Phases,
 ) -> LayoutChoice:
     """The fastest of the layouts whose plan keeps the limit of memory, in every round.
 
@@ -118,6 +124,7 @@ def _planned_choice(
     """
     factors: dict[tuple[Any, ...], float] = {}
     refusal: ParametersError | None = None
+    search = LayoutSearch(works, cluster, settings)
     while True:
         known = [one for one in factors.values() if one < math.inf]
         general = max(known) if len(known) >= ALIKE_AFTER else 1.0
@@ -126,13 +133,13 @@ def _planned_choice(
             return factors.get(one.form, general)
 
         try:
-            choice = choose_layout(works, cluster, settings, more_memory)
+            choice = search.choose(more_memory)
         except ParametersError as error:
             raise error if refusal is None else refusal from None
         one, limit = choice.chosen, choice.limit_bytes
         phases.begin(f"planning {one.layout}")
         try:
-            planned = _planned_bytes(parameters, one)
+            planned = _planned_bytes(parameters, rounds, one)
         except ParametersError as error:  # its stages cannot be cut, or torch refuses its schedule
             factors[one.layout.form], refusal = math.inf, error
             continue
@@ -153,13 +160,13 @@ MORE = 1.001
 """A plan that is a byte too large may not be chosen again."""
 
 
-def _planned_bytes(parameters: Parameters, chosen: Estimate) -> float:
+def _planned_bytes(parameters: Parameters, rounds: Sequence[TrainingGraphs], chosen: Estimate) -> float:
     """At the peak of the rank that needs most, in the round that does."""
     layout, found = chosen.layout, 0.0
     in_layout = _with_layout(parameters, layout.sections())
     topology = Topology.of_sizes(in_layout.distributed)
-    for one in (in_layout, *in_layout.next_rounds):
-        graph, specs = read_training_graph(one), present_feature_specs(one)
+    for one, graphs in zip((in_layout, *in_layout.next_rounds), rounds, strict=True):
+        graph, specs = graphs.of(layout.horizontal > 1), present_feature_specs(one)
         found = max(found, peak_bytes(one, graph, specs, topology, [chosen.fullest]))
     return found
 

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.layout_published import Transformer
 
 from onward.errors import ParametersError
-from onward.plan.search.choosing import choose_layout, even_updates
+from onward.plan.search.choosing import LayoutSearch, choose_layout, even_updates
 from onward.plan.search.hardware import KNOWN
-from onward.plan.search.layout import Settings
+from onward.plan.search.layout import Layout, Settings
 
 SMALL = Transformer(layers=8, width=1024, heads=8, vocabulary=8192, tokens=512).work()
 H100 = KNOWN["h100"]
@@ -43,3 +43,19 @@ def test_the_numbers_are_named_where_no_layout_can_be() -> None:
     one = dataclasses.replace(one, block=np.zeros_like(one.block))
     with pytest.raises(ParametersError, match=r"a multiple of 6, such as 510 or 516; now 2 replicas could share them"):
         choose_layout([one], H100, Settings(ranks=6, samples=512, memory_bytes=85e9))
+
+
+def test_a_layout_that_needs_more_than_was_counted_is_not_chosen_again() -> None:
+    """What was counted is not counted again; the others are chosen as by a search of its own."""
+    settings = Settings(ranks=8, samples=64, memory_bytes=85e9)
+    search = LayoutSearch([SMALL], H100, settings)
+    first = search.choose()
+    assert first == choose_layout([SMALL], H100, settings)
+
+    def more_memory(one: Layout) -> float:
+        return 1e9 if one.form == first.chosen.layout.form else 1.0
+
+    second = search.choose(more_memory)
+    assert second.chosen.layout.form != first.chosen.layout.form
+    assert second == LayoutSearch([SMALL], H100, settings).choose(more_memory)
+    assert search.choose() == first

@@ -7,14 +7,15 @@ import dataclasses
 import pytest
 from benchmarks.layout_agreement import LAYOUTS, Agreement, agreement, parameters_of
 from benchmarks.layout_published import Transformer
+from benchmarks.quantized_base import Llama, build
 
 from onward.engine.forecast.network_work import count_network, with_context
 from onward.models import create_model
 from onward.parameters import Parameters
 from onward.plan.search.hardware import KNOWN
-from onward.plan.search.layout import Layout, Settings
+from onward.plan.search.layout import Layout, Settings, layouts
 from onward.plan.search.network import NetworkWork
-from onward.plan.search.pricing import SPLIT_BACKWARD, Pricing
+from onward.plan.search.pricing import SPLIT_BACKWARD, Pricing, limit_bytes
 from onward.plan.search.rank_work import RankWork
 from tests.invariants.cases import CASES
 
@@ -54,6 +55,38 @@ def check(found: Agreement | None, memory: float, sent: float, bubble: float) ->
 )  # fmt: skip
 def test_a_transformer(gpt2: Counted, name: str) -> None:
     check(agreement(gpt2[0], LAYOUTS[name], gpt2[1]), memory=0.25, sent=0.25, bubble=0.05)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Its weights are transposed, as exporters write linear layers, and most of them are those of its vocabulary."""
+    size = Llama(layers=2, width=64, heads=4, key_heads=2, inner=128, vocabulary=8192)
+    parameters = parameters_of(build(size, 64), tmp_path_factory.mktemp("llama"), TOKENS)
+    training = dataclasses.replace(parameters.training, mapped_dimensions={"sequence": 64})
+    parameters = dataclasses.replace(parameters, training=training)
+    return parameters, count_network(parameters, {}, 4)
+
+
+@pytest.mark.parametrize("name", ["1", "d4 ZeRO 1", "d4 ZeRO 3"])
+def test_weights_of_a_large_vocabulary(llama: Counted, name: str) -> None:
+    """Their gradient is kept from the forward pass on, and they are ZeRO's largest unit."""
+    (work, *_) = llama[1]
+    assert work.kept_once.sum() == 4 * 64 * 8192
+    check(agreement(llama[0], LAYOUTS[name], llama[1]), memory=0.1, sent=0.25, bubble=0.0)
+
+
+@pytest.mark.parametrize("memory", [85e9, 2.6e9, 2.3e9])
+def test_the_most_that_fits_is_kept(memory: float) -> None:
+    """As trying every share of the activations does, for all layouts; also where plans need more than is counted."""
+    work = Transformer(layers=4, width=512, heads=8, vocabulary=8192, tokens=512).work()
+    settings = Settings(ranks=4, samples=16, memory_bytes=memory, precision="bf16", schedules=("1F1B", "ZBVZeroBubble"))
+    pricing, tried = Pricing(work, KNOWN["h100"], settings), Pricing(work, KNOWN["h100"], settings)
+    for factor in (1.0, 1.3):
+        for layout in layouts(work, KNOWN["h100"], settings):
+            all_ways = [tried.estimate(dataclasses.replace(layout, kept=kept)) for kept in work.kept_shares]
+            fitting = [one for one in all_ways if one.total_bytes * factor <= limit_bytes(KNOWN["h100"], settings)]
+            best = dataclasses.replace(fitting[0] if fitting else all_ways[-1], fits=bool(fitting))
+            assert pricing.least_recompute(layout, factor) == best
 
 
 @pytest.mark.parametrize("name", ["d4", "experts over 2 of 4", "d4 ZeRO 3"])

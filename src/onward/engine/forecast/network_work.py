@@ -32,25 +32,48 @@ from onward.plan.costs.recompute import find_attention
 from onward.plan.experts import plan_experts
 from onward.plan.horizontal.planning import HorizontalPlan, common_size, plan_horizontal
 from onward.plan.rank import plan_rank
-from onward.plan.roles import find_roles
+from onward.plan.roles import find_roles, node_id
 from onward.plan.search.layout import Settings
 from onward.plan.search.network import KEPT, NetworkWork, count_work, is_mixture, width_of
 from onward.plan.topology import Place, Topology
 from onward.schedules.pipeline.registry import PIPELINES
 
 
-def count_network(parameters: Parameters, specs: Mapping[str, FeatureSpec], ranks: int) -> tuple[NetworkWork, ...]:
+class TrainingGraphs:
+    """The training graph of a run in the forms that layouts need, each read once.
+
+    Args:
+        parameters: of the run, in any layout.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._known: dict[bool, TrainingGraph] = {}
+
+    def of(self, is_shared: bool) -> TrainingGraph:
+        """As one rank computes it, or as tensor-parallel ranks do."""
+        if is_shared not in self._known:
+            split = dataclasses.replace(self._parameters.distributed, horizontal_parallel_size=2 if is_shared else 1)
+            self._known[is_shared] = read_training_graph(dataclasses.replace(self._parameters, distributed=split))
+        return self._known[is_shared]
+
+
+def count_network(
+    parameters: Parameters, specs: Mapping[str, FeatureSpec], ranks: int, graphs: TrainingGraphs | None = None
+) -> tuple[NetworkWork, ...]:
     """The network as one rank computes it, and, where it can be, as tensor-parallel ranks do.
 
     Args:
         parameters: of the run.
         specs: what the data's samples have, where it is known.
         ranks: processes of the run.
+        graphs: of the run; None: they are read.
 
     Raises:
         ParametersError: no weight trains, the micro-batch is fixed, or the size of a dimension is not known.
     """
-    graph = read_training_graph(parameters)
+    graphs = graphs or TrainingGraphs(parameters)
+    graph = graphs.of(False)
     if not graph.weights:
         raise ParametersError(graph.why_nothing_trains())
     refuse_fixed_batch(parameters, graph, "the search of a layout", "set the sizes in the section distributed")
@@ -64,23 +87,28 @@ def count_network(parameters: Parameters, specs: Mapping[str, FeatureSpec], rank
     costs = known_costs(graph, known_dimensions(counted.training, graph, specs))
     found = [_count(counted, graph, specs, ranks, 1, costs)]
     if ranks > 1:
-        shared = dataclasses.replace(parameters.distributed, horizontal_parallel_size=2)  # read for that
-        shared_graph = read_training_graph(dataclasses.replace(parameters, distributed=shared))
-        found.append(_count(counted, shared_graph, specs, ranks, ranks))
-    share = _measured_share(counted, graph, specs, costs)
+        found.append(_count(counted, graphs.of(True), specs, ranks, ranks))
+    assert found[0] is not None
+    share = _measured_share(counted, graph, specs, found[0])
     kept = KEPT if 1 / COUNTED_WITHIN < share < COUNTED_WITHIN else (1.0, 0.0)
     return tuple(dataclasses.replace(one, kept=one.kept * share, kept_shares=kept) for one in found if one is not None)
 
 
 def with_context(
-    parameters: Parameters, specs: Mapping[str, FeatureSpec], ranks: int, works: Sequence[NetworkWork]
+    parameters: Parameters,
+    specs: Mapping[str, FeatureSpec],
+    ranks: int,
+    works: Sequence[NetworkWork],
+    graphs: TrainingGraphs | None = None,
 ) -> tuple[NetworkWork, ...]:
     """The network as context ranks compute it, too: what they share, and the keys and values that each gathers.
+
+    The arguments are those of `count_network`, and `works` what it counted.
 
     Raises:
         ParametersError: no sequences can be shared.
     """
-    graph = read_training_graph(parameters)
+    graph = (graphs or TrainingGraphs(parameters)).of(False)
     dimensions = known_dimensions(parameters.training, graph, specs)
     plan, facts, batch = plan_sequences(graph, 2, dimensions, parameters.training.batch_size)
     nodes = [node for node in plan.of(graph).model.graph if node.op_type == "ContextAttention"]
@@ -160,7 +188,7 @@ def _count(
     return dataclasses.replace(work, backward=work.backward + work.forward * is_again)
 
 
-COUNTED_SAMPLES = 4
+COUNTED_SAMPLES = 8
 """Enough to be a batch; inferring the shapes of thousands would compute numbers of their size."""
 COUNTED_WITHIN = 1.4
 """Where more is kept than is counted, as with dropout in attention, `recompute.memory_budget` cannot share it out."""
@@ -169,12 +197,11 @@ MEASURED_NODES = 400
 
 
 def _measured_share(
-    parameters: Parameters, graph: TrainingGraph, specs: Mapping[str, FeatureSpec], costs: GraphCosts
+    parameters: Parameters, graph: TrainingGraph, specs: Mapping[str, FeatureSpec], work: NetworkWork
 ) -> float:
-    """What the program keeps for the backward pass, as a share of what is counted from the graph in its precision.
+    """What the program keeps for the backward pass, as a share of what `work` counts in its precision.
 
-    A stretch of the network is run on fake tensors, as forecasts are; 1 where that cannot be done. `costs` are the
-    graph's.
+    A stretch of the network is run on fake tensors, as forecasts are; 1 where that cannot be done.
     """
     stages = max(1, len(graph.model.graph) // MEASURED_NODES)
     split = dataclasses.replace(parameters.distributed, pipeline_parallel_size=stages, pipeline_schedule="GPipe")
@@ -191,11 +218,14 @@ def _measured_share(
         found = measure_stage(planned, parameters, plan.topology, Place(0, 0, stages // 2), inputs, 1).footprint
     except Exception:  # shapes that depend on data, operators without a fake twin: torch has no one class for them
         return 1.0
-    names = [str(node.outputs[0].name) for node in planned.graph.model.graph]
+    names = {str(node.outputs[0].name) for node in planned.graph.model.graph}
+    roles = find_roles(graph)
+    is_run = np.array([node_id(node) in names for node in roles.nodes if node in roles.bound])
     width = 1.0 if dtype is torch.float32 else dtype.itemsize / width_of(graph)
-    counted = costs.total(name for name in names if name in costs.nodes).kept_bytes * width
+    counted = float(work.kept[is_run].sum()) * parameters.training.batch_size * width
     kept = found.kept.get("activations", 0.0) - found.held.get("activations", 0.0)
-    return kept / counted if kept and counted else 1.0
+    kept -= float(work.kept_once[is_run].sum())
+    return kept / counted if kept > 0 and counted else 1.0
 
 
 def search_settings(parameters: Parameters, ranks: int, memory_bytes: float, torch_version: str) -> Settings:

@@ -89,7 +89,9 @@ def _repetition(copy: np.ndarray, original: np.ndarray) -> Rearrangement | None:
     axes = zip(reversed(copy.shape), reversed(original.shape), strict=False)
     if original.ndim > copy.ndim or any(small not in (1, large) for large, small in axes):
         return None
-    if not (copy == original).all():
+    repeated = np.broadcast_to(original, copy.shape)
+    # The first row decides nearly always, without reading the rest.
+    if not (np.atleast_1d(copy)[:1] == np.atleast_1d(repeated)[:1]).all() or not (copy == repeated).all():
         return None
     return Rearrangement(tuple(range(original.ndim)), copy.shape)
 

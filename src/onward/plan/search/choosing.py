@@ -56,57 +56,68 @@ class LayoutChoice:
     even: Mapping[int, Estimate] = field(default_factory=dict)
 
 
-def choose_layout(
-    works: Sequence[NetworkWork],
-    cluster: Cluster,
-    settings: Settings,
-    more_memory: Callable[[Layout], float] = lambda layout: 1.0,
-) -> LayoutChoice:
-    """The layout in which an update takes the shortest time.
+class LayoutSearch:
+    """All layouts of a run; what is counted of each is counted once, however often one is chosen.
 
     Args:
         works: the network in each form that tensor parallelism needs.
         cluster: what it runs on.
         settings: of the run.
-        more_memory: how many times the memory that is counted for a layout it needs.
+    """
+
+    def __init__(self, works: Sequence[NetworkWork], cluster: Cluster, settings: Settings) -> None:
+        pricings = [Pricing(work, cluster, settings) for work in works]
+        self.settings, self._limit_bytes = settings, limit_bytes(cluster, settings)
+        self._priced = [(one, layout) for one in pricings for layout in layouts(one.work, cluster, settings)]
+
+    def choose(self, more_memory: Callable[[Layout], float] = lambda layout: 1.0) -> LayoutChoice:
+        """The layout in which an update takes the shortest time.
+
+        Args:
+            more_memory: how many times the memory that is counted for a layout it needs.
+
+        Raises:
+            ParametersError: no layout fits, or the ranks cannot share the samples of an update.
+        """
+        best: dict[tuple[int, ...], Estimate] = {}
+        obvious: dict[str, Estimate] = {}
+        smallest: Estimate | None = None
+        too_large: Counter[str] = Counter()
+        fitting: list[Estimate] = []
+        for pricing, layout in self._priced:
+            found = pricing.least_recompute(layout, more_memory(layout))
+            if smallest is None or found.total_bytes < smallest.total_bytes:
+                smallest = found
+            for name, is_one in OBVIOUS.items():
+                if is_one(layout):
+                    obvious[name] = min(obvious.get(name, found), found, key=_order)
+            if not found.fits:
+                too_large[max(found.memory, key=lambda kind: found.memory[kind])] += 1
+                continue
+            fitting.append(found)
+            key = (layout.data, layout.context, layout.horizontal, layout.pipeline, layout.experts, layout.zero_stage)
+            best[key] = min(best.get(key, found), found, key=_order)
+        if not fitting:
+            raise ParametersError(_nothing_fits(smallest, self.settings, self._limit_bytes))
+        fastest = min(one.total_seconds for one in fitting)
+        near = [one for one in fitting if one.total_seconds <= fastest * AS_FAST]
+        return LayoutChoice(
+            chosen=min(near, key=lambda one: one.layout.complexity),
+            ranked=tuple(sorted(best.values(), key=lambda one: one.total_seconds)),
+            obvious={name: obvious.get(name) for name in OBVIOUS},
+            examined=len(self._priced),
+            too_large=dict(too_large.most_common()),
+            limit_bytes=self._limit_bytes,
+        )
+
+
+def choose_layout(works: Sequence[NetworkWork], cluster: Cluster, settings: Settings) -> LayoutChoice:
+    """What `LayoutSearch` chooses at once.
 
     Raises:
         ParametersError: no layout fits, or the ranks cannot share the samples of an update.
     """
-    best: dict[tuple[int, ...], Estimate] = {}
-    obvious: dict[str, Estimate] = {}
-    smallest: Estimate | None = None
-    too_large: Counter[str] = Counter()
-    examined = 0
-    fitting: list[Estimate] = []
-    priced = ((Pricing(work, cluster, settings, more_memory), layouts(work, cluster, settings)) for work in works)
-    for pricing, layout in ((pricing, layout) for pricing, found in priced for layout in found):
-        examined += 1
-        found = _least_recompute(pricing, layout)
-        if smallest is None or found.total_bytes < smallest.total_bytes:
-            smallest = found
-        for name, is_one in OBVIOUS.items():
-            if is_one(layout):
-                obvious[name] = min(obvious.get(name, found), found, key=_order)
-        if not found.fits:
-            too_large[max(found.memory, key=lambda kind: found.memory[kind])] += 1
-            continue
-        fitting.append(found)
-        key = (layout.data, layout.context, layout.horizontal, layout.pipeline, layout.experts, layout.zero_stage)
-        best[key] = min(best.get(key, found), found, key=_order)
-    limit = limit_bytes(cluster, settings)
-    if not fitting:
-        raise ParametersError(_nothing_fits(smallest, settings, limit))
-    fastest = min(one.total_seconds for one in fitting)
-    near = [one for one in fitting if one.total_seconds <= fastest * AS_FAST]
-    return LayoutChoice(
-        chosen=min(near, key=lambda one: one.layout.complexity),
-        ranked=tuple(sorted(best.values(), key=lambda one: one.total_seconds)),
-        obvious={name: obvious.get(name) for name in OBVIOUS},
-        examined=examined,
-        too_large=dict(too_large.most_common()),
-        limit_bytes=limit,
-    )
+    return LayoutSearch(works, cluster, settings).choose()
 
 
 def even_updates(
@@ -129,20 +140,9 @@ def even_updates(
     for near in (fewer, fewer + ranks):
         if abs(near - samples) > NEARBY * samples:  # another update, with another learning rate
             continue
-        best = choose_layout(works, cluster, replace(settings, samples=near), more_memory).chosen
+        best = LayoutSearch(works, cluster, replace(settings, samples=near)).choose(more_memory).chosen
         if best.total_seconds / near * AS_FAST < chosen.total_seconds / samples:
             found[near] = best
-    return found
-
-
-def _least_recompute(pricing: Pricing, layout: Layout) -> Estimate:
-    """Keeping as much as fits; what does not fit at all is given with everything recomputed."""
-    first, *others = pricing.settings.kept or pricing.work.kept_shares
-    found = pricing.estimate(replace(layout, kept=first))
-    for kept in others:
-        if found.fits:
-            break
-        found = pricing.estimate(replace(layout, kept=kept))
     return found
 
 

@@ -27,6 +27,9 @@ KEPT = (1.0, 0.75, 0.5, 0.25, 0.0)
 MOST_PLACES = 400
 """Places where a pipeline may be cut that are looked at; of more, those where least is sent."""
 
+CHUNK_ROWS = 256
+"""Of logits that the fused loss holds at once, on a CPU at least (`lowering/ops/fused_cross_entropy.py`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkWork:
@@ -39,7 +42,10 @@ class NetworkWork:
         forward, backward: operations of matmuls and convolutions.
         moved: bytes of activations that the forward pass reads and writes.
         kept: bytes that it keeps for the backward pass.
+        kept_once: bytes that it keeps for any number of samples: the gradient of the last layer's weight where the loss
+            is taken a chunk of rows at a time.
         made: bytes of its output.
+        made_once: half of the bytes of the logits of a chunk of rows, where the loss is taken so.
         read: bytes of weights that it reads, for any number of samples.
         is_split: whether tensor-parallel ranks share its work.
         is_token_split: whether they share it with `sequence_parallel`.
@@ -68,7 +74,9 @@ class NetworkWork:
     backward: Numbers
     moved: Numbers
     kept: Numbers
+    kept_once: Numbers
     made: Numbers
+    made_once: Numbers
     read: Numbers
     is_split: NDArray[np.bool_]
     is_token_split: NDArray[np.bool_]
@@ -141,13 +149,19 @@ def count_work(
     moved = np.array([one.moved_bytes for one in found])
     split, by_tokens, forward_bytes, backward_bytes = _shares(nodes, costs, horizontal)
     trained, trained_split, frozen = weights.first_read(nodes)
+    kept_once = np.array([weights.kept_once(node) for node in nodes])
+    computed = _computed(graph, nodes)
+    made = np.array([costs.nodes[node_id(node)].output_bytes * (node in computed) for node in nodes])
+    made_once = [weights.bytes_of_chunk(node) for node in nodes]
     return NetworkWork(
         block=block,
         forward=np.array([one.forward for one in found]) / batch,
         backward=np.array([one.backward_input + one.backward_weight for one in found]) / batch,
         moved=np.maximum(moved - read, 0.0) / batch,
         kept=np.array([one.kept_bytes for one in found]) / batch,
-        made=np.array([one.output_bytes for one in found]) / batch,
+        kept_once=kept_once,
+        made=made / batch,
+        made_once=np.array(made_once),
         read=read,
         is_split=split,
         is_token_split=by_tokens,
@@ -166,6 +180,20 @@ def count_work(
         exchanged=np.array([_exchanged(node, costs) for node in nodes]) / batch if expert_sizes else None,
         width=width_of(graph),
     )
+
+
+def _computed(graph: TrainingGraph, nodes: list[ir.Node]) -> set[ir.Node]:
+    """Nodes that training runs: what only a loss by chunks could read, its logits, is not there in full."""
+    if graph.loss_names is None:
+        return set(nodes)
+    needed, found = {graph.loss_names.loss}, set[ir.Node]()
+    for node in reversed(nodes):
+        if needed.isdisjoint(str(value.name) for value in node.outputs):
+            continue
+        found.add(node)
+        read = node.inputs[:3] if node.op_type == "LinearCrossEntropy" else reads(node)
+        needed |= {str(value.name) for value in read if value is not None}
+    return found
 
 
 def is_mixture(node: ir.Node) -> bool:
@@ -272,6 +300,19 @@ class _Weights:
             return 0.0
         names = [str(value.name) for value in node.inputs if value is not None and self._is_weight(value)]
         return sum((self._bytes.get(name, 0.0) for name in names), 0.0)
+
+    def kept_once(self, node: ir.Node) -> float:
+        """Of a loss that is taken by chunks, whose forward pass adds up the gradient of its weight in float32."""
+        if node.op_type != "LinearCrossEntropy":
+            return 0.0
+        return 4.0 * sum(float(self._stored[name].size) for name in self._read[node] & self._trained)
+
+    def bytes_of_chunk(self, node: ir.Node) -> float:
+        """Half of the float32 logits that such a loss holds at once: in place they become their gradient."""
+        if node.op_type != "LinearCrossEntropy":
+            return 0.0
+        widest = max((max(self._stored[name].shape.numpy()) for name in self._read[node]), default=0)
+        return 2.0 * CHUNK_ROWS * widest
 
     def _is_weight(self, value: ir.Value) -> bool:
         """Whether a value is a weight, or follows from weights alone, as a transposed one does."""

@@ -7,8 +7,8 @@ al., 2021 (arXiv 2104.04473) and Korthikanti et al., 2022 (arXiv 2205.05198) cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,11 @@ where one matmul dominates."""
 
 USABLE_SHARE = 0.92
 """Of a rank's memory: allocators round up and leave gaps."""
+
+_KINDS_OF_MEMORY = (
+    "weights", "frozen weights", "weights in use", "gradients", "collective buffers", "moments", "averages",
+    "activations", "pipeline buffers", "temporary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,28 +79,51 @@ class Pricing:
         work: of the network.
         cluster: what it runs on.
         settings: of the run.
-        more_memory: how many times the memory that is counted for a layout it needs.
     """
 
-    def __init__(
-        self,
-        work: NetworkWork,
-        cluster: Cluster,
-        settings: Settings,
-        more_memory: Callable[[Layout], float] = lambda layout: 1.0,
-    ) -> None:
-        self.work, self.cluster, self.settings, self._more_memory = work, cluster, settings, more_memory
+    def __init__(self, work: NetworkWork, cluster: Cluster, settings: Settings) -> None:
+        self.work, self.cluster, self.settings = work, cluster, settings
         self._limit_bytes = limit_bytes(cluster, settings)
         self._rank_work = RankWork(work, cluster, settings)
         self._known_idle: dict[tuple[str, int, int, int], float] = {}
         self._known_held: dict[tuple[str, int, int, int], Numbers] = {}
+        self._known: dict[Layout, Estimate] = {}
 
     def estimate(self, layout: Layout) -> Estimate:
         """Time and memory of a layout."""
+        if layout not in self._known:
+            ranks = self._rank_work.of(layout)
+            memory, fullest = self._memory(layout, ranks, self._constant_memory(layout, ranks))
+            self._known[layout] = self._timed(layout, memory, fullest)
+        return self._known[layout]
+
+    def least_recompute(self, layout: Layout, more_memory: float = 1.0) -> Estimate:
+        """Keeping as much as fits; what does not fit at all is given with everything recomputed.
+
+        Args:
+            layout: of which `kept` is chosen.
+            more_memory: how many times the memory that is counted for it it needs.
+        """
         ranks = self._rank_work.of(layout)
-        memory, fullest = self._memory(layout, ranks)
-        fits = sum(memory.values()) * self._more_memory(layout) <= self._limit_bytes
-        seconds = self._seconds(layout, ranks)
+        constant = self._constant_memory(layout, ranks)
+        shares, limit = self.settings.kept or self.work.kept_shares, self._limit_bytes
+        # Where what does not depend on activations is too much already, nothing fits.
+        least = float(sum(constant.values()).max())  # type: ignore[union-attr]
+        for kept in shares if least * more_memory <= limit else shares[-1:]:
+            found = replace(layout, kept=kept)
+            if found in self._known:
+                memory, fullest = self._known[found].memory, self._known[found].fullest
+            else:
+                memory, fullest = self._memory(found, ranks, constant)
+            fits = sum(memory.values()) * more_memory <= limit
+            if fits:
+                break
+        if found not in self._known:
+            self._known[found] = self._timed(found, memory, fullest)
+        return replace(self._known[found], fits=fits)
+
+    def _timed(self, layout: Layout, memory: Mapping[str, float], fullest: int) -> Estimate:
+        seconds, fits = self._seconds(layout, self._rank_work.of(layout)), sum(memory.values()) <= self._limit_bytes
         return Estimate(layout=layout, seconds=seconds, memory=memory, fits=fits, fullest=fullest)
 
     # Time.
@@ -207,38 +235,46 @@ class Pricing:
 
     # Memory.
 
-    def _memory(self, layout: Layout, ranks: RanksWork) -> tuple[dict[str, float], int]:
-        """Of the rank with the highest peak, which `fully_shard` or DistributedDataParallel wraps; and its place."""
-        settings, zero, d = self.settings, layout.zero_stage, layout.sharers
-        elements, m, experts = ranks.elements, layout.micro_batches, ranks.experts / layout.experts
-        sharded = elements / d + experts
+    def _constant_memory(self, layout: Layout, ranks: RanksWork) -> dict[str, Numbers]:
+        """Of every rank of the pipeline, whatever share of the activations is kept."""
+        settings, zero = self.settings, layout.zero_stage
+        experts = ranks.experts / layout.experts
+        sharded = ranks.elements / layout.sharers + experts
         is_lower = settings.width < 4.0
-        unit = elements / ranks.units
-        copies = settings.width * elements if is_lower or zero else np.zeros(layout.pipeline)
+        copies = settings.width * ranks.elements if is_lower or zero else np.zeros(layout.pipeline)
         of_experts = settings.width * experts * is_lower
+        units = ranks.largest_unit + ranks.elements / ranks.units
+        received = (layout.micro_batches if settings.holds_received else 1) * layout.stages_per_rank
+        return {
+            "weights": 4.0 * sharded,
+            "frozen weights": ranks.frozen * settings.width / self.work.width,
+            "weights in use": (copies if zero < 3 else settings.width * units) + of_experts,
+            "moments": 4.0 * settings.slots * sharded,
+            "averages": 4.0 * settings.averages * sharded,
+            "pipeline buffers": np.full(layout.pipeline, 2.0 * received * (layout.pipeline > 1) * ranks.sent_bytes),
+            "temporary": 2.0 * ranks.made,
+        }
+
+    def _memory(
+        self, layout: Layout, ranks: RanksWork, constant: Mapping[str, Numbers]
+    ) -> tuple[dict[str, float], int]:
+        """Of the rank with the highest peak, which `fully_shard` or DistributedDataParallel wraps; and its place."""
+        settings, zero = self.settings, layout.zero_stage
+        elements, m, experts = ranks.elements, layout.micro_batches, ranks.experts / layout.experts
+        unit = ranks.largest_unit
         held = self._held(layout)
         kept = ranks.kept * held
         if layout.kept < 1.0:  # what is recomputed at a time is there once
             kept = np.minimum(kept, (ranks.kept * layout.kept + ranks.between) * held + ranks.largest)
-        received = (m if settings.holds_received else 1) * layout.stages_per_rank * (layout.pipeline > 1)
         is_one_pass = m == 1 and layout.pipeline == 1 and (zero > 0 or layout.replicas == 1)
         is_scattered = zero >= 2 or (zero == 1 and is_one_pass)  # unit by unit, as soon as its gradients are there
+        sharded = elements / layout.sharers + experts
         gradients = 4.0 * (sharded + unit if is_scattered else elements + experts)
         buffers = unit * (settings.gradient_bytes + settings.width * (zero == 3)) * (zero > 0)
         if is_one_pass:  # both appear while activations go
             gradients, buffers = np.maximum(gradients - kept, 0.0), np.maximum(buffers - kept, settings.width * unit)
-        found = {
-            "weights": 4.0 * sharded,
-            "frozen weights": ranks.frozen * settings.width / self.work.width,
-            "weights in use": (copies if zero < 3 else 2.0 * settings.width * unit) + of_experts,
-            "gradients": gradients,
-            "collective buffers": buffers * (zero > 0),
-            "moments": 4.0 * settings.slots * sharded,
-            "averages": 4.0 * settings.averages * sharded,
-            "activations": kept,
-            "pipeline buffers": np.full(layout.pipeline, 2.0 * received * ranks.sent_bytes),
-            "temporary": 2.0 * ranks.made,
-        }
+        changing = {"gradients": gradients, "collective buffers": buffers * (zero > 0), "activations": kept}
+        found = {kind: {**constant, **changing}[kind] for kind in _KINDS_OF_MEMORY}
         place = int(sum(found.values()).argmax())  # type: ignore[union-attr]
         return {name: float(values[place]) for name, values in found.items()}, place
 

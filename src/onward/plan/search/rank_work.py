@@ -48,6 +48,7 @@ class RanksWork:
     full_elements: Numbers
     frozen: Numbers
     units: Numbers
+    largest_unit: Numbers
     sent_bytes: float
 
 
@@ -65,6 +66,7 @@ class RankWork:
         self._known_blocks: dict[tuple[int, bool, int, int], _Blocks] = {}
         self._known_ranks: dict[tuple[int, bool, int, int, int, int, bool], RanksWork] = {}
         self._known_cuts: dict[tuple[int, bool], list[NDArray[np.int64]]] = {}
+        self._segments = np.concatenate([[0], np.cumsum(work.is_narrow[:-1])])
 
     def of(self, layout: Layout) -> RanksWork:
         """Of every rank of a layout's pipeline."""
@@ -102,7 +104,8 @@ class RankWork:
         shared, trained = work.of_blocks(work.trained_split), work.of_blocks(work.trained)
         full = trained - shared
         elements = summed(full + shared / layout.horizontal)
-        experts = summed(self._of_experts(layout.horizontal))
+        of_experts = self._of_experts(layout.horizontal)
+        experts = summed(of_experts)
         for size, first, last in work.tied if count > 1 else ():
             if rank_of_block[first] != rank_of_block[last]:
                 elements[rank_of_block[last]] += size / layout.horizontal
@@ -120,8 +123,16 @@ class RankWork:
             full_elements=summed(full),
             frozen=summed(work.of_blocks(work.frozen)),
             units=summed((trained > 0).astype(np.float64) * work.is_narrow) + 1.0,
+            largest_unit=self._largest_unit(full + shared / layout.horizontal - of_experts, rank_of_block, p),
             sent_bytes=float(work.sent[cuts[1:-1] - 1].max()) * factor if count > 1 else 0.0,
         )
+
+    def _largest_unit(self, elements: Numbers, rank_of_block: NDArray[np.int64], ranks: int) -> Numbers:
+        """Elements of the weights of each rank's largest segment, as ZeRO gathers them."""
+        of_rank = np.zeros((ranks, int(self._segments[-1]) + 1))
+        np.add.at(of_rank, (rank_of_block, self._segments), elements)
+        found: Numbers = of_rank.max(axis=1)
+        return found
 
     def _of_experts(self, horizontal: int) -> Numbers:
         """Elements of experts in each block, as a tensor-parallel rank holds them."""
@@ -155,7 +166,8 @@ class RankWork:
         for place in np.flatnonzero(reduced) if horizontal > 1 else ():
             calls = (work.reduced_forward[place] > 0) + (work.reduced_backward[place] > 0)
             seconds[place] = self.cluster.all_reduce(float(reduced[place]), group, float(calls))
-        kept, collectives = work.of_blocks(work.kept / share) * factor, work.of_blocks(seconds)
+        kept = work.of_blocks(work.kept / share) * factor + work.of_blocks(work.kept_once / weights_share)
+        collectives = work.of_blocks(seconds)
         if context > 1:  # keys and values of all context ranks are gathered and kept, and their gradients reduced
             gathered = work.gathered * self.settings.width / work.width * samples / horizontal
             among, calls = self.cluster.group(context, horizontal), float(work.attentions)
@@ -163,7 +175,7 @@ class RankWork:
             of_block = work.of_blocks(work.forward) / max(1.0, float(work.forward.sum()))
             collectives += once * of_block
             kept += gathered * (1.0 - 1.0 / context) * of_block
-        segments = np.concatenate([[0], np.cumsum(work.is_narrow[:-1])])
+        segments = self._segments
         found = _Blocks(
             forward=work.of_blocks(forward),
             backward=work.of_blocks(backward),
@@ -171,15 +183,17 @@ class RankWork:
             kept=kept,
             segment=np.bincount(segments, kept)[segments],
             between=work.sent * work.is_narrow * factor / (horizontal if by_tokens else 1),
-            made=self._largest_made(share) * factor,
+            made=self._largest_made(share, factor),
             operators=work.of_blocks(np.ones(len(work.block))),
         )
         self._known_blocks[key] = found
         return found
 
-    def _largest_made(self, share: NDArray[np.int64]) -> Numbers:
-        found = np.zeros(self.work.blocks)
-        np.maximum.at(found, self.work.block, self.work.made / share)
+    def _largest_made(self, share: NDArray[np.int64], factor: float) -> Numbers:
+        """Bytes, of which two are there at a time; of a loss by chunks logits, and its gradient in fewer bits."""
+        work, width, found = self.work, self.settings.width, np.zeros(self.work.blocks)
+        lowered = work.kept_once * (width / 8.0 if width < 4.0 else 0.0)
+        np.maximum.at(found, work.block, np.maximum(work.made * factor, work.made_once + lowered) / share)
         return found
 
     def _cuts(self, layout: Layout) -> list[NDArray[np.int64]]:
