@@ -48,3 +48,21 @@ def test_every_rank_computes_its_rows(length: int, mask: str, is_causal: int) ->
             training=True,
         )  # fmt: skip
         assert torch.allclose(found, own_part(expected, 2, tokens, rank, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("is_causal", [0, 1])
+def test_dropout_leaves_all_generators_in_step_where_ranks_have_different_numbers_of_chunks(is_causal: int) -> None:
+    """Of 12 tokens, the first two of four ranks have one chunk, the others two."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 8, 64, 12, 4).unbind()
+    v, tokens, states, found = torch.ones(8, 64, 12, 4), TokenAxis((12,)), [], []
+    assert [tokens.local_length(rank, 4) for rank in range(4)] == [2, 2, 4, 4]
+    settings = {"scale": 0.3, "is_causal": is_causal, "dropout_ratio": 0.25, "ranks": 4, "query_blocks": (12,)}
+    for rank in range(4):
+        torch.manual_seed(5)
+        own = own_part(q, 2, tokens, rank, 4)
+        found.append(context_attention(own, k, v, **settings, context_rank=rank, context_group="", training=True))  # type: ignore[arg-type]
+        states.append(torch.get_rng_state())
+    assert all(torch.equal(state, states[0]) for state in states)
+    assert not torch.equal(found[2], found[3])
+    assert float(torch.cat(found, 2).mean()) == pytest.approx(1, abs=0.02), "of probabilities, which add up to 1"

@@ -17,6 +17,7 @@ from torch import Tensor
 from onward.lowering.registry import lowers
 from onward.parallel.context.collectives import gather
 from onward.parallel.horizontal.attention import attention_of_part
+from onward.parallel.horizontal.random import drop_part
 from onward.plan.context.ranges import TokenAxis, ranges_of
 from onward.plan.horizontal.cuts import DOMAIN
 
@@ -97,6 +98,9 @@ def _causal(
             results.append(attention_of_part(Q[:, :, own], K[:, :, :last], V[:, :, :last], mask, rows, **settings))
             first = own.stop
         start += block * queries.rows
+    if settings["training"] and settings["dropout_ratio"] > 0:
+        for _ in range(2 * len(queries.blocks) - len(results)):  # chunks that others have: generators stay in step
+            drop_part(Q.new_zeros(1), settings["dropout_ratio"], settings["rank"])
     return torch.cat(results, 2)
 
 

@@ -21,6 +21,9 @@ from onward.plan.horizontal.cuts import DOMAIN
 _MULTIPLIER = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: multiples of it are spread evenly over 64 bits (Knuth, volume 3, section 6.4)."""
 
+_OFFSETS_OF_A_CALL = 2**28
+"""More numbers than one thread of a kernel draws, a multiple of 4 as Philox needs; 2^35 calls fit in 63 bits."""
+
 
 @contextlib.contextmanager
 def numbers_of_rank(device: torch.device, rank: int) -> Iterator[None]:
@@ -34,9 +37,8 @@ def numbers_of_rank(device: torch.device, rank: int) -> Iterator[None]:
         try:
             yield
         finally:
-            after = generator.get_offset()
             generator.manual_seed(seed)
-            generator.set_offset(after)
+            generator.set_offset(offset + _OFFSETS_OF_A_CALL)  # however much was drawn: ranks' parts may differ in size
         return
     generator = torch.default_generator
     with _disable_current_modes():  # a forecast on tensors without memory has no numbers to draw
