@@ -255,6 +255,9 @@ CASES = {
     "gpt2_with_dropout": Case(gpt2_with_dropout, IGNORING, tokens),
     "deep_gpt2": Case(deep_gpt2, IGNORING, tokens),
     "gpt2_of_many_words": Case(gpt2_of_many_words, IGNORING, tokens),
+    "gpt2_of_weighted_classes": Case(
+        gpt2, {**IGNORING, "class_weights": [0.5 + n % 7 / 3 for n in range(WORDS)]}, tokens
+    ),
     "bert": Case(bert, {"type": "bert"}, sentences),
     "squeezenet": Case(squeezenet, CROSS_ENTROPY, images),
     "squeezenet_64": Case(lambda: in_float64(squeezenet()), CROSS_ENTROPY, lambda n: doubled(images(n))),

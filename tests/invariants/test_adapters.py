@@ -32,6 +32,7 @@ LAYOUTS = {
     "ZeRO 3": Layout(2, 1, 1, {"zero_stage": 3}),
     "horizontal": Layout(1, 2, 1),
     "pipeline": Layout(1, 1, 2),
+    "context": Layout(1, 1, 1, {"context_parallel_size": 2}),
 }
 
 

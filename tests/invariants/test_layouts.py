@@ -64,6 +64,7 @@ ON_TWO = [
     ("gpt2", layout(1, 2, 1, sequence_parallel=True), 2, CLIPPING),
     ("gpt2", layout(1, 1, 1, context_parallel_size=2, zero_stage=1), 2, CLIPPING),
     ("gpt2_of_many_words", layout(1, 1, 1, context_parallel_size=2), 1, RECOMPUTE),
+    ("gpt2_of_weighted_classes", layout(1, 1, 1, context_parallel_size=2), 2, CLIPPING),
     ("gpt2", layout(1, 1, 2), 2, LAMB),
     ("gpt2", layout(1, 1, 2, pipeline_schedule="GPipe"), 2, RECOMPUTE),
     ("bert", layout(2, 1, 1, zero_stage=2), 2, {}),

@@ -100,7 +100,7 @@ def test_ranks_compute_what_one_does_for_every_kind_of_sequence(name: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gpt2-even", "bert-even", "llama-fused", "shifted-labels", "mixed", "patches", "neighbours"]
+    "name", ["gpt2-even", "bert-even", "llama-even", "llama-fused", "shifted-labels", "mixed", "patches", "neighbours"]
 )
 def test_four_ranks_compute_what_one_does(name: str, tmp_path: Path) -> None:
     check(name, 4, tmp_path)
