@@ -31,7 +31,7 @@ def test_the_command_line_writes_a_bundle_that_begins_with_a_checkpoint(
     assert main(["device", str(run), "-o", str(bundle), *options]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[-1] == f"wrote {bundle}"
-    assert "mixed_precision is for `onward train`; the bundle computes in the model's own types." in told.out + told.err
+    assert "mixed_precision: steps compute in fp16 with fp32 master weights and a loss scale" in told.out + told.err
     assert "a device trains alone: the section distributed is ignored" in told.out
     trainer = Trainer.load(bundle)
     for name, weight in runner.net.weights.items():

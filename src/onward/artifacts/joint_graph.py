@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from onward.artifacts.joint_segments import CPU, SegmentCode, SegmentTracer, SegmentUse, split_into_segments
+from onward.artifacts.lowered import Lowered
 from onward.errors import ModelError, ParametersError, UserError
 from onward.lowering.building.segments import split_program
 from onward.lowering.building.specialization import fold_constants, specialize
@@ -125,30 +126,33 @@ def _name_batch_of_labels(shapes: dict[str, tuple[int | str, ...]], labels: Coll
             shapes[label] = (features[0][0], *shape[1:])
 
 
-def trace_joint_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -> JointGraph:
+def trace_joint_graph(
+    net: OnnxModule, sizes: Mapping[str, int] | None = None, lowered: Lowered | None = None
+) -> JointGraph:
     """Traces the loss of a network and its gradients, in training mode.
 
     Args:
         net: whose first output is the loss, of rank 0; its weights are only looked at.
         sizes: symbolic dimension -> its size; those that are not in it stay open. Where the network needs it, those
             of all first axes are one, the batch.
+        lowered: what it computes in 16 bits; None: in the types of the network.
 
     Raises:
         ModelError: a size that should stay open decides what is computed, or the model's shapes depend on its data.
     """
     opened = open_sizes(net, sizes or {})
     try:
-        return _trace(net, opened)
+        return _trace(net, opened, lowered)
     except ModelError:
         joined = opened.with_one_batch()
         if joined == opened:
             raise
         with contextlib.suppress(ModelError):
-            return _trace(net, joined)
+            return _trace(net, joined, lowered)
         raise
 
 
-def _trace(net: OnnxModule, opened: OpenSizes) -> JointGraph:
+def _trace(net: OnnxModule, opened: OpenSizes, lowered: Lowered | None) -> JointGraph:
     """As `trace_joint_graph`, with these sizes open."""
     weights, states = tuple(net.graph.weights), tuple(net.graph.states)
     own = net.tensors_by_name()
@@ -162,6 +166,8 @@ def _trace(net: OnnxModule, opened: OpenSizes) -> JointGraph:
         program = specialize(program, CPU, examples, on_cpu, constant)
     learned = {*weights, *states}
     constants = {n: program.tensor(n, own).detach().to(CPU) for n in program.tensors if n not in learned}
+    if lowered is not None:
+        constants = {name: lowered.constant(name, tensor) for name, tensor in constants.items()}
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     features = {name: _fake_feature(mode, net, name, opened) for name in program.inputs}
     with mode:
@@ -170,12 +176,12 @@ def _trace(net: OnnxModule, opened: OpenSizes) -> JointGraph:
     given = {**features, **kept}
     with _explaining(opened), mode:
         chain = split_into_segments(net, program)
-        tracer = SegmentTracer(chain, weights, states, given)
+        tracer = SegmentTracer(chain, weights, states, given, lowered)
         uses = tracer.trace()
         if len(uses) > 1 and any(code.has_loops for code in tracer.codes):
             # What a loop hands on may have sizes that are known to it alone.
             chain = split_program(program, {}, 1)
-            tracer = SegmentTracer(chain, weights, states, given)
+            tracer = SegmentTracer(chain, weights, states, given, lowered)
             uses = tracer.trace()
     _check_open(mode, features, opened)
     reached = {name for use in uses for name in use.gives_gradients_of}

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onward.artifacts.backward_decompositions import backward_decompositions
+from onward.artifacts.lowered import Lowered
 from onward.lowering.building.equal_segments import structure_of
 from onward.lowering.building.segments import SegmentedProgram, split_program
 from onward.lowering.module import OnnxModule
@@ -92,6 +93,7 @@ class SegmentTracer:
         program: the chain; its first output is the loss.
         weights, states: names of the trained weights and running statistics.
         values: fake tensors of all features, weights, running statistics and constants.
+        lowered: what is computed in 16 bits; None: nothing.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class SegmentTracer:
         weights: Collection[str],
         states: Collection[str],
         values: Mapping[str, torch.Tensor],
+        lowered: Lowered | None = None,
     ) -> None:
         self.codes: list[SegmentCode] = []
         self._program = program
@@ -107,6 +110,8 @@ class SegmentTracer:
         self._weights, self._states = frozenset(weights), frozenset(states)
         self._values = {name: _leaf(tensor) if name in weights else tensor for name, tensor in values.items()}
         self._numbers: dict[Hashable, int] = {}
+        self._lowered = lowered
+        self._given = frozenset(values) - self._states
 
     def trace(self) -> list[SegmentUse]:
         """The segments in order; `codes` then has what they run."""
@@ -141,7 +146,20 @@ class SegmentTracer:
         count = len(segment.inputs)
         tensors = dict(zip(segment.tensors, given[count:], strict=True))
         copies = {name: tensor.clone() for name, tensor in tensors.items() if name in self._states}
-        return segment(True, CPU, given[:count], {**tensors, **copies})
+        return self._compute(segment, dict(zip(segment.inputs, given, strict=False)), {**tensors, **copies})
+
+    def _compute(
+        self, segment: Program, inputs: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The values that a segment hands on; what goes in from outside of the network is cast first."""
+        if self._lowered is None:
+            return segment(True, CPU, [inputs[name] for name in segment.inputs], tensors)
+        cast = {
+            name: self._lowered.cast(name, tensor) if name in self._given else tensor
+            for name, tensor in {**inputs, **tensors}.items()
+        }
+        with self._lowered.computing():
+            return segment(True, CPU, [cast[name] for name in segment.inputs], cast)
 
     def _use(self, segment: Program, key: Hashable, wanted: Collection[str]) -> SegmentUse:
         taken = tuple(name for name in segment.outputs if name in wanted)
@@ -175,7 +193,7 @@ class SegmentTracer:
             changed = {name: given[name].clone() for name in segment.tensors if name in self._states}
             given |= leaves | changed
             with torch.enable_grad():
-                results = segment(True, CPU, [given[name] for name in names[:count]], given)
+                results = self._compute(segment, {name: given[name] for name in names[:count]}, given)
                 found = dict(zip(segment.outputs, results, strict=True))
                 ends: dict[str, torch.Tensor | None] = dict(zip(taken, arguments[len(names) :], strict=True))
                 if self._loss in found:

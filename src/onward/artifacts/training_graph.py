@@ -17,6 +17,7 @@ from onnx_ir.passes import common as passes
 
 from onward.artifacts.joint_graph import JointGraph, OpenSizes, tensors_of, trace_joint_graph
 from onward.artifacts.label_gradients import write_label_gradients_directly
+from onward.artifacts.lowered import Lowered
 from onward.artifacts.onnx_translation import translate
 from onward.artifacts.optimizer_graph import (
     IR_VERSION,
@@ -78,14 +79,16 @@ def write_train_step(
     save_model(model, Path(path))
 
 
-def build_training_graph(net: OnnxModule, sizes: Mapping[str, int] | None = None) -> ir.Model:
-    """The model that `write_training_graph` writes."""
+def build_training_graph(
+    net: OnnxModule, sizes: Mapping[str, int] | None = None, lowered: Lowered | None = None
+) -> ir.Model:
+    """The model that `write_training_graph` writes; `lowered` says what it computes in 16 bits."""
     if any(node.op_type == "CTCLoss" for node in net.graph.model.graph):
         raise ModelError(
             "the training graph cannot be written in standard ONNX operators: ONNX has none for loss.type 'ctc'. Train "
             "this model with `onward train`, which needs none."
         )
-    joint = trace_joint_graph(net, sizes)
+    joint = trace_joint_graph(net, sizes, lowered)
     tensors = tensors_of(net, joint)
     model = translate(joint.codes, OPSET)
     _check_standard(model)

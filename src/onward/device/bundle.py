@@ -16,8 +16,14 @@ from onward.device.bundle_files import save_bundle
 from onward.device.inference_graphs import evaluation_graph, inference_graph
 from onward.device.layout import DeviceGraphs
 from onward.device.loss_parts import means_of, with_selector
+from onward.device.loss_scaling import with_loss_scale
 from onward.device.step_graphs import step_graphs
-from onward.engine.building.preparation import check_dimensions, label_ranges, read_training_graph
+from onward.engine.building.preparation import (
+    check_dimensions,
+    label_ranges,
+    make_loss_scale,
+    read_training_graph,
+)
 from onward.engine.inputs.epochs import count_in_steps
 from onward.errors import ParametersError
 from onward.graph.adapters.base_checksum import base_checksum
@@ -106,11 +112,14 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
     averages = optimizer_named(rules.training_optimizer_name).averages_weights
     evaluated, metrics = evaluation_graph(plain, parameters.loss, averages)
     traced = with_selector(graph) if len(means_of(graph, parameters)) > 1 else graph
+    scale = make_loss_scale(parameters) if _computes_in_fp16(parameters, graph) else None
+    if scale is not None:
+        traced = with_loss_scale(traced)
     assert traced.loss is not None
     net = OnnxModule(traced, (traced.loss,))
     if checkpoint is not None:
         load_checkpoint(net, checkpoint)
-    steps, state = step_graphs(net, parameters, rules)
+    steps, state = step_graphs(net, parameters, rules, scale)
     models = {**steps, "eval": evaluated, "infer": inference_graph(plain, averages)}
     for model in models.values():
         align_scalars(model)
@@ -128,12 +137,27 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
     )
 
 
+def _computes_in_fp16(parameters: Parameters, graph: TrainingGraph) -> bool:
+    """Whether steps have mixed precision: that of fp16, which ONNX Runtime computes everywhere."""
+    asked = parameters.mixed_precision
+    return asked.use_mixed_precision and not asked.use_bfloat16 and not asked.float8 and not graph.teacher_weights
+
+
 def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
     notes = list(graph.notes)
     if parameters.training.metrics:
         notes.append("training.metrics are computed by torchmetrics; the bundle evaluates the loss and accuracy alone.")
-    if parameters.mixed_precision.use_mixed_precision:
-        notes.append("mixed_precision is for `onward train`; the bundle computes in the model's own types.")
+    if _computes_in_fp16(parameters, graph):
+        notes.append(
+            "mixed_precision: steps compute in fp16 with fp32 master weights and a loss scale; eval.onnx and "
+            "infer.onnx compute in the model's own types."
+        )
+    elif parameters.mixed_precision != type(parameters.mixed_precision)():
+        notes.append(
+            "mixed_precision is for `onward train` here: ONNX Runtime computes neither bf16 nor 8-bit floats on every "
+            "device, and a teacher keeps its types. The bundle computes in the model's own types. Set "
+            "use_mixed_precision alone for fp16."
+        )
     if parameters.augmentation.feature is not None:
         notes.append("the section augmentation changes batches of `onward train`; on a device, augment them yourself.")
     if parameters.distributed != type(parameters.distributed)():

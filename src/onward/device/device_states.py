@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from onward.device.bundle_files import FORMAT, MANIFEST, VERSION
-from onward.device.layout import ACCUMULATED, SEED, SKIPPED
+from onward.device.layout import ACCUMULATED, LOSS_SCALE, SEED, SKIPPED
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.exclusive.temporary import replacing
 from onward.untrusted_files import RefusedFile, open_regular, parse_json, read_text
@@ -105,7 +105,7 @@ def read_manifest_of_bundle(folder: str | Path, state: DeviceState) -> Mapping[s
 def average_states(states: Sequence[DeviceState], weights: Sequence[float] | None = None) -> DeviceState:
     """FedAvg (McMahan et al. 2017): the weighted mean of weights, moments and running statistics, in float64.
 
-    Counters are the largest of any state.
+    Counters are the largest of any state, the loss scale is the smallest.
 
     Args:
         states: of one bundle.
@@ -125,6 +125,8 @@ def average_states(states: Sequence[DeviceState], weights: Sequence[float] | Non
         arrays = [state.tensors[name] for state in states]
         if name == SEED:
             found[name] = array
+        elif name == LOSS_SCALE:
+            found[name] = np.asarray(np.min(arrays, axis=0))
         elif array.dtype.kind in "iu":
             found[name] = np.asarray(np.max(arrays, axis=0))
         else:

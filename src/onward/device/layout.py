@@ -14,6 +14,8 @@ Kind = Literal["weight", "average", "moment", "statistic", "counter", "seed", "a
 
 SEED = "seed"
 SKIPPED = "skipped_updates"
+LOSS_SCALE = "loss_scale"
+FINITE_UPDATES = "finite_updates"
 ACCUMULATED = "accumulated_passes"
 COUNTED = "accumulated_count"
 LOSS_SUM = "accumulated_loss"

@@ -13,7 +13,7 @@ from onward.artifacts.adapter_outputs import write_form
 from onward.artifacts.optimizer_graph import RATE_SUMS
 from onward.artifacts.trained_model import adapter_of, graph_as_trained
 from onward.device.device_states import DeviceState, done_updates, read_manifest_of_bundle, read_state
-from onward.device.layout import ACCUMULATED, SKIPPED, average_name
+from onward.device.layout import ACCUMULATED, FINITE_UPDATES, LOSS_SCALE, SKIPPED, average_name
 from onward.environment import Environment
 from onward.errors import CheckpointError, ParametersError
 from onward.optim.building import slots_by_name
@@ -138,6 +138,9 @@ def _take(runner: TrainingRunner, held: DeviceState) -> None:
             tensor.fill_(alike[name])
         else:
             tensor.copy_(torch.from_numpy(tensors[name]))
+    if LOSS_SCALE in tensors and state.loss_scale is not None:
+        finite = int(tensors[FINITE_UPDATES])
+        state.loss_scale = replace(state.loss_scale, scale=float(tensors[LOSS_SCALE]), finite_updates=finite)
     accumulation = runner.parameters.training.gradient_accumulation_steps
     updates = int(tensors["update_count"])
     state.counters = replace(

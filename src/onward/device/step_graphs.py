@@ -8,7 +8,9 @@ from functools import partial
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
+from onward.artifacts.lowered import Lowered
 from onward.artifacts.optimizer_graph import (
     GRADIENT_NORM,
     RATE_SUMS,
@@ -26,6 +28,7 @@ from onward.artifacts.training_graph import build_training_graph
 from onward.device.label_counts import append_count
 from onward.device.layout import (
     ACCUMULATED,
+    LOSS_SCALE,
     LOSS_SUM,
     SEED,
     SKIPPED,
@@ -37,10 +40,13 @@ from onward.device.layout import (
     kept_name,
 )
 from onward.device.loss_parts import means_of, repeat_for_parts
+from onward.device.loss_scaling import append_scale_update, fix_static_scale, scale_state
 from onward.device.master_weights import master_of
 from onward.device.random_numbers import draw_from_counters
+from onward.engine.network.precision import Precision
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.lowering.module import OnnxModule
+from onward.optim.loss_scale import LossScale
 from onward.optim.schedules import LearningRateSchedule
 from onward.optimizers.registry import optimizer_named
 from onward.parameters import Optimizer, Parameters
@@ -49,7 +55,7 @@ FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 
 def step_graphs(
-    net: OnnxModule, parameters: Parameters, rules: Optimizer
+    net: OnnxModule, parameters: Parameters, rules: Optimizer, scale: LossScale | None = None
 ) -> tuple[dict[str, ir.Model], list[StateTensor]]:
     """The graphs of a step by name, and the state that they keep.
 
@@ -57,30 +63,31 @@ def step_graphs(
         net: of the run's network, its first output the loss.
         parameters: of the run, the round given in steps.
         rules: the section `optimizer` with exact names of weights.
+        scale: of the loss of a network `with_loss_scale`, which computes in fp16; None: in the types of the model.
 
     Raises:
         ModelError: it cannot be written in standard operators.
         ParametersError: the optimizer's update cannot.
     """
-    pass_graph = _PassGraph.of(net, parameters)
+    pass_graph = _PassGraph.of(net, parameters, scale)
     state = _learned(net, rules)
     accumulation = parameters.training.gradient_accumulation_steps
     counters = [_counter(UPDATE_COUNT), _counter(SKIPPED)]
     seed = StateTensor(
         name=SEED, dtype=INT64, shape=(), kind="seed", start=ir.tensor(np.int64(parameters.training.seed), name=SEED)
     )
-    state += [*counters, *([seed] if pass_graph.draws else [])]
+    state += [*counters, *([seed] if pass_graph.draws else []), *([] if scale is None else scale_state(scale))]
     if optimizer_named(rules.training_optimizer_name).averages_weights:
         state += [StateTensor(name=name, dtype=FLOAT, shape=(), kind="moment") for name in RATE_SUMS]
         state += [replace(one, name=average_name(one.name), kind="average") for one in state if one.kind == "weight"]
     rates = update_rates(parameters)
     if accumulation == 1:
-        _append_step(pass_graph, rules, rates)
+        _append_step(pass_graph, rules, rates, scale)
         return {"step": pass_graph.model}, state
     weights = [tensor for tensor in state if tensor.kind == "weight"]
     statistics = [tensor for tensor in state if tensor.kind == "statistic"]
     parts = len(pass_graph.gradients)
-    update = _update_graph(weights, statistics, rules, rates, pass_graph.divides, parts)
+    update = _update_graph(weights, statistics, rules, rates, pass_graph.divides, parts, scale)
     _append_accumulation(pass_graph)
     for part in range(parts):
         state += [_accumulator(accumulator_name(one.name, part), one.dtype, one.shape) for one in weights]
@@ -152,9 +159,10 @@ class _PassGraph:
     draws: bool
 
     @classmethod
-    def of(cls, net: OnnxModule, parameters: Parameters) -> _PassGraph:
+    def of(cls, net: OnnxModule, parameters: Parameters, scale: LossScale | None) -> _PassGraph:
         training, loss = parameters.training, parameters.loss
-        model = build_training_graph(net, training.mapped_dimensions)
+        lowered = None if scale is None else Lowered.of(net, Precision(torch.float16), (LOSS_SCALE,))
+        model = build_training_graph(net, training.mapped_dimensions, lowered)
         compute_places_directly(model)
         graph = model.graph
         for name in (*net.graph.weights, *net.graph.states):
@@ -176,6 +184,9 @@ class _PassGraph:
         outputs = {str(value.name): value for value in graph.outputs}
         graph.outputs.clear()
         writer = NodeWriter(model, "step/")
+        if scale is not None:
+            held = fix_static_scale(model, scale)
+            found = [[_divided_by(writer, value, held) for value in values] for values in found]
         losses = [values[0] for values in found]
         total = losses[0] if len(losses) == 1 else writer.apply("Add", *losses)
         _add_loss(writer, total, features[0], loss.reduction == "sum")
@@ -193,6 +204,13 @@ class _PassGraph:
             divides=not (is_one_batch and is_sum),
             draws=draws,
         )
+
+
+def _divided_by(writer: NodeWriter, value: ir.Value, scale: ir.Value) -> ir.Value:
+    wide = value if value.dtype is FLOAT else writer.cast(value, FLOAT)
+    found = writer.apply("Div", wide, scale)
+    found.type = ir.TensorType(FLOAT)
+    return found
 
 
 def _new_input(model: ir.Model, name: str) -> ir.Value:
@@ -235,7 +253,9 @@ def _count_updates(writer: NodeWriter, update: ir.Value, skipped: ir.Value, fini
     add_output(writer.model, more, new_name(SKIPPED), INT64, ())
 
 
-def _append_step(done: _PassGraph, rules: Optimizer, rates: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+def _append_step(
+    done: _PassGraph, rules: Optimizer, rates: np.ndarray[tuple[int], np.dtype[np.float32]], scale: LossScale | None
+) -> None:
     model = done.model
     writer = NodeWriter(model, "update/")
     update = next((v for v in model.graph.inputs if v.name == UPDATE_COUNT), None) or _new_input(model, UPDATE_COUNT)
@@ -256,6 +276,8 @@ def _append_step(done: _PassGraph, rules: Optimizer, rates: np.ndarray[tuple[int
         add_output(model, writer.apply("Where", appended.finite, new, old), new_name(name), old.dtype, old.shape)
     _keep_averages(model, done.weights)
     _count_updates(writer, update, skipped, appended.finite)
+    if scale is not None:
+        append_scale_update(writer, scale, appended.finite)
     add_output(model, appended.norm, GRADIENT_NORM, FLOAT, ())
     model.graph.sort()
 
@@ -298,6 +320,7 @@ def _update_graph(
     rates: np.ndarray[tuple[int], np.dtype[np.float32]],
     divides: bool,
     parts: int,
+    scale: LossScale | None,
 ) -> ir.Model:
     """The update from accumulators, which it sets to zero."""
     model = empty_model("update")
@@ -326,6 +349,8 @@ def _update_graph(
         add_output(model, copy, new_name(kept_name(name)), value.dtype, value.shape)
     _keep_averages(model, held)
     _count_updates(writer, update, skipped, done.finite)
+    if scale is not None:
+        append_scale_update(writer, scale, done.finite)
     for value in (*(value for one in sums for value in one.values()), *counted, loss, accumulated):
         assert value.dtype is not None
         assert value.shape is not None

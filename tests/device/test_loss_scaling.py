@@ -1,0 +1,113 @@
+"""Mixed precision on a device: fp16 steps with fp32 masters, against `onward train` in fp32.
+
+ONNX Runtime's CPU kernels compute fp16 nodes in fp32; torch's overflow at a lower loss scale, and skip another update.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from onward.data.in_memory import InMemoryDataLoader
+from onward.device.bundle import write_bundle
+from onward.device.returning import write_checkpoint
+from onward.parameters import Parameters
+from onward.runner import TrainingRunner
+from onward_device import Trainer
+from tests.device.bundles import batches, bundle_of, samples, sections
+from tests.mlp import ON_ONE_THREAD, save_mlp, start
+
+RATE = {"learning_rate": {"initial_lr": 1e-2}}
+FP16 = {"mixed_precision": {"use_mixed_precision": True}}
+
+
+def fp16_products(path: Path) -> int:
+    model = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False))
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    products = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    return sum(types.get(node.output[0]) == TensorProto.FLOAT16 for node in products)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_steps_in_fp16_follow_those_in_fp32(accumulation: int, tmp_path: Path) -> None:
+    save_mlp(tmp_path)
+    # Adam would make a full step of a gradient that is a rounding error.
+    optimizer = {"training_optimizer_name": "SGDOptimizer", "optimizer_attributes": [{"momentum": 0.9}]}
+    training = {"gradient_accumulation_steps": accumulation}
+    changes = {"training": training, "optimizer": optimizer}
+    features = samples()
+    runner, recorder = start(tmp_path, **sections(**changes))
+    runner.run(InMemoryDataLoader(dict(features)))
+    trainer = Trainer.load(bundle_of(tmp_path, **changes, **FP16))
+    graph = "step" if accumulation == 1 else "train"
+    assert fp16_products(tmp_path / "bundle" / f"{graph}.onnx") >= 4
+    losses = [trainer.train_step(batch) for batch in batches(features)]
+    updates = np.mean(np.reshape(losses, (-1, accumulation)), 1)
+    assert updates == pytest.approx(recorder.losses, rel=2e-3)
+    assert updates != pytest.approx(recorder.losses, rel=1e-6)
+    state = trainer.state()
+    assert state["w1"].dtype == np.float32
+    assert np.abs(state["w1"] - runner.net.weights["w1"].detach().numpy()).max() < 2e-3
+    assert state["loss_scale"] == 65536
+    assert state["finite_updates"] == 50 // accumulation
+    assert not trainer.skipped_updates
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale(tmp_path: Path) -> None:
+    save_mlp(tmp_path)
+    checkpoints = {"checkpoint": {"checkpoints_dir": "saved"}}
+    trainer = Trainer.load(bundle_of(tmp_path, **RATE, **FP16, **checkpoints))
+    first, second = batches(samples(), 2)
+    before = trainer.state()["w1"]
+    trainer.train_step({**first, "x": first["x"] * np.float32(3e4)})
+    assert trainer.skipped_updates == 1
+    assert trainer.state()["loss_scale"] == 32768
+    np.testing.assert_array_equal(trainer.state()["w1"], before)
+    trainer.train_step(second)
+    assert (trainer.state()["finite_updates"], trainer.skipped_updates) == (1, 1)
+    assert not np.array_equal(trainer.state()["w1"], before)
+    trainer.save_state(tmp_path / "state.safetensors")
+    write_checkpoint(tmp_path / "run.yaml", tmp_path / "state.safetensors")
+    resumed = TrainingRunner(Parameters.load(tmp_path / "run.yaml"), ON_ONE_THREAD, progress=False)
+    resumed.initialize()
+    scale = resumed.state.loss_scale
+    assert scale is not None
+    assert (scale.scale, scale.finite_updates) == (32768, 1)
+
+
+def test_a_window_of_finite_updates_doubles_the_scale(tmp_path: Path) -> None:
+    save_mlp(tmp_path)
+    trainer = Trainer.load(bundle_of(tmp_path, **RATE, **FP16))
+    state = trainer.state()
+    state["finite_updates"], state["loss_scale"] = np.array(1999), np.array(1024, np.float32)
+    trainer._set_state(state)
+    trainer.train_step(batches(samples(), 1)[0])
+    assert (trainer.state()["loss_scale"], trainer.state()["finite_updates"]) == (2048, 0)
+
+
+def test_a_static_scale_is_no_state_and_changes_no_gradient(tmp_path: Path) -> None:
+    save_mlp(tmp_path)
+    losses = []
+    for scale in (8.0, 1024.0):
+        folder = tmp_path / str(scale)
+        folder.mkdir()
+        save_mlp(folder)
+        mixed = {"mixed_precision": {"use_mixed_precision": True, "loss_scale": scale}}
+        trainer = Trainer.load(bundle_of(folder, **RATE, **mixed))
+        assert "loss_scale" not in trainer.state()
+        losses.append([trainer.train_step(batch) for batch in batches(samples(), 10)])
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+
+@pytest.mark.parametrize("field", ["use_bfloat16", "float8"])
+def test_other_precisions_are_left_out_with_a_note(field: str, tmp_path: Path) -> None:
+    save_mlp(tmp_path)
+    bundle_of(tmp_path, mixed_precision={"use_mixed_precision": True, field: True})
+    notes: list[str] = []
+    write_bundle(tmp_path / "run.yaml", tmp_path / "bundle", notify=notes.append)
+    assert any("computes neither bf16 nor 8-bit floats on every device" in note for note in notes)
+    assert fp16_products(tmp_path / "bundle" / "step.onnx") == 0
