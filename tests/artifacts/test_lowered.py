@@ -9,11 +9,11 @@ from onward.engine.network.precision import Precision
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
-from tests.mlp import build_mlp
+from tests.mlp import CROSS_ENTROPY, build_mlp
 
 
 def test_labels_and_integers_keep_their_type_and_masks_stay_finite() -> None:
-    graph = make_training_graph(build_mlp(), loss=LossSpec(type="cross_entropy", label="label"))
+    graph = make_training_graph(build_mlp(), loss=LossSpec(**CROSS_ENTROPY))
     assert graph.loss is not None
     lowered = Lowered.of(OnnxModule(graph, (graph.loss,)), Precision(torch.float16), ("scale",))
     floats = torch.tensor([1.0, torch.finfo(torch.float32).min])

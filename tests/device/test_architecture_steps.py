@@ -23,4 +23,5 @@ def test_steps_are_those_of_torch(name: str, tmp_path: Path, caplog: pytest.LogC
     caplog.set_level(logging.ERROR)
     difference = compare_steps(BY_NAME[name], tmp_path)
     assert difference.largest <= RELATIVE
+    assert difference.is_equal
     assert difference.tensors > 3

@@ -358,13 +358,15 @@ def _slice_scatter(
     if not input.is_complex():
         return NotImplemented
     pairs, new = torch.view_as_real(input), torch.view_as_real(src)
-    return torch.view_as_complex(aten.slice_scatter(pairs, new, dim % input.dim(), start, end, step))
+    found: Tensor = torch.view_as_complex(aten.slice_scatter(pairs, new, dim % input.dim(), start, end, step))
+    return found
 
 
 def _new_zeros(input: Tensor, size: Sequence[Any], **options: Any) -> Tensor:
     if not input.is_complex() or options.get("dtype") is not None:
         return NotImplemented
-    return torch.view_as_complex(aten.new_zeros(torch.view_as_real(input), [*size, 2]))
+    found: Tensor = torch.view_as_complex(aten.new_zeros(torch.view_as_real(input), [*size, 2]))
+    return found
 
 
 def _copy(input: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:

@@ -50,7 +50,7 @@ class OpenSizes:
     def with_one_batch(self) -> OpenSizes:
         """The same inputs, the open sizes of all first axes being one: exporters may name each input's batch anew."""
         batches = dict.fromkeys(shape[0] for shape in self.shapes.values() if shape and isinstance(shape[0], str))
-        names = {batch: next(iter(batches)) for batch in batches}
+        names: dict[int | str, int | str] = {batch: next(iter(batches)) for batch in batches}
         shapes = {name: tuple(names.get(size, size) for size in shape) for name, shape in self.shapes.items()}
         left = {size for shape in shapes.values() for size in shape}
         return OpenSizes(shapes, {name: number for name, number in self.examples.items() if name in left})

@@ -22,15 +22,14 @@ def simplify(model: ir.Model) -> None:
     """
     passes.InlinePass()(model)
     for _ in range(_ROUNDS):
-        changes = [optimizer.fold_constants(model, onnx_shape_inference=True)]
-        changes.append(rewriter.RewritePass(_RULES)(model))
-        for one in (
-            passes.RemoveUnusedNodesPass(),
-            passes.RemoveUnusedFunctionsPass(),
-            passes.RemoveUnusedOpsetsPass(),
-        ):
-            changes.append(one(model))
-        if not any(change.modified for change in changes):
+        changed = [
+            optimizer.fold_constants(model, onnx_shape_inference=True).modified,
+            rewriter.RewritePass(_RULES)(model).modified,
+            passes.RemoveUnusedNodesPass()(model).modified,
+            passes.RemoveUnusedFunctionsPass()(model).modified,  # type: ignore[no-untyped-call]
+            passes.RemoveUnusedOpsetsPass()(model).modified,
+        ]
+        if not any(changed):
             break
     for last in (
         passes.RemoveUnusedNodesPass(),
