@@ -39,7 +39,7 @@ class StepDifference:
             change in the tensor.
         tensors: how many were compared.
         steps: how many steps, the later ones with another batch size where the export leaves it open.
-        exact, rounding: where `update` is above `RELATIVE`, how far the device's and torch's own float32 change are from
+        exact, rounding: where `update` is above `RELATIVE`, how far the device's and torch's float32 change are from
             torch's in float64.
     """
 

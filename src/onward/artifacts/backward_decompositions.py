@@ -352,9 +352,7 @@ def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
     }
 
 
-def _slice_scatter(
-    input: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> Tensor:
+def _slice_scatter(input: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     if not input.is_complex():
         return NotImplemented
     pairs, new = torch.view_as_real(input), torch.view_as_real(src)
@@ -362,14 +360,14 @@ def _slice_scatter(
     return found
 
 
-def _new_zeros(input: Tensor, size: Sequence[Any], **options: Any) -> Tensor:
+def _new_zeros(input: Tensor, size: Sequence[Any], **options: Any) -> Any:
     if not input.is_complex() or options.get("dtype") is not None:
         return NotImplemented
     found: Tensor = torch.view_as_complex(aten.new_zeros(torch.view_as_real(input), [*size, 2]))
     return found
 
 
-def _copy(input: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy(input: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
     return src.clone() if input.is_complex() and input.shape == src.shape else NotImplemented
 
 
