@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -12,7 +13,8 @@ def page(known: dict[str, Any], layouts: list[str]) -> str:
     for name, runs in known["runs"].items():
         cells = [_cell(runs.get(layout, "not run"), reasons) for layout in layouts]
         rows.append(f"| {name} | {' | '.join(cells)} |")
-    kinds = [found.split(":")[0].split(" ")[0] for runs in known["runs"].values() for found in runs.values()]
+    found = [runs.get(layout, "not run") for runs in known["runs"].values() for layout in layouts]
+    kinds = [re.sub("^(equal|DIFFERENT) .*", r"\1", one.partition(":")[0]) for one in found]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(sorted(kinds)))
     head = f"| model | {' | '.join(layouts)} |\n|{'---|' * (len(layouts) + 1)}\n"
     notes = "\n".join(f"- {mark}: {reason}" for reason, mark in reasons.items())
