@@ -10,6 +10,7 @@ import pytest
 
 import onward
 from onward.parameters import Parameters
+from onward.plan.costs.costs import GraphCosts
 from onward.plan.decision import make_plan
 from onward.plan.topology import Topology
 from onward.report.notebook import KEPT_LINES, NotebookWatcher
@@ -18,6 +19,8 @@ from tests.report.events import checkpoint_report, evaluation_report, run_summar
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = onward.Environment(execution_provider="CPU", threads=1)
+
+NO_COSTS = GraphCosts(nodes={}, value_bytes={}, weight_bytes={})
 
 
 class Screen:
@@ -96,7 +99,7 @@ def test_a_plan_shows_itself(tmp_path: Path) -> None:
 
     save_mlp(tmp_path)
     asked: Parameters = parameters(tmp_path, distributed={"data_parallel_size": 2, "zero_stage": 3})
-    plan = make_plan(asked, Topology(data_size=2), read_training_graph(asked), {}, {}, {})
+    plan = make_plan(asked, Topology(data_size=2), read_training_graph(asked), {}, {}, lambda: NO_COSTS)
     assert "2 replicas, ZeRO 3" in plan._repr_html_()
 
 

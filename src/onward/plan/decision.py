@@ -5,7 +5,7 @@ It is made on one process without any other: on a laptop by `onward plan`, and b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from onward.parameters import Parameters
 from onward.parameters.distributed import PipelineSchedule, Recompute, stages_of_a_rank
 from onward.plan.annotations import compare_splits, read_requested_sharding
 from onward.plan.context.cutting import ContextPlan
-from onward.plan.costs.costs import NodeCost, measure_costs
+from onward.plan.costs.costs import GraphCosts, NodeCost
 from onward.plan.costs.recompute import check_recompute
 from onward.plan.experts import ExpertPlan, localize_experts, plan_experts
 from onward.plan.frozen_weights import check_base
@@ -103,7 +103,7 @@ def make_plan(
     graph: TrainingGraph,
     shapes: Mapping[str, tuple[int, ...]],
     numbers: Mapping[str, Any],
-    sizes: Mapping[str, int],
+    costs: Callable[[], GraphCosts],
     context: ContextPlan | None = None,
 ) -> Plan:
     """Decides for an entire run.
@@ -114,7 +114,7 @@ def make_plan(
         graph: of the entire network, with its loss; of one context rank, where they share it.
         shapes, numbers: what its values are for one micro-batch (`lowering/building/shapes.py`); read for horizontal
             parallelism only.
-        sizes: symbolic dimension of the inputs -> size; read for automatic pipeline stages and a budget of recompute.
+        costs: of a micro-batch; counted only for automatic pipeline stages and a budget of recompute.
         context: what `graph` was cut by, where it is the graph of one context rank.
 
     Raises:
@@ -137,7 +137,7 @@ def make_plan(
     if count > 1:
         roles = find_roles(graph)
         micro_batches = parameters.training.gradient_accumulation_steps
-        chosen, note = choose_stages(graph, distributed, roles, micro_batches, sizes, requested)
+        chosen, note = choose_stages(graph, distributed, roles, micro_batches, costs, requested)
         notes += [] if note is None else [note]
         stages = plan_stages(graph, chosen, count, roles)  # refuses what cannot be carried out
         _check_split_backward(stages, distributed.pipeline_schedule)
@@ -160,7 +160,7 @@ def make_plan(
         experts=plan_experts(graph, distributed),
         recompute=recompute,
         frozen=frozen,
-        costs=None if recompute.memory_budget is None else measure_costs(graph, sizes).nodes,
+        costs=None if recompute.memory_budget is None else costs().nodes,
         notes=tuple(notes),
     )
 

@@ -12,6 +12,7 @@ from onward.errors import DataError, ModelError, NodeError
 from onward.graph.training_graph import TrainingGraph
 from onward.parallel.pipeline.stage import StageModule
 from onward.parameters.distributed import Distributed
+from onward.plan.costs.costs import measure_costs
 from onward.plan.pipeline.choice import choose_stages
 from onward.plan.pipeline.stages import StagePlan, plan_stages
 from onward.plan.roles import find_roles
@@ -53,13 +54,17 @@ def cut_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
     distributed = Distributed(
         pipeline_parallel_size=stage_count, pipeline_partition_cut_list="down0-joined0:down1-joined1:down2"
     )
-    return plan_stages(graph, choose_stages(graph, distributed, find_roles(graph), 4, {})[0], stage_count)
+    return plan_stages(
+        graph, choose_stages(graph, distributed, find_roles(graph), 4, lambda: measure_costs(graph, {}))[0], stage_count
+    )
 
 
 def joined_plan(graph: TrainingGraph, stage_count: int) -> StagePlan:
     """As the models were cut beforehand; where they are is only asked by who joins them."""
     distributed = Distributed(pipeline_parallel_size=stage_count, pipeline_stage_paths=(Path("0"), Path("1")))
-    return plan_stages(graph, choose_stages(graph, distributed, find_roles(graph), 4, {})[0], stage_count)
+    return plan_stages(
+        graph, choose_stages(graph, distributed, find_roles(graph), 4, lambda: measure_costs(graph, {}))[0], stage_count
+    )
 
 
 @pytest.mark.parametrize(("name", "plan_of"), [("u_net", cut_plan), ("joined", joined_plan)])

@@ -20,7 +20,7 @@ from tests.plan.staged_models import AWKWARD_STAGES, graph_of
 
 def stages(graph: TrainingGraph, distributed: Distributed, micro_batches: int, sizes: dict[str, int]) -> StagePlan:
     roles = find_roles(graph)
-    stage_of, _ = choose_stages(graph, distributed, roles, micro_batches, sizes)
+    stage_of, _ = choose_stages(graph, distributed, roles, micro_batches, lambda: measure_costs(graph, sizes))
     return plan_stages(graph, stage_of, max(stage_of.values()) + 1, roles)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec
+from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.reports import RunStart
@@ -36,6 +37,7 @@ from onward.parallel import context as _context  # noqa: F401  its operators reg
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Loss, Parameters, TensorBoard, Training
 from onward.plan.context.cutting import ContextPlan
+from onward.plan.costs.costs import measure_costs
 from onward.plan.decision import Plan, make_plan
 from onward.plan.experts import plan_experts
 from onward.plan.layers import find_layers, note_on_train_last
@@ -286,7 +288,10 @@ def plan_run(
         sizes = {name: size for name, size in sizes.items() if name in still_open}
     if topology.horizontal_size > 1:
         facts = find_value_facts(local, input_sizes(local, sizes))
-    return make_plan(parameters, topology, local, facts.shapes, facts.numbers, sizes, context)
+    named = {size for shape in input_types(local)[1].values() for size in shape if isinstance(size, str)}
+    # Sizes that nobody knows yet count as `DEFAULT_SIZE`, which balances stages well enough.
+    count = partial(known_costs if named <= set(sizes) else measure_costs, local, sizes, shapes=facts.shapes)
+    return make_plan(parameters, topology, local, facts.shapes, facts.numbers, count, context)
 
 
 def seed_random(seed: int, mesh: Mesh) -> None:

@@ -11,12 +11,12 @@ import onnx_ir as ir
 import torch
 
 from onward.data.shard import FeatureSpec
+from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.preparation import plan_run, read_training_graph
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.batch_size import refuse_fixed_batch
 from onward.engine.forecast.footprint import input_shapes_of, measure_stage, stage_inputs
-from onward.engine.forecast.graph_costs import known_costs
 from onward.engine.network.precision import Precision
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph

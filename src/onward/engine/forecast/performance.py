@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from onward.data.in_memory import InMemoryDataLoader, SyntheticFeature, make_synthetic_loader
+from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.sizes import input_sizes
 from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.engine.network.precision import Precision
@@ -18,7 +19,6 @@ from onward.graph.training_graph import TrainingGraph
 from onward.losses.labels import LabelRange
 from onward.lowering.module import input_types
 from onward.parameters import Parameters
-from onward.plan.costs.costs import measure_costs
 
 _MOVES = operators_with(Fact.SAME_ELEMENTS) | {"Cast"}
 
@@ -76,7 +76,7 @@ def performance_lines(
     world_size: int,
 ) -> list[str]:
     """What was measured, one sentence each: throughput, share of the machine's own rate, peak memory."""
-    cost = measure_costs(graph, dict(dimensions))
+    cost = known_costs(graph, dict(dimensions))
     total = cost.total(cost.nodes)
     operations = total.forward + total.backward_input + total.backward_weight
     per_sample = operations / parameters.training.batch_size

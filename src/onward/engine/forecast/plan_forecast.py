@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from onward.data.shard import FeatureSpec
+from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.footprint import Measured, TensorShape, input_shapes_of, measure_stage, stage_inputs
-from onward.engine.forecast.graph_costs import known_costs
 from onward.engine.network.precision import Precision
 from onward.errors import ModelError, NodeError, ParametersError
 from onward.graph.training_graph import TrainingGraph

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import onnx_ir as ir
 
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed, stages_of_a_rank
 from onward.plan.annotations import RequestedSharding, requested_stages
-from onward.plan.costs.costs import measure_costs
+from onward.plan.costs.costs import GraphCosts
 from onward.plan.costs.stage_cost import StageCost
 from onward.plan.pipeline.balance import balanced_stages
 from onward.plan.pipeline.cut_list import stages_by_cut_list, stages_by_name, stages_by_note
@@ -22,7 +22,7 @@ def choose_stages(
     distributed: Distributed,
     roles: ValueRoles,
     micro_batches: int,
-    sizes: Mapping[str, int],
+    costs: Callable[[], GraphCosts],
     requested: RequestedSharding | None = None,
 ) -> tuple[dict[ir.Node, int], str | None]:
     """Cuts a network into `pipeline_parallel_size` times stages-per-rank stages.
@@ -32,8 +32,7 @@ def choose_stages(
         distributed: the section of the parameters.
         roles: of the graph's nodes.
         micro_batches: of one update.
-        sizes: symbolic dimensions of the network's inputs -> sizes in a micro-batch, as far as known; stages are
-            balanced for these.
+        costs: of a micro-batch, by which stages are balanced; counted only where they are.
         requested: what the model's own annotations ask for; the parameters come first.
 
     Returns:
@@ -67,7 +66,7 @@ def choose_stages(
         graph,
         count,
         roles,
-        measure_costs(graph, sizes, roles),
+        costs(),
         memory_limit_bytes=None if limit is None else limit * 1e9,
         micro_batches_held=held.__getitem__,
         micro_batches=micro_batches,

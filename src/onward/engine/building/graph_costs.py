@@ -11,13 +11,23 @@ from onward.plan.costs.costs import GraphCosts, measure_costs
 from onward.plan.roles import ValueRoles
 
 
-def known_costs(graph: TrainingGraph, dimensions: Mapping[str, int], roles: ValueRoles | None = None) -> GraphCosts:
+def known_costs(
+    graph: TrainingGraph,
+    dimensions: Mapping[str, int],
+    roles: ValueRoles | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> GraphCosts:
     """As `measure_costs`; a matmul behind a fused node whose shape is guessed could count a wrong batch 64 times.
+
+    Args:
+        graph: the network with its loss.
+        dimensions: symbolic dimension of the inputs -> size.
+        roles, shapes: of the graph, where they are known already.
 
     Raises:
         ParametersError: the size of a dimension of the inputs is not known.
     """
-    costs = measure_costs(graph, dimensions, roles)
+    costs = measure_costs(graph, dimensions, roles, shapes)
     if not costs.guessed:
         return costs
     return measure_costs(graph, dimensions, roles, find_value_facts(graph, input_sizes(graph, dimensions)).shapes)
