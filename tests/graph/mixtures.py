@@ -201,7 +201,7 @@ class Grouped(RowsOfExperts):
 class Dispatched(Mixture):
     """Switch Transformer: the best expert of each token, which takes no more than a few tokens of a sequence."""
 
-    capacity, groups = 3, "sequence"
+    capacity = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,9 +225,63 @@ class Dispatched(Mixture):
         return torch.einsum("ebcd,bnec->bnd", results, combine)
 
 
+class TwoDispatched(Mixture):
+    """GShard and NLLB-MoE: the second choices of a sequence come after all first ones; a list of gated experts."""
+
+    capacity = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Gated() for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = torch.softmax(self.gate(x), -1)
+        first = F.one_hot(probabilities.argmax(-1), EXPERTS)
+        second = F.one_hot(probabilities.masked_fill(first.bool(), -torch.inf).argmax(-1), EXPERTS)
+        places = torch.cumsum(first, 1) - 1, torch.cumsum(second, 1) - 1 + first.sum(1, keepdim=True)
+        total = (probabilities * (first + second)).sum(-1, keepdim=True)
+        combine = torch.zeros(*x.shape[:-1], EXPERTS, self.capacity, dtype=x.dtype)
+        for mask, place in zip((first, second), places, strict=True):
+            mask = mask * (place < self.capacity)
+            slots = F.one_hot((place * mask).sum(-1), self.capacity).to(x.dtype)
+            gates = (probabilities * mask).sum(-1, keepdim=True) / total * mask
+            combine = combine + torch.einsum("bne,bnc->bnec", gates, slots)
+        rows = torch.einsum("bnec,bnd->becd", combine.bool().to(x.dtype), x)
+        results = [expert(own.squeeze(1)) for expert, own in zip(self.experts, rows.chunk(EXPERTS, 1), strict=True)]
+        return torch.einsum("bnec,becd->bnd", combine, torch.stack(results, 1))
+
+
+class Soft(Einsum):
+    """Soft mixture: each slot is a weighted mean of all tokens, each token one of all slots; two slots an expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 2 * EXPERTS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.gate(x)
+        rows = (scores.softmax(1).transpose(1, 2) @ x).view(-1, EXPERTS, 2, WIDTH)
+        results = F.gelu(rows @ self.up) @ self.down
+        return scores.softmax(2) @ results.reshape(-1, 2 * EXPERTS, WIDTH)
+
+
+class Choosing(Einsum):
+    """Expert choice: the experts choose the tokens of a sequence that score best with them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares, chosen = torch.softmax(self.gate(x), -1).transpose(1, 2).topk(3, -1)  # [batch, experts, 3]
+        places = chosen.flatten(1).unsqueeze(-1).expand(-1, -1, WIDTH)
+        rows = x.gather(1, places).view(-1, EXPERTS, 3, WIDTH)
+        results = torch.einsum("becf,efd->becd", F.silu(torch.einsum("becd,edf->becf", rows, self.up)), self.down)
+        weighted = (results * shares.unsqueeze(-1)).flatten(1, 2)
+        return torch.zeros_like(x).scatter_add(1, places, weighted)
+
+
 MIXTURES = (
     RowsOfExperts, Loop, Stacked, Einsum, Batched, Slices, Selected, ScaledInputs, Bounded, Grouped,
 )  # fmt: skip
+SLOTS = Dispatched, TwoDispatched, Soft, Choosing
+"""The model puts tokens into slots of experts itself."""
 
 
 class Network(nn.Module):

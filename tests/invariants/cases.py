@@ -154,6 +154,68 @@ def tied_words() -> ir.Model:
 EXPERTS, HIDDEN = 4, 12
 
 
+def slots() -> ir.Model:
+    """Residual mixtures: two whose tokens the model puts into slots of experts, and one of an operator.
+
+    A stack with a capacity of two tokens of a sequence (Switch Transformer), single experts of means (soft mixture),
+    and ONNX Runtime's `MoE` with a gate.
+    """
+    loop = "".join(
+        f"r{e} = Gather<axis=1>(means, n{e})\np{e} = MatMul(r{e}, up{e})\nh{e} = Add(p{e}, upbias{e})\n"
+        f"a{e} = Tanh(h{e})\nq{e} = MatMul(a{e}, down{e})\no{e} = Add(q{e}, downbias{e})\nu{e} = Unsqueeze(o{e}, one)\n"
+        for e in range(EXPERTS)
+    )
+    body = f"""
+    x0 = Gather(table, ids)
+    scores0 = MatMul(x0, router0)
+    shares0 = Softmax(scores0)
+    best = ReduceMax(shares0, last)
+    chosen = ArgMax<axis=-1>(shares0)
+    chose = Equal(chosen, numbers)
+    mask = Cast<to=1>(chose)
+    counted = CumSum(mask, n1)
+    masked = Mul(counted, mask)
+    place = ReduceSum(masked, last)
+    fits = Equal(place, places)
+    slot = Cast<to=1>(fits)
+    dispatch = Einsum<equation="bne,bnc->bnec">(mask, slot)
+    weights = Unsqueeze(best, last)
+    combine = Mul(dispatch, weights)
+    rows = Einsum<equation="bnec,bnd->becd">(dispatch, x0)
+    products = MatMul(rows, stack_up)
+    inner = Relu(products)
+    results = MatMul(inner, stack_down)
+    mixed = Einsum<equation="becd,bnec->bnd">(results, combine)
+    x1 = Add(x0, mixed)
+    scores1 = MatMul(x1, router1)
+    of_tokens = Softmax<axis=1>(scores1)
+    turned = Transpose<perm=[0,2,1]>(of_tokens)
+    flat = MatMul(turned, x1)
+    means = Reshape(flat, split)
+    {loop}
+    stack = Concat<axis=1>({", ".join(f"u{e}" for e in range(EXPERTS))})
+    all = Reshape(stack, merged)
+    of_slots = Softmax<axis=2>(scores1)
+    sum = MatMul(of_slots, all)
+    x2 = Add(x1, sum)
+    scores2 = MatMul(x2, router2)
+    rows2 = Reshape(scores2, rows_of_scores)
+    moe = com.microsoft.MoE<k=2, activation_type="silu">(x2, rows2, gates, , backs, , values)
+    x3 = Add(x2, moe)
+    logits = MatMul(x3, head)"""
+    width = 16
+    numbers = {
+        "rows_of_scores": np.array([-1, EXPERTS]),
+        "last": np.array([-1]), "numbers": np.arange(EXPERTS), "places": np.arange(1, 3, dtype=np.float32),
+        "split": np.array([0, EXPERTS, 2, width]), "merged": np.array([0, 2 * EXPERTS, width]),
+        "one": np.array([1]), **{f"n{e}": np.array(e) for e in range(EXPERTS)},
+    }  # fmt: skip
+    return _with_experts(body, numbers, {
+        "router1": (width, 2 * EXPERTS), "router2": (width, EXPERTS), "gates": (EXPERTS, HIDDEN, width),
+        "values": (EXPERTS, HIDDEN, width), "backs": (EXPERTS, width, HIDDEN),
+    })  # fmt: skip
+
+
 def mixtures() -> ir.Model:
     """Two residual mixtures of experts: stacks of weights without biases, and a loop over layers with biases."""
     loop = "".join(
@@ -184,19 +246,25 @@ def mixtures() -> ir.Model:
     sum = Add(s2, t3)
     x2 = Add(x1, sum)
     logits = MatMul(x2, head)"""
+    numbers = {"two": np.array([2]), "last": np.array([-1]), **{f"n{e}": np.array(e) for e in range(EXPERTS)}}
+    return _with_experts(body, {**numbers, "zero": np.zeros(1, np.float32)})
+
+
+def _with_experts(
+    body: str, numbers: Mapping[str, np.ndarray], other_sizes: Mapping[str, tuple[int, ...]] | None = None
+) -> ir.Model:
+    """A graph of words with these constants, and weights of a stack of experts and of single ones."""
     width, rng = 16, np.random.default_rng(7)
     sizes: dict[str, tuple[int, ...]] = {
         "table": (WORDS, width), "router0": (width, EXPERTS), "router1": (width, EXPERTS), "head": (width, WORDS),
         "stack_up": (EXPERTS, width, HIDDEN), "stack_down": (EXPERTS, HIDDEN, width),
         **{f"up{e}": (width, HIDDEN) for e in range(EXPERTS)}, **{f"upbias{e}": (HIDDEN,) for e in range(EXPERTS)},
         **{f"down{e}": (HIDDEN, width) for e in range(EXPERTS)}, **{f"downbias{e}": (width,) for e in range(EXPERTS)},
+        **(other_sizes or {}),
     }  # fmt: skip
     stored = {name: rng.normal(0, size[-1] ** -0.5, size).astype(np.float32) for name, size in sizes.items()}
-    numbers = {"two": np.array([2]), "last": np.array([-1]), **{f"n{e}": np.array(e) for e in range(EXPERTS)}}
     outputs = f"float[b,{TOKENS},{WORDS}] logits"
-    return ir.from_proto(
-        parse(f"int64[b,{TOKENS}] ids", outputs, body, {**stored, **numbers, "zero": np.zeros(1, np.float32)})
-    )
+    return ir.from_proto(parse(f"int64[b,{TOKENS}] ids", outputs, body, {**stored, **numbers}))
 
 
 def shared_heads(key_heads: int) -> ir.Model:
@@ -267,6 +335,7 @@ CASES = {
         tied_words, {"type": "ctc", "prediction": "logits", "label": "labels"}, spelled, {"weights_to_train": ["*"]}
     ),
     "mixtures": Case(mixtures, IGNORING, words, {"weights_not_to_train": ["zero"]}),
+    "slots": Case(slots, IGNORING, words, {"weights_not_to_train": ["places"]}),
     "tied_words": Case(tied_words, IGNORING, words, {"weights_to_train": ["*"]}),
     "one_key_head": Case(lambda: shared_heads(1), IGNORING, words),
     "two_key_heads": Case(lambda: shared_heads(2), IGNORING, words),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def on_a_rank(cases: list[tuple[Choices, tuple[str, str] | None, float | None]])
         issued.append((output.dim(), output.dtype.is_floating_point))
         return original(output, *more, **named)
 
-    dist.all_to_all_single = recording  # type: ignore[assignment]
+    dist.all_to_all_single = recording
     found = []
     for choices, trained, factor in cases:
         issued.clear()
@@ -109,6 +110,11 @@ TRAINED = {
 }  # fmt: skip
 
 
+def prefixed(name: str) -> Callable[[str], str]:
+    """Adds which case it is to what torch says."""
+    return lambda text: f"{name}: {text}"
+
+
 def test_all_ranks_issue_the_same_collectives_and_equal_one_process() -> None:
     routings = {**ROUTINGS, **{f"drawn {seed}": drawn(seed) for seed in range(6)}}
     cases = {
@@ -124,9 +130,9 @@ def test_all_ranks_issue_the_same_collectives_and_equal_one_process() -> None:
         assert len(both[0]["issued"]) == (3 if trained is None else 5), name
         results, gradients = by_hand(choices, factor)
         for rank, found in enumerate(both):
-            torch.testing.assert_close(found["result"], results[rank], msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(found["result"], results[rank], msg=prefixed(name))
             for kind in () if trained is None else trained[rank].split():
-                torch.testing.assert_close(found[kind], gradients[kind][rank], msg=lambda t, n=name: f"{n}: {t}")
+                torch.testing.assert_close(found[kind], gradients[kind][rank], msg=prefixed(name))
 
 
 @pytest.mark.parametrize("rows", [0, 3])

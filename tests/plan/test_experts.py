@@ -13,11 +13,14 @@ from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import plan_run, read_training_graph
 from onward.engine.forecast.plan_forecast import forecast
 from onward.errors import ParametersError
-from onward.graph.training_graph import TrainingGraph
+from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.parameters import Parameters
 from onward.plan.decision import Plan, graph_of_rank
+from onward.plan.experts import plan_experts
 from onward.plan.report.text import render
 from onward.plan.topology import Place, Topology
+from tests.graph.fusion.test_expert_slots import RESULT, ROWS, STACK
+from tests.graph.fusion.test_experts import model as slots_of
 from tests.invariants.cases import CASES, EXPERTS, HIDDEN, TOKENS, WORDS
 
 CASE, WIDTH = CASES["mixtures"], 16
@@ -95,6 +98,28 @@ def test_refused(tmp_path: Any, name: str) -> None:
     sections, words = REFUSED[name]
     with pytest.raises(ParametersError, match=words):
         planned(parameters(tmp_path, **sections))
+
+
+def test_a_capacity_of_slots_that_the_model_fills_is_refused(tmp_path: Any) -> None:
+    graph = make_training_graph(slots_of(ROWS + STACK + RESULT), fuse=True)
+    asked = parameters(tmp_path, distributed={"expert_parallel_size": 1, "expert_capacity_factor": 1.5}).distributed
+    words = (
+        r"expert_capacity_factor is 1.5, but the model puts tokens into slots of its experts itself \(.*\), and drops"
+    )
+    with pytest.raises(ParametersError, match=words):
+        plan_experts(graph, asked)
+
+
+def test_slots_travel_with_their_experts(tmp_path: Any) -> None:
+    found = parameters(tmp_path, "slots")
+    graph, plan = planned(found)
+    assert {"stack_up", "gates", "values"} <= plan.experts.stacks
+    assert plan.experts.owners["up3"] == 1
+    (rank,) = forecast(found, graph, plan, InMemoryDataLoader(CASE.data(4)).feature_specs()).ranks
+    tokens = next(one for one in rank.traffic if one.what == "expert all-to-all")
+    # Two slots of each sequence for an expert, in two layers, and two choices of a token in the third.
+    rows = 2 * (4 * 2 * EXPERTS) + 4 * TOKENS * 2
+    assert (tokens.calls, tokens.payload) == (12, 4 * rows * WIDTH * 4)
 
 
 def test_a_model_without_experts_is_refused_before_processes_start(

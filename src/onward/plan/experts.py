@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onward.errors import ParametersError
 from onward.graph.fusion.rewriting import DOMAIN
+from onward.graph.nodes.provenance import shown_node
 from onward.graph.reading.tensor_storage import close_file
 from onward.graph.training_graph import TrainingGraph
 from onward.parameters.distributed import Distributed
@@ -64,8 +65,14 @@ def plan_experts(graph: TrainingGraph, distributed: Distributed) -> ExpertPlan:
         raise ParametersError(
             f"distributed.{asked}, but no mixture of experts was recognized in the model. Looked for: a TopK or ArgMax "
             "of scores of experts, and after it feed-forward layers whose results are weighed by these scores and "
-            "added up. `onward inspect` lists such layers as the fusion `experts`, which section speed must leave on. "
+            "added up; or such layers of slots that the model fills with tokens. `onward inspect` lists them as the "
+            "fusion `experts`, which section speed must leave on. "
             "Leave the field out, or export experts in one of the forms that docs/explanation/fusion.md names." + seen
+        )
+    if factor is not None and not any(map(has_choices, nodes)):
+        raise ParametersError(
+            f"distributed.expert_capacity_factor is {factor:g}, but the model puts tokens into slots of its experts "
+            f"itself ({shown_node(nodes[0])}), and drops those for which there is no slot. Leave the field out."
         )
     stacks, owners = set[str](), dict[str, int]()
     for node in nodes if size > 1 else ():
@@ -96,6 +103,11 @@ def plan_experts(graph: TrainingGraph, distributed: Distributed) -> ExpertPlan:
     )
 
 
+def has_choices(node: ir.Node) -> bool:
+    """Whether a mixture takes tokens with the experts they choose, not slots of experts that the model fills."""
+    return node.inputs[1] is not None
+
+
 def layer_count(node: ir.Node) -> int:
     """How many kinds of weights the experts of a mixture have: matrices and biases."""
     layers = 3 if node.attributes["gated"].as_int() == 1 else 2
@@ -121,7 +133,7 @@ def localize_experts(graph: TrainingGraph, plan: ExpertPlan, rank: int) -> Train
         return graph
     model = graph.model.clone()
     for node in model.graph:
-        if str(node.outputs[0].name) in plan.nodes:
+        if node.domain == DOMAIN and node.op_type == "Experts":
             _localize(model.graph, node, plan, rank)
     gone = {name for name, owner in plan.owners.items() if owner != rank}
     weights = tuple(name for name in graph.weights if name not in gone)
@@ -130,7 +142,7 @@ def localize_experts(graph: TrainingGraph, plan: ExpertPlan, rank: int) -> Train
 
 
 def _localize(graph: ir.Graph, node: ir.Node, plan: ExpertPlan, rank: int) -> None:
-    if plan.capacity_factor is not None:
+    if plan.capacity_factor is not None and has_choices(node):
         node.attributes["capacity_factor"] = ir.AttrFloat32("capacity_factor", plan.capacity_factor)
     if plan.size == 1:
         return

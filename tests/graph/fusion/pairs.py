@@ -27,7 +27,8 @@ def parse(
     inputs: str, outputs: str, body: str, stored: Mapping[str, Any] | None = None, opset: int = 18
 ) -> onnx.ModelProto:
     """A model in ONNX's text form; `stored` become initializers, numpy arrays as they are, numbers as float64."""
-    text = f'<ir_version: 9, opset_import: ["" : {opset}]>\nmodel ({inputs}) => ({outputs}) {{\n{body}\n}}'
+    opsets = f'"" : {opset}, "com.microsoft" : 1'
+    text = f"<ir_version: 9, opset_import: [{opsets}]>\nmodel ({inputs}) => ({outputs}) {{\n{body}\n}}"
     model = onnx.parser.parse_model(text)
     for name, value in (stored or {}).items():
         array = value if isinstance(value, np.ndarray) else np.asarray(value, np.float64)

@@ -128,23 +128,3 @@ def test_what_these_are_made_of_is_one() -> None:
     assert_equal(model(LOOP + SUM), tokens(2, 3, D))
     assert_equal(model(STACK), tokens(2, 3, D))
     assert kinds(make_training_graph(model(LOOP + SUM), fuse=True, keep=("o1",))).get("experts") is None
-
-
-@pytest.mark.parametrize("normalized", [0, 1])
-def test_the_operator_of_onnx_runtime(normalized: int) -> None:
-    node = onnx.helper.make_node(
-        "MoE", ["x", "logits", "up", "ub", "down", "db"], ["y"], domain="com.microsoft", k=2, activation_type="silu",
-        normalize_routing_weights=normalized,
-    )  # fmt: skip
-    sizes = {"up": (E, H, D), "ub": (E, H), "down": (E, D, H), "db": (E, D)}
-    stored = [onnx.numpy_helper.from_array(RNG.normal(size=size), name) for name, size in sizes.items()]
-    double = onnx.TensorProto.DOUBLE
-    inputs = [
-        onnx.helper.make_tensor_value_info(name, double, ["n", size]) for name, size in {"x": D, "logits": E}.items()
-    ]
-    graph = onnx.helper.make_graph(
-        [node], "g", inputs, [onnx.helper.make_tensor_value_info("y", double, ["n", D])], stored
-    )
-    imports = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("com.microsoft", 1)]
-    proto = onnx.helper.make_model(graph, opset_imports=imports)
-    assert_equal(proto, {**tokens(7, D), "logits": torch.randn(7, E, dtype=torch.float64)})

@@ -82,8 +82,11 @@ class ExpertReader(RoutingReader):
     ) -> Formula | None:
         """The formula of a product that sums over `inputs`."""
         names = [atom.label for atom in (*inputs, *outputs)]
-        is_stack = len(self.facts.shape(weight.data) or ()) == 3
+        shape = self.facts.shape(weight.data) or ()
+        is_stack = len(shape) > 2
         if sorted(names) != (["W1", "W2"] if is_stack else ["W0", "W1"]):
+            return None
+        if 1 in (shape[0], *shape[-2:]) or any(size != 1 for size in shape[1:-2]):
             return None
         reads = WeightOf(weight.data, weight.expert, is_stack, rows_are_outputs=names[0] > names[1])
         return Formula(kind="linear", operands=(x.data,), weight=reads)
@@ -204,7 +207,10 @@ class ExpertReader(RoutingReader):
         axes = broadcast(x.axes, (*self._experts_first(bias.axes[:-1]), features))
         if axes != x.axes or x.kind != "body" or x.data.kind != "linear":
             return None
-        is_stack = len(self.facts.shape(bias.data) or ()) == 2
+        shape = self.facts.shape(bias.data) or ()
+        is_stack = sum(size != 1 for size in shape) == 2
+        if is_stack and shape[0] == 1:
+            return None
         if bias.axes[-1][0].label != ("W1" if is_stack else "W0"):
             return None
         return Meaning(

@@ -28,7 +28,7 @@ class RoutingReader:
         self.experts, self.choices = experts, choices
         self.obstacle: str | None = None
         shape = self.facts.shape(top_k.inputs[0]) or () if top_k.inputs[0] is not None else ()
-        self.tokens = tuple(((Atom(f"N{i}", size)),) for i, size in enumerate(shape[:-1]))
+        self.tokens: Axes = tuple(((Atom(f"N{i}", size)),) for i, size in enumerate(shape[:-1]))
         self.sizes = (*shape[:-1], choices)
         of_choices = (*self.tokens, (Atom("K", choices),))
         has_choices = self.facts.rank(self.chosen) == len(shape)
@@ -62,8 +62,10 @@ class RoutingReader:
         if shape is None or dtype is None or not dtype.is_floating_point():
             return None
         if value.is_initializer():
-            own = tuple((Atom(f"W{i}", size),) for i, size in enumerate(shape))
-            return Meaning("weight", own, value)
+            own = list[tuple[Atom, ...]]()
+            for size in shape:  # exporters fold what unsqueezes a weight into it
+                own.append(() if size == 1 else (Atom(f"W{sum(map(bool, own))}", size),))
+            return Meaning("weight", tuple(own), value)
         if shape[:-1] != wanted[:-1] or None in shape or len(shape) != len(wanted):
             return None
         if shape == wanted:

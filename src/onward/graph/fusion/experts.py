@@ -10,24 +10,24 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.graph.fusion.contributed_experts import KIND, fuse_contributed
 from onward.graph.fusion.expert_axes import Derived, Meaning, Shares
 from onward.graph.fusion.expert_body import Body, WeightOf, read_body, stacked_weights
 from onward.graph.fusion.expert_misses import SHARED_WEIGHTS, read_elsewhere, reason_of, unknown_body
 from onward.graph.fusion.expert_reading import ExpertReader
+from onward.graph.fusion.expert_slots import fuse_slots
 from onward.graph.fusion.rewriting import Editor, readers
 from onward.graph.nodes.known_values import integer
-from onward.graph.nodes.structure import MICROSOFT
-
-KIND = "experts"
 
 _FIRST_OPSET = 13
 """Before it, the axes of sums are attributes, and nobody exported mixtures of experts."""
 
 
 def fuse_experts(editor: Editor) -> None:
-    """Replaces what is computed of the choices of a `TopK` or `ArgMax`, and `MoE` of ONNX Runtime."""
+    """Replaces what is computed of the choices of a `TopK` or `ArgMax`, or of slots, and `MoE` of ONNX Runtime."""
     if editor.facts.opset < _FIRST_OPSET:
         return
+    missed = list[tuple[str, list[ir.Node]]]()
     for node in editor.nodes("TopK", "ArgMax"):
         scores = None if node.inputs[0] is None else editor.facts.shape(node.inputs[0])
         choices = editor.facts.number(node.inputs[1]) if node.op_type == "TopK" else 1
@@ -38,9 +38,10 @@ def fuse_experts(editor: Editor) -> None:
             reader = ExpertReader(editor, node, scores[-1], int(choices))
             after = list[ir.Value]()
             if not _fuse(editor, reader, after) and (reason := reason_of(reader, after, reader.obstacle)) is not None:
-                editor.missed.append(reason)
-    for node in [node for node in editor.graph if node.domain == MICROSOFT and node.op_type == "MoE"]:
-        _fuse_contributed(editor, node)
+                missed.append((reason, [made for value in after if (made := value.producer()) is not None]))
+    fuse_slots(editor)
+    editor.missed += [reason for reason, nodes in missed if all(node.graph is not None for node in nodes)]
+    fuse_contributed(editor)
 
 
 def _fuse(editor: Editor, reader: ExpertReader, after: list[ir.Value]) -> bool:
@@ -140,45 +141,3 @@ def _hidden(editor: Editor, down: WeightOf) -> int:
     """How many features an expert has between its layers."""
     size = (editor.facts.shape(down.value) or ())[-1 if down.rows_are_outputs else -2]
     return size if isinstance(size, int) else 0
-
-
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu_tanh", "silu": "swish"}
-"""Of `MoE` -> of the fused node."""
-
-
-def _fuse_contributed(editor: Editor, node: ir.Node) -> None:
-    """`MoE` with the usual activations: the softmax of its scores, the best of them, and the experts."""
-    inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
-    x, scores, up, up_bias, down, down_bias = inputs[:6]
-    name = node.attributes["activation_type"].as_string() if "activation_type" in node.attributes else "relu"
-    shape = None if up is None else editor.facts.shape(up)
-    is_usual = name in _ACTIVATIONS and not integer(node, "use_sparse_mixer", 0) and inputs[6:] == [None, None]
-    result = node.outputs[0]
-    if not is_usual or shape is None or (up_bias is None) != (down_bias is None) or down is None or scores is None:
-        return
-    if x is None or not isinstance(shape[0], int) or editor.facts.rank(x) != 2 or result.name in editor.kept:
-        return
-    choices = integer(node, "k", 1)
-    probabilities = editor.write("Softmax", [scores], node, name=KIND, axis=-1)
-    top = editor.new_node("TopK", [probabilities, editor.integers([choices])], f"fused/{KIND}", outputs=2)
-    editor.graph.insert_before(node, top)
-    shares = top.outputs[0]
-    if integer(node, "normalize_routing_weights", 0):
-        total = editor.write("ReduceSum", [shares, editor.integers([-1])], node, name=KIND, keepdims=1)
-        shares = editor.write("Div", [shares, total], node, name=KIND)
-    biases = [] if up_bias is None else [up_bias, down_bias]
-    output = editor.write(
-        "Experts",
-        [x, top.outputs[1], shares, up, down, *biases],
-        node,
-        fused=True,
-        name=KIND,
-        experts=shape[0],
-        activation=_ACTIVATIONS[name],
-        alpha=1.0,
-        gated=0,
-        rows_are_outputs=1,
-        is_biased=int(bool(biases)),
-        hidden=_hidden(editor, WeightOf(down, rows_are_outputs=True)),
-    )
-    editor.replace(result, output, KIND, 1, f"{shape[0]} experts, {choices} for each token")

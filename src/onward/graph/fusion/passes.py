@@ -11,6 +11,7 @@ from onward.graph.fusion import (
     activation,
     attention,
     concatenation,
+    contributed_experts,
     cross_entropy,
     experts,
     linear,
@@ -30,7 +31,7 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     cross_entropy.KIND: cross_entropy.fuse_cross_entropy,
     linear.KIND: linear.fuse_linear,
     concatenation.KIND: concatenation.fuse_joined_relu,
-    experts.KIND: experts.fuse_experts,
+    contributed_experts.KIND: experts.fuse_experts,
 }
 """Fusion, as `speed.fusions_off` names it -> what does it, in the order in which they run."""
 

@@ -1,25 +1,20 @@
 """Mixture of experts of the domain com.microsoft: every token goes through the few experts that its router chose.
 
-Its meaning is that of onnxruntime's documentation (docs/ContribOperators.md) and of its CPU kernel.
+`onward.graph.fusion.contributed_experts` says what its attributes mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from onward.graph.fusion.contributed_experts import body_attributes
 from onward.graph.nodes.structure import MICROSOFT
+from onward.lowering.ops.fused_experts import experts
 from onward.lowering.registry import lowers
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "identity": lambda x: x,
-}
 
 
 @lowers("MoE", domain=MICROSOFT)
@@ -39,48 +34,29 @@ def mixture_of_experts(
     k: int = 1,
     normalize_routing_weights: int = 0,
     swiglu_fusion: int = 0,
-    swiglu_limit: float = torch.inf,
+    swiglu_limit: float = math.inf,
     use_sparse_mixer: int = 0,
 ) -> Tensor:
     """Tokens (T, H) or (B, L, H), router's logits (T, E), weights (E, I, H) of fc1 and fc3 and (E, H, I) of fc2.
 
     The softmax of the logits weighs the k best experts; with `normalize_routing_weights` their weights sum to 1.
-    `swiglu` takes fc1 of 2 * I rows: gate and value alternate (`swiglu_fusion` 1), or follow each other (2).
+    The hidden layer is `activation(fc1(x))`, with fc3 times `fc3(x)`; `swiglu` without fc3 takes fc1 of 2 * I rows.
     """
-    if use_sparse_mixer or fc3_experts_weights is not None or fc3_experts_bias is not None:
-        raise ValueError("MoE with a sparse mixer or with fc3 is not known.")
-    if activation_type != "swiglu" and activation_type not in _ACTIVATIONS:
-        raise ValueError(
-            f"activation_type {activation_type!r} is not known; expected swiglu, {', '.join(_ACTIVATIONS)}."
-        )
-    tokens = input.flatten(0, -2)
+    if use_sparse_mixer:
+        raise ValueError("MoE with a sparse mixer is not known.")
+    has_fc3 = fc3_experts_weights is not None
+    body: dict[str, Any] = dict(
+        body_attributes(activation_type, has_fc3, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit)
+    )
     shares, chosen = torch.softmax(router_probs, dim=-1).topk(k, dim=-1)
     if normalize_routing_weights:
         shares = shares / shares.sum(dim=-1, keepdim=True)
-    result = torch.zeros_like(tokens)
-    for expert in range(fc1_experts_weights.shape[0]):
-        rows, places = torch.where(chosen == expert)
-        hidden = F.linear(tokens[rows], fc1_experts_weights[expert], _of(fc1_experts_bias, expert))
-        if activation_type == "swiglu":
-            hidden = _swiglu(hidden, activation_alpha, activation_beta, swiglu_limit, swiglu_fusion)
-        else:
-            hidden = _ACTIVATIONS[activation_type](hidden)
-        output = F.linear(hidden, fc2_experts_weights[expert], _of(fc2_experts_bias, expert))
-        weighed = output * shares[rows, places].unsqueeze(-1)
-        result = result.index_add(0, rows, weighed.to(result.dtype))  # autocast multiplies in 16 bits
-    return result.reshape(input.shape)
-
-
-def _of(biases: Tensor | None, expert: int) -> Tensor | None:
-    return None if biases is None else biases[expert]
-
-
-def _swiglu(x: Tensor, alpha: float, beta: float, limit: float, fusion: int) -> Tensor:
-    """gate * sigmoid(alpha * gate) * (value + beta), the gate cut above the limit, the value on both sides."""
-    if fusion not in (1, 2):
-        raise ValueError(
-            f"swiglu_fusion is {fusion}; 1 (gate and value alternate) and 2 (one after the other) are known."
-        )
-    gate, value = (x[..., ::2], x[..., 1::2]) if fusion == 1 else x.chunk(2, dim=-1)
-    gate, value = gate.clamp(max=limit), value.clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * (value + beta)
+    matrices = [fc1_experts_weights, *((fc3_experts_weights,) if has_fc3 else ()), fc2_experts_weights]
+    biases = [fc1_experts_bias, *((fc3_experts_bias,) if has_fc3 else ()), fc2_experts_bias]
+    is_biased = any(bias is not None for bias in biases)
+    if is_biased:
+        matrices += [m.new_zeros(m.shape[:2]) if b is None else b for b, m in zip(biases, matrices, strict=True)]
+    return experts(
+        input, chosen, shares, *matrices, experts=len(fc1_experts_weights), rows_are_outputs=1,
+        is_biased=int(is_biased), training=False, **body,
+    )  # fmt: skip

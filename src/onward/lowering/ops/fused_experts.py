@@ -27,6 +27,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "swish": lambda x, alpha: F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x),
     "sigmoid": lambda x, alpha: torch.sigmoid(x),
     "tanh": lambda x, alpha: torch.tanh(x),
+    "identity": lambda x, alpha: x,
     "relu_squared": lambda x, alpha: torch.relu(x).square(),
 }
 
@@ -34,8 +35,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
 @lowers("Experts", domain=DOMAIN)
 def experts(
     X: Tensor,
-    indices: Tensor,
-    shares: Tensor,
+    indices: Tensor | None,
+    shares: Tensor | None,
     *weights: Tensor,
     experts: int,
     activation: str,
@@ -58,8 +59,8 @@ def experts(
     """The sum over the choices of each token of `share * expert(token)`.
 
     Args:
-        X: tokens [.., d].
-        indices, shares: of the chosen experts, [.., k].
+        X: tokens [.., d]; without choices, what is in the slots of each expert, [experts, .., d].
+        indices, shares: of the chosen experts, [.., k]; None: the result is what the experts make of their slots.
         weights: of the gate (where `gated` is 1), of the layer up and of the layer down, then their biases; each a
             stack [experts, ..], or a tensor for each expert.
         experts: how many there are.
@@ -79,13 +80,19 @@ def experts(
     """
     gate = Gate(gated, (gate_low, gate_high), (value_low, value_high), value_shift)
     body = Body(weights, activation, alpha, gate, bool(rows_are_outputs), bool(is_biased), hidden, bool(scales_input))
+    shared = (expert_size, expert_group) if expert_size > 1 else None
+    if indices is None or shares is None:
+        if shared is None:
+            found = body.of_slots(X.flatten(1, -2))
+            return found.view(*X.shape[:-1], found.shape[-1])
+        slots = _disable_dynamo(_of_slots) if torch.compiler.is_compiling() else _of_slots
+        return slots(body, X, *shared)
     tokens, chosen, of_chosen = (tensor.flatten(0, -2) for tensor in (X, indices, shares))
     if expert_size == 1 and not torch.compiler.is_compiling() and not is_plain(X):
         return _of_all(body, tokens, chosen, of_chosen, experts).reshape(X.shape)
     # Code would be compiled again for every number of rows.
     compute = _disable_dynamo(_of_rows) if torch.compiler.is_compiling() else _of_rows
     limit = capacity_factor if training else None
-    shared = (expert_size, expert_group) if expert_size > 1 else None
     return compute(body, tokens, chosen, of_chosen, experts, limit, shared).reshape(X.shape)
 
 
@@ -109,6 +116,12 @@ def _of_rows(
         shares = torch.ones_like(shares)
     outputs = body(rows, counts) if shared is None else _on_their_ranks(body, rows, counts, *shared)
     return weighed_sum(outputs, order, shares).to(tokens.dtype)
+
+
+def _of_slots(body: Body, X: Tensor, size: int, group: str) -> Tensor:
+    rows = X.flatten(0, -2)
+    found = _on_their_ranks(body, rows, [len(rows) // len(X)] * len(X), size, group)
+    return found.view(*X.shape[:-1], found.shape[-1])
 
 
 def _on_their_ranks(body: Body, rows: Tensor, counts: Sequence[int], size: int, group: str) -> Tensor:
@@ -203,14 +216,17 @@ class Body:
     ) -> None:
         layers = 3 if gate.gated == 1 else 2
         each = len(weights) // (layers * (1 + is_biased))
-        columns: list[Sequence[Tensor]] = [weights[i : i + each] for i in range(0, len(weights), each)]
-        unbound = [
-            column[0].unbind(0) if column[0].dim() == 3 - (i >= layers) else column for i, column in enumerate(columns)
-        ]
-        self._matrices, self._biases = unbound[:layers], unbound[layers:]
-        own = self._matrices[-1][0].shape[1 if rows_are_outputs else 0]
+        columns = [list(weights[i : i + each]) for i in range(0, len(weights), each)]
+        self._is_stacked = weights[0].dim() > 2
+        for i, column in enumerate(columns):  # stacks may have axes of size 1 that an exporter put in
+            start, end = int(self._is_stacked), -1 if i >= layers else -2
+            columns[i] = [one.reshape(*one.shape[:start], *one.shape[end:]) for one in column]
+        own = columns[layers - 1][0].shape[-1 if rows_are_outputs else -2]
         if is_biased and hidden not in (0, own):  # every rank adds its share of the last bias
-            self._biases[-1] = [bias * (own / hidden) for bias in self._biases[-1]]
+            columns[-1] = [bias * (own / hidden) for bias in columns[-1]]
+        self._stacks = columns
+        unbound = [column[0].unbind(0) if self._is_stacked else column for column in columns]
+        self._matrices, self._biases = unbound[:layers], unbound[layers:]
         self._activation = _ACTIVATIONS[activation]
         self._alpha, self._gate, self._rows_are_outputs = alpha, gate, rows_are_outputs
         self.scales_input = scales_input
@@ -219,14 +235,24 @@ class Body:
         """The results of rows; of experts without rows the gradients are zeros."""
         return torch.cat([self.expert(e, own) for e, own in enumerate(torch.split(rows, list(counts)))])
 
-    def expert(self, e: int, x: Tensor) -> Tensor:
-        """What one expert computes of rows."""
+    def of_slots(self, slots: Tensor) -> Tensor:
+        """The results of as many rows for each expert, [experts, rows, d]."""
+        if self._is_stacked:
+            return self.expert(None, slots)
+        return torch.stack([self.expert(e, own) for e, own in enumerate(slots.unbind(0))])
+
+    def expert(self, e: int | None, x: Tensor) -> Tensor:
+        """What one expert computes of rows; None: all of them, of the rows of each."""
         *first, down = range(len(self._matrices))
         first_part, *value = self._gate.parts([self._linear(layer, e, x) for layer in first])
         found = self._activation(first_part, self._alpha)
         return self._linear(down, e, found * value[0] if value else found)
 
-    def _linear(self, layer: int, e: int, x: Tensor) -> Tensor:
+    def _linear(self, layer: int, e: int | None, x: Tensor) -> Tensor:
+        if e is None:
+            stack = self._stacks[layer][0]
+            product = x @ (stack.mT if self._rows_are_outputs else stack)
+            return product + self._stacks[len(self._matrices) + layer][0].unsqueeze(1) if self._biases else product
         matrix = self._matrices[layer][e]
         bias = self._biases[layer][e] if self._biases else None
         return F.linear(x, matrix if self._rows_are_outputs else matrix.T, bias)

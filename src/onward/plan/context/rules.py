@@ -216,12 +216,17 @@ def _reshape(context: NodeContext, inputs: Cuts, outputs: Cuts, size: int) -> Cu
 
 
 def _of_tokens(context: NodeContext, inputs: Cuts, outputs: Cuts, size: int) -> CutNode:
-    """A rank's own tokens, each with its own choice: any axis but the last, in every operand of that size."""
+    """A rank's own tokens, each with its own choice: any axis but the last, in every operand of that size.
+
+    Of a mixture of slots, the first axis are the experts.
+    """
     last = len(context.shape(0)) - 1
     if context.node.op_type == "TopK" and context.axis("axis", -1, last + 1) != last:
         raise CannotShardError(f"{context.name} compares tokens")
-    operands = (0,) if context.node.op_type == "TopK" else (0, 1, 2)
-    links = [Link(dict.fromkeys(operands, axis), dict.fromkeys(context.outputs(), axis)) for axis in range(last)]
+    is_routed = context.node.op_type != "TopK" and context.has_input(1)
+    operands, first = (0, 1, 2) if is_routed else (0,), int(context.node.op_type == "Experts" and not is_routed)
+    axes = range(first, last)
+    links = [Link(dict.fromkeys(operands, axis), dict.fromkeys(context.outputs(), axis)) for axis in axes]
     return CutNode(assignment=follow(links, context, inputs, outputs))
 
 

@@ -250,9 +250,11 @@ def _operations(node: ir.Node, read: Sequence[tuple[int, ...]], made: Sequence[t
         return 2.0 * read[0][0] * read[0][1] * (math.prod(read[1]) + math.prod(read[2]))
     if kind == "Einsum":
         return _einsum_operations(node, read)
-    if kind == "Experts" and read[1]:  # each choice of a token goes through the matrices of one expert
-        of_all = sum(math.prod(shape) for shape in read[3:] if len(shape) > 1)
-        return 2.0 * math.prod(read[1]) * of_all / node.attributes["experts"].as_int()
+    if kind == "Experts":  # each choice of a token, or each slot, goes through the matrices of one expert
+        has_choices = node.inputs[1] is not None
+        of_all = sum(math.prod(shape) for shape in read[3 if has_choices else 1 :] if len(shape) > 1)
+        rows = math.prod(read[1] if has_choices else read[0][:-1])
+        return 2.0 * rows * of_all / node.attributes["experts"].as_int()
     if kind == "Attention" and len(read) > 2:
         query, keys = read[0], read[1]
         return 4.0 * math.prod(query) * (keys[-2] if len(keys) > 1 else 1)

@@ -81,9 +81,10 @@ def linear_cross_entropy(context: NodeContext, inputs: Known, outputs: Known) ->
 
 @rule("Experts", domains=(DOMAIN,))
 def experts(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
-    """The hidden features of all experts at once, or the tokens with their choices."""
+    """The hidden features of all experts at once, or the tokens with their choices, or an axis of their slots."""
     if outputs or min(inputs, default=0) < 3:
-        links = [Link({0: axis, 1: axis, 2: axis}, {0: axis}) for axis in range(len(context.result()) - 1)]
+        operands, first = ((0, 1, 2), 0) if context.has_input(1) else ((0,), 1)
+        links = [Link(dict.fromkeys(operands, axis), {0: axis}) for axis in range(first, len(context.result()) - 1)]
         return follow(links, context, inputs, outputs, "features of a token")
     gated, count = context.attribute("gated"), len(context.node.inputs) - 3
     layers = 3 if gated == 1 else 2

@@ -205,9 +205,11 @@ def _exchanged(node: ir.Node, costs: GraphCosts) -> float:
     """Bytes of the tokens of a mixture, once for each expert they choose: there and back, forward and backward."""
     if not is_mixture(node):
         return 0.0
-    shares, first = node.inputs[2:4]
-    assert shares is not None
+    slots, shares, first = node.inputs[0], node.inputs[2], node.inputs[3]
+    assert slots is not None
     assert first is not None
+    if shares is None:
+        return 4.0 * costs.value_bytes.get(str(slots.name), 0.0)
     assert first.const_value is not None
     rows, columns = (int(size) for size in first.const_value.shape.numpy()[-2:])
     width = columns if node.attributes["rows_are_outputs"].as_int() else rows
