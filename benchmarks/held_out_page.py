@@ -40,7 +40,8 @@ Refusals and failures:
 
 All-reduces forward and backward that tensor parallelism adds for one more layer, sums of rows that norms over ranks
 need in addition (one number for each token), and the all-reduces of the same layer in Megatron-LM, both directions
-together.
+together. Expert parallelism adds to each mixture 2 all-to-alls forward and 2 backward, as Megatron-LM's dropless mode
+does, and one of the tokens' counts forward (`tests/invariants/test_expert_routing.py`).
 
 | model | forward | backward | of rows | Megatron-LM, both |
 |---|---|---|---|---|
