@@ -61,19 +61,20 @@ def page(found: dict[str, dict[str, Any]], names: Sequence[str]) -> str:
         "`python -m benchmarks.coverage --steps` writes the device bundle of every architecture of the tests "
         "(`tests/lowering/architectures.py`), trains two steps with it in stock ONNX Runtime, the second with another "
         "batch size where the export leaves it open, and compares them with the torch module's: the loss of both, and "
-        "every weight and running statistic after the first, within 1e-4 of its change. Where they differ by more, "
+        "every weight, its gradient and every running statistic after the first, within 1e-4. Where they differ more, "
         "both are compared with a step in float64: a device that is nearer to it than torch in float32 is equal.",
         "",
         f"Compared: {len(equal) + len(others)} of {len(names)}; equal: {len(equal)}.",
         "",
-        "| architecture | tensors | CPU seconds | loss | weights |",
-        "|---|---|---|---|---|",
+        "| architecture | tensors | CPU seconds | loss | weights | gradients |",
+        "|---|---|---|---|---|---|",
     ]
     for name in equal:
         row = found[name]
         note = f" ({row['exact']:.1e} from float64, torch {row['rounding']:.1e})" if row.get("exact") else ""
         lines.append(
-            f"| {name} | {row['tensors']} | {row['seconds']:.0f} | {row['loss']:.1e} | {row['update']:.1e}{note} |"
+            f"| {name} | {row['tensors']} | {row['seconds']:.0f} | {row['loss']:.1e} | {row['update']:.1e}{note} | "
+            + (f"{row['gradient']:.1e} |" if "gradient" in row else "not compared |")
         )
     lines += ["", "Weights: 0 is a difference of no more than what float32 rounds off the weight.", ""]
     if others:

@@ -37,6 +37,8 @@ class StepDifference:
         loss: of the loss in any of the steps, compared with itself.
         update: of what a weight or running statistic changed by in the first step, compared with the largest such
             change in the tensor.
+        gradient: of a weight's gradient in the first step, which is the momentum after it, compared with its largest
+            element: what a step changes may be little beside what float32 rounds off the weight.
         tensors: how many were compared.
         steps: how many steps, the later ones with another batch size where the export leaves it open.
         exact, rounding: where `update` is above `RELATIVE`, how far the device's and torch's float32 change are from
@@ -45,6 +47,7 @@ class StepDifference:
 
     loss: float
     update: float
+    gradient: float
     tensors: int
     steps: int
     exact: float = 0.0
@@ -57,8 +60,8 @@ class StepDifference:
 
     @property
     def largest(self) -> float:
-        """Of the two."""
-        return max(self.loss, self.update)
+        """Of the three."""
+        return max(self.loss, self.update, self.gradient)
 
 
 def compare_steps(architecture: Architecture, folder: Path) -> StepDifference:
@@ -171,7 +174,7 @@ def _compare(
     optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM)
     before = {name: kept[name].detach().clone() for name in own}
     untrained = copy.deepcopy(module)
-    losses, update, beyond = [], None, {}
+    losses, update, gradient, beyond = [], None, 0.0, {}
     for batch in batches:
         optimizer.zero_grad()
         loss = _loss(_float_outputs(module, batch), scales)
@@ -185,7 +188,8 @@ def _compare(
         if update is None:
             after = {name: kept[name].detach() for name in own}
             update = _difference(trainer.state(), before, after)
-            if update > RELATIVE:
+            gradient = _gradient_difference(trainer.state(), {n: kept[n].grad for n in own if kept[n].grad is not None})
+            if max(update, gradient) > RELATIVE:
                 exact = _step_in_float64(untrained, batch, scales, own)
                 beyond = {
                     "exact": _difference(trainer.state(), before, exact),
@@ -193,7 +197,17 @@ def _compare(
                 }
     assert update is not None
     assert not trainer.skipped_updates
-    return StepDifference(loss=max(losses), update=update, tensors=len(own), steps=len(batches), **beyond)
+    return StepDifference(
+        loss=max(losses), update=update, gradient=gradient, tensors=len(own), steps=len(batches), **beyond
+    )
+
+
+def _gradient_difference(state: Mapping[str, np.ndarray], gradients: Mapping[str, Tensor]) -> float:
+    largest, worst = max(one.abs().max().item() for one in gradients.values()), 0.0
+    for name, one in gradients.items():
+        difference = (torch.from_numpy(state[f"{name}_momentum_buffer"]) - one).abs().max().item()
+        worst = max(worst, difference / max(one.abs().max().item(), FLOOR * largest, 1e-30))
+    return worst
 
 
 def _step_in_float64(
