@@ -11,23 +11,27 @@ changes little, and by the clock. A JSON line for each architecture is kept; wha
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks import census_contestants, census_networks
 from benchmarks.census_page import page
 from benchmarks.compare_environment import hardware
-from benchmarks.compare_protocol import Contestant
+from benchmarks.compare_protocol import ForkedContestant
 
 ROWS = Path(__file__).parent / "results" / "census.jsonl"
 PAGE = Path(__file__).parent / "census.md"
-ROUNDS, STEPS, WARM = 7, 2, 2
+ROUNDS, STEPS, WARM = 7, 2, 1
 
 
 def measure(name: str, ways: Sequence[str], batch: int | None, profiles: Path | None) -> dict[str, Any]:
@@ -47,8 +51,8 @@ def measure(name: str, ways: Sequence[str], batch: int | None, profiles: Path | 
         environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
         runners = {}
         for way in ways:
-            command = [sys.executable, "-m", "benchmarks.census_contestants", way, name, str(folder)]
-            runner = runners[way] = Contestant(way, command, environment, folder / f"{way}.log")
+            start = functools.partial(census_contestants.run, way, name, folder)
+            runner = runners[way] = ForkedContestant(way, start, environment, folder / f"{way}.log")
             first = runner.ask("steps 1")
             runner.ask(f"steps {WARM}")
             row["ways"][way] = {"losses": first["losses"] if first else [], "cpu": [], "wall": []}
@@ -73,6 +77,14 @@ def measure(name: str, ways: Sequence[str], batch: int | None, profiles: Path | 
             profiles.mkdir(parents=True, exist_ok=True)
             (profiles / f"{name}-{path.stem}.txt").write_text(path.read_text())
     return row
+
+
+def import_all() -> None:
+    """What contestants would each import for themselves; nothing of it may start a thread before they are forked."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    for name in ("transformers", "torch.onnx", "onnxscript", "onward", "onward.engine.building.assembly"):
+        importlib.import_module(name)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -113,14 +125,13 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=ROWS, help="where rows are kept")
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.name} from the rows")
     options = parser.parse_args()
-    from benchmarks import census_networks
-
     order = census_networks.names()
     unknown = set(options.names) - set(order)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(order)}")
     ways = ["eager", "onward", *(["compiled"] if options.compiled else [])]
     names = options.names or (order[::3] if options.compiled else order)
+    import_all()
     started = time.monotonic()
     for name in names:
         rows = read_rows(options.rows)

@@ -1,4 +1,4 @@
-"""One way of training one architecture, in its own process: `python -m benchmarks.census_contestants WAY NAME FOLDER`.
+"""One way of training one architecture, in its own process, which `benchmarks.census` forks.
 
 "eager" comes first: it finds the batch size, and writes batches and the ONNX file that "onward" trains.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,8 +125,8 @@ def make_step(way: str, one: Architecture, folder: Path) -> Step:
     return make_by_hand(one, networks.build(one), batches, way == "compiled")
 
 
-def main() -> None:
-    way, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+def run(way: str, name: str, folder: Path) -> None:
+    """Trains when told to, until told to end."""
     torch.set_num_threads(THREADS)
     one = networks.enlarged(name)
     baseline = resident_bytes("VmRSS")
@@ -145,7 +144,3 @@ def main() -> None:
         return found
 
     serve(step, memory, baseline)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,14 @@ import functools
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 MARK = "@compare "
 STARTED = "COMPARE_STARTED"
@@ -131,3 +133,77 @@ class Contestant:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._errors.close()
+
+
+class ForkedContestant(Contestant):
+    """A contestant that begins as a copy of this process, with all that is imported here; its threads are few.
+
+    Args:
+        name, environment, log: as of a `Contestant`.
+        run: what the copy does; it is asked and answers through its standard input and output.
+    """
+
+    def __init__(self, name: str, run: Callable[[], None], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.failure = None
+        self.log = log
+        self._errors = log.open("w")
+        self._process = _Fork(run, {**environment, STARTED: str(time.time())}, self._errors)  # type: ignore[assignment]
+
+
+class _Fork:
+    """What a contestant needs of `subprocess.Popen`."""
+
+    def __init__(self, run: Callable[[], None], environment: Mapping[str, str], errors: TextIO) -> None:
+        (in_child, to_child), (from_child, out_child) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self._be_the_child(run, environment, (in_child, out_child, errors.fileno()), (to_child, from_child))
+        os.close(in_child)
+        os.close(out_child)
+        self.stdin, self.stdout = os.fdopen(to_child, "w"), os.fdopen(from_child)
+        self._ended = False
+
+    @staticmethod
+    def _be_the_child(
+        run: Callable[[], None], environment: Mapping[str, str], standard: Sequence[int], others: Sequence[int]
+    ) -> None:
+        status = 1
+        try:
+            for place, descriptor in enumerate(standard):
+                os.dup2(descriptor, place)
+            for descriptor in others:
+                os.close(descriptor)
+            sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+            os.environ.update(environment)
+            run()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        """Whether it ended, as `Popen.poll` tells."""
+        if not self._ended:
+            self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return 0 if self._ended else None
+
+    def wait(self, timeout: float) -> None:
+        """Waits for its end.
+
+        Raises:
+            TimeoutExpired: it has not ended.
+        """
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a contestant", timeout)
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """Ends it."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self._ended = True

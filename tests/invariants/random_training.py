@@ -11,10 +11,13 @@ import numpy as np
 import onnx
 import torch
 
+import onward.lowering.kernels.layout as layout
 import onward.lowering.kernels.matmuls as products
 import onward.lowering.kernels.max_pooling as max_pooling
 import onward.lowering.kernels.rematerialize as rematerialize
+import onward.lowering.ops.fused_cross_entropy as fused_cross_entropy
 import onward.lowering.rewriting.linear_layers as linear_layers
+import onward.lowering.rewriting.sparse_lookups as sparse_lookups
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import LinearOptions, Network
 from onward.engine.network.precision import Precision
@@ -53,7 +56,8 @@ def of_any_size() -> Iterator[None]:
     """In here nothing is too small to be worth it."""
     places: list[tuple[Any, str]] = [
         (rematerialize, "LEAST_BYTES"), (linear_layers, "LEAST_BYTES"), (max_pooling, "LEAST_BYTES"),
-        (products, "WORTHWHILE_FLOPS"),
+        (products, "WORTHWHILE_FLOPS"), (layout, "LEAST_BYTES"), (sparse_lookups, "LEAST_BYTES"),
+        (fused_cross_entropy, "SMALL_BYTES"),
     ]  # fmt: skip
     before = [getattr(*place) for place in places]
     for place in places:

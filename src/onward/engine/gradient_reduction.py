@@ -6,14 +6,15 @@ In a world of one process everything here is the plain thing.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import get_total_norm
 
+from onward.engine.gradient_norm import total_norm
 from onward.engine.state import TrainState
 from onward.parallel import data_parallel, gradients
 from onward.parallel.launch.process import Mesh
@@ -78,7 +79,7 @@ class GradientReduction:
     def total_norm(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The L2 norm of the gradients of all weights, on every rank of a worker the same."""
         if self.mesh.world_size == 1:
-            return get_total_norm(list(found.values()))
+            return total_norm(list(found.values()))
         return gradients.total_norm(self.mesh, self._counted(state, found), self._copies(state, found))
 
     def _counted(self, state: TrainState, found: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -101,9 +102,12 @@ class GradientReduction:
         replicas = self.mesh.topology.worker_size
         # Statistics are added up over replicas before they are divided.
         checked = [tensor * replicas for tensor in state.statistics().values() if tensor.is_floating_point()]
+        if self.mesh.world_size == 1:
+            norm = total_norm(list(found.values()))
+            if not checked and type(loss) is torch.Tensor and loss.is_cpu:
+                return norm, norm.new_full((), math.inf) if bool(loss.isinf()) else norm
         checked.append(torch.where(loss.isinf(), torch.inf, 0.0))
         if self.mesh.world_size == 1:
-            norm = get_total_norm(list(found.values()))
             overflowed = gradients.count_not_finite(norm.device, checked) > 0
             return norm, torch.where(overflowed, torch.inf, norm)
         return gradients.checked_norm(self.mesh, self._counted(state, found), self._copies(state, found), checked)

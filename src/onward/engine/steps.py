@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grads_with_norm_
 
 from onward.data.batches import Batch
+from onward.engine.gradient_norm import clip
 from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
 from onward.engine.unfreezing import NEVER_FROZEN, Unfreezing
 from onward.graph.weights.names import WeightNames
 from onward.optim.building import is_fused, set_learning_rate
+from onward.optim.direct_step import take_step
 from onward.parallel.gathering import gather_full
 
 
@@ -180,7 +181,7 @@ class Steps:
         """Reads the norm, and changes the weights or does not."""
         finite = math.isfinite(float(checked))
         if finite:
-            self._change_weights(norm)
+            self._change_weights(norm, is_norm_read=True)
             self.reduction.average_statistics(self.state)
         else:
             self.state.counters.skipped_updates += 1
@@ -196,15 +197,15 @@ class Steps:
         overflowed = checked.isfinite().logical_not()
         # What torch's gradient scaler tells fused optimizers; their step counts go back, too.
         self.state.optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
-        self._change_weights(norm)
+        self._change_weights(norm, is_norm_read=False)
         self.reduction.average_statistics(self.state)
         self.state.restore_statistics(overflowed)
         self.state.count_skipped_later(overflowed)
 
-    def _change_weights(self, norm: torch.Tensor) -> None:
+    def _change_weights(self, norm: torch.Tensor, is_norm_read: bool) -> None:
         if self.max_norm_clip is not None:
-            clip_grads_with_norm_(self.state.torch_parameters.values(), self.max_norm_clip, norm)
-        self.state.optimizer.step()
+            clip(list(self.state.torch_parameters.values()), self.max_norm_clip, norm, is_norm_read)
+        take_step(self.state.optimizer)
         for weight in self.state.weights.values():
             weight.update_followers()
 

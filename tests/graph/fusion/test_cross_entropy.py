@@ -26,6 +26,7 @@ LABELS = torch.randint(0, V, (N, T), generator=torch.Generator().manual_seed(1))
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six rows at once, so that the fourteen rows are three chunks, the last one short; each of blocks of five."""
     monkeypatch.setitem(fused_cross_entropy.CHUNK_ROWS, "cpu", 1)
+    monkeypatch.setattr(fused_cross_entropy, "SMALL_BYTES", 0)
     for limits in (fused_cross_entropy.CHUNK_BYTES, fused_cross_entropy.COMPILED_BYTES):
         monkeypatch.setitem(limits, "cpu", 6 * 4 * V)
     monkeypatch.setitem(fused_cross_entropy.BLOCK_BYTES, "cpu", 5 * 4 * V)

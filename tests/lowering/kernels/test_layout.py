@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import onward.lowering.kernels.layout as layout
 from onward.lowering.kernels.layout import convolve_images
+from onward.lowering.ops.activation import elu, gelu, hard_swish, leaky_relu, relu, swish
 
 LAST = torch.channels_last
 # (channels, rows and columns), (weight), stride, padding, dilation, groups; the fourth weight is larger than its image.
@@ -83,3 +87,21 @@ def test_what_is_traced_holds_the_convolution_itself() -> None:
 
     traced = make_fx(compute)(torch.randn(1, 2, 3, 3), torch.randn(4, 2, 1, 1))
     assert [n.target for n in traced.graph.nodes if n.op == "call_function"] == [torch.ops.aten.convolution.default]
+
+
+@pytest.mark.parametrize("function", [relu, gelu, hard_swish, swish, leaky_relu, elu], ids=lambda f: f.__name__)
+def test_gradients_come_in_the_layout_of_their_images(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix made of images has a gradient with the channels first; small images take it as it comes."""
+    monkeypatch.setattr(layout, "LEAST_BYTES", 2 * 3 * 5 * 5 * 4)
+    gradients, came = [], []
+    for comes in (LAST, torch.contiguous_format):
+        for count in (2, 1):
+            X = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))[:count]
+            X = X.contiguous(memory_format=comes).requires_grad_()
+            Y = function(X)
+            Y.register_hook(lambda g: came.append(g.is_contiguous(memory_format=LAST)))
+            Y.flatten(1).square().sum().backward()
+            gradients.append(X.grad)
+    assert came == [True, False, False, False]
+    for one, other in zip(gradients[:2], gradients[2:], strict=True):
+        torch.testing.assert_close(one, other)

@@ -40,7 +40,7 @@ def test_the_bits_are_torchs_own(case: str, layout: torch.memory_format) -> None
         found = pool_max(x, along, ceiling)
     expected = F.max_pool2d(x, *along, ceiling)
     assert [(t.shape, t.dtype) for t in saved] == [(x.shape, x.dtype), (found.shape, places)]
-    shares = torch.randn(expected.shape)
+    shares = torch.randn(expected.shape)  # a gradient with the channels first, whatever the layout of x is
     pairs = [(found, expected)]
     pairs += [tuple(torch.autograd.grad((y * shares).sum(), x)[0] for y in (found, expected))]
     for one, other in pairs:

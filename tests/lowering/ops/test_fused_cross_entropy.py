@@ -26,3 +26,25 @@ def test_chunks_on_a_cpu_have_256_rows_or_8_mib(rows: int, monkeypatch: pytest.M
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("ignored", [0, 30, 36])
+def test_small_logits_are_differentiated_at_once(ignored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many numbers as fit; labels that do not count change nothing, and a wrong one is an error either way."""
+    generator = torch.Generator().manual_seed(0)
+    rows, classes = 36, 1000
+    hidden = torch.randn(rows, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(classes, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, classes, (rows,), generator=generator)
+    labels[:ignored] = -1
+    found = []
+    for limit in (4 * rows * classes, 4 * rows * classes - 1):
+        monkeypatch.setattr(fused_cross_entropy, "SMALL_BYTES", limit)
+        loss = fused_cross_entropy.linear_cross_entropy(hidden, weight, labels, ignore_index=-1)
+        assert ("_Chunked" in type(loss.grad_fn).__name__) == (limit < 4 * rows * classes)
+        found.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
+        wrong = labels.index_fill(0, torch.tensor([35]), -2)
+        with pytest.raises(ValueError, match=r"label -2 is out of range for 1000 classes .* the first at \[35\]"):
+            fused_cross_entropy.linear_cross_entropy(hidden, weight, wrong, ignore_index=-1)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)

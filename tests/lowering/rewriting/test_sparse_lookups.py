@@ -13,7 +13,9 @@ from onward.engine.forecast.allocations import Allocations
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
+from onward.lowering.ops import fused_cross_entropy
 from onward.lowering.program import Program
+from onward.lowering.rewriting import sparse_lookups
 from onward.lowering.rewriting.sparse_lookups import lookup, with_sparse_lookups
 from tests.graph.fusion.pairs import parse
 
@@ -69,6 +71,21 @@ def test_the_gradient_is_the_same_dense_one(dtype: Any, bound: float) -> None:
         torch.testing.assert_close(weight.grad, count * expected, rtol=0, atol=count * bound)
     again = torch.autograd.grad(loss_of(net, program), weight)[0]
     assert torch.equal(again, torch.autograd.grad(loss_of(net, program), weight)[0])
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_lookups, "LEAST_BYTES", 0)
+    monkeypatch.setattr(fused_cross_entropy, "SMALL_BYTES", 0)
+
+
+def test_a_small_table_has_a_dense_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, ids = torch.randn(V, W, requires_grad=True), batch()["ids"]
+    layouts = []
+    for least in (table.nbytes, table.nbytes + 1):
+        monkeypatch.setattr(sparse_lookups, "LEAST_BYTES", least)
+        layouts.append(torch.autograd.grad(lookup(table, ids).sum(), table)[0].layout)
+    assert layouts == [torch.sparse_coo, torch.strided]
 
 
 def test_no_second_table_is_made() -> None:

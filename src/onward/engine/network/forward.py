@@ -19,6 +19,7 @@ from onward.lowering.building.specialization import specialize
 from onward.lowering.kernels.rematerialize import with_rematerialization
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
+from onward.lowering.rewriting.direct_calls import with_direct_calls
 from onward.lowering.rewriting.exact_nodes import with_exact_nodes
 from onward.lowering.rewriting.frozen_weights import with_frozen_weights
 from onward.lowering.rewriting.recomputed_inputs import with_linear_layers
@@ -133,7 +134,7 @@ class Forward:
             return self._program_for(tuple(inputs), self.net.device)
 
     def _lower_unless_exact(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if name in self._exact else self.precision.lower(tensor)
+        return tensor if self.precision.dtype is None or name in self._exact else self.precision.lower(tensor)
 
     def _program_for(self, inputs: tuple[torch.Tensor, ...], device: torch.device) -> SegmentedProgram:
         key = (str(device), *((tuple(i.shape), i.dtype) for i in inputs))
@@ -173,6 +174,8 @@ class Forward:
 
         def keeping_less(segment: Program) -> Program:
             segment = with_linear_layers(segment, *how)
+            if self.precision == Precision(None):
+                segment = with_direct_calls(segment)
             return with_rematerialization(segment) if how.recomputes_inputs else segment
 
         segments = (s if i in recomputed else keeping_less(s) for i, s in enumerate(program.segments))

@@ -81,17 +81,25 @@ class Segment(TensorTree):
         super().__init__()
         self.is_recomputed = is_recomputed
         self.weight_names: list[str] = []
+        self._homes: dict[str, tuple[nn.Module, str]] = {}
 
     def adopt_parameter(self, net: OnnxModule, name: str) -> None:
         """Takes a weight of `net` over."""
         net.weights.move(name, self)
         self.weight_names.append(name)
+        self._homes[name] = self._holder(name)
+
+    def _own(self, name: str) -> torch.Tensor:
+        """A weight, by the module that held it first; where it is there no more, by its name."""
+        holder, leaf = self._homes[name]
+        found = holder._parameters.get(leaf)
+        return self.find_parameter(name) if found is None else found
 
     def forward(self, run: Pass, index: int, shared: Mapping[str, torch.Tensor], *values: Any) -> tuple[Any, ...]:
         """Runs the code of this segment in a pass; `shared` holds weights that other segments read, too."""
 
         def compute(*values: Any) -> tuple[Any, ...]:
-            own = {name: self.find_parameter(name) for name in self.weight_names}
+            own = {name: self._own(name) for name in self.weight_names}
             return run.run(index, {**shared, **own}, values)
 
         if not (self.is_recomputed and run.training and torch.is_grad_enabled()):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from onward.lowering.building.tensor_facts import FACT
 from onward.lowering.program import Nested, Program, name_placeholders
 
 
@@ -139,6 +140,7 @@ class _SegmentBuilder:
         graph, copies = fx.Graph(), dict[fx.Node, Any]()
         for node in (*self.placeholders[:2], *self.inputs, *self.values, *self.tensors):
             copies[node] = graph.placeholder(node.name)
+            copies[node].meta.update((key, value) for key, value in node.meta.items() if key == FACT)
         for node in self.nodes:
             copies[node] = graph.node_copy(node, lambda source: copies[source])
         graph.output(tuple(copies[node] for node in results))

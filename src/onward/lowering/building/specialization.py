@@ -14,6 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onward.graph.reading.garbage_collection import without_collection
+from onward.lowering.building.tensor_facts import FACT, fact_of
 from onward.lowering.program import Nested, Program, name_placeholders
 from onward.lowering.simplification import simpler_arguments
 
@@ -40,8 +41,8 @@ def specialize(
         tensors: what the program will be called with.
         constants: names among `tensors` that never change: neither weights nor running statistics.
     """
-    known = _find_host_values(program, device, inputs, tensors)
-    return _Rewriter(program, device, tensors, constants, known).rewrite()
+    known, facts = _find_values(program, device, inputs, tensors)
+    return _Rewriter(program, device, tensors, constants, known, facts).rewrite()
 
 
 def fold_constants(
@@ -51,13 +52,13 @@ def fold_constants(
 
     The arguments are those of `specialize`.
     """
-    return _Rewriter(program, device, tensors, constants, {}).rewrite()
+    return _Rewriter(program, device, tensors, constants, {}, {}).rewrite()
 
 
-def _find_host_values(
+def _find_values(
     program: Program, device: torch.device, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]
-) -> dict[fx.Node, Any]:
-    """Node -> its Python value, for every node whose value follows from the shapes alone."""
+) -> tuple[dict[fx.Node, Any], dict[fx.Node, Any]]:
+    """Node -> its Python value, for every node whose value follows from the shapes alone; and facts of the others."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
@@ -67,7 +68,7 @@ def _find_host_values(
     values = [fake(program.tensor(name, tensors)) for name in program.tensors]
     with mode, torch.no_grad():
         interpreter.run(False, device, *(fake(value) for value in inputs), *values)
-    return interpreter.host_values
+    return interpreter.host_values, interpreter.facts
 
 
 class _ShapeInterpreter(fx.Interpreter):
@@ -76,6 +77,7 @@ class _ShapeInterpreter(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.host_values: dict[fx.Node, Any] = {}
+        self.facts: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "output":
@@ -88,6 +90,9 @@ class _ShapeInterpreter(fx.Interpreter):
             return _UNKNOWN
         if n.op == "call_function" and _is_host(result):
             self.host_values[n] = result
+        fact = fact_of(result)
+        if fact is not None:
+            self.facts[n] = fact
         return result
 
 
@@ -107,10 +112,12 @@ class _Rewriter:
         tensors: Mapping[str, torch.Tensor],
         constants: frozenset[str],
         known: Mapping[fx.Node, Any],
+        facts: Mapping[fx.Node, Any],
     ) -> None:
         self.program = program
         self.device = device
         self.known = known
+        self.facts = facts
         self.new = fx.Graph()
         self.map: dict[fx.Node, Any] = {}
         self.constant: dict[fx.Node, Any] = {}
@@ -127,7 +134,7 @@ class _Rewriter:
         placeholders = [n for n in self.program.code.graph.nodes if n.op == "placeholder"]
         names = (None, None, *(None for _ in self.program.inputs), *self.program.tensors)
         for node, name in zip(placeholders, names, strict=True):
-            self.map[node] = self.new.node_copy(node)
+            self.map[node] = self._noted(node, self.new.node_copy(node))
             if name in self.tensors:
                 self.constant[node] = self.tensors[name]
         self.constant[placeholders[1]] = self.device
@@ -166,15 +173,21 @@ class _Rewriter:
                 self.constant[node] = result
                 name = f"folded/{node.name}"
                 self.folded[name] = result
-                placeholder = self.new.placeholder(f"folded_{node.name}")
+                placeholder = self._noted(node, self.new.placeholder(f"folded_{node.name}"))
                 self.map[node] = placeholder
                 self.folded_names[placeholder] = name
                 return
         copy = self.new.node_copy(node, lambda source: self.map[source])
-        self.map[node] = copy
+        self.map[node] = self._noted(node, copy)
         simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup, self.simplified)
         if simpler is not None:
             copy.args, copy.kwargs = fx.node.map_arg(simpler, lambda source: self.map[source])
+
+    def _noted(self, node: fx.Node, copy: fx.Node) -> fx.Node:
+        """The copy of a node, with what is known of its result."""
+        if node in self.facts:
+            copy.meta[FACT] = self.facts[node]
+        return copy
 
     def _lookup(self, argument: Any) -> Any:
         return self.constant.get(argument) if isinstance(argument, fx.Node) else argument

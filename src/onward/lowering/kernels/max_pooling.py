@@ -56,7 +56,10 @@ class _MaxPool(torch.autograd.Function):
         """torch's own, which can itself be differentiated."""
         X, behind = ctx.saved_tensors
         places = behind.to(torch.int64).add_(_first_of_windows(X, behind, ctx.along))
-        of_x = torch.ops.aten.max_pool2d_with_indices_backward(gradients[0], X, *ctx.along, places)
+        is_last = X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
+        # torch's kernel converts it, too, and takes five times as long for it.
+        gradient = gradients[0].contiguous(memory_format=torch.channels_last) if is_last else gradients[0]
+        of_x = torch.ops.aten.max_pool2d_with_indices_backward(gradient, X, *ctx.along, places)
         return (of_x, *(None for _ in ctx.along))
 
 

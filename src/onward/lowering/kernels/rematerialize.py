@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from onward.lowering.program import Program
 
-LEAST_BYTES = 2**17
+LEAST_BYTES = 2**18
 """Smaller tensors are kept: recomputing them takes longer than all else that is done with them."""
 
 LONGEST_CHAIN = 16

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.rematerialize import activated, rectified
 from onward.lowering.kernels.unsigned import UNSIGNED
 from onward.lowering.registry import lowers
@@ -22,13 +23,13 @@ lowers("Softsign", since=1, inputs=("input",))(F.softsign)
 @lowers("Relu", since=1)
 def relu(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Relu.html"""
-    return rectified(X)
+    return with_gradient_alike(rectified(X))
 
 
 @lowers("LeakyRelu", since=1)
 def leaky_relu(X: Tensor, *, alpha: float = 0.01) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__LeakyRelu.html"""
-    return F.leaky_relu(X, alpha)
+    return with_gradient_alike(F.leaky_relu(X, alpha))
 
 
 @lowers("PRelu", since=7)
@@ -50,7 +51,7 @@ def prelu_before_7(X: Tensor, slope: Tensor) -> Tensor:
 @lowers("Elu", since=1)
 def elu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Elu.html"""
-    return F.elu(X, alpha)
+    return with_gradient_alike(F.elu(X, alpha))
 
 
 @lowers("Selu", since=6)
@@ -76,7 +77,7 @@ def celu(X: Tensor, *, alpha: float = 1.0) -> Tensor:
 @lowers("Gelu", since=20)
 def gelu(X: Tensor, *, approximate: str = "none") -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Gelu.html"""
-    return F.gelu(X, approximate=approximate)
+    return with_gradient_alike(F.gelu(X, approximate=approximate))
 
 
 @lowers("HardSigmoid", since=1)
@@ -90,7 +91,7 @@ def hard_sigmoid(X: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
 @lowers("HardSwish", since=14)
 def hard_swish(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__HardSwish.html"""
-    return activated(X, F.hardswish, torch.ops.aten.hardswish_)
+    return with_gradient_alike(activated(X, F.hardswish, torch.ops.aten.hardswish_))
 
 
 lowers("Mish", since=18, inputs=("X",))(F.mish)
@@ -99,7 +100,9 @@ lowers("Mish", since=18, inputs=("X",))(F.mish)
 @lowers("Swish", since=24)
 def swish(X: Tensor, *, alpha: float = 1.0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Swish.html"""
-    return activated(X, F.silu, torch.ops.aten.silu_) if alpha == 1.0 else X * torch.sigmoid(alpha * X)
+    if alpha != 1.0:
+        return X * torch.sigmoid(alpha * X)
+    return with_gradient_alike(activated(X, F.silu, torch.ops.aten.silu_))
 
 
 @lowers("SwiGLU", since=28)

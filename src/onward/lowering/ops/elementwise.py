@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.operands import align, broadcasts_by_attribute, operand_for, takes_numbers
 from onward.lowering.kernels.rematerialize import activated, summed
 from onward.lowering.kernels.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, unsigned, widen, widen_ordered
@@ -161,7 +162,8 @@ def _clamp(x: Tensor, low: Any, high: Any) -> Tensor:
         return torch.clamp(torch.clamp(x, min=low), max=high)
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return torch.clamp(x, low, high)
-    return activated(x, lambda t: torch.clamp(t, low, high), lambda t: torch.clamp_(t, low, high))
+    clamped = activated(x, lambda t: torch.clamp(t, low, high), lambda t: torch.clamp_(t, low, high))
+    return with_gradient_alike(clamped)
 
 
 _FLOAT_MAX = 3.4028234663852886e38

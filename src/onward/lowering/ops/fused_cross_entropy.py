@@ -26,6 +26,8 @@ CHUNK_ROWS = {"cpu": 256}
 """Rows of a chunk at least, elsewhere W: with fewer, adding to the weight's gradient delays what is added."""
 COMPILED_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 """Logits that torch's compiler differentiates as usual, all at once."""
+SMALL_BYTES = 2**20
+"""Logits up to this on a CPU are differentiated as usual, all at once: chunks take longer to begin than to compute."""
 BLOCK_BYTES = {"cpu": 2**20}
 """Logits that become gradients at once, in place: on a CPU what its cache holds; elsewhere, and compiled, a chunk."""
 
@@ -70,7 +72,10 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
         low = torch.get_autocast_dtype(device)
         rows, matrix, bias = rows.to(low), matrix.to(low), None if bias is None else bias.to(low)
-    if not is_plain(rows) or (torch.compiler.is_compiling() and rows.shape[0] <= rows_of_chunk(device, matrix)):
+    if not is_plain(rows) or _is_small(rows, matrix):
+        if 4 * rows.shape[0] * matrix.shape[0] >= SMALL_BYTES // 8 and is_plain(rows):
+            check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
+            rows, labels = _rows_that_count(rows, labels.long(), ignore_index)
         with torch.autocast(device, enabled=False):
             computed = _widened(F.linear(rows, matrix, bias))
             return softmax_cross_entropy_loss(computed, labels, class_weights, output_count=1, **ignored)[0]
@@ -99,6 +104,13 @@ def _rows_that_count(rows: Tensor, labels: Tensor, ignored: int | None) -> tuple
     if not 0 < len(counted) <= len(labels) * 7 // 8:
         return rows, labels
     return rows.index_select(0, counted), labels[counted]
+
+
+def _is_small(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether all logits may be there at once."""
+    if torch.compiler.is_compiling():
+        return rows.shape[0] <= rows_of_chunk(rows.device.type, matrix)
+    return rows.device.type == "cpu" and 4 * rows.shape[0] * matrix.shape[0] <= SMALL_BYTES
 
 
 def _shape_of_scores(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -137,6 +137,9 @@ def check_loss_inputs(
 def _check_range(labels: Tensor, classes: int, ignore_index: int | None) -> None:
     if labels.is_meta or type(labels) is not Tensor or labels.numel() == 0:
         return
+    lowest, highest = torch.aminmax(labels)
+    if lowest >= 0 and highest < classes:
+        return
     outside = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
         outside &= labels != ignore_index

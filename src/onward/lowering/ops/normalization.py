@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onward.lowering.kernels.dtypes import torch_dtype
 from onward.lowering.kernels.large_means import group_norm, may_lose_digits, without_mean
+from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.rematerialize import is_worth_rematerializing, normalized
 from onward.lowering.kernels.single_images import canonicalize_strides, with_canonical_gradient
 from onward.lowering.ops.fused import rms_norm
@@ -111,7 +112,7 @@ def _normalize_by_batch(
     if count > 1 and not differentiable:
         x = canonicalize_strides(x)
         Y, mean, variance = _normalize_by_kernel(x, scale, B, epsilon, X.dim() > 1 and is_worth_rematerializing(X))
-        Y = _shaped(with_canonical_gradient(Y), X.shape)
+        Y = with_gradient_alike(_shaped(with_canonical_gradient(Y), X.shape))
         return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)

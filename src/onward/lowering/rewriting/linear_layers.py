@@ -16,7 +16,7 @@ from onward.lowering.ops import fused
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.passes import is_plain
 
-LEAST_BYTES = 2**17
+LEAST_BYTES = 2**18
 """Layers of smaller inputs are left to torch: all that they do takes less time than this takes to begin."""
 
 

@@ -19,6 +19,9 @@ from onward.lowering.ops.indexing import gather, wrap_positions
 from onward.lowering.ops.movement import transpose
 from onward.lowering.program import Program
 
+LEAST_BYTES = 2**20
+"""Gradients of smaller tables are dense: an entire table takes less time than a few rows that have to be found."""
+
 
 def with_sparse_lookups(program: Program) -> Program:
     """An entire network's program in which lookups give sparse gradients, where the last layer gives a dense one.
@@ -52,7 +55,8 @@ def lookup(data: Tensor, indices: Any, *, axis: int = 0) -> Tensor:
     has_numbers = type(data) in (Tensor, nn.Parameter) or isinstance(data, FakeTensor)
     is_traced = torch.compiler.is_compiling() or get_proxy_mode() is not None
     is_plain = data.dim() == 2 and data.dtype in (torch.float32, torch.float64) and data.device.type == "cpu"
-    if is_traced or not (is_weight and has_numbers and is_plain):
+    is_large = data.numel() * data.element_size() >= LEAST_BYTES
+    if is_traced or not (is_weight and has_numbers and is_plain and is_large):
         return gather(data, indices, axis=axis)
     rows: Tensor = _Lookup.apply(data, wrap_positions(indices, data.shape[0]))  # type: ignore[no-untyped-call]
     return rows

@@ -1,0 +1,251 @@
+"""Calls of a specialized program whose checks always give the same answer become calls of torch's own functions.
+
+A lowering function looks at shapes and types at every call; in a program for inputs of one shape they are known. Which
+calls are direct follows from these alone, so that a run has the same bits each time, and they are the same functions
+that the lowering would have called.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from onward.lowering.building.tensor_facts import FACT, TensorFact
+from onward.lowering.kernels import matmuls, rematerialize
+from onward.lowering.ops import activation, elementwise, fused, movement, normalization
+from onward.lowering.ops.fused_attention import attention
+from onward.lowering.ops.linear import gemm, matmul
+from onward.lowering.program import Program, pick
+from onward.lowering.rewriting import linear_layers
+
+_FLOATS = (torch.float32, torch.float64)
+
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Rule = Callable[[fx.Node], Call | None]
+
+
+def with_direct_calls(program: Program) -> Program:
+    """The program with direct calls in `run`; its code stays, for the names of nodes in errors and profiles.
+
+    Args:
+        program: specialized, of numbers in the model's own types: under autocast a function may choose another.
+    """
+    source = program.run if isinstance(program.run, fx.GraphModule) else program.code
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(source.graph, copies))
+    changed = False
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is linear_layers.linear_layers:
+            changed |= _separate(graph, node)
+            continue
+        rule = _RULES.get(node.target)
+        call = None if rule is None else rule(node)
+        if call is not None:
+            node.target, node.args, node.kwargs = call
+            changed = True
+    if not changed:
+        return program
+    graph.eliminate_dead_code()
+    root = {str(n.target): getattr(source, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
+    return replace(program, run=fx.GraphModule(root, graph))
+
+
+def _fact(value: Any) -> TensorFact | None:
+    found = value.meta.get(FACT) if isinstance(value, fx.Node) else None
+    return found if isinstance(found, TensorFact) else None
+
+
+def _is_small(fact: TensorFact) -> bool:
+    """Whether nothing that such a tensor is kept for is recomputed; what is larger is left to the lowering."""
+    return fact.nbytes < rematerialize.LEAST_BYTES
+
+
+def _reshaped(node: fx.Node) -> Call | None:
+    """Reshape and its kin: the result's shape is known."""
+    result, given = _fact(node), _fact(node.args[0])
+    if result is None or given is None or given.dtype not in _FLOATS:
+        return None
+    return torch.reshape, (node.args[0], result.shape), {}
+
+
+def _transposed(node: fx.Node) -> Call | None:
+    given = _fact(node.args[0])
+    if given is None:
+        return None
+    order = node.kwargs.get("perm") or tuple(reversed(range(len(given.shape))))
+    return torch.permute, (node.args[0], order), {}
+
+
+def _split(node: fx.Node) -> Call | None:
+    parts, given = node.meta.get(FACT), _fact(node.args[0])
+    if given is None or not isinstance(parts, tuple) or not all(isinstance(part, TensorFact) for part in parts):
+        return None
+    axis: Any = node.kwargs.get("axis", 0)
+    sizes = [part.shape[axis] for part in parts]
+    if sum(sizes) != given.shape[axis]:
+        return None
+    return torch.split_with_sizes, (node.args[0], sizes, axis), {}
+
+
+def _picked(node: fx.Node) -> Call | None:
+    return operator.getitem, node.args, {}
+
+
+def _arithmetic(function: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    """Of two tensors of one float type, neither of them a number of the host."""
+
+    def rule(node: fx.Node) -> Call | None:
+        facts, result = [_fact(argument) for argument in node.args], _fact(node)
+        if len(facts) != 2 or result is None or not _is_small(result):
+            return None
+        if any(fact is None or fact.dtype is not result.dtype or fact.dtype not in _FLOATS for fact in facts):
+            return None
+        return function, node.args, {}
+
+    return rule
+
+
+def _activated(function: Callable[..., Tensor], *names: str) -> Rule:
+    """A function of one tensor, with these keywords of the call."""
+
+    def rule(node: fx.Node) -> Call | None:
+        given = _fact(node.args[0])
+        if given is None or given.dtype not in _FLOATS or not _is_small(given) or set(node.kwargs) - set(names):
+            return None
+        return function, node.args, dict(node.kwargs)
+
+    return rule
+
+
+def _layer_norm(node: fx.Node) -> Call | None:
+    """Both forms; where there are several outputs, or parameters of another shape or type, it stays."""
+    given, scale = _fact(node.args[0]), _fact(node.args[1]) if len(node.args) > 1 else None
+    bias = node.args[2] if len(node.args) > 2 else None
+    if given is None or scale is None or node.kwargs.get("output_count", 1) != 1 or given.dtype not in _FLOATS:
+        return None
+    axis: Any = node.kwargs.get("axis", -1)
+    expected = TensorFact(given.shape[axis % len(given.shape) :], given.dtype)
+    if scale != expected or not (bias is None or _fact(bias) == expected):
+        return None
+    arguments = (node.args[0], expected.shape, node.args[1], bias, node.kwargs.get("epsilon", 1e-5))
+    if node.target is normalization.layer_normalization:  # which gives a tuple of one
+        return _norm_alone, arguments, {}
+    return torch.layer_norm, arguments, {}
+
+
+def _norm_alone(*arguments: Any) -> tuple[Tensor]:
+    return (torch.layer_norm(*arguments),)
+
+
+def _attention(node: fx.Node) -> Call | None:
+    """Without dropout, and with all queries seeing some key."""
+    given: list[Any] = [*node.args, *[None] * (5 - len(node.args))]
+    query, key, value, mask, seen = given
+    facts, keywords = [_fact(one) for one in (query, key, value)], node.kwargs
+    if seen is not None or keywords.get("dropout_ratio") or any(fact is None or len(fact.shape) != 4 for fact in facts):
+        return None
+    first = facts[0]
+    assert first is not None
+    if first.dtype not in _FLOATS or any(fact is None or fact.dtype is not first.dtype for fact in facts):
+        return None
+    if mask is not None:
+        known = _fact(mask)
+        if known is None or len(known.shape) != 4 or known.dtype not in (torch.bool, first.dtype):
+            return None
+    is_grouped = facts[1] is not None and facts[1].shape[1] != first.shape[1]
+    more = {"is_causal": bool(keywords.get("is_causal")), "scale": keywords["scale"], "enable_gqa": is_grouped}
+    return F.scaled_dot_product_attention, (query, key, value, mask), more
+
+
+def _multiplies_small(X: TensorFact | None, W: TensorFact | None, is_transposed: bool) -> bool:
+    """Whether torch multiplies them by itself, keeping X: both are too small for anything else."""
+    if X is None or W is None or len(W.shape) != 2 or len(X.shape) < 2 or X.dtype is not W.dtype:
+        return False
+    outputs, inputs = W.shape if is_transposed else W.shape[::-1]
+    flops = 2 * torch.Size(X.shape).numel() * outputs
+    return X.dtype in _FLOATS and inputs == X.shape[-1] and flops < matmuls.WORTHWHILE_FLOPS
+
+
+def _matmul(node: fx.Node) -> Call | None:
+    left, right = _fact(node.args[0]), _fact(node.args[1])
+    return (torch.matmul, node.args, {}) if _multiplies_small(left, right, False) else None
+
+
+def _linear(node: fx.Node) -> Call | None:
+    """A linear layer, or a Gemm that is one."""
+    is_gemm = node.target is gemm
+    scales = node.kwargs.get("transA") or any(node.kwargs.get(name, 1.0) != 1.0 for name in ("alpha", "beta"))
+    fact, is_transposed = _fact(node.args[0]), bool(node.kwargs.get("transB" if is_gemm else "rows_are_outputs"))
+    if scales or fact is None or (is_gemm and len(fact.shape) != 2):
+        return None
+    return _layer(fact, is_transposed, *node.args[:3])
+
+
+def _layer(fact: TensorFact, is_transposed: bool, X: Any, W: Any, B: Any = None) -> Call | None:
+    """The call for `X W' + B` or, with a weight that is not stored as torch's layers have it, `X W + B`."""
+    weight = _fact(W)
+    if weight is None or not _multiplies_small(fact, weight, is_transposed):
+        return None
+    outputs = weight.shape[0 if is_transposed else 1]
+    if B is not None and _fact(B) != TensorFact((outputs,), weight.dtype):
+        return None
+    # torch's F.linear without its look at other backends.
+    return (torch._C._nn.linear if is_transposed else _linear_of_columns), (X, W, B), {}
+
+
+def _linear_of_columns(X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
+    return torch._C._nn.linear(X, W.T, B)
+
+
+def _separate(graph: fx.Graph, joined: fx.Node) -> bool:
+    """Replaces layers that read one input too small to be recomputed by one call each."""
+    X, kinds, weights, biases = joined.args[:4]
+    fact = _fact(X)
+    if fact is None or fact.nbytes >= linear_layers.LEAST_BYTES:
+        return False
+    calls: list[Call | None] = []
+    for (kind, is_transposed), W, B in zip(kinds, weights, biases, strict=True):  # type: ignore[arg-type]
+        if kind == "matmul" and not is_transposed:
+            calls.append((torch.matmul, (X, W), {}) if _multiplies_small(fact, _fact(W), False) else None)
+        else:
+            calls.append(_layer(fact, is_transposed, X, W, B))
+    if not all(calls):
+        return False
+    with graph.inserting_before(joined):
+        made = [graph.call_function(*call) for call in calls if call is not None]
+    for user in list(joined.users):
+        result = made[int(user.args[1])]  # type: ignore[arg-type]
+        result.meta = dict(user.meta)
+        user.replace_all_uses_with(result)
+        graph.erase_node(user)
+    graph.erase_node(joined)
+    return True
+
+
+_RULES: Mapping[Any, Rule] = {
+    pick: _picked,
+    **dict.fromkeys((movement.reshape, movement.flatten, movement.unsqueeze, movement.squeeze), _reshaped),
+    movement.transpose: _transposed,
+    **dict.fromkeys((movement.split, movement.split_13, movement.split_2), _split),
+    elementwise.add: _arithmetic(torch.add),
+    elementwise.sub: _arithmetic(torch.sub),
+    elementwise.mul: _arithmetic(torch.mul),
+    elementwise.div: _arithmetic(torch.true_divide),
+    activation.gelu: _activated(F.gelu, "approximate"),
+    activation.relu: _activated(torch.relu),
+    normalization.layer_normalization: _layer_norm,
+    fused.layer_normalization: _layer_norm,
+    attention: _attention,
+    matmul: _matmul,
+    gemm: _linear,
+    fused.linear: _linear,
+}

@@ -1,0 +1,116 @@
+"""Direct calls give the bits of the calls that they replace, values and gradients; what may be recomputed stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onward.lowering.kernels.rematerialize as rematerialize
+import onward.lowering.rewriting.linear_layers as linear_layers
+from onward.graph.training_graph import make_training_graph
+from onward.lowering.building.specialization import specialize
+from onward.lowering.module import OnnxModule
+from onward.lowering.program import Program
+from onward.lowering.rewriting.direct_calls import with_direct_calls
+from onward.lowering.rewriting.recomputed_inputs import with_linear_layers
+from tests.graph.fusion.pairs import parse
+
+W = 8
+STORED: dict[str, Any] = {
+    "scale": (W,), "bias": (W,), "one": (1,), "wq": (W, W), "wk": (W, W), "bq": (W,), "wt": (5, W), "bt": (5,),
+}  # fmt: skip
+BLOCK = """
+n = LayerNormalization<axis=-1>(x, scale, bias)
+a = MatMul(n, wq)
+q = Add(a, bq)
+k = MatMul(n, wk)
+s = Sub(q, k)
+u, v = Split<axis=-1, num_outputs=2>(s)
+m = Mul(u, v)
+r = Relu(m)
+g = Gelu<approximate="tanh">(r)
+t = Transpose<perm=[0,2,1]>(g)
+f = Reshape(t, eight)
+d = Div(f, bq)
+z = Gemm<transB=1>(d, wt, bt)
+"""
+STAYS = {
+    "a scale that broadcasts": ("z = LayerNormalization<axis=-1>(x, one)", "layer_normalization"),
+    "a number": ("h = Constant<value_float=2.0>()\nz = Add(x, h)", "add"),
+    "two outputs": ("z, mean = LayerNormalization<axis=-1>(x, scale)\ne = Add(mean, mean)", "layer_normalization"),
+    "a scaled Gemm": ("f = Reshape(x, eight)\nz = Gemm<transB=1, alpha=0.5>(f, wt, bt)", "gemm"),
+}
+
+
+def network(body: str) -> OnnxModule:
+    rng = np.random.default_rng(0)
+    stored: dict[str, Any] = {name: rng.normal(size=size).astype(np.float32) for name, size in STORED.items()}
+    stored["eight"] = np.array([-1, W])
+    words = body.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    tensors = {name: array for name, array in stored.items() if name in words}
+    model = parse(f"float[b,6,{W}] x", "float[m,p] z" if "Gemm" in body else "float[b,m,p] z", body, tensors, 20)
+    return OnnxModule(make_training_graph(model, fuse=True))
+
+
+def specialized(net: OnnxModule) -> Program:
+    x, tensors = torch.zeros(2, 6, W), net.tensors_by_name()
+    constants = frozenset(tensors.keys() - net.weights.keys())
+    return specialize(net.program, torch.device("cpu"), (x,), tensors, constants)
+
+
+def called(program: Program) -> list[str]:
+    code: Any = program.run or program.code
+    return [node.target.__name__ for node in code.graph.nodes if node.op == "call_function"]
+
+
+def results(net: OnnxModule, program: Program) -> list[torch.Tensor]:
+    x = torch.randn(2, 6, W, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    (z,) = program(True, torch.device("cpu"), (x,), net.tensors_by_name())
+    return [z, *torch.autograd.grad(z.square().sum(), [x, *net.weights.values()])]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_values_and_gradients_have_the_same_bits(joins: bool) -> None:
+    net = network(BLOCK)
+    before = specialized(net)
+    program = with_direct_calls(with_linear_layers(before) if joins else before)
+    for one, other in zip(results(net, program), results(net, before), strict=True):
+        assert torch.equal(one, other)
+    direct = called(program)
+    assert {"_norm_alone", "linear", "_linear_of_columns", "matmul", "sub", "mul"} <= {*direct}
+    assert {"relu", "gelu", "permute", "reshape", "split_with_sizes", "true_divide"} <= {*direct}
+    assert not {"layer_normalization", "linear_layers", "transpose", "pick", "split"} & {*direct}
+    assert called(before)[0] == "layer_normalization"  # its code is left as it is
+
+
+@pytest.mark.parametrize("case", STAYS, ids=list(STAYS))
+def test_a_call_that_decides_at_each_pass_stays(case: str) -> None:
+    body, name = STAYS[case]
+    net = network(body)
+    before = specialized(net)
+    program = with_direct_calls(before)
+    nodes = (program.run or program.code).graph.nodes  # type: ignore[union-attr]
+    assert name in [getattr(n.target, "__name__", "") for n in nodes if n.op == "call_function"]
+    for one, other in zip(results(net, program), results(net, before), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_may_be_recomputed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations, sums and layers of inputs that are large enough."""
+    monkeypatch.setattr(rematerialize, "LEAST_BYTES", 0)
+    monkeypatch.setattr(linear_layers, "LEAST_BYTES", 0)
+    program = with_direct_calls(with_linear_layers(specialized(network(BLOCK))))
+    code: Any = program.run
+    modules = [n.target.__module__ for n in code.graph.nodes if getattr(n.target, "__name__", "") in ("relu", "gelu")]
+    assert set(modules) == {"onward.lowering.ops.activation"}
+    assert "linear_layers" in called(program)
+
+
+def test_a_program_for_any_shapes_is_left_as_it_is() -> None:
+    """Nothing is known of its tensors."""
+    net = network("z = LayerNormalization<axis=-1>(x, scale, bias)")
+    program = with_direct_calls(net.program)
+    assert "layer_normalization" in called(program)

@@ -1,0 +1,58 @@
+"""A direct step of Adam and AdamW gives the bits of torch's own; where it cannot, torch's own is called."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from onward.optim.direct_step import take_step
+
+
+def trained(kind: type[torch.optim.Optimizer], is_direct: bool, **options: Any) -> list[torch.Tensor]:
+    """Weights and slots after four updates; one weight lacks a gradient in the second."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,), ())]
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.3}]
+    optimizer = kind(groups, lr=0.1, weight_decay=0.05, **options)  # type: ignore[call-arg]
+    for update in range(4):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        if update == 1:
+            weights[1].grad = None
+        optimizer.param_groups[0]["lr"] = 0.1 / (update + 1)
+        (take_step if is_direct else type(optimizer).step)(optimizer)
+    slots = [tensor for weight in weights for tensor in optimizer.state[weight].values()]
+    return [*weights, *slots]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_the_bits_are_torchs_own(kind: type[torch.optim.Optimizer]) -> None:
+    steps = []
+    with patch.object(kind, "step", autospec=True, side_effect=kind.step) as called:
+        own = trained(kind, True, fused=True)
+        steps.append(called.call_count)
+    expected = trained(kind, False, fused=True)
+    assert all(map(torch.equal, own, expected))
+    assert steps == [1]  # the first update makes the slots
+
+
+@pytest.mark.parametrize(
+    "options", [{"fused": False}, {"fused": True, "amsgrad": True}, {"fused": True, "maximize": True}]
+)
+def test_what_is_more_than_the_kernel_is_torchs(options: dict[str, bool]) -> None:
+    expected = trained(torch.optim.AdamW, False, **options)
+    assert all(map(torch.equal, trained(torch.optim.AdamW, True, **options), expected))
+
+
+def test_hooks_are_called() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, calls = torch.optim.AdamW([weight], fused=True), []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for _ in range(3):
+        weight.grad = torch.ones(2)
+        take_step(optimizer)
+    assert calls == [1, 1, 1]
