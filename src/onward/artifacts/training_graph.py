@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 
+from onward.artifacts.clipped_products import write_masks_at_once
 from onward.artifacts.joint_graph import JointGraph, OpenSizes, tensors_of, trace_joint_graph
 from onward.artifacts.label_gradients import write_label_gradients_directly
 from onward.artifacts.lowered import Lowered
@@ -94,6 +95,7 @@ def build_training_graph(
     _check_standard(model)
     write_label_gradients_directly(model)
     fold_transposes(model)
+    write_masks_at_once(model)
     passes.RemoveUnusedNodesPass()(model)
     dtypes = {name: net.input_dtypes[name] for name in joint.features}
     model = _assembled(model, joint, dtypes | {name: tensor.dtype for name, tensor in tensors.items()})
