@@ -188,7 +188,9 @@ def _compare(
         if update is None:
             after = {name: kept[name].detach() for name in own}
             update = _difference(trainer.state(), before, after)
-            gradient = _gradient_difference(trainer.state(), {n: kept[n].grad for n in own if kept[n].grad is not None})
+            found = {name: kept[name].grad for name in own}
+            known = {name: one for name, one in found.items() if one is not None}
+            gradient = _gradient_difference(trainer.state(), known)
             if max(update, gradient) > RELATIVE:
                 exact = _step_in_float64(untrained, batch, scales, own)
                 beyond = {
