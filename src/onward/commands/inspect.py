@@ -25,13 +25,15 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
     from onward.commands.overrides import read_limits
 
     with importing():
-        from onward.lowering.inspection import describe
+        from onward.graph.training_graph import make_training_graph
+        from onward.lowering.inspection import describe, why_not_lowered
 
     limits = read_limits(rest)
     phases.begin(f"inspecting {options.model}")
-    print(describe(options.model, weight_rows=options.weights, limits=limits), flush=True)
+    training = make_training_graph(options.model, why_not_lowered=why_not_lowered, limits=limits)
+    print(describe(options.model, weight_rows=options.weights, training=training), flush=True)
     with importing():
         from onward.proposal.summary import describe_proposal
 
     phases.begin("checking what `onward init` would propose")
-    print(describe_proposal(options.model, options.data, limits))
+    print(describe_proposal(options.model, options.data, limits, training))

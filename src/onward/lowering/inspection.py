@@ -5,17 +5,24 @@ from __future__ import annotations
 from onward.graph.inspection.facts import inspect
 from onward.graph.inspection.text import render
 from onward.graph.reading.model_file import ModelSource
+from onward.graph.training_graph import TrainingGraph
 from onward.lowering.ledger import fate_of, why_refused
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 
 
-def describe(model: ModelSource, *, weight_rows: int = 20, limits: Limits = DEFAULT_LIMITS) -> str:
-    """The text of `onward inspect`; `weight_rows` is how many weights are listed at most.
+def describe(
+    model: ModelSource,
+    *,
+    weight_rows: int = 20,
+    limits: Limits = DEFAULT_LIMITS,
+    training: TrainingGraph | None = None,
+) -> str:
+    """The text of `onward inspect`; `weight_rows` is how many weights are listed at most, `training` what was read.
 
     Raises:
         ModelError: the model cannot be read.
     """
-    return render(inspect(model, why_not_lowered, limits), largest_weights=weight_rows)
+    return render(inspect(model, why_not_lowered, limits, training), largest_weights=weight_rows)
 
 
 def why_not_lowered(domain: str, op_type: str, version: int) -> str | None:

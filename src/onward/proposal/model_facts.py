@@ -183,13 +183,13 @@ class ModelFacts:
         return next((port for port in (*self.inputs, *self.outputs) if port.name == name), None)
 
 
-def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS) -> ModelFacts:
-    """Reads a model that may ask for so much of the machine.
+def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS, training: TrainingGraph | None = None) -> ModelFacts:
+    """Reads a model that may ask for so much of the machine, where `make_training_graph` has not read it yet.
 
     Raises:
         ModelError: it cannot be read, holds operators that cannot be computed, or nothing in it is trainable.
     """
-    training = make_training_graph(path, why_not_lowered=why_not_lowered, limits=limits)
+    training = training or make_training_graph(path, why_not_lowered=why_not_lowered, limits=limits)
     graph, inferred = training.source.graph, inferred_values(training.source)
     operators = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(training.model.graph))
     _refuse_obstacles(training, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from onward.errors import UserError
+from onward.graph.training_graph import TrainingGraph
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.proposal.data_reading import read_data_facts
 from onward.proposal.model_facts import read_model_facts
@@ -35,11 +36,13 @@ def summary_lines(proposal: Proposal) -> list[str]:
     return lines
 
 
-def describe_proposal(model: str, data: str | None, limits: Limits = DEFAULT_LIMITS) -> str:
-    """The end of `onward inspect`: what `onward init` would do with the same model and data."""
+def describe_proposal(
+    model: str, data: str | None, limits: Limits = DEFAULT_LIMITS, training: TrainingGraph | None = None
+) -> str:
+    """The end of `onward inspect`: what `onward init` would do with the same model, as it was read, and data."""
     command = f"onward init {model}" + (f" {data}" if data else " [DATA]")
     try:
-        facts = read_model_facts(Path(model), limits)
+        facts = read_model_facts(Path(model), limits, training)
         proposal = propose(facts, None if data is None else read_data_facts(Path(data), limits))
     except UserError as error:
         return f"`{command}` would refuse: {error}"

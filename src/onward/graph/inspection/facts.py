@@ -131,7 +131,10 @@ class Inspection:
 
 
 def inspect(
-    source: ModelSource, why_not_lowered: WhyNotLowered | None = None, limits: Limits = DEFAULT_LIMITS
+    source: ModelSource,
+    why_not_lowered: WhyNotLowered | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    training: TrainingGraph | None = None,
 ) -> Inspection:
     """Reads a model and says what is in it and what would train.
 
@@ -139,11 +142,12 @@ def inspect(
         source: a path, a `ModelProto`, or an onnx-ir model.
         why_not_lowered: asked once for each operator; None: nothing is asked.
         limits: what the model may ask of the machine.
+        training: the model as `make_training_graph` has read it; None: it is read here.
 
     Raises:
         ModelError: the model cannot be read.
     """
-    training = make_training_graph(source, why_not_lowered=why_not_lowered, limits=limits)
+    training = training or make_training_graph(source, why_not_lowered=why_not_lowered, limits=limits)
     original = training.source
     maps = original.meta.get(MAP_TYPES) or {}
     operators = _operators(_as_written(original), training.model, why_not_lowered)

@@ -79,6 +79,8 @@ def find_permutation(copy: np.ndarray, original: np.ndarray) -> Rearrangement | 
     """The permutation of the axes by which `copy` was made of `original`; first rows decide nearly always."""
     if sorted(copy.shape) != sorted(original.shape) or copy.ndim > _LARGEST_RANK:
         return None
+    if copy.size and copy.item(0) != original.item(0):
+        return None  # no permutation of the axes moves the first element
     for permutation in itertools.permutations(range(original.ndim)):
         if is_equal(copy, original.transpose(permutation)):
             return Rearrangement(permutation)

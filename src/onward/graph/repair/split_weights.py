@@ -84,8 +84,6 @@ def _tied(
     """Copy -> tie, for every initializer that was replaced; and copy -> weight where nothing decides."""
     evidence = CopyEvidence.of(model.graph)
     noted: dict[str, list[ir.Value]] = {}
-    unnoted: list[ir.Value] = []
-    of_sizes: dict[tuple[int, ...], list[ir.Value]] = {}  # that every weight is compared with all others takes minutes
     known_as = weight_names(model.graph) if keep or split else WeightNames()
     ties, undecided = dict[str, Tie](), dict[str, str]()
     for copy in _candidates(model.graph):
@@ -97,7 +95,7 @@ def _tied(
         found = next(((one, how) for one, how in relations if how is not None), None)
         is_noted = found is not None
         if found is None and not origins and not known_as.matches(str(copy.name), split):
-            possible = of_sizes.get(_sizes(copy), []) if evidence.has_own_name(copy) else unnoted
+            possible = evidence.possible_originals(copy)
             others = [one for one in possible if not family or families.get(str(one.name)) != family]
             may_be = {one: evidence.may_be_unnoted_copy(copy, one) for one in others}
             is_asked = known_as.matches(str(copy.name), keep)
@@ -110,21 +108,15 @@ def _tied(
         if found is not None:
             original, how = found
             ties[str(copy.name)] = Tie(str(original.name), how, is_noted)
+            evidence.forget(copy, original)
             _replace(model, copy, original, how)
             continue
-        unnoted.append(copy)
-        of_sizes.setdefault(_sizes(copy), []).append(copy)
+        evidence.take(copy)
         for origin in origins:
             noted.setdefault(origin, []).append(copy)
     for value in model.graph.initializers.values():
         close_file(value.const_value)
     return ties, undecided
-
-
-def _sizes(value: ir.Value) -> tuple[int, ...]:
-    """Ascending: a transposed matrix has the same."""
-    assert value.const_value is not None
-    return tuple(sorted(value.const_value.shape.numpy()))
 
 
 def _candidates(graph: ir.Graph) -> list[ir.Value]:

@@ -5,22 +5,18 @@ The exporter's notes decide where there are any; else names it made up, the modu
 
 from __future__ import annotations
 
-import re
+import bisect
+import itertools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
-from onward.graph.operators import operator
 from onward.graph.weights.evidence import is_buffer_name, is_noted_constant
 from onward.graph.weights.lifted_tensors import is_lifted
-
-REARRANGING_CALL = re.compile(
-    r"(chunk|expand|flatten|getitem|permute|repeat|reshape|select|slice|split|split_with_sizes|squeeze|t|transpose|"
-    r"unbind|unflatten|unsqueeze|view)(_\d+)*"
-)
-"""How torch's exporter names what a call that moves elements made."""
+from onward.graph.weights.stored_tensor import StoredTensor, biases_of
 
 LARGEST_FOLDED = 8192
 """Elements of the largest tensor that torch's exporter folds other than by a transpose."""
@@ -29,7 +25,7 @@ _SMALLEST_UNNOTED = 8
 """Elements of the smallest tensor whose numbers alone can say where it comes from."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CopyEvidence:
     """What is known of the origins of a graph's initializers.
 
@@ -41,13 +37,18 @@ class CopyEvidence:
 
     origins: Mapping[str, frozenset[str]]
     paths: provenance.ModulePaths
+    _seen: dict[ir.Value, StoredTensor] = field(default_factory=dict)
+    _taken: list[ir.Value] = field(default_factory=list)
+    _of_sizes: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _looked_up: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: ir.Graph) -> CopyEvidence:
         """Reads the exporter's notes."""
         named = {source for value in graph.initializers.values() for source in provenance.folded_sources(value)}
         found = ((str(value.name), _origins(value, named)) for value in graph.initializers.values())
-        return cls({name: origins for name, origins in found if origins}, provenance.ModulePaths.of(graph))
+        origins = {name: sources for name, sources in found if sources}
+        return cls(origins=origins, paths=provenance.ModulePaths.of(graph))
 
     def may_be_copy(self, copy: ir.Value, original: ir.Value) -> bool | None:
         """Whether the notes say that both come from one parameter; None: nothing is noted of one of them."""
@@ -61,49 +62,63 @@ class CopyEvidence:
 
         None: only their readers speak against it, layers with other names or biases, which tied ones may have.
         """
-        if provenance.folded_sources(copy) or _are_of_one_node(copy, original):
+        left, right = self.seen(copy), self.seen(original)
+        if left.is_folded or not left.nodes.isdisjoint(right.nodes):
             return False
-        if provenance.KIND in copy.metadata_props:
-            both_lifted = is_lifted(str(copy.name)) and is_lifted(str(original.name))
-            return both_lifted and not self._modules(copy).isdisjoint(self._modules(original))
-        left, right = copy.const_value, original.const_value
-        assert left is not None
-        assert right is not None
-        name = str(copy.name)
-        same_sizes = sorted(left.shape.numpy()) == sorted(right.shape.numpy())
+        if left.has_noted_kind:
+            both_lifted = is_lifted(left.name) and is_lifted(right.name)
+            return both_lifted and not left.modules.isdisjoint(right.modules)
         if left.size < _SMALLEST_UNNOTED or left.size > right.size:
             return False
-        if same_sizes and len(left.shape) == 2 and _is_tied_embedding(name, original):
+        same_sizes = left.sizes == right.sizes
+        if same_sizes and len(left.shape) == 2 and _is_tied_embedding(left, right):
             return True
-        made_up = provenance.is_automatic_name(name) or REARRANGING_CALL.fullmatch(name) is not None
-        if not made_up or (not same_sizes and right.size > LARGEST_FOLDED):
+        if not left.has_made_up_name or (not same_sizes and right.size > LARGEST_FOLDED):
             return False
-        modules, others = self._modules(copy), self._modules(original)
-        biases, other_biases = _companions(copy), _companions(original)
-        is_disjoint = bool(modules and others) and modules.isdisjoint(others)
-        if left.shape == right.shape and biases and other_biases and biases.isdisjoint(other_biases):
-            return None if is_disjoint or not (modules and others) else True
+        is_disjoint = bool(left.modules and right.modules) and left.modules.isdisjoint(right.modules)
+        if left.shape == right.shape and left.biases and right.biases and left.biases.isdisjoint(right.biases):
+            return None if is_disjoint or not (left.modules and right.modules) else True
         return not is_disjoint
 
-    @staticmethod
-    def has_own_name(copy: ir.Value) -> bool:
-        """Whether an initializer's name can be a parameter's: then only a matrix of the same sizes is its original
-        for `may_be_unnoted_copy`."""
-        name = str(copy.name)
-        is_made_up = provenance.is_automatic_name(name) or REARRANGING_CALL.fullmatch(name) is not None
-        return not is_made_up and provenance.KIND not in copy.metadata_props
+    def take(self, original: ir.Value) -> None:
+        """Takes an initializer for the original of those that follow."""
+        seen, place = self.seen(original), len(self._taken)
+        self._of_sizes.setdefault(seen.sizes, []).append(place)
+        if seen.is_looked_up:
+            self._looked_up.setdefault(seen.sizes, []).append(place)
+        self._taken.append(original)
 
-    def _modules(self, value: ir.Value) -> set[str]:
-        """The modules whose nodes read a tensor, and the one that its name says it belongs to."""
-        found = {
-            provenance.module_scope(use.node)
-            or provenance.path_scope(use.node, self.paths)
-            or ("(root)" if provenance.has_scope(use.node) else "")
-            for use in value.uses()
-        }
-        if found != {""} and not provenance.is_automatic_name(str(value.name)):
-            found.add(str(value.name).rpartition(".")[0])
-        return found - {""}
+    def possible_originals(self, copy: ir.Value) -> list[ir.Value]:
+        """Those taken so far of which `may_be_unnoted_copy` can be other than false; in their order.
+
+        Thousands of layers have millions of pairs of weights: what can be told of one tensor is not asked of a pair.
+        """
+        left = self.seen(copy)
+        if left.has_noted_kind:
+            return [one for one in self._taken if is_lifted(self.seen(one).name)]
+        known = self._of_sizes if left.has_made_up_name else self._looked_up
+        places = known.get(left.sizes, [])
+        if not left.has_made_up_name or left.size > LARGEST_FOLDED:
+            return [self._taken[place] for place in places]
+        larger = (at for sizes, at in self._of_sizes.items() if left.size <= math.prod(sizes) <= LARGEST_FOLDED)
+        return [self._taken[place] for place in sorted({*places, *itertools.chain.from_iterable(larger)})]
+
+    def seen(self, value: ir.Value) -> StoredTensor:
+        """What names and readers tell of an initializer, looked up once."""
+        if value not in self._seen:
+            self._seen[value] = StoredTensor(value, self.paths)
+        return self._seen[value]
+
+    def forget(self, copy: ir.Value, original: ir.Value) -> None:
+        """Has to be called before the readers of a copy read its original: they and their neighbours change."""
+        places = self._looked_up.setdefault(self.seen(original).sizes, [])
+        if (place := self._taken.index(original)) not in places:
+            bisect.insort(places, place)  # perhaps it is from now on
+        inputs = [one for use in copy.uses() for one in use.node.inputs if one is not None]
+        producers = {one.producer() for one in inputs} - {None}
+        neighbours = [one for node in producers for one in node.inputs if one is not None]
+        for value in (copy, original, *inputs, *neighbours):
+            self._seen.pop(value, None)
 
 
 def is_same_call(copy: ir.Value, original: ir.Value) -> bool:
@@ -117,7 +132,7 @@ def is_same_call(copy: ir.Value, original: ir.Value) -> bool:
 
 def have_same_bias(copy: ir.Value, original: ir.Value) -> bool:
     """Whether the same stored tensor is added to the products with both."""
-    return not _companions(copy).isdisjoint(_companions(original))
+    return not biases_of(copy).isdisjoint(biases_of(original))
 
 
 def _calls(value: ir.Value) -> set[tuple[str, int, str, tuple[str, ...]]]:
@@ -160,33 +175,11 @@ def _of_sources(value: ir.Value, sources: tuple[str, ...]) -> frozenset[str]:
     return frozenset(provenance.placeholder(source) for source in parameters)
 
 
-def _are_of_one_node(left: ir.Value, right: ir.Value) -> bool:
-    """Whether one node reads both as its parameters, as a recurrent layer does."""
-    nodes = {use.node for use in right.uses() if operator(use.node.op_type).is_parameter(use.idx)}
-    return any(use.node in nodes and operator(use.node.op_type).is_parameter(use.idx) for use in left.uses())
-
-
-def _is_tied_embedding(copy: str, original: ir.Value) -> bool:
+def _is_tied_embedding(copy: StoredTensor, original: StoredTensor) -> bool:
     """Whether a matrix is looked up in, or kept under its name where torch's older exporter made one up for the copy:
     it keeps a parameter, with its own name, where it is used as it is, too."""
-    if any(use.node.op_type == "Gather" for use in original.uses()):
+    if original.is_looked_up:
         return True
-    if not copy.startswith("onnx::") or provenance.is_automatic_name(str(original.name)):
+    if not copy.name.startswith("onnx::") or original.has_automatic_name:
         return False
-    assert original.const_value is not None
-    array = original.const_value.numpy()
-    return array.shape[0] != array.shape[1] or not bool((array == array.T).all())
-
-
-def _companions(value: ir.Value) -> set[str]:
-    """The stored tensors that are added to the products with a weight: layers that share a weight share its bias."""
-    found: set[str] = set()
-    for use in value.uses():
-        if use.node.op_type not in ("MatMul", "Gemm") or use.idx != 1:
-            continue
-        found.update(str(one.name) for one in use.node.inputs[2:] if one is not None and one.is_initializer())
-        for later in use.node.outputs[0].uses():
-            if later.node.op_type == "Add":
-                others = (one for one in later.node.inputs if one is not None and one.is_initializer())
-                found.update(str(one.name) for one in others)
-    return found
+    return original.shape[0] != original.shape[1] or not original.is_symmetric

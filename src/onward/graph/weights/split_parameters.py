@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
-from onward.graph.weights.copy_evidence import REARRANGING_CALL
 from onward.graph.weights.gradients import TRAINABLE_TYPES
+from onward.graph.weights.stored_tensor import REARRANGING_CALL
 from onward.spelling import shortened
 
 _SHOWN = 4
