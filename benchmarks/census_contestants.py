@@ -95,6 +95,7 @@ def prepare(one: Architecture, folder: Path) -> None:
         "weights": sum(p.numel() for p in module.parameters()),
         "nodes": len(list(program.model.graph.all_nodes())),
         "prediction": program.model.graph.outputs[0].name,
+        "rank": batches[0][1].dim() + networks.has_classes(one),
     }
     path.write_text(json.dumps(work))
 
@@ -104,7 +105,7 @@ def make_onward(one: Architecture, folder: Path) -> Step:
     work = json.loads((folder / "work.json").read_text())
     fields: dict[str, dict[str, Any]] = {
         "paths": {"model_path": folder / "model.onnx"},
-        "loss": networks.loss_fields(one, work["prediction"]),
+        "loss": networks.loss_fields(one, work["prediction"], work["rank"]),
         "training": {"batch_size": work["batch"], "num_train_steps": 1_000_000},
         "learning_rate": {"initial_lr": RATE},
         "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [ADAMW]},

@@ -63,7 +63,10 @@ LENGTHS = frozenset(
 )
 UNROLLED = frozenset({"mamba", "rwkv"})
 """Their modules loop over the tokens in Python: the export has nodes for each token, so they stay short."""
-LEFT_OUT = {"graph_net": "its inputs, nodes and edges, have no axis of samples in common"}
+LEFT_OUT = {
+    "graph_net": "its inputs, nodes and edges, have no axis of samples in common",
+    "relative_windows": "its outputs are of windows, several for each image, and have no axis of samples",
+}
 WINDOWS_OF_IMAGES = frozenset({"swin", "swinv2"})
 
 
@@ -170,10 +173,12 @@ def loss_by_hand(one: Architecture, outputs: Any, labels: Tensor) -> Tensor:
     return F.cross_entropy(first.flatten(0, -2), labels.flatten())
 
 
-def loss_fields(one: Architecture, prediction: str) -> dict[str, Any]:
-    """The same loss in a RUN.yaml."""
-    kind = "softmax_cross_entropy" if has_classes(one) else "mean_squared_error"
-    return {"type": kind, "prediction": prediction, "label": "labels"}
+def loss_fields(one: Architecture, prediction: str, rank: int) -> dict[str, Any]:
+    """The same loss in a RUN.yaml, for a prediction of so many axes."""
+    names = {"prediction": prediction, "label": "labels"}
+    if not has_classes(one):
+        return {"type": "mean_squared_error", **names}
+    return {"type": "softmax_cross_entropy", "class_axis": 1 if rank == 4 else -1, **names}
 
 
 def export(one: Architecture, module: nn.Module, batch: int) -> Any:
