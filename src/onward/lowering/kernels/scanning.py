@@ -72,9 +72,9 @@ def scan_steps(step: ScanStep, states: Tensors, slices: Tensors, shared: tuple[A
             read[place] = value
         return step(states, now, tuple(read))
 
-    # Several views of one tensor may not enter.
-    read = (shared[place] for place in passed)
-    operands = (*states, *slices, *(value.clone() if isinstance(value, Tensor) else value for value in read))
+    # Several views of one tensor may not enter, such as zeros from which two states begin.
+    read = (*states, *slices, *(shared[place] for place in passed))
+    operands = (value.clone() if isinstance(value, Tensor) else value for value in read)
     results = _Scan.apply(reading, len(states), len(slices), *operands)  # type: ignore[no-untyped-call]
     return results[: len(states)], results[len(states) :]
 
