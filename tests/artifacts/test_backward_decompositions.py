@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.artifacts.backward_decompositions import backward_decompositions, convolution_backward
 
@@ -72,6 +75,35 @@ def test_gradients_of_depthwise_convolutions_are_autograds(
     assert (found - weight.grad).abs().max() < 1e-11
 
 
+class _RefusesEmptyTensors(TorchDispatchMode):
+    """Fails where an operator is given a tensor without elements, as ONNX Runtime does at some."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert all(one.numel() for one in args if isinstance(one, torch.Tensor)), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("rows", "kernel", "padding"), [(1, 3, 1), (2, 5, 4)])
+def test_rows_of_a_kernel_that_read_only_padding_are_no_empty_products(rows: int, kernel: int, padding: int) -> None:
+    x, weight = torch.ones(2, 3, rows, 16), torch.ones(3, 1, kernel, 3)
+    along = ([2, 1], [padding, 1], [1, 1], False, [0, 0], 3)
+    gradient = torch.ones_like(aten.convolution(x, weight, None, *along))
+    with _RefusesEmptyTensors():
+        _, found, _ = convolution_backward(gradient, x, weight, None, *along, output_mask=[False, True, False])
+    assert found is not None
+    assert torch.equal(found, aten.convolution_backward(gradient, x, weight, None, *along, [False, True, False])[1])
+
+
+def test_gradients_of_transposed_convolutions_have_the_inputs_size() -> None:
+    x, weight = torch.randn(1, 2, 7, dtype=torch.double), torch.randn(2, 3, 3, dtype=torch.double)
+    along = ([1], [0], [2], True, [1], 1)  # more output_padding than the stride
+    gradient = torch.ones_like(aten.convolution(x, weight, None, *along))
+    found, _, _ = convolution_backward(gradient, x, weight, None, *along, output_mask=[True, False, False])
+    expected, *_ = aten.convolution_backward(gradient, x, weight, None, *along, [True, False, False])
+    assert found is not None
+    assert torch.allclose(found, expected)
+
+
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding"),
     [
@@ -107,7 +139,19 @@ def test_gradients_of_clipped_activations_are_autograds() -> None:
         (torch.nn.functional.relu6, aten.hardtanh_backward.default, (0.0, 6.0)),
         (lambda value: torch.nn.functional.hardtanh(value, -1.0, 2.0), aten.hardtanh_backward.default, (-1.0, 2.0)),
     ):
-        x.grad = None
-        function(x).backward(gradient)
-        assert x.grad is not None
-        assert torch.equal(table[backward](gradient, x.detach(), *bounds), x.grad), bounds
+        (wanted,) = torch.autograd.grad(function(x), x, gradient)
+        assert torch.equal(table[backward](gradient, x.detach(), *bounds), wanted), bounds
+
+
+def test_masks_of_the_smallest_half_floats_are_one() -> None:
+    x = torch.tensor([-6e-8, 0.0, 6e-8, 1e-6, 1e-5, 1.0], dtype=torch.float16)
+    masks = backward_decompositions()
+    for operator, bounds in ((aten.threshold_backward.default, (0,)), (aten.hardtanh_backward.default, (0.0, 6.0))):
+        assert masks[operator](torch.ones_like(x), x, *bounds).tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def test_infinite_gradients_do_not_pass_a_clipped_activation() -> None:
+    gradient, x = torch.tensor([torch.inf, torch.nan, 2.0]), torch.tensor([-1.0, 0.0, 1.0])
+    masks = backward_decompositions(may_be_infinite=True)
+    for operator, bounds in ((aten.threshold_backward.default, (0,)), (aten.hardtanh_backward.default, (0.0, 6.0))):
+        assert masks[operator](gradient, x, *bounds).tolist() == [0, 0, 2]

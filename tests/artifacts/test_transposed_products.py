@@ -16,7 +16,7 @@ FLOAT, INT32 = ir.DataType.FLOAT, ir.DataType.INT32
 def test_matrices_are_read_as_they_are() -> None:
     model = empty_model("products")
     writer = NodeWriter(model, "")
-    shapes = {"a": (4, 3), "b": (4, 5), "c": (2, 3), "batch": (2, 3, 5), "whole": (4, 3)}
+    shapes = {"a": (4, 3), "b": (4, 5), "c": (2, 3), "square": (3, 3), "batch": (2, 3, 5), "whole": (4, 3)}
     inputs = {name: add_input(model, name, INT32 if name == "whole" else FLOAT, size) for name, size in shapes.items()}
 
     def turned(name: str, perm: tuple[int, ...] = (1, 0)) -> ir.Value:
@@ -29,9 +29,10 @@ def test_matrices_are_read_as_they_are() -> None:
         (turned("a"), inputs["b"]),
         (inputs["a"], turned("c")),
         (inputs["c"], inputs["batch"]),  # not of two matrices
+        (inputs["a"], turned("square", (0, 1))),  # not transposed
         (turned("a"), inputs["whole"]),  # not of float32: replaced below
     ]
-    sizes = [(3, 5), (4, 2), (2, 2, 5), (3, 3)]
+    sizes = [(3, 5), (4, 2), (2, 2, 5), (4, 3), (3, 3)]
     for number, ((left, right), size) in enumerate(zip(factors, sizes, strict=True)):
         if right is inputs["whole"]:
             left = writer.cast(left, INT32)
@@ -51,5 +52,5 @@ def test_matrices_are_read_as_they_are() -> None:
     for mine, expected in zip(run(), before, strict=True):
         assert np.allclose(mine, expected, atol=1e-6)
     kinds = [node.op_type for node in model.graph]
-    assert (kinds.count("Gemm"), kinds.count("MatMul")) == (2, 2)
-    assert [value.name for value in model.graph.outputs] == [f"result_{number}" for number in range(4)]
+    assert (kinds.count("Gemm"), kinds.count("MatMul")) == (2, 3)
+    assert [value.name for value in model.graph.outputs] == [f"result_{number}" for number in range(5)]

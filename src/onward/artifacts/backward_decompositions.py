@@ -89,6 +89,8 @@ def convolution_backward(
     if output_mask[0]:
         if transposed:
             grad_input = aten.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
+            for axis, size in enumerate(input.shape[2:], start=2):  # output_padding of a stride or more reads nothing
+                grad_input = grad_input.narrow(axis, 0, size)
         elif groups == 1 and set(weight.shape[2:]) == set(stride) == {1} and not any(padding):
             swapped = weight.transpose(0, 1)
             grad_input = aten.convolution(grad_output, swapped, None, stride, zeros, dilation, False, zeros, 1)
@@ -210,6 +212,9 @@ def _weight_gradient_by_rows(
         offset, step = place * dilation[0] - padding[0], stride[0]
         first = max(0, -(offset // step))
         end = max(first, min(windows, (rows - 1 - offset) // step + 1))
+        if first == end:  # runtimes refuse a product over no rows
+            found.append(wide.new_zeros(wide.shape[1], width * columns))
+            continue
         read = aten.slice(wide, 2, max(0, first * step + offset), max(0, (end - 1) * step + offset + 1), step)
         products = aten.slice(narrow, 2, first, end).transpose(-1, -2) @ read
         found.append(products.sum(0).flatten(1))
@@ -322,8 +327,10 @@ def _is_above(values: Tensor, bound: float) -> Tensor:
 
     A choice by a condition (`Where`), or a condition as numbers (`Cast`), take four times as long in onnxruntime.
     """
-    above = values - bound if bound else values
-    return (above * torch.finfo(values.dtype).max).clamp(0, 1)
+    above, largest = values - bound if bound else values, torch.finfo(values.dtype).max
+    if values.dtype is torch.float16:  # whose smallest number times its largest is far below 1
+        above = (above * largest).clamp(0, 1)
+    return (above * largest).clamp(0, 1)
 
 
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
@@ -337,8 +344,16 @@ def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val
     return grad_output * _is_above(inside, 0)
 
 
-def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """ATen operator -> its decomposition: torch's own where it has one, above where ONNX lacks the operator."""
+def backward_decompositions(may_be_infinite: bool = False) -> Mapping[Any, Callable[..., Any]]:
+    """ATen operator -> its decomposition: torch's own where it has one, above where ONNX lacks the operator.
+
+    Args:
+        may_be_infinite: gradients may be, where an activation is clipped: a product with 0 would be NaN.
+    """
+    masks: dict[Any, Callable[..., Any]] = {
+        aten.threshold_backward.default: threshold_backward,
+        aten.hardtanh_backward.default: hardtanh_backward,
+    }
     return {
         **get_decompositions(_TORCH_WRITES_OUT),
         **normalization_decompositions(),
@@ -347,8 +362,7 @@ def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
         aten.max_pool3d_with_indices_backward.default: functools.partial(_max_pool_backward, 3),
         aten.avg_pool2d_backward.default: avg_pool_backward,
         aten.avg_pool3d_backward.default: avg_pool_backward,
-        aten.threshold_backward.default: threshold_backward,
-        aten.hardtanh_backward.default: hardtanh_backward,
+        **(get_decompositions(list(masks)) if may_be_infinite else masks),
     }
 
 

@@ -20,7 +20,7 @@ def write_masks_at_once(model: ir.Model) -> int:
         if product is None or product.op_type != "Mul" or bounds != [0.0, 1.0]:
             continue
         x, factor = product.inputs[0], _number(product.inputs[1])
-        if factor is None or node.outputs[0].dtype is not ir.DataType.FLOAT:
+        if factor is None or node.outputs[0].dtype is not ir.DataType.FLOAT or _rank(product.inputs[1]) > _rank(x):
             continue
         mask = writer.new_node("HardSigmoid", [x], "masks/mask", {"alpha": factor, "beta": 0.0})
         model.graph.insert_before(node, mask)
@@ -33,3 +33,8 @@ def write_masks_at_once(model: ir.Model) -> int:
 def _number(value: ir.Value | None) -> float | None:
     constant = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if constant is None or constant.size != 1 else float(constant.numpy().item())
+
+
+def _rank(value: ir.Value | None) -> int:
+    """The number of axes, 0 if it is not known."""
+    return 0 if value is None or value.shape is None else len(value.shape)

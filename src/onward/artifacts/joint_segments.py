@@ -94,6 +94,7 @@ class SegmentTracer:
         weights, states: names of the trained weights and running statistics.
         values: fake tensors of all features, weights, running statistics and constants.
         lowered: what is computed in 16 bits; None: nothing.
+        may_be_infinite: gradients may be, before an activation that is clipped.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class SegmentTracer:
         states: Collection[str],
         values: Mapping[str, torch.Tensor],
         lowered: Lowered | None = None,
+        may_be_infinite: bool = False,
     ) -> None:
         self.codes: list[SegmentCode] = []
         self._program = program
@@ -111,6 +113,7 @@ class SegmentTracer:
         self._values = {name: _leaf(tensor) if name in weights else tensor for name, tensor in values.items()}
         self._numbers: dict[Hashable, int] = {}
         self._lowered = lowered
+        self._decompositions = dict(backward_decompositions(may_be_infinite))
         self._given = frozenset(values) - self._states
 
     def trace(self) -> list[SegmentUse]:
@@ -207,7 +210,7 @@ class SegmentTracer:
             return (*(result.detach() for result in results), *changed.values(), *known)
 
         examples = tuple(self._values[name].detach() for name in (*names, *taken))
-        tracer = make_fx(joint, decomposition_table=dict(backward_decompositions()), tracing_mode="symbolic")
+        tracer = make_fx(joint, decomposition_table=self._decompositions, tracing_mode="symbolic")
         with _as_traced():
             code = _without_copies_of_views(tracer(*examples))
         return SegmentCode(code=code, examples=examples, has_gradient=tuple(has_gradient))

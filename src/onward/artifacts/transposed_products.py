@@ -35,4 +35,7 @@ def fold_transposes(model: ir.Model) -> int:
 def _transposed(value: ir.Value | None) -> ir.Value | None:
     """The matrix of which a value is the transpose, if it is one."""
     node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and node.op_type == "Transpose" else None
+    if node is None or node.op_type != "Transpose":
+        return None
+    order = node.attributes.get("perm")
+    return node.inputs[0] if order is None or [*order.as_ints()] == [1, 0] else None

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
     limits = read_limits(rest)
     phases.begin(f"inspecting {options.model}")
     training = make_training_graph(options.model, why_not_lowered=why_not_lowered, limits=limits)
-    print(describe(options.model, weight_rows=options.weights, training=training), flush=True)
+    print(describe(options.model, weight_rows=options.weights, limits=limits, training=training), flush=True)
     with importing():
         from onward.proposal.summary import describe_proposal
 
