@@ -115,8 +115,8 @@ class CopyEvidence:
         if (place := self._taken.index(original)) not in places:
             bisect.insort(places, place)  # perhaps it is from now on
         inputs = [one for use in copy.uses() for one in use.node.inputs if one is not None]
-        producers = {one.producer() for one in inputs} - {None}
-        neighbours = [one for node in producers for one in node.inputs if one is not None]
+        producers = (one.producer() for one in inputs)
+        neighbours = [one for node in producers if node is not None for one in node.inputs if one is not None]
         for value in (copy, original, *inputs, *neighbours):
             self._seen.pop(value, None)
 
