@@ -73,7 +73,13 @@ def _heading(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, settings
 
 
 def _even(choice: LayoutChoice, settings: Settings) -> list[str]:
-    """What a number of samples that all ranks can share would gain."""
+    """What a number of samples that all ranks can share would gain; with fewer than ranks, that these wait."""
+    if settings.samples < settings.ranks:
+        return _wrapped(
+            f"An update has {settings.samples} samples, fewer than the {settings.ranks} ranks: replicas cannot share "
+            "them, so that ranks wait in a pipeline or communicate within layers. Raise training.batch_size or "
+            "gradient_accumulation_steps, or use fewer ranks."
+        )
     rate = settings.samples / choice.chosen.total_seconds
     gains = [
         f"with {samples}, {_number(samples / one.total_seconds)} samples/s ({samples / one.total_seconds / rate:.2f} "
@@ -110,8 +116,8 @@ def _obvious(choice: LayoutChoice, settings: Settings) -> list[str]:
     for name, one in choice.obvious.items():
         if one is None or one.layout == choice.chosen.layout:
             impossible = (
-                f"there is none: {settings.ranks} ranks divide the {settings.samples} samples of an update, or the "
-                "network, in no such way"
+                f"there is none: {settings.ranks} ranks cannot divide the {settings.samples} samples of an update, or "
+                "the network, like that"
             )
             why = "it is the chosen one" if one else impossible
         elif not one.fits:
