@@ -41,3 +41,18 @@ def test_statistics_that_are_given_stay_torchs_own_way() -> None:
     arguments = (x, None, None, *given, False, 0.3, 1e-5)
     found = normalization_decompositions()[aten._native_batch_norm_legit_functional.default](*arguments)
     assert torch.allclose(found[0], aten._native_batch_norm_legit_functional(*arguments)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("is_affine", [True, False])
+def test_layer_norm_of_half_floats_gives_statistics_in_float32(is_affine: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, *affine = (torch.randn(size, generator=generator).half() for size in ((4, 8), (8,), (8,)))
+    weight, bias = affine if is_affine else (None, None)
+    layer_norm = normalization_decompositions()[aten.native_layer_norm.default]
+    output, mean, inverse = layer_norm(x, [8], weight, bias, 1e-5)
+    assert (output.dtype, mean.dtype, inverse.dtype) == (torch.float16, torch.float32, torch.float32)
+    parameters = [None if one is None else one.double() for one in (weight, bias)]
+    wanted = torch.nn.functional.layer_norm(x.double(), [8], *parameters)
+    assert (output.double() - wanted).abs().max() < 2e-3
+    assert torch.allclose(mean[:, 0], x.float().mean(1), atol=1e-6)
+    assert layer_norm(x.float(), [8], None, None, 1e-5) is NotImplemented

@@ -111,3 +111,26 @@ def test_other_precisions_are_left_out_with_a_note(field: str, tmp_path: Path) -
     write_bundle(tmp_path / "run.yaml", tmp_path / "bundle", notify=notes.append)
     assert any("computes neither bf16 nor 8-bit floats on every device" in note for note in notes)
     assert fp16_products(tmp_path / "bundle" / "step.onnx") == 0
+
+
+def test_normalized_layers_and_overlapping_maxima_run_in_fp16(tmp_path: Path) -> None:
+    """ONNX Runtime refuses graphs whose statistics are fp16, and adds at indices in fp32 alone."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[batch, 8] x, float[batch, 4] target) => (float[batch, 4] y)
+    <float[8] scale = {1, 2, 1, 2, 1, 2, 1, 2}, float[8] shift = {0, 1, 0, 1, 0, 1, 0, 1},
+     int64[2] axes = {1, 2}, int64[2] flat = {0, -1}> {
+        normalized = LayerNormalization (x, scale, shift)
+        image = Unsqueeze (normalized, axes)
+        largest = MaxPool <kernel_shape = [1, 3], strides = [1, 2], pads = [0, 1, 0, 1]> (image)
+        y = Reshape (largest, flat)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "mlp.onnx")
+    features = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), "target": np.eye(4)}
+    batch = {name: array.astype(np.float32) for name, array in features.items()}
+    loss = {"loss": {"type": "mean_squared_error", "prediction": "y", "label": "target"}}
+    losses = []
+    for mixed in ({}, FP16):
+        trainer = Trainer.load(bundle_of(tmp_path, **RATE, **loss, **mixed))
+        losses.append([trainer.train_step(batch) for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+    assert losses[1] != losses[0]

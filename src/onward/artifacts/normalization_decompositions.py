@@ -23,6 +23,7 @@ def normalization_decompositions() -> Mapping[Any, Callable[..., Any]]:
         operator: functools.partial(_batch_norm, decomposition)
         for operator, decomposition in get_decompositions(forward).items()
     }
+    own[aten.native_layer_norm.default] = _layer_norm
     own[backward] = functools.partial(_batch_norm_backward, get_decompositions([backward])[backward])
     return own
 
@@ -38,6 +39,15 @@ def _batch_norm(
         shift = -mean * scale if bias is None else bias - mean * scale
         output = _scale_and_shift(input, scale, shift)
     return output, mean, inverse, *statistics
+
+
+def _layer_norm(input: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Any:
+    """Of float16 in float32, with the statistics in float32, which `LayerNormalization` gives in that type only."""
+    if input.dtype is not torch.float16:
+        return NotImplemented
+    wide = [None if one is None else one.float() for one in (weight, bias)]
+    output, mean, inverse = aten.native_layer_norm(input.float(), shape, *wide, epsilon)
+    return output.to(input.dtype), mean, inverse
 
 
 def _scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from onward.artifacts.optimizer_graph import (
 )
 from onward.artifacts.segment_assembly import ChainAssembly, take_segments
 from onward.artifacts.transposed_products import fold_transposes
+from onward.artifacts.wide_scatters import widen_scatters
 from onward.errors import ModelError
 from onward.graph.writing.model_saving import save_model
 from onward.lowering.module import OnnxModule
@@ -96,6 +97,7 @@ def build_training_graph(
     write_label_gradients_directly(model)
     fold_transposes(model)
     write_masks_at_once(model)
+    widen_scatters(model)
     passes.RemoveUnusedNodesPass()(model)
     dtypes = {name: net.input_dtypes[name] for name in joint.features}
     model = _assembled(model, joint, dtypes | {name: tensor.dtype for name, tensor in tensors.items()})
