@@ -54,6 +54,26 @@ def test_gated_layer(tmp_path: Path) -> None:
         assert largest_error(found[{"loss": "y"}.get(name, name)], value) < BOUND, name
 
 
+def test_attention_of_one_head_that_no_axis_stands_for(tmp_path: Path) -> None:
+    """The open batch is then the axis of heads of torch's kernel."""
+    body = (
+        "q = MatMul(x, wq)\nk = MatMul(x, wk)\nt = Transpose<perm=[0,2,1]>(k)\ns = MatMul(q, t)\nm = Mul(s, scale)\n"
+        "p = Softmax<axis=-1>(m)\no = MatMul(p, x)\nf = Mul(o, o)\ny = ReduceMean<keepdims=0>(f)"
+    )
+    rng = np.random.default_rng(0)
+    stored = {name: rng.normal(size=(4, 4)).astype(np.float32) for name in ("wq", "wk")}
+    model = parse("float[batch,5,4] x", "float y", body, {**stored, "scale": np.float32(0.5).reshape(())}, 17)
+    spec = LossSpec(type="output", prediction="y")
+    graph = make_training_graph(model, loss=spec, weights_to_train=list(stored), fuse=True)
+    assert kinds(graph)["attention"] == 1
+    net = OnnxModule(graph, ("y",))
+    features = {"x": torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))}
+    write_training_graph(net, tmp_path / "t.onnx")
+    found = call(open_session(tmp_path / "t.onnx"), features)
+    for name, value in autograd_gradients(net, features).items():
+        assert largest_error(found[{"loss": "y"}.get(name, name)], value) < BOUND, name
+
+
 @pytest.mark.slow
 def test_gpt2(tmp_path: Path) -> None:
     """Attention, norms, GELU and the chunked loss, with all sizes open."""

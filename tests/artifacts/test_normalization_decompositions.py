@@ -51,8 +51,8 @@ def test_layer_norm_of_half_floats_gives_statistics_in_float32(is_affine: bool) 
     layer_norm = normalization_decompositions()[aten.native_layer_norm.default]
     output, mean, inverse = layer_norm(x, [8], weight, bias, 1e-5)
     assert (output.dtype, mean.dtype, inverse.dtype) == (torch.float16, torch.float32, torch.float32)
-    parameters = [None if one is None else one.double() for one in (weight, bias)]
-    wanted = torch.nn.functional.layer_norm(x.double(), [8], *parameters)
+    scale, shift = (None if one is None else one.double() for one in (weight, bias))
+    wanted = torch.nn.functional.layer_norm(x.double(), [8], scale, shift)
     assert (output.double() - wanted).abs().max() < 2e-3
     assert torch.allclose(mean[:, 0], x.float().mean(1), atol=1e-6)
     assert layer_norm(x.float(), [8], None, None, 1e-5) is NotImplemented

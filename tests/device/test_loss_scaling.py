@@ -125,8 +125,8 @@ def test_normalized_layers_and_overlapping_maxima_run_in_fp16(tmp_path: Path) ->
         y = Reshape (largest, flat)
     }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "mlp.onnx")
-    features = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), "target": np.eye(4)}
-    batch = {name: array.astype(np.float32) for name, array in features.items()}
+    x = np.random.default_rng(0).standard_normal((4, 8))
+    batch = {"x": x.astype(np.float32), "target": np.eye(4, dtype=np.float32)}
     loss = {"loss": {"type": "mean_squared_error", "prediction": "y", "label": "target"}}
     losses = []
     for mixed in ({}, FP16):

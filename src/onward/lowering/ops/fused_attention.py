@@ -83,7 +83,7 @@ def _attend(
             dropout_p=dropout,
             is_causal=is_causal,
             scale=scale,
-            enable_gqa=query.dim() == 4 and query.shape[1] != key.shape[1],
+            enable_gqa=query.dim() == 4 and bool(query.shape[1] != key.shape[1]),  # symbolic in a trace
         )
         return result.to(dtype)
 
