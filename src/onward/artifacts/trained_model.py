@@ -157,6 +157,9 @@ def export_run(
     if state.exports_average and state.average is not None:
         kind, count = state.average.settings.kind, state.average.count
         return f"trained model with the average ({kind}) of its weights after {count:,} updates"
+    if parameters.checkpoint.export == "best" and (best is None or best.best.value is None):
+        metric = parameters.early_stopping.metric
+        return f"trained model with the last weights, for want of an evaluation to compare by {metric}"
     return "trained model"
 
 

@@ -140,6 +140,24 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(read_manifest(path).record)
 
 
+def note_on_taken(asked: Path, taken: Path) -> str:
+    """Which checkpoint of a folder was taken, and which is of the best evaluation; "" where one was named.
+
+    Raises:
+        CheckpointError: the manifest is missing or damaged.
+    """
+    if asked == taken:
+        return ""
+    best = read_record(taken).get("callbacks", {}).get("BestEvaluation", {})
+    kept = taken if best.get("value") is None else taken.with_name(checkpoint_name(best["update"]))
+    if kept == taken or not kept.is_dir():
+        return f"the checkpoint is {taken.name}, the latest in {asked}."
+    return (
+        f"the checkpoint is {taken.name}, the latest in {asked}. That of the best evaluation is {kept.name}: pass "
+        f"--checkpoint {kept} to take it."
+    )
+
+
 def exported_kinds(record: Mapping[str, Any], weights: str | None = None) -> tuple[str, ...]:
     """Beginnings of the names of tensors that a trained model is written from; later ones replace earlier ones.
 

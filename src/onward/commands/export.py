@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.commands.overrides import read_limits, read_overrides
-from onward.errors import ParametersError
+from onward.errors import NoteWarning, ParametersError
 from onward.graph.reading.garbage_collection import importing
 from onward.report.phases import Phases
 
@@ -156,6 +157,7 @@ def _export_graphs(options: argparse.Namespace, rest: Sequence[str]) -> None:
 def _export_trained(options: argparse.Namespace, limits: Limits) -> None:
     with importing():
         from onward.artifacts.trained_model import convert_model, export_checkpoint
+        from onward.checkpoint.reading import find_checkpoint, note_on_taken
     from onward.exclusive.lock import writing_to
     from onward.remote.copies import local_folder, local_model, uploaded
     from onward.remote.files import shown
@@ -183,3 +185,5 @@ def _export_trained(options: argparse.Namespace, limits: Limits) -> None:
             form: AdapterOutput = options.adapter or "merged"
             export_checkpoint(options.model, folder, written, form=form, weights=options.weights, **conversion)
     print(f"wrote {shown(target)}")
+    if options.checkpoint is not None and (note := note_on_taken(folder, find_checkpoint(folder))):
+        warnings.warn(note, NoteWarning, stacklevel=2)

@@ -11,7 +11,7 @@ from onnx_ir.passes import common as passes
 
 from onward.artifacts.run_graphs import load_checkpoint
 from onward.artifacts.scalar_ranks import align_scalars
-from onward.checkpoint.reading import find_checkpoint
+from onward.checkpoint.reading import find_checkpoint, note_on_taken
 from onward.device.bundle_files import save_bundle
 from onward.device.inference_graphs import evaluation_graph, inference_graph
 from onward.device.layout import DeviceGraphs
@@ -65,8 +65,10 @@ def write_bundle(
     why = why_no_bundle(parameters)
     if why:
         raise ParametersError(f"no device bundle can be written of this run: {why}")
-    graphs = device_graphs(parameters, None if checkpoint is None else find_checkpoint(Path(checkpoint)))
-    for note in graphs.notes:
+    taken = None if checkpoint is None else find_checkpoint(Path(checkpoint))
+    graphs = device_graphs(parameters, taken)
+    of_checkpoint = "" if taken is None else note_on_taken(Path(checkpoint), taken)
+    for note in filter(None, (*graphs.notes, of_checkpoint)):
         notify(note)
     return save_bundle(graphs, Path(folder))
 

@@ -18,6 +18,7 @@ _SHOWN = (
     ("training.batch_size", "batch size"),
     ("training.num_epochs", "epochs"),
     ("adapter.rank", "adapters of rank"),
+    ("head.num_classes", "new last layer, classes"),
     ("learning_rate.initial_lr", "learning rate"),
 )
 

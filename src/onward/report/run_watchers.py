@@ -101,8 +101,14 @@ class RunWatchers:
         self._files = (self._record,)
         if board.log_dir is None:
             return
+        metrics_path = board.log_dir / "metrics.jsonl"
+        if resumed_update is None and metrics_path.is_file() and folder not in (board.log_dir, *board.log_dir.parents):
+            self._watchers.on_message(
+                f"tensorboard.log_dir is {board.log_dir}, outside of paths.output_dir {folder}, and holds logs of an "
+                f"earlier run, whose report would show this one. Set tensorboard.log_dir to a folder in {folder}."
+            )
         files = make_watchers(
-            metrics_path=board.log_dir / "metrics.jsonl",
+            metrics_path=metrics_path,
             tensorboard_dir=board.log_dir,
             scalar_names=board.scalar_names,
             histogram_names=board.histogram_names,

@@ -239,6 +239,17 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "early stopping: accuracy did not improve in the last 2 evaluations; best" in said
     assert "trained model of the best evaluation (accuracy" in said
+    best, last = list_checkpoints(tmp_path / "out" / "checkpoints")
+    export = ["export", str(tmp_path / "mlp.onnx"), "-o", str(tmp_path / "e.onnx"), "--checkpoint"]
+    assert main([*export, str(last.parent)]) == 0
+    told = f"the checkpoint is {last.name}, the latest in {last.parent}. That of the best evaluation is {best.name}: "
+    assert f"note   {told}pass --checkpoint {best} to take it." in capsys.readouterr().err
+    assert main([*export, str(best)]) == 0
+    assert "the checkpoint is" not in capsys.readouterr().err
+    assert main(["train", str(path), "--early_stopping.metric", "loss"]) == 0
+    assert (
+        "trained model with the last weights, for want of an evaluation to compare by loss" in capsys.readouterr().out
+    )
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

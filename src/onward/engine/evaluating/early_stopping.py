@@ -110,13 +110,20 @@ class BestEvaluation(Callback):
 
     def state_dict(self) -> Mapping[str, Any]:
         """The best so far, and how many evaluations did not improve."""
-        state = asdict(self.best)
+        state = asdict(self.best) | {"compared": self._compared}
         return {name: str(value) if value in (math.inf, -math.inf) else value for name, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what a checkpoint holds."""
+        """Takes over what a checkpoint holds, unless values of another metric were compared."""
+        state = dict(state)
+        if state.pop("compared", self._compared) != self._compared:
+            return
         numbers = {name: float(state[name]) for name in ("value", "reference") if state[name] is not None}
         self.best = BestSoFar(**{**state, **numbers})
+
+    @property
+    def _compared(self) -> str:
+        return f"{'largest' if self._sign < 0 else 'smallest'} {self.settings.metric}"
 
     def _value(self, report: EvaluationReport) -> float:
         name = self.settings.metric
