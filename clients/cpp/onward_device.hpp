@@ -459,8 +459,10 @@ class Trainer {
     return scalar<float>(results.at("loss"));
   }
 
-  // Metrics over all samples of some batches, in inference mode.
+  // Metrics over all samples of some batches, in inference mode. Throws BundleError: a feature is missing or does not
+  // fit, or there is no batch.
   std::map<std::string, double> evaluate(const std::vector<Batch>& batches) {
+    if (batches.empty()) throw BundleError("there are no batches to evaluate. Pass at least one.");
     std::map<std::string, double> sums, means;
     for (const auto& batch : batches)
       for (const auto& [name, value] : run("eval", checked(batch, features_of("eval")))) sums[name] += scalar<float>(value);

@@ -87,6 +87,7 @@ REFUSED = {
     "negative": '"label" holds the label -1; expected 0 to 3. Fix the data',
     "halves": '"label" is float32; expected int64. Convert it.',
     "nothing": '"x" has the shape [0, 6]. Leave out batches without samples.',
+    "no batches": "there are no batches to evaluate. Pass at least one.",
     "nowhere": "nowhere is no device bundle: it has no manifest.json. Write one with `onward device",
     "damaged": "weights.bin was changed or damaged: its SHA-256 is ",
     "newer": "newer is a device bundle of version 2; this header reads version 1. Take the header of the onward",

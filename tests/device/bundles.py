@@ -34,11 +34,16 @@ def sections(**changes: Any) -> dict[str, Any]:
     return {name: {**found.get(name, {}), **changes.get(name, {})} for name in {**found, **changes}}
 
 
-def bundle_of(folder: Path, **changes: Any) -> Path:
-    """The bundle of the model in a folder, trained as `sections` say."""
+def run_file(folder: Path, **changes: Any) -> Path:
+    """The RUN.yaml of the model in a folder, with what `sections` say."""
     run = {"paths": {"model_path": "mlp.onnx"}, "loss": CROSS_ENTROPY, **sections(**changes)}
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return write_bundle(folder / "run.yaml", folder / "bundle")
+    return folder / "run.yaml"
+
+
+def bundle_of(folder: Path, **changes: Any) -> Path:
+    """The bundle of the model in a folder, trained as `sections` say."""
+    return write_bundle(run_file(folder, **changes), folder / "bundle")
 
 
 def batches(features: Features, count: int = 50) -> list[dict[str, np.ndarray]]:

@@ -28,11 +28,20 @@ def test_the_command_line_writes_a_bundle_that_begins_with_a_checkpoint(
     bundle = tmp_path / "bundle"
     options = ["--checkpoint", str(tmp_path / "checkpoints"), "--training.mapped_dimensions", "{batch: 4}"]
     options += ["--mixed_precision.use_mixed_precision", "true", "--distributed.data_parallel_size", "2"]
+    options += ["--early_stopping.patience", "2", "--checkpoint.checkpoints_dir", str(tmp_path / "others")]
+    options += ["--training.evaluation_period", "10", "--checkpoint.checkpoint_period", "10"]
+    options += ["--checkpoint.keep_best", "true", "--checkpoint.export", "best", "--on_bad_loss.spike_threshold", "5"]
     assert main(["device", str(run), "-o", str(bundle), *options]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[-1] == f"wrote {bundle}"
     assert "mixed_precision: steps compute in fp16 with fp32 master weights and a loss scale" in told.out + told.err
     assert "a device trains alone: the section distributed is ignored" in told.out
+    assert (
+        "left out of the bundle: the section early_stopping, checkpoint.keep_best, checkpoint.export: best, which read "
+        "evaluations of `onward train`. On a device the program that trains calls evaluate, saves the state where it "
+        "is the best, and decides when to stop."
+    ) in told.out
+    assert "left out of the bundle: on_bad_loss.spike_threshold, which returns to checkpoints" in told.out
     trainer = Trainer.load(bundle)
     for name, weight in runner.net.weights.items():
         assert np.array_equal(trainer.state()[name], weight.detach().numpy())

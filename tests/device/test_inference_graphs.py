@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from onward_device import Trainer
+from onward_device import BundleError, Trainer
 from tests.device.bundles import BATCH, batches, check_against_onward, samples
 
 
@@ -24,6 +24,8 @@ def test_steps_are_those_of_onward_train(normalized: Path) -> None:
     label = features["label"][: 7 * BATCH]
     assert metrics["loss"] == pytest.approx(-probabilities[np.arange(label.size), label].mean(), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx((probabilities.argmax(1) == label).mean())
+    with pytest.raises(BundleError, match="there are no batches to evaluate"):
+        trainer.evaluate(batch for batch in [])
 
 
 def test_the_exported_file_stands_alone(normalized: Path, tmp_path: Path) -> None:

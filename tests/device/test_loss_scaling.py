@@ -5,6 +5,7 @@ ONNX Runtime's CPU kernels compute fp16 nodes in fp32; torch's overflow at a low
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from onward.device.bundle import write_bundle
 from onward.device.returning import write_checkpoint
 from onward.parameters import Parameters
 from onward.runner import TrainingRunner
-from onward_device import Trainer
-from tests.device.bundles import batches, bundle_of, samples, sections
+from onward_device import SkippedUpdatesError, Trainer
+from tests.device.bundles import batches, bundle_of, run_file, samples, sections
 from tests.mlp import ON_ONE_THREAD, save_mlp, start
 
 RATE = {"learning_rate": {"initial_lr": 1e-2}}
@@ -103,13 +104,75 @@ def test_a_static_scale_is_no_state_and_changes_no_gradient(tmp_path: Path) -> N
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
 
 
-@pytest.mark.parametrize("field", ["use_bfloat16", "float8"])
-def test_other_precisions_are_left_out_with_a_note(field: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_skipped_updates_are_reported_once_and_end_after_ten_in_a_row(accumulation: int, tmp_path: Path) -> None:
+    """A fixed scale at which every gradient overflows, while the losses look like those of training."""
     save_mlp(tmp_path)
-    bundle_of(tmp_path, mixed_precision={"use_mixed_precision": True, field: True})
+    mixed = {"mixed_precision": {"use_mixed_precision": True, "loss_scale": 1e12}}
+    trainer = Trainer.load(bundle_of(tmp_path, training={"gradient_accumulation_steps": accumulation}, **mixed))
+    given = batches(samples(), 11 * accumulation)
+    before = trainer.state()["w1"]
+    words = (
+        r"update 1 was skipped: its loss, gradient or batch statistics are not finite \(gradient norm (inf|nan), loss"
+    )
+    with pytest.warns(RuntimeWarning, match=words) as told:
+        losses = [trainer.train_step(batch) for batch in given[:-1]]
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert "counted in Trainer.skipped_updates; more than 10 in a row raise an error." in str(told[0].message)
+    assert np.isfinite(losses).all()
+    words = (
+        r"the last 11 weight updates were skipped.* \(update 11: gradient norm (inf|nan), loss .* allows 10 in a row\. "
+        r"mixed_precision\.loss_scale of the bundle's run is 1e\+12, at which gradients overflow\. Write the bundle "
+        r"again with 0 for dynamic loss scaling"
+    )
+    with pytest.raises(SkippedUpdatesError, match=words):
+        trainer.train_step(given[-1])
+    assert (trainer.updates, trainer.skipped_updates) == (11, 11)
+    np.testing.assert_array_equal(trainer.state()["w1"], before)
+
+
+def test_updates_by_which_the_dynamic_scale_falls_do_not_count(tmp_path: Path) -> None:
+    """It halves from 65536 to 1, the minimum, in 16 updates; from then on on_bad_loss.skip counts."""
+    save_mlp(tmp_path)
+    trainer = Trainer.load(bundle_of(tmp_path, **RATE, **FP16, on_bad_loss={"skip": 2}))
+    batch = batches(samples(), 1)[0]
+    spoiled = {**batch, "x": batch["x"] * np.float32(np.nan)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(16):
+            trainer.train_step(spoiled)
+    assert trainer.state()["loss_scale"] == 1
+    with pytest.warns(RuntimeWarning, match="update 17 was skipped"):
+        trainer.train_step(spoiled)
+    trainer.train_step(batch)  # ends the row
+    trainer.train_step(spoiled)
+    trainer.train_step(spoiled)
+    with pytest.raises(SkippedUpdatesError, match=r"the last 3 weight .* 2 in a row\. Look for infinite, NaN or very"):
+        trainer.train_step(spoiled)
+
+
+@pytest.mark.parametrize(
+    ("field", "distillation", "reason"),
+    [
+        ("use_bfloat16", {}, "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"),
+        ("float8", {}, "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"),
+        ("use_mixed_precision", {"teacher_path": "teacher.onnx"}, "a teacher keeps its types"),
+    ],
+)
+def test_other_precisions_are_left_out_with_a_note(
+    field: str, distillation: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    save_mlp(tmp_path)
+    (tmp_path / "teacher.onnx").write_bytes((tmp_path / "mlp.onnx").read_bytes())
+    asked = {"mixed_precision": {"use_mixed_precision": True, field: True}, "distillation": distillation}
     notes: list[str] = []
-    write_bundle(tmp_path / "run.yaml", tmp_path / "bundle", notify=notes.append)
-    assert any("computes neither bf16 nor 8-bit floats on every device" in note for note in notes)
+    write_bundle(run_file(tmp_path, **asked), tmp_path / "bundle", notify=notes.append)
+    hint = "" if distillation else " Set use_mixed_precision alone for fp16."
+    assert (
+        f"mixed_precision is for `onward train` here: {reason}. The bundle computes in the model's own types.{hint}"
+    ) in notes
+    assert not any("left out of the bundle" in note for note in notes)
     assert fp16_products(tmp_path / "bundle" / "step.onnx") == 0
 
 

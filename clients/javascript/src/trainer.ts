@@ -105,7 +105,7 @@ export class Trainer {
   /**
    * Metrics over all samples of some batches, in inference mode.
    *
-   * @throws BundleError A feature is missing or does not fit.
+   * @throws BundleError A feature is missing or does not fit, or there is no batch.
    */
   async evaluate(batches: Iterable<Batch> | AsyncIterable<Batch>): Promise<Record<string, number>> {
     const sums = new Map<string, number>();
@@ -114,6 +114,9 @@ export class Trainer {
       for (const name of results.keys()) {
         sums.set(name, (sums.get(name) ?? 0) + (await scalar(results, name)));
       }
+    }
+    if (sums.size === 0) {
+      throw new BundleError("there are no batches to evaluate. Pass at least one; a generator that was read before is empty, too.");
     }
     return metricsOf(this.bundle.manifest.metrics, sums);
   }

@@ -87,6 +87,7 @@ test("what does not fit is refused with what was expected", async () => {
   await assert.rejects(trainer.trainStep({ x, label: negative }), refused(/"label" holds the label -1; expected 0 to \d+\. Fix the data/));
   const nothing = { shape: [0, columns], data: [] };
   await assert.rejects(trainer.predict({ x: nothing }), refused(/"x" has the shape \[0, 6\]\. Leave out batches without/));
+  await assert.rejects(trainer.evaluate([]), refused(/there are no batches to evaluate\. Pass at least one/));
   const halves = { ...label, data: label.data.map(() => 0.5) };
   await assert.rejects(trainer.trainStep({ x, label: halves }), refused(/"label": 0.5 is no int64. Round it/));
   assertClose([await trainer.trainStep({ x, label })], [expected.losses[0]], 1e-5);

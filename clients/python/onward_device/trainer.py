@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from onward_device.bundle import FORMAT, Array, Bundle, BundleError
 from onward_device.one_file import with_values
+from onward_device.skipped_updates import SkippedUpdates
 
 Batch = Mapping[str, Any]
 
@@ -76,33 +77,51 @@ class Trainer:
             batch: feature or label -> array, the samples along the first axis.
 
         Returns:
-            The loss of the batch.
+            The loss of the batch. It says nothing of the update: one whose gradient is not finite is skipped, with a
+            warning at the first.
 
         Raises:
             BundleError: a feature is missing or does not fit.
+            SkippedUpdatesError: more updates in a row were skipped than `on_bad_loss.skip` of the run allows. Those by
+                which a dynamic loss scale falls do not count.
         """
         features = self._features(batch, self.bundle.manifest["features"])
+        before = self.skipped_updates, self._loss_scale()
         if "step" in self.bundle.manifest["graphs"]:
             results = self._run("step", features)
-            self.gradient_norm = float(results["gradient_norm"].numpy())
-            return float(results["loss"].numpy())
-        loss = float(self._run("train", features)["loss"].numpy())
-        passes = int(self._state["accumulated_passes"].numpy())
-        if passes >= self.bundle.manifest["training"]["gradient_accumulation_steps"]:
-            self.gradient_norm = float(self._run("update", {})["gradient_norm"].numpy())
+            loss = float(results["loss"].numpy())
+        else:
+            loss = float(self._run("train", features)["loss"].numpy())
+            passes = int(self._state["accumulated_passes"].numpy())
+            if passes < self.bundle.manifest["training"]["gradient_accumulation_steps"]:
+                return loss
+            results = self._run("update", {})
+        self.gradient_norm = float(results["gradient_norm"].numpy())
+        skipped, falls = self.skipped_updates > before[0], self._loss_scale() < before[1]
+        self._watch.after_update(self.updates, skipped, falls, self.gradient_norm, loss)
         return loss
+
+    def _loss_scale(self) -> float:
+        """The dynamic one; 0: there is none."""
+        held = self._state.get("loss_scale")
+        return 0.0 if held is None else float(held.numpy())
 
     def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Metrics over all samples of some batches, in inference mode.
 
         Raises:
-            BundleError: a feature is missing or does not fit.
+            BundleError: a feature is missing or does not fit, or there is no batch.
         """
         metrics, sums = self.bundle.manifest["metrics"], dict[str, float]()
         for batch in batches:
             features = self._features(batch, self._inputs_that_are_features("eval"))
             for name, value in self._run("eval", features).items():
                 sums[name] = sums.get(name, 0.0) + float(value.numpy())
+        if not sums:
+            raise BundleError(
+                "there are no batches to evaluate. Pass at least one; a generator that was read before is empty, too: "
+                "pass a list, or make the generator again."
+            )
         means = {
             one["name"]: sums[one["sum"]] / sums[one["count"]]
             for one in metrics
@@ -154,6 +173,7 @@ class Trainer:
 
     def _set_state(self, state: Mapping[str, Array]) -> None:
         self._state = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in state.items()}
+        self._watch = SkippedUpdates(self.bundle.manifest["training"])
 
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:

@@ -31,6 +31,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.losses.registry import loss_named
 from onward.lowering.module import OnnxModule
 from onward.optim.building import with_exact_names
+from onward.optim.loss_scale import LossScale
 from onward.optimizers.registry import optimizer_named
 from onward.parameters import Parameters
 
@@ -135,7 +136,7 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
         labels=tuple(labels),
         label_ranges=label_ranges(parameters.loss, graph),
         notes=_notes(parameters, graph),
-        about={"training": _training(parameters), "model": _model(parameters, graph)},
+        about={"training": _training(parameters, scale), "model": _model(parameters, graph)},
     )
 
 
@@ -146,7 +147,7 @@ def _computes_in_fp16(parameters: Parameters, graph: TrainingGraph) -> bool:
 
 
 def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
-    notes = list(graph.notes)
+    notes, precision = list(graph.notes), parameters.mixed_precision
     if parameters.training.metrics:
         notes.append("training.metrics are computed by torchmetrics; the bundle evaluates the loss and accuracy alone.")
     if _computes_in_fp16(parameters, graph):
@@ -154,12 +155,9 @@ def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
             "mixed_precision: steps compute in fp16 with fp32 master weights and a loss scale; eval.onnx and "
             "infer.onnx compute in the model's own types."
         )
-    elif parameters.mixed_precision != type(parameters.mixed_precision)():
-        notes.append(
-            "mixed_precision is for `onward train` here: ONNX Runtime computes neither bf16 nor 8-bit floats on every "
-            "device, and a teacher keeps its types. The bundle computes in the model's own types. Set "
-            "use_mixed_precision alone for fp16."
-        )
+    elif precision.use_mixed_precision or precision.float8:
+        notes.append(_why_not_mixed(parameters, graph))
+    notes += _only_in_training_runs(parameters)
     if parameters.augmentation.feature is not None:
         notes.append("the section augmentation changes batches of `onward train`; on a device, augment them yourself.")
     if parameters.distributed != type(parameters.distributed)():
@@ -170,7 +168,43 @@ def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _training(parameters: Parameters) -> dict[str, Any]:
+def _why_not_mixed(parameters: Parameters, graph: TrainingGraph) -> str:
+    asked, has_teacher = parameters.mixed_precision, bool(graph.teacher_weights)
+    no_types = "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"
+    reasons = [
+        *([no_types] * (asked.use_bfloat16 or asked.float8)),
+        *(["a teacher keeps its types"] * has_teacher),
+    ]
+    hint = "" if has_teacher else " Set use_mixed_precision alone for fp16."
+    return (
+        f"mixed_precision is for `onward train` here: {' and '.join(reasons)}. The bundle computes in the model's own "
+        f"types.{hint}"
+    )
+
+
+def _only_in_training_runs(parameters: Parameters) -> list[str]:
+    """Notes on what decides by evaluations or past losses: on a device that is for the program that trains."""
+    checkpoint, notes = parameters.checkpoint, []
+    by_evaluations = [
+        *(["the section early_stopping"] * (parameters.early_stopping != type(parameters.early_stopping)())),
+        *(["checkpoint.keep_best"] * checkpoint.keep_best),
+        *(["checkpoint.export: best"] * (checkpoint.export == "best")),
+    ]
+    if by_evaluations:
+        notes.append(
+            f"left out of the bundle: {', '.join(by_evaluations)}, which read evaluations of `onward train`. On a "
+            "device the program that trains calls evaluate, saves the state where it is the best, and decides when to "
+            "stop."
+        )
+    if parameters.on_bad_loss.spike_threshold is not None:
+        notes.append(
+            "left out of the bundle: on_bad_loss.spike_threshold, which returns to checkpoints of `onward train`. On a "
+            "device, save the state from time to time, and load it after a spike."
+        )
+    return notes
+
+
+def _training(parameters: Parameters, scale: LossScale | None) -> dict[str, Any]:
     """What a client shows, or needs for its loop."""
     training, optimizer = parameters.training, parameters.optimizer
     return {
@@ -181,6 +215,8 @@ def _training(parameters: Parameters) -> dict[str, Any]:
         "seed": training.seed,
         "optimizer": optimizer.training_optimizer_name,
         "max_norm_clip": optimizer.max_norm_clip,
+        "fixed_loss_scale": None if scale is None or scale.dynamic else scale.scale,
+        "skipped_in_a_row": parameters.on_bad_loss.skip,
         "initial_lr": parameters.learning_rate.initial_lr,
         "warmup_mode": parameters.learning_rate.warmup_mode,
     }

@@ -56,6 +56,7 @@ int main(int, char** arguments) {
       {"negative", [&] { trainer.train_step(negative); }},
       {"halves", [&] { trainer.train_step(halves); }},
       {"nothing", [&] { trainer.predict({{"x", Array::of<float>({0, 6}, {})}}); }},
+      {"no batches", [&] { trainer.evaluate({}); }},
       {"nowhere", [&] { onward::Trainer::load(folder / "nowhere"); }},
       {"damaged", [&] { onward::Trainer::load(folder / "damaged"); }},
       {"newer", [&] { onward::Trainer::load(folder / "newer"); }},
