@@ -66,9 +66,10 @@ def write_bundle(
     why = why_no_bundle(parameters)
     if why:
         raise ParametersError(f"no device bundle can be written of this run: {why}")
-    taken = None if checkpoint is None else find_checkpoint(Path(checkpoint))
+    asked = None if checkpoint is None else Path(checkpoint)
+    taken = None if asked is None else find_checkpoint(asked)
     graphs = device_graphs(parameters, taken)
-    of_checkpoint = "" if taken is None else note_on_taken(Path(checkpoint), taken)
+    of_checkpoint = "" if asked is None or taken is None else note_on_taken(asked, taken)
     for note in filter(None, (*graphs.notes, of_checkpoint)):
         notify(note)
     return save_bundle(graphs, Path(folder))
