@@ -129,7 +129,7 @@ def _fusions(fusions: Sequence[Fusion]) -> str:
         (kind, str(len(group)), about, f"{sum(fusion.replaced for fusion in group)} nodes")
         for (kind, about), group in groups.items()
     ]
-    title = f"Fusions in training: {len(fusions)}, turned off by speed.fuse or speed.fusions_off"
+    title = f"Fusions in training: {len(fusions)} (speed.fuse: false or speed.fusions_off leaves them out)"
     return section(title, aligned(rows, right=(1, 3)))
 
 
