@@ -119,7 +119,7 @@ def agreement(parameters: Parameters, layout: Layout, works: tuple[NetworkWork, 
     )
     graph, topology = read_training_graph(run), Topology.of_sizes(run.distributed)
     planned = forecast(run, graph, plan_run(run, topology, graph, {}), {})
-    settings = search_settings(parameters, layout.ranks, _UNLIMITED, torch.__version__)
+    settings = search_settings(parameters, graph, layout.ranks, _UNLIMITED, torch.__version__)
     found = Pricing(work, COUNTING, settings).estimate(layout)
     idle = found.seconds["pipeline bubble"]
     busy = found.seconds["compute"] + found.seconds["recompute"]

@@ -31,7 +31,7 @@ import torch
 from tests.ranks import run_on_ranks
 from torch.profiler import ProfilerActivity, profile
 
-from onward.engine.building.preparation import label_ranges
+from onward.engine.building.preparation import label_ranges, read_training_graph
 from onward.engine.building.sizes import known_dimensions
 from onward.engine.callbacks import Callback
 from onward.engine.forecast.hardware_here import cluster_here
@@ -246,7 +246,8 @@ def compare(model: Path, sections: Mapping[str, Any], ranks: int, asked: argpars
     """Trains the layouts of a model; returns the line of the table."""
     parameters = parameters_of(model, sections)
     cluster = cluster_here(ranks, "CPU")
-    settings = search_settings(parameters, ranks, 0.9 * free_memory_bytes() / ranks, torch.__version__)
+    memory = 0.9 * free_memory_bytes() / ranks
+    settings = search_settings(parameters, read_training_graph(parameters), ranks, memory, torch.__version__)
     works = count_network(parameters, {}, ranks)
     chosen = choose_layout(works, cluster, settings).chosen
     estimates = evenly(tried([Pricing(work, cluster, settings) for work in works]), asked.most, chosen)

@@ -16,7 +16,7 @@ from onward.parallel.rendezvous.launcher import Launch
 from onward.parameters import Parameters
 from onward.plan.search.hardware import KNOWN
 from onward.report.phases import Phases
-from tests.mlp import save_mlp
+from tests.mlp import data, save_mlp, write_shards
 
 TORCHRUN = Launch(launcher="torchrun", world_size=4, local_size=2)
 
@@ -68,6 +68,28 @@ def test_a_fixed_batch_leaves_no_micro_batch_to_choose(run: Path) -> None:
     )
     with pytest.raises(ParametersError, match=re.escape(words)):
         resolved(run, training__mapped_dimensions="{batch: 16}")
+
+
+def test_there_are_no_more_replicas_than_files(run: Path, tmp_path: Path) -> None:
+    """Two replicas were chosen for one file, and the run ended with advice that auto refuses."""
+    two_ranks = Launch(launcher="torchrun", world_size=2, local_size=2)
+    free, note = resolved(run, two_ranks, training__batch_size="1024")
+    assert (free.distributed.data_parallel_size, "files" in note) == (2, False)
+    asked = {"training__batch_size": "1024", "paths__train_data_dir": str(write_shards(tmp_path / "one", data(8), 1))}
+    limited, note = resolved(run, two_ranks, **asked)
+    assert (limited.distributed.data_parallel_size, limited.distributed.horizontal_parallel_size) == (1, 2)
+    assert note.endswith(
+        f"The data directory {str(tmp_path / 'one')!r} holds 1 .pb file, and every data-parallel rank reads its own: "
+        "layouts of at most 1 data-parallel rank were searched. For those of up to 2, pack the data again with onward "
+        "pack --samples-per-file --overwrite."
+    )
+    two = str(write_shards(tmp_path / "two", data(8), 2))
+    both, note = resolved(run, two_ranks, **asked | {"paths__train_data_dir": two})
+    assert (both.distributed, "files" in note) == (free.distributed, False)
+    tested = {"paths__train_data_dir": two, "paths__test_data_dir": asked["paths__train_data_dir"]}
+    for kind, replicas in (("replicated", 2), ("partitioned", 1)):
+        found = resolved(run, two_ranks, **asked | tested, data__test_data=kind)[0]
+        assert found.distributed.data_parallel_size == replicas
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -140,8 +162,8 @@ def test_the_plan_of_the_chosen_layout_keeps_the_limit(run: Path, monkeypatch: p
     monkeypatch.setattr(layout_search, "peak_bytes", lambda *_: 1e12)
     with pytest.raises(
         ParametersError,
-        match=r"no layout of 4 ranks fits 76\.2 GB for tensors: by its plan, the last that could, .*, "
-        r"needs 1e\+03 GB\. Use more ranks",
+        match=r"no layout of 4 ranks fits 76\.2 GB for tensors \(85 GB of a rank, less 6\.8 GB .*\): by its plan, "
+        r"the last that could, .*, needs 1e\+03 GB\. Use more ranks",
     ):
         resolved(run)
 

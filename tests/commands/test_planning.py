@@ -7,6 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -14,6 +15,7 @@ from onward.cli import main
 from onward.commands import calibration
 from onward.models import create_model
 from onward.parallel.communication_trial import CommunicationSpeed
+from tests.mlp import write_shards
 from tests.plan.staged_models import first_stage, second_stage
 
 
@@ -163,8 +165,35 @@ def test_the_best_layout_of_many_ranks(run: Path, capsys: pytest.CaptureFixture[
     assert "Attainable rates" not in text
     explained = printed(capsys, *asked, "--explain", "--nodes-of", "4", "--distributed.layout=auto", "--memory-gb=60")
     assert "ranks        16 on 4 nodes of a100" in explained
+    assert re.search(r"^ +moments +", explained, re.MULTILINE), "of AdamW"
     for title in ("Time of an update", "Peak tensor memory of a rank", "Network", "Attainable rates", "Search"):
         assert f"\n\n{title}\n" in explained
+
+
+def test_moments_are_those_of_the_optimizer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SGD without momentum has none; the search counted two whatever the optimizer."""
+    asked = (run, "--ranks", "4", "--gpu", "h100", "--explain", "--optimizer.training_optimizer_name=SGDOptimizer")
+    text = printed(capsys, *asked)
+    assert not re.search(r"^ +moments +", text, re.MULTILINE)
+    assert "left for tensors      76.2 GB: 85 GB of a rank, less 6.8 GB (8%) for what allocators round up" in text
+
+
+def test_a_layout_of_more_replicas_than_files_is_noted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = np.zeros((8, 8), np.int64)
+    shards = write_shards(tmp_path / "data", {"input_ids": tokens, "labels": tokens}, 1)
+    asked = (run, "--ranks", "4", "--gpu", "h100", "--training.batch_size=256", f"--paths.train_data_dir={shards}")
+    text = " ".join(printed(capsys, *asked).split())
+    assert "chosen 4 data x 1 tensor" in text
+    assert (
+        f"Files of the data The chosen layout has 4 data-parallel ranks, but data directory {str(shards)!r} holds 1 "
+        ".pb file, and every one reads its own. Before training, pack the data again with onward pack "
+        "--samples-per-file --overwrite."
+    ) in text
+    assert "at most 1 data-parallel rank were searched" in " ".join(
+        printed(capsys, *asked, "--distributed.layout=auto").split()
+    )
 
 
 def test_rates_are_measured_once_and_kept(
@@ -196,6 +225,12 @@ def test_rates_are_measured_once_and_kept(
         (["--ranks", "2", "--nodes-of", "0"], "--nodes-of is 0; pass the ranks of a node, at least 1."),
         (["--gpu", "a100"], "--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too."),
         (["--ranks", "2", "--image", "a.svg"], "--image and --write show one layout; set the one that --ranks prints"),
+        (
+            ["--ranks", "8", "--gpu", "h100", "--memory-gb", "1.2"],
+            "no memory is left for tensors: 1.2 GB of a rank, less 0.096 GB (8%) for what allocators round up and 2 GB "
+            "for the driver and the libraries of collectives, leaves -0.896 GB. Pass or set more (--memory-gb, "
+            "machine.memory_gb) than 2.17 GB",
+        ),
         (["--distributed.layout=auto"], "distributed.layout is auto; pass --ranks, or set distributed.ranks."),
     ],
 )

@@ -6,12 +6,15 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from onward.checkpoint.reading import find_latest, read_record
 from onward.checkpoint.run_files import localize
+from onward.data.manifest import read_manifest
+from onward.data.shard_files import list_shards
 from onward.engine.building.preparation import present_feature_specs
 from onward.engine.forecast.batch_size import peak_bytes
 from onward.engine.forecast.hardware_here import cluster_here
@@ -26,8 +29,9 @@ from onward.plan.search.choosing import LayoutChoice, LayoutSearch, even_updates
 from onward.plan.search.hardware import Cluster, known_cluster
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.network import NetworkWork
-from onward.plan.search.pricing import Estimate
+from onward.plan.search.pricing import Estimate, check_memory, limit_words
 from onward.plan.topology import Topology
+from onward.remote.files import is_folder, shown
 from onward.report.phases import Phases
 
 
@@ -71,12 +75,14 @@ def plan_layout(parameters: Parameters, options: LayoutOptions, memory_gb: float
         cluster = cluster_here(options.nodes_of or ranks, parameters.machine.execution_provider)
     stated = parameters.machine.memory_gb if memory_gb is None else memory_gb
     choice, works, settings = _search(parameters, cluster, ranks, stated, phases)
-    return render_choice(choice, works[0], cluster, settings, options.explain)
+    files = _files_note(parameters, settings, choice.chosen.layout)
+    return render_choice(choice, works[0], cluster, settings, options.explain, files)
 
 
 def _search(
     parameters: Parameters, cluster: Cluster, ranks: int, memory_gb: float | None, phases: Phases
 ) -> tuple[LayoutChoice, tuple[NetworkWork, ...], Settings]:
+    is_auto = parameters.distributed.layout == "auto"  # its data are those that it trains with, not a sample of them
     parameters = _manual(parameters)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     specs = present_feature_specs(parameters)
@@ -85,7 +91,11 @@ def _search(
     device = cluster.device
     own = device.memory_bytes if device.is_asynchronous else device.memory_bytes / min(ranks, cluster.ranks_of_node)
     memory = own if memory_gb is None else memory_gb * 1e9
-    settings = search_settings(parameters, ranks, memory, torch.__version__)
+    settings = search_settings(parameters, rounds[0].of(False), ranks, memory, torch.__version__)
+    check_memory(cluster, settings)
+    folder, files = _fewest_files(parameters)
+    if is_auto and folder is not None:
+        settings = dataclasses.replace(settings, most_data=files)
     phases.begin(f"searching layouts of {ranks} ranks")
     try:
         choice, reason = _planned_choice(parameters, rounds, works, cluster, settings, phases), None
@@ -100,6 +110,38 @@ def _search(
         assert reason is not None
         raise reason
     return choice, works, settings
+
+
+def _fewest_files(parameters: Parameters) -> tuple[Path | None, int]:
+    """The folder of the run, of those that data-parallel ranks share out, with the fewest files, and how many."""
+    folders = set[Path]()
+    for one in (parameters, *parameters.next_rounds):
+        tested = one.paths.test_data_dir if one.data.test_data == "partitioned" else None
+        folders |= {path for path in (one.paths.train_data_dir, tested) if path is not None and is_folder(path)}
+    counts = {path: len(list_shards(path)) for path in sorted(folders)}
+    fewest = min(counts, key=lambda path: counts[path], default=None)
+    return fewest, 0 if fewest is None else counts[fewest]
+
+
+def _files_note(parameters: Parameters, settings: Settings, chosen: Layout) -> str:
+    """What to do about data of fewer files than the layout, or a faster one, needs; empty: nothing."""
+    folder, files = _fewest_files(parameters)
+    wanted = chosen.data if settings.most_data is None else math.gcd(settings.samples, settings.ranks)
+    if folder is None or files >= wanted:
+        return ""
+    manifest = read_manifest(folder)
+    few = f" {manifest.sample_count // wanted}" if manifest and manifest.sample_count >= wanted else ""
+    again = f"pack the data again with onward pack --samples-per-file{few} --overwrite"
+    held = f"data directory {shown(folder)!r} holds {files} .pb file{'s' if files > 1 else ''}, and every"
+    if settings.most_data is None:
+        return (
+            f"The chosen layout has {wanted} data-parallel ranks, but {held} one reads its own. Before training, "
+            f"{again}."
+        )
+    return (
+        f"The {held} data-parallel rank reads its own: layouts of at most {files} data-parallel "
+        f"rank{'s' if files > 1 else ''} were searched. For those of up to {wanted}, {again}."
+    )
 
 
 def _manual(parameters: Parameters) -> Parameters:
@@ -148,9 +190,9 @@ def _planned_choice(
             return dataclasses.replace(choice, planned_bytes=planned, even=even)
         factors[one.layout.form] = planned / one.total_bytes * MORE
         refusal = ParametersError(
-            f"no layout of {settings.ranks} ranks fits {limit / 1e9:.3g} GB for tensors: by its plan, the last that "
-            f"could, {one.layout}, needs {planned / 1e9:.3g} GB. Use more ranks or GPUs with more memory, or an update "
-            "of fewer samples."
+            f"no layout of {settings.ranks} ranks fits {limit / 1e9:.3g} GB for tensors "
+            f"({limit_words(cluster, settings)}): by its plan, the last that could, {one.layout}, needs "
+            f"{planned / 1e9:.3g} GB. Use more ranks or GPUs with more memory, or an update of fewer samples."
         )
 
 
@@ -188,13 +230,14 @@ def chosen_overrides(
         UserError: there is no such layout.
     """
     ranks, of_node = _ranks_of(parameters, launch)
-    fields, note = _fields_of_checkpoint(parameters, ranks), "as in the checkpoint that the run resumes from"
+    files, fields, note = "", _fields_of_checkpoint(parameters, ranks), "as in the checkpoint that the run resumes from"
     if fields is None:
         is_alone = launch.launcher == "none"  # what one process measures another would not find
         cluster = cluster_here(of_node, parameters.machine.execution_provider, measures=is_alone)
-        choice = _search(parameters, cluster, ranks, parameters.machine.memory_gb, phases)[0]
+        choice, _, settings = _search(parameters, cluster, ranks, parameters.machine.memory_gb, phases)
         fields, note = choice.chosen.layout.sections(), summary(choice)
-    return {**overrides, **_differences(parameters, fields)}, f"distributed.layout: {note}."
+        files = _files_note(parameters, settings, choice.chosen.layout)
+    return {**overrides, **_differences(parameters, fields)}, f"distributed.layout: {note}. {files}".rstrip()
 
 
 def _ranks_of(parameters: Parameters, launch: Launch) -> tuple[int, int]:

@@ -16,7 +16,6 @@ class OptimizerKind:
         defaults: attributes that a rule of `optimizer_attributes` can set -> their defaults; `learning_rate_factor`
             belongs to all optimizers and is not listed.
         other_names: by which it is known, too; in lower case, any case is accepted.
-        slots: tensors of a weight's size that it keeps for each weight, for estimates.
         is_elementwise: whether the update of an element depends on no other element, so that a rank can update its
             shard of a weight by itself.
         needs_full_weights: why a rank must hold full weights; empty: it need not.
@@ -28,7 +27,6 @@ class OptimizerKind:
     name: str
     defaults: Mapping[str, Any]
     other_names: tuple[str, ...] = ()
-    slots: float
     is_elementwise: bool = True
     needs_full_weights: str = ""
     replicated_slots: tuple[str, ...] = ()

@@ -6,44 +6,38 @@ from onward.optimizers.kind import OptimizerKind
 
 _ADAM = {"alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-8, "do_bias_correction": True}
 
-_TORCH_CLASSES = {
-    "ASGD": 1, "Adadelta": 2, "Adagrad": 1, "Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop": 1,
-    "Rprop": 2,
-}  # fmt: skip
-"""Classes of torch.optim -> slots. All of them update element by element. Others have own names (SGD, Muon, Adafactor),
-or call the network themselves (LBFGS), or need sparse gradients (SparseAdam)."""
+_TORCH_CLASSES = (
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop",
+)  # fmt: skip
+"""Classes of torch.optim. All of them update element by element. Others have own names (SGD, Muon, Adafactor), or call
+the network themselves (LBFGS), or need sparse gradients (SparseAdam)."""
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = (
     OptimizerKind(
         name="SGDOptimizer",
         other_names=("sgd",),
         defaults={"lambda": 0.0, "momentum": 0.0, "nesterov": False},
-        slots=1,
     ),
-    OptimizerKind(name="Adam", other_names=("adamoptimizer",), defaults=_ADAM, slots=2),
-    OptimizerKind(name="AdamW", other_names=("adamwoptimizer",), defaults=_ADAM, slots=2),
+    OptimizerKind(name="Adam", other_names=("adamoptimizer",), defaults=_ADAM),
+    OptimizerKind(name="AdamW", other_names=("adamwoptimizer",), defaults=_ADAM),
     OptimizerKind(
         name="Lamb",
         other_names=("lamboptimizer",),
         defaults={**_ADAM, "epsilon": 1e-6, "do_bias_correction": False, "ratio_min": None, "ratio_max": None},
-        slots=2,
         is_elementwise=False,
     ),
     OptimizerKind(
         name="Lion",
         defaults={"alpha": 0.9, "beta": 0.99, "lambda": 0.0},
-        slots=1,
     ),
     OptimizerKind(
         name="Muon",
         defaults={**_ADAM, "momentum": 0.95, "nesterov": True, "use_muon": False},
-        slots=1,
         is_elementwise=False,
     ),
     OptimizerKind(
         name="Adafactor",
         defaults={"lambda": 0.0, "epsilon": None, "min_scale": 1e-3, "beta2_decay": -0.8, "clip_threshold": 1.0},
-        slots=0,
         is_elementwise=False,
         replicated_slots=("row_var", "col_var", "variance"),
     ),
@@ -51,13 +45,11 @@ OPTIMIZERS: tuple[OptimizerKind, ...] = (
         name="AdamWScheduleFree",
         other_names=("schedulefree",),
         defaults={"alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-8},
-        slots=2,
         averages_weights=True,
     ),
     OptimizerKind(
         name="AdamW8bit",
         defaults={"alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-8},
-        slots=0.5,
         needs_full_weights="its moments are quantized in blocks of 256 elements, which shards would cut",
         replicated_slots=tuple(f"{slot}.{part}" for slot in ("exp_avg", "exp_avg_sq") for part in ("scale", "qmap")),
         why_no_graph="AdamW8bit is not among the updates that are written in ONNX; AdamW is",
@@ -66,10 +58,9 @@ OPTIMIZERS: tuple[OptimizerKind, ...] = (
         OptimizerKind(
             name=f"torch.optim.{name}",
             defaults={"options": {}},
-            slots=slots,
             why_no_graph="classes of torch.optim are not among the updates that are written in ONNX",
         )
-        for name, slots in _TORCH_CLASSES.items()
+        for name in _TORCH_CLASSES
     ),
 )
 

@@ -30,7 +30,8 @@ from onward.optim.building import make_optimizer, slots_by_name
 from onward.parallel.data_parallel import local_part, micro_batch, replicate
 from onward.parallel.fake_replicas import COLLECTIVES, SUMS, fake_replicas
 from onward.parallel.launch.process import Mesh
-from onward.parameters import Parameters
+from onward.parameters import Optimizer, Parameters
+from onward.plan.communication import weight_elements
 from onward.plan.experts import shared_expert_weights
 from onward.plan.memory import StageFootprint, Traffic
 from onward.plan.rank import PlannedStage
@@ -90,6 +91,25 @@ def _empty_weight(mode: FakeTensorMode, value: ir.Value) -> torch.Tensor:
     assert stored is not None
     with mode:
         return torch.empty(tuple(int(size) for size in stored.shape.numpy()), dtype=TORCH_DTYPE[stored.dtype])
+
+
+def optimizer_slots(settings: Optimizer, graph: TrainingGraph) -> float:
+    """Bytes of state for a byte of fp32 weights, of the optimizer itself on tensors without memory.
+
+    Args:
+        settings: section `optimizer`, with the exact names of weights (`with_exact_names`).
+        graph: with the trained weights.
+    """
+    stored = {name: graph.model.graph.initializers[name].const_value for name in weight_elements(graph)}
+    with FakeTensorMode():
+        weights = {
+            name: torch.nn.Parameter(torch.empty(tuple(tensor.shape.numpy())))
+            for name, tensor in stored.items()
+            if tensor is not None
+        }
+        found = slots_by_name(make_optimizer(settings, weights), weights).values()
+    state = sum(tensor.nbytes for slots in found for tensor in slots.values())
+    return state / max(1, sum(weight.nbytes for weight in weights.values()))
 
 
 class _Measuring:

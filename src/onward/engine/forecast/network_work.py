@@ -16,12 +16,12 @@ from onward.engine.building.preparation import plan_run, read_training_graph
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.batch_size import refuse_fixed_batch
-from onward.engine.forecast.footprint import input_shapes_of, measure_stage, stage_inputs
+from onward.engine.forecast.footprint import input_shapes_of, measure_stage, optimizer_slots, stage_inputs
 from onward.engine.network.precision import Precision
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.shapes import find_value_facts
-from onward.optimizers.registry import optimizer_named
+from onward.optim.building import with_exact_names
 from onward.parallel.data_parallel import REDUCTION_TYPES
 from onward.parallel.pipeline.pipeline import knows_gradients
 from onward.parameters import Parameters
@@ -228,11 +228,14 @@ def _measured_share(
     return kept / counted if kept > 0 and counted else 1.0
 
 
-def search_settings(parameters: Parameters, ranks: int, memory_bytes: float, torch_version: str) -> Settings:
+def search_settings(
+    parameters: Parameters, graph: TrainingGraph, ranks: int, memory_bytes: float, torch_version: str
+) -> Settings:
     """What the price of a layout depends on; the samples of an update are those of the run as it is written.
 
     Args:
         parameters: of the run.
+        graph: of the entire network.
         ranks: processes.
         memory_bytes: of a rank.
         torch_version: of the torch that is to train.
@@ -244,7 +247,7 @@ def search_settings(parameters: Parameters, ranks: int, memory_bytes: float, tor
         samples=samples_of_update(parameters) * parameters.distributed.data_parallel_size,
         memory_bytes=memory_bytes,
         precision="fp32" if dtype is None else {"torch.bfloat16": "bf16"}.get(str(dtype), "fp16"),
-        slots=optimizer_named(parameters.optimizer.training_optimizer_name).slots,
+        slots=optimizer_slots(with_exact_names(parameters.optimizer, graph), graph),
         gradient_bytes=float(REDUCTION_TYPES[parameters.distributed.reduction_type].itemsize),
         kept=(1.0,) if asked is None and recompute.attention else () if asked is None else (asked,),
         later_samples=tuple(

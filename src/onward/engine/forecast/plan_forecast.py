@@ -10,13 +10,19 @@ import torch
 from onward.data.shard import FeatureSpec
 from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.sizes import input_sizes, known_dimensions
-from onward.engine.forecast.footprint import Measured, TensorShape, input_shapes_of, measure_stage, stage_inputs
+from onward.engine.forecast.footprint import (
+    Measured,
+    TensorShape,
+    input_shapes_of,
+    measure_stage,
+    optimizer_slots,
+    stage_inputs,
+)
 from onward.engine.network.precision import Precision
 from onward.errors import ModelError, NodeError, ParametersError
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.shapes import find_value_facts
 from onward.optim.building import with_exact_names
-from onward.optimizers.registry import optimizer_named
 from onward.parallel.data_parallel import REDUCTION_TYPES
 from onward.parameters import Parameters
 from onward.plan.communication import estimated_traffic, replica_traffic, stage_traffic, tied_traffic, weight_elements
@@ -127,7 +133,7 @@ def _measure(
     estimated = estimated_footprint(
         4.0 * sum(weight_elements(part).values()),
         costs.total(known).kept_bytes,
-        optimizer_named(parameters.optimizer.training_optimizer_name).slots,
+        optimizer_slots(parameters.optimizer, part),
         plan.micro_batches,
         (data if zero else 1, data if zero > 1 else 1, data if zero > 2 else 1),
         int(parameters.averaging.kind is not None),

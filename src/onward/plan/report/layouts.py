@@ -10,13 +10,15 @@ from onward.plan.search.choosing import AS_FAST, LayoutChoice
 from onward.plan.search.hardware import Cluster
 from onward.plan.search.layout import DIMENSIONS, Settings
 from onward.plan.search.network import NetworkWork
-from onward.plan.search.pricing import Estimate
+from onward.plan.search.pricing import Estimate, limit_words
 from onward.tables import aligned, bytes_text, section
 
 _RUNNERS_UP = 6
 
 
-def render_choice(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, settings: Settings, explain: bool) -> str:
+def render_choice(
+    choice: LayoutChoice, work: NetworkWork, cluster: Cluster, settings: Settings, explain: bool, files: str = ""
+) -> str:
     """The text of `onward plan --ranks`.
 
     Args:
@@ -24,10 +26,13 @@ def render_choice(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, set
         work: the network.
         cluster, settings: what the search was for.
         explain: also how the forecast is made up, and what it is based on.
+        files: what to do about data of fewer files than ranks; empty: nothing.
     """
     sections = [
         _heading(choice, work, cluster, settings),
         section("RUN.yaml", yaml_lines(choice.chosen.layout.sections())),
+        section("Nodes", _nodes(cluster, settings)),
+        section("Files of the data", _wrapped(files) if files else []),
         section("Samples of an update", _even(choice, settings)),
         section("Runners-up", _runners_up(choice)),
         section("Why not the obvious", _obvious(choice, settings)),
@@ -70,6 +75,21 @@ def _heading(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, settings
                         f"{bytes_text(one.total_bytes)}"),
     ]  # fmt: skip
     return "\n".join(["Layout", *(f"  {line}" for line in aligned(rows))])
+
+
+def _nodes(cluster: Cluster, settings: Settings) -> list[str]:
+    """That the last node is not filled, which the forecast does not know."""
+    ranks, size = settings.ranks, cluster.ranks_of_node
+    full, rest = divmod(ranks, size)
+    if not full or not rest:
+        return []
+    divisors = [one for one in range(1, ranks + 1) if ranks % one == 0]
+    near = " or ".join(str(one) for one in (max(d for d in divisors if d < size), min(d for d in divisors if d > size)))
+    return _wrapped(
+        f"{ranks} ranks do not fill nodes of {size}: {full} {'are' if full > 1 else 'is'} full, the last has {rest}. "
+        f"The forecast counts groups of ranks as if every node were full. Pass --nodes-of {near}, which divide "
+        f"{ranks}, or {full * size} or {(full + 1) * size} ranks."
+    )
 
 
 def _even(choice: LayoutChoice, settings: Settings) -> list[str]:
@@ -152,6 +172,7 @@ def _explanation(choice: LayoutChoice, work: NetworkWork, cluster: Cluster, sett
     rates = [
         (f"{settings.precision} matmuls", f"{device.operations_per_second[settings.precision] / 1e12:.4g} TFLOP/s"),
         ("memory of a rank", f"{bytes_text(settings.memory_bytes)}, {device.bytes_per_second / 1e9:.4g} GB/s"),
+        ("left for tensors", f"{bytes_text(choice.limit_bytes)}: {limit_words(cluster, settings)}"),
         *(
             (f"{what} nodes", f"{link.bytes_per_second / 1e9:.3g} GB/s, {link.latency_seconds * 1e6:.3g} us")
             for what, link in (("inside", cluster.inside), ("between", cluster.between))

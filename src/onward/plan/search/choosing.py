@@ -11,7 +11,7 @@ from onward.errors import ParametersError
 from onward.plan.search.hardware import Cluster
 from onward.plan.search.layout import Layout, Settings, layouts
 from onward.plan.search.network import NetworkWork
-from onward.plan.search.pricing import Estimate, Pricing, limit_bytes
+from onward.plan.search.pricing import Estimate, Pricing, limit_bytes, limit_words
 
 AS_FAST = 1.01
 """Of layouts within one percent of the fastest the simplest is chosen: the forecast is not more precise than that."""
@@ -20,10 +20,12 @@ NEARBY = 0.1
 """Of the samples of an update, by which a number that ranks can share evenly may differ to be proposed."""
 
 OBVIOUS: Mapping[str, Callable[[Layout], bool]] = {
-    "replicas only": lambda one: one.data == one.ranks and one.zero_stage == 0,
-    "ZeRO 3 over all ranks": lambda one: one.data == one.ranks and one.zero_stage == 3,
+    "replicas only": lambda one: one.data == one.ranks and one.zero_stage == 0 and one.experts == 1,
+    "ZeRO 3 over all ranks": lambda one: one.data == one.sharers == one.ranks and one.zero_stage == 3,
     "tensor parallelism in a node, replicas between": lambda one: (
-        one.pipeline == 1 and one.horizontal > 1 and one.zero_stage == 0 and not one.sequence_parallel
+        one.horizontal > 1
+        and one.data * one.horizontal == one.ranks
+        and (one.zero_stage, one.experts, one.sequence_parallel) == (0, 1, False)
     ),
     "pipeline only": lambda one: one.pipeline == one.ranks > 1,
 }
@@ -67,7 +69,7 @@ class LayoutSearch:
 
     def __init__(self, works: Sequence[NetworkWork], cluster: Cluster, settings: Settings) -> None:
         pricings = [Pricing(work, cluster, settings) for work in works]
-        self.settings, self._limit_bytes = settings, limit_bytes(cluster, settings)
+        self.cluster, self.settings, self._limit_bytes = cluster, settings, limit_bytes(cluster, settings)
         self._priced = [(one, layout) for one in pricings for layout in layouts(one.work, cluster, settings)]
 
     def choose(self, more_memory: Callable[[Layout], float] = lambda layout: 1.0) -> LayoutChoice:
@@ -98,7 +100,7 @@ class LayoutSearch:
             key = (layout.data, layout.context, layout.horizontal, layout.pipeline, layout.experts, layout.zero_stage)
             best[key] = min(best.get(key, found), found, key=_order)
         if not fitting:
-            raise ParametersError(_nothing_fits(smallest, self.settings, self._limit_bytes))
+            raise ParametersError(_nothing_fits(smallest, self.cluster, self.settings))
         fastest = min(one.total_seconds for one in fitting)
         near = [one for one in fitting if one.total_seconds <= fastest * AS_FAST]
         return LayoutChoice(
@@ -146,14 +148,26 @@ def even_updates(
     return found
 
 
+def few_files(files: int) -> str:
+    """Why there are no more data-parallel ranks than files."""
+    held = "1 file" if files == 1 else f"{files} files"
+    return f"the data have {held}, and every data-parallel rank reads its own"
+
+
 def _order(one: Estimate) -> tuple[bool, float, float]:
     """Those that fit by time, others by memory."""
     return not one.fits, one.total_seconds if one.fits else one.total_bytes, one.total_seconds
 
 
-def _nothing_fits(smallest: Estimate | None, settings: Settings, limit: float) -> str:
+def _nothing_fits(smallest: Estimate | None, cluster: Cluster, settings: Settings) -> str:
     if smallest is None:
-        shared = math.gcd(settings.samples, settings.ranks)
+        shared, most = math.gcd(settings.samples, settings.ranks), settings.most_data
+        if most is not None and shared > most:
+            return (
+                f"no layout of {settings.ranks} ranks: {few_files(most)}, and the network cannot be cut over the rest. "
+                f"Pack the data again into at least {shared} files, with fewer samples in each (onward pack "
+                "--samples-per-file), or use fewer ranks."
+            )
         fewer = settings.samples // settings.ranks * settings.ranks
         near = f"{fewer} or {fewer + settings.ranks}" if fewer else f"{settings.ranks}"
         return (
@@ -163,7 +177,16 @@ def _nothing_fits(smallest: Estimate | None, settings: Settings, limit: float) -
         )
     kind = max(smallest.memory, key=lambda one: smallest.memory[one])
     return (
-        f"no layout of {settings.ranks} ranks fits {limit / 1e9:.3g} GB for tensors: the smallest, {smallest.layout}, "
-        f"needs {smallest.total_bytes / 1e9:.3g} GB, mostly {kind} ({smallest.memory[kind] / 1e9:.3g} GB). Use more "
-        "ranks or GPUs with more memory, or an update of fewer samples."
+        f"no layout of {settings.ranks} ranks fits {limit_bytes(cluster, settings) / 1e9:.3g} GB for tensors "
+        f"({limit_words(cluster, settings)}): the smallest, {smallest.layout}, needs "
+        f"{smallest.total_bytes / 1e9:.3g} GB, mostly {kind} ({smallest.memory[kind] / 1e9:.3g} GB). Use more ranks or "
+        f"GPUs with more memory, or an update of fewer samples.{_held_back(settings)}"
     )
+
+
+def _held_back(settings: Settings) -> str:
+    """That more files would allow more layouts; empty: they would not."""
+    most = settings.most_data
+    if most is None or most >= math.gcd(settings.samples, settings.ranks):
+        return ""
+    return f" Only layouts of at most {most} data-parallel ranks were searched: {few_files(most)}."

@@ -33,6 +33,7 @@ class Settings:
         kept: shares of activations that may be kept, from the fastest to the smallest; empty: those that the network
             allows.
         later_samples: of an update in each later round of the run, which has the same mesh.
+        most_data: data-parallel ranks, at most, since each reads its own files of the data; None: any number.
         holds_received: whether every micro-batch of an update has its own buffers for what stages send, as in torch's
             pipelines.
     """
@@ -50,6 +51,7 @@ class Settings:
     kept: tuple[float, ...] = ()
     later_samples: tuple[int, ...] = ()
     holds_received: bool = True
+    most_data: int | None = None
 
     @property
     def width(self) -> float:
@@ -194,9 +196,11 @@ def _context(layout: Layout, work: NetworkWork, cluster: Cluster, settings: Sett
 
 
 def _pipeline(layout: Layout, work: NetworkWork, cluster: Cluster, settings: Settings) -> Iterator[Layout]:
-    """Replicas are what is left; each needs a sample of every update."""
+    """Replicas are what is left; each needs a sample of every update, and its own files."""
     rest = settings.ranks // (layout.horizontal * layout.context)
     for size in _divisors(rest, work.blocks):
+        if settings.most_data is not None and rest // size > settings.most_data:
+            continue
         if all(samples % (rest // size) == 0 for samples in (settings.samples, *settings.later_samples)):
             yield dataclasses.replace(layout, pipeline=size, data=rest // size)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onward.errors import ParametersError
 from onward.plan.communication import BUCKET_BYTES
 from onward.plan.costs.stage_cost import StageCost
 from onward.plan.pipeline.schedules import simulate
@@ -70,6 +71,31 @@ class Estimate:
 def limit_bytes(cluster: Cluster, settings: Settings) -> float:
     """What tensors of a rank may take."""
     return settings.memory_bytes * USABLE_SHARE - cluster.device.reserved_bytes
+
+
+def limit_words(cluster: Cluster, settings: Settings) -> str:
+    """What of a rank's memory is taken off, for whom, and what is left: `60 GB of a rank less ...`."""
+    memory, share = settings.memory_bytes, 1.0 - USABLE_SHARE
+    return (
+        f"{memory / 1e9:.3g} GB of a rank, less {share * memory / 1e9:.2g} GB ({share:.0%}) for what allocators round "
+        f"up and {cluster.device.reserved_bytes / 1e9:.2g} GB for the driver and the libraries of collectives"
+    )
+
+
+def check_memory(cluster: Cluster, settings: Settings) -> None:
+    """Refuses a limit of memory that leaves nothing for tensors.
+
+    Raises:
+        ParametersError: it does.
+    """
+    left = limit_bytes(cluster, settings)
+    if left <= 0:
+        least = cluster.device.reserved_bytes / USABLE_SHARE
+        raise ParametersError(
+            f"no memory is left for tensors: {limit_words(cluster, settings)}, leaves {left / 1e9:.3g} GB. Pass or set "
+            f"more (--memory-gb, machine.memory_gb) than {least / 1e9:.3g} GB, use GPUs with more memory, or fewer "
+            "ranks on a machine without GPUs."
+        )
 
 
 class Pricing:
