@@ -496,7 +496,9 @@ class Trainer {
   }
 
   void save_state(const std::filesystem::path& path) const {
-    detail::replace_file(path, detail::write_safetensors(state(), {{"format", "onward-device"}, {"bundle", bundle.identity()}}));
+    Json about = {{"format", "onward-device"}, {"bundle", bundle.identity()}};
+    if (bundle.manifest.contains("run_fields")) about["run_fields"] = bundle.manifest["run_fields"];
+    detail::replace_file(path, detail::write_safetensors(state(), about));
   }
 
   // Continues from a state that `save_state` of any client wrote. Throws BundleError: it is of another bundle, or no state.

@@ -73,11 +73,12 @@ def damage(folder: Path) -> None:
 def without_metadata(path: Path) -> tuple[bytes, Mapping[str, str]]:
     """A safetensors file whose metadata, which the library writes in any order, is apart."""
     content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + length]).pop("__metadata__")
-    start, end = content.index(b'{"format"') if b'{"format"' in content else content.index(b'{"bundle"'), 0
-    end = content.index(b"}", start) + 1
-    return content[:start] + content[end:], metadata
+    key = b'"__metadata__":'
+    start = content.index(key) + len(key)
+    metadata, length = json.JSONDecoder().raw_decode(
+        content[start : 8 + int.from_bytes(content[:8], "little")].decode()
+    )
+    return content[:start] + content[start + length :], metadata
 
 
 REFUSED = {

@@ -58,6 +58,8 @@ export interface Manifest {
     readonly updates: number;
     readonly [name: string]: unknown;
   };
+  /** The fields of the run, as the text that states carry. */
+  readonly run_fields?: string;
   readonly files: Readonly<Record<string, string>>;
 }
 

@@ -146,7 +146,9 @@ export class Trainer {
 
   /** The state as the bytes of a safetensors file, which every client reads. */
   async saveState(): Promise<Uint8Array> {
-    return writeSafetensors(await this.state(), { format: FORMAT, bundle: this.bundle.manifest.identity });
+    const { identity, run_fields: fields } = this.bundle.manifest;
+    const about = { format: FORMAT, bundle: identity, ...(fields === undefined ? {} : { run_fields: fields }) };
+    return writeSafetensors(await this.state(), about);
   }
 
   /**

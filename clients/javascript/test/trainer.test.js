@@ -58,6 +58,15 @@ test("a saved state continues bit for bit, and Python's is read", async () => {
   assertClose([await other.trainStep(expected.batches[3])], [expected.losses[3]], 1e-5);
 });
 
+test("a state carries the fields of its bundle's run", async () => {
+  const state = await (await load()).saveState();
+  const header = state.subarray(8, 8 + Number(new DataView(state.buffer, state.byteOffset).getBigUint64(0, true)));
+  const { run_fields: fields } = JSON.parse(new TextDecoder().decode(header)).__metadata__;
+  const manifest = JSON.parse(await readFile(join(bundle, "manifest.json"), "utf-8"));
+  assert.ok(fields.length > 100);
+  assert.equal(fields, manifest.run_fields);
+});
+
 test("the exported model stands alone", async () => {
   const trainer = await load();
   for (const batch of expected.batches.slice(0, 3)) await trainer.trainStep(batch);

@@ -145,7 +145,8 @@ class Trainer:
 
     def save_state(self, path: str | Path) -> None:
         """Writes the state as a safetensors file, next to its place first."""
-        _replace(path, save(self.state(), {"format": FORMAT, "bundle": self.bundle.identity}))
+        fields = {name: str(self.bundle.manifest[name]) for name in ("run_fields",) if name in self.bundle.manifest}
+        _replace(path, save(self.state(), {"format": FORMAT, "bundle": self.bundle.identity, **fields}))
 
     def load_state(self, path: str | Path) -> None:
         """Continues from a state that `save_state` wrote.

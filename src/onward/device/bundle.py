@@ -17,6 +17,7 @@ from onward.device.inference_graphs import evaluation_graph, inference_graph
 from onward.device.layout import DeviceGraphs
 from onward.device.loss_parts import means_of, with_selector
 from onward.device.loss_scaling import with_loss_scale
+from onward.device.run_fields import RUN_FIELDS, write_fields
 from onward.device.step_graphs import step_graphs
 from onward.engine.building.preparation import (
     check_dimensions,
@@ -137,7 +138,11 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
         labels=tuple(labels),
         label_ranges=label_ranges(parameters.loss, graph),
         notes=_notes(parameters, graph),
-        about={"training": _training(parameters, scale), "model": _model(parameters, graph)},
+        about={
+            "training": _training(parameters, scale),
+            "model": _model(parameters, graph),
+            RUN_FIELDS: write_fields(parameters),
+        },
     )
 
 

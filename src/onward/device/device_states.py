@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 
 from onward.device.bundle_files import FORMAT, MANIFEST, VERSION
 from onward.device.layout import ACCUMULATED, LOSS_SCALE, SEED, SKIPPED
+from onward.device.run_fields import RUN_FIELDS
 from onward.errors import CheckpointError, ParametersError, StorageError
 from onward.exclusive.temporary import replacing
 from onward.untrusted_files import RefusedFile, open_regular, parse_json, read_text
@@ -30,11 +31,13 @@ class DeviceState:
         path: of it.
         bundle: identity of the bundle that it is of.
         tensors: by name.
+        run_fields: `write_fields` of the run of its bundle; empty: not recorded.
     """
 
     path: Path
     bundle: str
     tensors: Mapping[str, Array]
+    run_fields: str = ""
 
 
 def read_state(path: str | Path) -> DeviceState:
@@ -58,7 +61,7 @@ def read_state(path: str | Path) -> DeviceState:
         raise CheckpointError(f"{path} is no safetensors file. Pass a file that a client saved.") from error
     if about.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no state of a device bundle. Pass a file that a client saved.")
-    return DeviceState(path, str(about.get("bundle", "")), tensors)
+    return DeviceState(path, str(about.get("bundle", "")), tensors, str(about.get(RUN_FIELDS, "")))
 
 
 def write_state(state: DeviceState, path: str | Path) -> Path:
@@ -71,7 +74,9 @@ def write_state(state: DeviceState, path: str | Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
-            unfinished.write_bytes(save(dict(state.tensors), {"format": FORMAT, "bundle": state.bundle}))
+            about = {"format": FORMAT, "bundle": state.bundle}
+            about |= {RUN_FIELDS: state.run_fields} if state.run_fields else {}
+            unfinished.write_bytes(save(dict(state.tensors), about))
     except OSError as error:
         raise StorageError(
             f"the device state {path} cannot be written: {error.strerror or error}. Choose another path."

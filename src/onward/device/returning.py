@@ -14,6 +14,7 @@ from onward.artifacts.optimizer_graph import RATE_SUMS
 from onward.artifacts.trained_model import adapter_of, graph_as_trained
 from onward.device.device_states import DeviceState, done_updates, read_manifest_of_bundle, read_state
 from onward.device.layout import ACCUMULATED, FINITE_UPDATES, LOSS_SCALE, SKIPPED, average_name
+from onward.device.run_fields import check_fields
 from onward.environment import Environment
 from onward.errors import CheckpointError, ParametersError
 from onward.optim.building import slots_by_name
@@ -85,7 +86,7 @@ def write_checkpoint(
         The checkpoint.
 
     Raises:
-        CheckpointError: the state is of another run, or the run has newer checkpoints.
+        CheckpointError: the state is of another run or of other fields, or the run has newer checkpoints.
         ParametersError: the run keeps no checkpoints.
         StorageError: it cannot be written.
     """
@@ -93,6 +94,10 @@ def write_checkpoint(
     if parameters.checkpoint.checkpoints_dir is None:
         raise ParametersError("checkpoint.checkpoints_dir is not set; set it to the folder for the checkpoint.")
     held = read_state(state)
+    if held.run_fields:
+        check_fields(held.run_fields, parameters, held.path)
+    else:
+        notify(f"{state} does not record the fields it was trained with: they are not compared with those of {run}.")
     updates = int(held.tensors["update_count"])
     runner = TrainingRunner(parameters, Environment(execution_provider="CPU"), progress=False)
     runner.initialize()
