@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onward.graph.fusion.expert_axes import Meaning
 from onward.graph.fusion.expert_body import Formula
 from onward.graph.fusion.expert_reading import ExpertReader
+from onward.graph.fusion.rewriting import stored_behind
 from onward.graph.nodes.provenance import shown_node
 
 UNKNOWN_BODY = "its experts are no linear layer, activation and linear layer back, with or without a gate"
@@ -61,13 +62,10 @@ def _has_experts(reader: ExpertReader, nodes: Iterable[ir.Node]) -> bool:
 
 def _is_stack(value: ir.Value | None, experts: int) -> bool:
     """Whether a value is weights, or comes from weights, of which the first axis counts experts."""
-    for _ in range(8):
-        node = None if value is None else value.producer()
-        if node is None or node.op_type not in _MOVING:
-            break
-        value = node.inputs[0]
-    stored = None if value is None or not value.is_initializer() else value.const_value
-    return stored is not None and len(stored.shape) == 3 and stored.shape[0] == experts
+    stored = stored_behind(value, _MOVING)
+    if stored is None or stored.const_value is None:
+        return False
+    return len(stored.const_value.shape) == 3 and stored.const_value.shape[0] == experts
 
 
 def _end_of_reading(reader: ExpertReader, nodes: Iterable[ir.Node]) -> str:

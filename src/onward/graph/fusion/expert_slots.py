@@ -16,7 +16,7 @@ from onward.graph.fusion.contributed_experts import KIND
 from onward.graph.fusion.expert_axes import Atom, Axes, Meaning, labels
 from onward.graph.fusion.expert_body import Body, Formula, read_body, stacked_weights
 from onward.graph.fusion.expert_reading import ExpertReader
-from onward.graph.fusion.rewriting import Editor, readers
+from onward.graph.fusion.rewriting import Editor, readers, stored_behind
 from onward.graph.nodes.known_values import Size, integer
 from onward.graph.nodes.provenance import shown_node
 from onward.graph.operators import Fact, operators_with
@@ -116,13 +116,10 @@ def _of_einsum(node: ir.Node, index: int, place: int) -> Iterator[tuple[ir.Value
 
 def _stack_behind(value: ir.Value | None) -> ir.Value | None:
     """The weights, one matrix for each expert, that a value moves."""
-    for _ in range(8):
-        node = None if value is None else value.producer()
-        if node is None or node.op_type not in _MOVING:
-            break
-        value = node.inputs[0]
-    stored = None if value is None or not value.is_initializer() else value.const_value
-    return value if stored is not None and sum(size != 1 for size in stored.shape) == 3 else None
+    stored = stored_behind(value, _MOVING)
+    if stored is None or stored.const_value is None:
+        return None
+    return stored if sum(size != 1 for size in stored.const_value.shape) == 3 else None
 
 
 def _expert_axes(editor: Editor, moved: ir.Value) -> list[int]:

@@ -124,6 +124,16 @@ def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     return node if node is not None and node.domain == "" and node.op_type in op_types else None
 
 
+def stored_behind(value: ir.Value | None, moving: Collection[str]) -> ir.Value | None:
+    """The initializer of which up to eight operators of the kinds `moving`, one after the other, make a value."""
+    for _ in range(8):
+        node = producer(value, *moving)
+        if node is None:
+            break
+        value = node.inputs[0]
+    return value if value is not None and value.is_initializer() and value.const_value is not None else None
+
+
 def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
     """The second operand of a binary operator next to a value; None if both are that value, or none is."""
     if len(node.inputs) != 2:
