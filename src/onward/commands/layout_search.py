@@ -74,14 +74,14 @@ def plan_layout(parameters: Parameters, options: LayoutOptions, memory_gb: float
     else:
         cluster = cluster_here(options.nodes_of or ranks, parameters.machine.execution_provider)
     stated = parameters.machine.memory_gb if memory_gb is None else memory_gb
-    choice, works, settings = _search(parameters, cluster, ranks, stated, phases)
-    files = _files_note(parameters, settings, choice.chosen.layout)
+    choice, works, settings, files = _search(parameters, cluster, ranks, stated, phases)
     return render_choice(choice, works[0], cluster, settings, options.explain, files)
 
 
 def _search(
     parameters: Parameters, cluster: Cluster, ranks: int, memory_gb: float | None, phases: Phases
-) -> tuple[LayoutChoice, tuple[NetworkWork, ...], Settings]:
+) -> tuple[LayoutChoice, tuple[NetworkWork, ...], Settings, str]:
+    """What was chosen, the network as counted, what was searched for, and a note on the files of the data."""
     is_auto = parameters.distributed.layout == "auto"  # its data are those that it trains with, not a sample of them
     parameters = _manual(parameters)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
@@ -109,7 +109,7 @@ def _search(
     if choice is None:
         assert reason is not None
         raise reason
-    return choice, works, settings
+    return choice, works, settings, _files_note(folder, files, settings, choice.chosen.layout)
 
 
 def _fewest_files(parameters: Parameters) -> tuple[Path | None, int]:
@@ -123,9 +123,8 @@ def _fewest_files(parameters: Parameters) -> tuple[Path | None, int]:
     return fewest, 0 if fewest is None else counts[fewest]
 
 
-def _files_note(parameters: Parameters, settings: Settings, chosen: Layout) -> str:
+def _files_note(folder: Path | None, files: int, settings: Settings, chosen: Layout) -> str:
     """What to do about data of fewer files than the layout, or a faster one, needs; empty: nothing."""
-    folder, files = _fewest_files(parameters)
     wanted = chosen.data if settings.most_data is None else math.gcd(settings.samples, settings.ranks)
     if folder is None or files >= wanted:
         return ""
@@ -234,9 +233,8 @@ def chosen_overrides(
     if fields is None:
         is_alone = launch.launcher == "none"  # what one process measures another would not find
         cluster = cluster_here(of_node, parameters.machine.execution_provider, measures=is_alone)
-        choice, _, settings = _search(parameters, cluster, ranks, parameters.machine.memory_gb, phases)
+        choice, _, _, files = _search(parameters, cluster, ranks, parameters.machine.memory_gb, phases)
         fields, note = choice.chosen.layout.sections(), summary(choice)
-        files = _files_note(parameters, settings, choice.chosen.layout)
     return {**overrides, **_differences(parameters, fields)}, f"distributed.layout: {note}. {files}".rstrip()
 
 
