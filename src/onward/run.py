@@ -18,7 +18,7 @@ from onward.engine.building.assembly import Assembly, assemble
 from onward.engine.building.calibration import calibrate
 from onward.engine.building.preparation import (
     check_dimensions,
-    label_ranges,
+    feature_ranges,
     make_folders,
     plan_run,
     read_training_graph,
@@ -32,13 +32,13 @@ from onward.engine.faults.digests import digests_of
 from onward.engine.forecast.batch_size import BatchSizes
 from onward.engine.functions import MetricFunction
 from onward.engine.inputs.epochs import count_in_steps, count_in_steps_of
+from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.loop import closing_batches
 from onward.engine.reports import CheckpointReport, EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import OtherTensorsError, ParametersError
 from onward.graph.adapters.base_checksum import base_checksum
 from onward.graph.training_graph import TrainingGraph
-from onward.losses.labels import LabelRange
 from onward.optim.building import unmatched_rules
 from onward.optim.schedules import RateAdjustment
 from onward.parallel.agreement import check_same
@@ -60,7 +60,7 @@ class Run:
         mesh: all processes, and this one's place among them.
         watchers: who is notified of every event.
         graph: what is trained, unsharded, with its loss.
-        label_ranges: features that are class labels -> which there are.
+        feature_ranges: features that are class labels or pick rows -> which there are.
         assembly: what this rank trains.
         evaluator: computes the metrics of evaluations.
         best: compares evaluations; None: nobody asks.
@@ -78,7 +78,7 @@ class Run:
         mesh: Mesh,
         watchers: Watchers,
         graph: TrainingGraph,
-        label_ranges: Mapping[str, LabelRange],
+        feature_ranges: Mapping[str, FeatureRange],
         assembly: Assembly,
         evaluator: Evaluator,
         best: BestEvaluation | None,
@@ -88,7 +88,7 @@ class Run:
     ) -> None:
         self.parameters, self.files, self.mesh, self.watchers = parameters, files, mesh, watchers
         self.graph, self.assembly, self.evaluator, self.best = graph, assembly, evaluator, best
-        self.label_ranges, self.checkpoints, self._batch_sizes = label_ranges, checkpoints, batch_sizes
+        self.feature_ranges, self.checkpoints, self._batch_sizes = feature_ranges, checkpoints, batch_sizes
         self.evaluation: tuple[BatchSource | None, EvaluationReport | None] = (None, None)
         self._ended_step, self.keeps_updates = 0, keeps_updates
         self.resumed_update = self._resume()
@@ -267,7 +267,7 @@ def build_run(
     watchers.on_phase("building the network")
     assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), notify)
     watchers.on_messages(dict.fromkeys(assembly.notes))
-    ranges = label_ranges(parameters.loss, graph)
+    ranges = feature_ranges(parameters.loss, graph)
     evaluator = Evaluator(parameters, assembly, ranges, metrics)
     best = best_evaluation(parameters, evaluator)
     watchers.add([] if best is None else [best])
@@ -285,7 +285,7 @@ def build_run(
         mesh=mesh,
         watchers=watchers,
         graph=graph,
-        label_ranges=ranges,
+        feature_ranges=ranges,
         assembly=assembly,
         evaluator=evaluator,
         best=best,

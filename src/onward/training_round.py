@@ -149,7 +149,7 @@ class TrainingRound:
         """The steps of the round; those that the user asked for under the profiler."""
         run, parameters = self.run, self.run.parameters
         make = functools.partial(
-            round_steps, parameters, run.assembly, self.dimensions, run.label_ranges, batches, self.clock
+            round_steps, parameters, run.assembly, self.dimensions, run.feature_ranges, batches, self.clock
         )
         folder = (parameters.paths.output_dir or Path()) / "profile"
         return profiled(parameters, folder, self.state, make, self.watchers.on_message)

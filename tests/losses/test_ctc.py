@@ -15,7 +15,7 @@ from torch import nn
 
 from onward.artifacts.training_graph import write_training_graph
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.building.preparation import label_ranges, read_training_graph
+from onward.engine.building.preparation import feature_ranges, read_training_graph
 from onward.engine.forecast.performance import synthetic_loader
 from onward.errors import DataError, ModelError, NodeError, ParametersError
 from onward.graph.losses.file import write_model_with_loss
@@ -205,7 +205,7 @@ def test_synthetic_labels_hold_no_blank(blank: int, tmp_path: Path) -> None:
     recognizer()(tmp_path)
     asked = parameters(tmp_path, {"blank": blank}, training={"is_perf_test": True})
     graph = read_training_graph(asked)
-    loader = synthetic_loader(asked, graph, {"batch": 4, "label_length": 4}, label_ranges(asked.loss, graph))
+    loader = synthetic_loader(asked, graph, {"batch": 4, "label_length": 4}, feature_ranges(asked.loss, graph))
     labels = next(iter(loader.batches(4))).features["text"]
     assert labels.shape == (4, 4)
     assert ((labels >= 0) & (labels < 11) & (labels != blank)).all()

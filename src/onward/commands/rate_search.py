@@ -16,7 +16,7 @@ from onward.commands.pictures import checked_image, write_image
 from onward.commands.rehearsal import without_traces
 from onward.data.loader import DataLoader
 from onward.engine.building.assembly import assemble
-from onward.engine.building.preparation import check_dimensions, label_ranges, plan_run, read_training_graph
+from onward.engine.building.preparation import check_dimensions, feature_ranges, plan_run, read_training_graph
 from onward.engine.building.rounds import make_steps
 from onward.engine.loop import closing_batches
 from onward.engine.range_test import Point, RangeTest, rates, run_range_test
@@ -96,7 +96,7 @@ def _test(
     if checkpoint is not None:
         RunCheckpoints(mesh).resume(Checkpoint(checkpoint_to_load_path=Path(checkpoint)), assembly.state)
     training = parameters.training
-    steps = make_steps(parameters, assembly, training.mapped_dimensions, label_ranges(parameters.loss, graph))
+    steps = make_steps(parameters, assembly, training.mapped_dimensions, feature_ranges(parameters.loss, graph))
     phases.begin(f"training {len(tried)} updates at rising learning rates")
     with closing_batches(loader.batches(training.batch_size)) as batches:
         return run_range_test(steps, batches, tried)

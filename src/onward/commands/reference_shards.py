@@ -18,7 +18,7 @@ from onward.data.shard_files import list_shards
 from onward.data.shard_format import read_samples
 from onward.data.shard_writer import ShardWriter
 from onward.engine.building.assembly import network_of
-from onward.engine.building.preparation import label_ranges, plan_run, read_training_graph
+from onward.engine.building.preparation import feature_ranges, plan_run, read_training_graph
 from onward.engine.network.forward import Forward
 from onward.engine.network.precision import Precision
 from onward.environment import Environment
@@ -98,9 +98,9 @@ def _reference(parameters: Parameters, specs: Mapping[str, FeatureSpec], mesh: M
     (own,) = plan_rank(graph, plan, mesh.place).own.values()
     network = network_of(own, parameters, mesh)
     network.eval()
-    ranges = label_ranges(parameters.loss, graph)
+    ranges = feature_ranges(parameters.loss, graph)
     precision = Precision.of(parameters.mixed_precision)
-    forward = Forward(network, (f"{PREFIX}{REFERENCE}",), precision, label_ranges=ranges)
+    forward = Forward(network, (f"{PREFIX}{REFERENCE}",), precision, feature_ranges=ranges)
     forward.reader.check_specs(specs)
     return forward
 

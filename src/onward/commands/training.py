@@ -19,7 +19,7 @@ from onward.commands.layout_search import chosen_overrides
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.data.loader import DataLoader
-from onward.engine.building.preparation import check_experts, label_ranges, present_feature_specs
+from onward.engine.building.preparation import check_experts, feature_ranges, present_feature_specs
 from onward.engine.building.sizes import known_dimensions
 from onward.engine.faults.out_of_memory import smaller_batches
 from onward.engine.forecast.performance import performance_lines, synthetic_loader
@@ -255,7 +255,7 @@ def _measure(parameters: Parameters, environment: Environment, mesh: Mesh, shown
         runner.initialize(specs)
         parameters = runner.parameters
         sizes = known_dimensions(parameters.training, runner.graph, specs)
-        ranges = label_ranges(parameters.loss, runner.graph)
+        ranges = feature_ranges(parameters.loss, runner.graph)
         summary = runner.run(synthetic_loader(parameters, runner.graph, sizes, ranges))
         device = environment.device
         for line in performance_lines(parameters, runner.graph, sizes, summary, device, mesh.world_size):

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onward.cli import main
-from onward.engine.building.preparation import label_ranges, read_training_graph
+from onward.engine.building.preparation import feature_ranges, read_training_graph
 from onward.engine.building.sizes import known_dimensions
 from onward.engine.forecast.performance import synthetic_loader
 from onward.engine.loop import Clock
@@ -31,7 +31,7 @@ def test_synthetic_data_fit_the_model(tmp_path: Path) -> None:
     parameters = Parameters.from_mapping({**SECTIONS, "paths": {"model_path": save_gpt2(tmp_path)}})
     graph = read_training_graph(parameters, parameters.paths.model_path)
     sizes = known_dimensions(parameters.training, graph, {})
-    loader = synthetic_loader(parameters, graph, sizes, label_ranges(parameters.loss, graph))
+    loader = synthetic_loader(parameters, graph, sizes, feature_ranges(parameters.loss, graph))
     batch = next(loader.batches(3)).features
     assert {name: array.shape for name, array in batch.items()} == {"input_ids": (3, 8), "labels": (3, 8)}
     everything = np.concatenate([b.features["input_ids"] for b in loader.one_pass(3)])

@@ -48,7 +48,7 @@ def test_types_are_those_of_the_model_and_what_it_does_not_read_is_left_out() ->
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, np.ndarray], words: list[str]) -> None:
     with pytest.raises(DataError) as caught:
-        reader(label_ranges={"label": LabelRange(4)}).to_tensors(features(**changes))
+        reader(feature_ranges={"label": LabelRange(4)}).to_tensors(features(**changes))
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -67,13 +67,13 @@ def test_class_numbers_for_a_loss_of_numbers_get_a_hint() -> None:
 
 def test_the_label_that_does_not_count_may_be_anything() -> None:
     ranges = {"label": LabelRange(4, ignored=-100)}
-    assert reader(label_ranges=ranges).to_tensors(features(label=np.array([-100, 0, 3])))["label"].tolist() == [
+    assert reader(feature_ranges=ranges).to_tensors(features(label=np.array([-100, 0, 3])))["label"].tolist() == [
         -100,
         0,
         3,
     ]
     with pytest.raises(DataError, match="or -100, which does not count"):
-        reader(label_ranges=ranges).to_tensors(features(label=np.array([-1, 0, 3])))
+        reader(feature_ranges=ranges).to_tensors(features(label=np.array([-1, 0, 3])))
 
 
 def test_a_missing_feature_is_named_with_those_that_are_there() -> None:

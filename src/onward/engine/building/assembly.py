@@ -17,6 +17,7 @@ from onward.engine.building.pipelined import PipelinedForward, StageCompute
 from onward.engine.building.preparation import make_loss_scale, watched_names
 from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.inputs.features import FeatureReader
+from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
 from onward.engine.network.compilation import Compilation, choose
@@ -33,7 +34,6 @@ from onward.graph.operators import Fact, has_fact
 from onward.graph.pruning.prunable_weights import prunable_weights
 from onward.graph.shared_inputs import layers_that_read_the_same, note_on_joined
 from onward.graph.training_graph import TrainingGraph
-from onward.losses.labels import LabelRange
 from onward.lowering.context import ExecutionContext
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
@@ -93,20 +93,20 @@ class Assembly:
         return Utilization(self.graph, state.device, dtype, state.mesh.world_size, self.notify)
 
     def reader(
-        self, dimensions: Mapping[str, int] | None, label_ranges: Mapping[str, LabelRange] | None
+        self, dimensions: Mapping[str, int] | None, feature_ranges: Mapping[str, FeatureRange] | None
     ) -> FeatureReader:
         """What reads the features of a batch for all stages of a pipeline."""
         assert self.stages is not None
         inputs = dict.fromkeys(name for stage in self.stages.stages for name in stage.inputs)
         graph = self.plan.context.of(self.graph)
-        return FeatureReader(graph, tuple(inputs), self.state.device, dimensions, label_ranges)
+        return FeatureReader(graph, tuple(inputs), self.state.device, dimensions, feature_ranges)
 
     def micro_batches(
         self,
         shares: LossNormalization,
         values: Sequence[str],
         dimensions: Mapping[str, int],
-        label_ranges: Mapping[str, LabelRange],
+        feature_ranges: Mapping[str, FeatureRange],
         instrument: Callable[[Program], Program] | None,
     ) -> MicroBatches:
         """What computes gradients; without a pipeline, `values` of the graph are given out in addition to the loss.
@@ -115,21 +115,21 @@ class Assembly:
         """
         if self.pipeline is None:
             outputs = tuple(dict.fromkeys((*shares.names, *values)))
-            arguments = (None, dimensions, label_ranges, instrument, self.modules[0])
+            arguments = (None, dimensions, feature_ranges, instrument, self.modules[0])
             return SequentialMicroBatches(
                 Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.reduction
             )
         for compute in self.computes:
             compute.begin_round(shares.names, instrument)
-        return PipelinedMicroBatches(self.pipeline, self.reader(dimensions, label_ranges), shares)
+        return PipelinedMicroBatches(self.pipeline, self.reader(dimensions, feature_ranges), shares)
 
     def evaluation(
-        self, outputs: Sequence[str], label_ranges: Mapping[str, LabelRange], separate: OnnxModule | None = None
+        self, outputs: Sequence[str], feature_ranges: Mapping[str, FeatureRange], separate: OnnxModule | None = None
     ) -> Forward | PipelinedForward:
         """What computes values of a batch in evaluation, by another graph with the same weights where it is given."""
         if self.pipeline is None:
-            return Forward(self.networks[0], outputs, self.precision, separate, label_ranges=label_ranges)
-        return PipelinedForward(self.pipeline, self.reader(None, label_ranges), outputs)
+            return Forward(self.networks[0], outputs, self.precision, separate, feature_ranges=feature_ranges)
+        return PipelinedForward(self.pipeline, self.reader(None, feature_ranges), outputs)
 
 
 def assemble(

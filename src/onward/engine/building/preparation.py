@@ -15,6 +15,7 @@ from onward.data.shard import FeatureSpec
 from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.building.sizes import input_sizes, known_dimensions
+from onward.engine.inputs.index_ranges import FeatureRange, index_ranges
 from onward.engine.reports import RunStart
 from onward.engine.state import Counters, TrainState
 from onward.engine.steps import WatchedNames
@@ -188,6 +189,13 @@ def label_ranges(loss: Loss, graph: TrainingGraph) -> dict[str, LabelRange]:
     classes = {} if graph.loss_names is None else graph.loss_names.classes
     kind = loss_named(loss.type)
     return {label: kind.label_range(loss, label, count) for label, count in classes.items()}
+
+
+def feature_ranges(loss: Loss, graph: TrainingGraph) -> dict[str, FeatureRange]:
+    """Features that are class labels or pick rows of tables -> which numbers they may hold."""
+    labels = () if graph.loss_names is None else graph.loss_names.labels
+    rows = {name: rows for name, rows in index_ranges(graph.model).items() if name not in labels}
+    return {**rows, **label_ranges(loss, graph)}
 
 
 def watched_names(board: TensorBoard, graph: TrainingGraph) -> WatchedNames:

@@ -11,12 +11,12 @@ from onward.engine.faults.integrity import IntegrityWatch
 from onward.engine.faults.out_of_memory import explaining_out_of_memory
 from onward.engine.faults.recomputation import RecomputationWatch
 from onward.engine.faults.slow_ranks import SlowRanks
+from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.loop import Clock, StepDone, train_steps
 from onward.engine.micro_batches import SequentialMicroBatches
 from onward.engine.steps import Steps
 from onward.graph.weights.branches import note_on_missing_gradients
-from onward.losses.labels import LabelRange
 from onward.lowering.program import Program
 from onward.optim.schedules import LearningRateSchedule
 from onward.parallel.watch.waiting import WaitClock
@@ -27,7 +27,7 @@ def make_steps(
     parameters: Parameters,
     assembly: Assembly,
     dimensions: Mapping[str, int],
-    label_ranges: Mapping[str, LabelRange],
+    feature_ranges: Mapping[str, FeatureRange],
     instrument: Callable[[Program], Program] | None = None,
     report_missing: Callable[[Sequence[str]], None] | None = None,
 ) -> Steps:
@@ -37,7 +37,7 @@ def make_steps(
         parameters: of the round.
         assembly: what is trained.
         dimensions: sizes that symbolic dimensions of the inputs must have.
-        label_ranges: features that are class labels -> which there are.
+        feature_ranges: features that are class labels or pick rows -> which there are.
         instrument: gives the program to call instead of one (a profiler's twin).
         report_missing: called once, after the first update, with the weights that got no gradient, if any.
     """
@@ -49,7 +49,7 @@ def make_steps(
     is_summed = parameters.loss.reduction == "sum" and training.accumulate_as == "one_batch"
     return Steps(
         state,
-        assembly.micro_batches(shares, watched.values, dimensions, label_ranges, instrument),
+        assembly.micro_batches(shares, watched.values, dimensions, feature_ranges, instrument),
         training.gradient_accumulation_steps,
         parameters.optimizer.max_norm_clip,
         watched,
@@ -65,7 +65,7 @@ def round_steps(
     parameters: Parameters,
     assembly: Assembly,
     dimensions: Mapping[str, int],
-    label_ranges: Mapping[str, LabelRange],
+    feature_ranges: Mapping[str, FeatureRange],
     batches: Iterator[Batch],
     clock: Clock,
     instrument: Callable[[Program], Program] | None = None,
@@ -76,7 +76,7 @@ def round_steps(
         parameters: of the round.
         assembly: what is trained.
         dimensions: sizes that symbolic dimensions of the inputs must have.
-        label_ranges: features that are class labels -> which there are.
+        feature_ranges: features that are class labels or pick rows -> which there are.
         batches: of this replica, from where the round is.
         clock: counts times and samples.
         instrument: gives the program to call instead of one (a profiler's twin).
@@ -87,7 +87,7 @@ def round_steps(
         assembly.notify(note_on_missing_gradients(names, len(state.weights), graph.known_as))
 
     reports = None if state.counters.round else report_missing
-    steps = make_steps(parameters, assembly, dimensions, label_ranges, instrument, reports)
+    steps = make_steps(parameters, assembly, dimensions, feature_ranges, instrument, reports)
     schedule = LearningRateSchedule(parameters.learning_rate, parameters.training.steps)
     clock.utilization = assembly.utilization
     if parameters.machine.check_computation_period:

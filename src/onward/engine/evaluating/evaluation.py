@@ -19,12 +19,13 @@ from onward.engine.building.preparation import read_training_graph
 from onward.engine.evaluating.metrics import Metric, MetricSums, make_metrics
 from onward.engine.functions import FunctionMetrics, MetricFunction, Tensors, call_loss, features_on
 from onward.engine.gradient_reduction import GradientReduction
+from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.network.forward import Forward
 from onward.engine.state import TrainState
 from onward.errors import ParametersError
 from onward.graph.losses.spec import LossNames
 from onward.graph.training_graph import TrainingGraph, outputs_of
-from onward.losses.labels import LabelCount, LabelRange
+from onward.losses.labels import LabelCount
 from onward.losses.registry import loss_named
 from onward.lowering.module import OnnxModule
 from onward.parallel.data_parallel import reshard
@@ -39,7 +40,7 @@ class Evaluator:
     Args:
         parameters: of the run; a separate evaluation model is read here.
         assembly: the trained network.
-        label_ranges: features that are class labels -> which there are.
+        feature_ranges: features that are class labels or pick rows -> which there are.
         functions: own metrics.
 
     Raises:
@@ -51,7 +52,7 @@ class Evaluator:
         self,
         parameters: Parameters,
         assembly: Assembly,
-        label_ranges: Mapping[str, LabelRange],
+        feature_ranges: Mapping[str, FeatureRange],
         functions: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         path = parameters.paths.eval_model_path
@@ -76,7 +77,7 @@ class Evaluator:
             context = assembly.networks[0].net.context
             lower = assembly.precision.lower
             separate = OnnxModule(evaluated, needed, context=context, lower=lower).to(assembly.state.device)
-        self._make_forward = functools.partial(assembly.evaluation, needed, label_ranges, separate)
+        self._make_forward = functools.partial(assembly.evaluation, needed, feature_ranges, separate)
         self._forward: Forward | PipelinedForward | None = None
 
     @property

@@ -10,7 +10,7 @@ import torch
 
 from onward.data.shard import FeatureSpec
 from onward.engine.building.assembly import assemble
-from onward.engine.building.preparation import label_ranges, plan_run
+from onward.engine.building.preparation import feature_ranges, plan_run
 from onward.engine.building.rounds import make_steps
 from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.allocations import Allocations
@@ -93,7 +93,7 @@ def _update(
     log: Allocations | None,
 ) -> None:
     dimensions = known_dimensions(parameters.training, graph, specs)
-    ranges = label_ranges(parameters.loss, graph)
+    ranges = feature_ranges(parameters.loss, graph)
     assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), lambda _: None)
     if log is not None:
         for network in assembly.networks:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from onward.data.shard import FeatureSpec
+from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.sample_shapes import fit_sample_shape
 from onward.errors import DataError
 from onward.graph.training_graph import TrainingGraph
-from onward.losses.labels import LabelRange
 from onward.lowering.kernels.dtypes import tensor_from_array
 from onward.lowering.module import input_types
 from onward.plan.context.cutting import FIXED_LENGTHS
@@ -27,7 +27,7 @@ class FeatureReader:
         inputs: those of them that are read.
         device: where tensors go.
         dimensions: sizes that symbolic dimensions of the inputs must have.
-        label_ranges: features that are class labels -> which there are.
+        feature_ranges: features that are class labels or pick rows -> which there are.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class FeatureReader:
         inputs: Sequence[str],
         device: torch.device,
         dimensions: Mapping[str, int] | None = None,
-        label_ranges: Mapping[str, LabelRange] | None = None,
+        feature_ranges: Mapping[str, FeatureRange] | None = None,
     ) -> None:
         self.inputs = tuple(inputs)
         self.device = device
-        self.label_ranges = label_ranges or {}
+        self.feature_ranges = feature_ranges or {}
         sizes = dimensions or {}
         self._labels = () if graph.loss_names is None else graph.loss_names.labels
         self._why_fixed = graph.model.metadata_props.get(FIXED_LENGTHS, "")
@@ -66,8 +66,8 @@ class FeatureReader:
         shape = self._fitted_shape(name, tuple(tensor.shape))
         tensor = tensor if tensor.shape == shape else tensor.reshape(shape)
         tensor = tensor.to(self.dtypes.get(name, tensor.dtype))
-        if name in self.label_ranges and tensor.device.type == "cpu":
-            self.label_ranges[name].check(name, tensor.numpy())
+        if name in self.feature_ranges and tensor.device.type == "cpu":
+            self.feature_ranges[name].check(name, tensor.numpy())
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from onward.engine.inputs.features import FeatureReader
+from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.network.network import Network, Pass
 from onward.engine.network.precision import Precision
 from onward.graph.distillation.adding import PREFIX as TEACHER
-from onward.losses.labels import LabelRange
 from onward.lowering.building.segments import SegmentedProgram, run_segments, split_program
 from onward.lowering.building.specialization import specialize
 from onward.lowering.kernels.rematerialize import with_rematerialization
@@ -39,7 +39,7 @@ class Forward:
         graph_net: where the graph of the pass comes from, if not from the network's own (a separate evaluation graph
             whose weights are found in the network by name).
         dimensions: sizes that symbolic dimensions of the inputs must have.
-        label_ranges: features that are class labels -> which there are.
+        feature_ranges: features that are class labels or pick rows -> which there are.
         instrument: gives the program to call instead of one (a profiler's twin).
         module: what is called instead of `network`: the same, wrapped by an engine that reduces gradients.
         exact: inputs that mixed precision leaves as they are: activations of an earlier stage.
@@ -53,7 +53,7 @@ class Forward:
         precision: Precision,
         graph_net: OnnxModule | None = None,
         dimensions: Mapping[str, int] | None = None,
-        label_ranges: Mapping[str, LabelRange] | None = None,
+        feature_ranges: Mapping[str, FeatureRange] | None = None,
         instrument: Callable[[Program], Program] | None = None,
         module: nn.Module | None = None,
         exact: Sequence[str] = (),
@@ -91,7 +91,7 @@ class Forward:
         self._specialized: dict[tuple[Any, ...], SegmentedProgram] = {}
         self._general: SegmentedProgram | None = None
         self._graph_dtypes = net.graph_dtypes
-        self.reader = FeatureReader(owner.graph, self.program.inputs, net.device, dimensions, label_ranges)
+        self.reader = FeatureReader(owner.graph, self.program.inputs, net.device, dimensions, feature_ranges)
 
     def __call__(self, features: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The outputs by name; the network's training mode decides on dropout and batch statistics."""
