@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.building.preparation import write_loss_model
 from onward.engine.reports import CheckpointReport, EvaluationReport, StepReport
 from onward.errors import DataError, OnwardError, ParametersError
+from onward.graph.writing import model_saving
 from onward.runner import TrainingRunner
 from tests.mlp import (
     CROSS_ENTROPY,
@@ -22,6 +25,7 @@ from tests.mlp import (
     SQUARES,
     assert_same_bits,
     batches_of,
+    build_mlp,
     cross_entropies,
     data,
     forward,
@@ -61,6 +65,19 @@ def test_initialize_run_end_training(tmp_path: Path) -> None:
     assert recorder.messages == [f"trained model written to {path}."]
     session = onnxruntime.InferenceSession(path)
     np.testing.assert_allclose(session.run(None, {"x": TEST["x"]})[0], forward(TEST["x"], after), atol=1e-5)
+
+
+def test_the_file_of_the_weights_is_named_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out" / "mlp_trained.onnx"
+    model = build_mlp()
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1000, np.float32), "unused"))
+    onnx.save(model, tmp_path / "mlp.onnx")
+    for largest, files in ((100, f"{path}, {path}.data"), (10**9, f"{path}")):  # the second leaves the first one's data
+        monkeypatch.setattr(model_saving, "EXTERNAL_ABOVE_BYTES", largest)
+        runner, recorder = start(tmp_path, paths={"output_dir": tmp_path / "out"})
+        runner.run(loader())
+        runner.end_training()
+        assert recorder.messages == [f"trained model written to {files}."]
 
 
 def test_out_of_order(tmp_path: Path) -> None:

@@ -147,3 +147,22 @@ def _check_stages(spoil: str, folder: Path) -> None:
     with pytest.raises(UserError, match="spoiled") as caught, naming_path_fields(asked):
         read_training_graph(asked)
     assert TWO_PROCESSES in "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_about_it"),
+    [
+        ("the data have no feature 'tokens'", False),
+        ("data.input_name_map names 'x'", False),
+        ("no shards in 'data'", True),
+        ("data/part-1.pb is corrupt", True),
+        ("old/data/part-1.pb is corrupt", False),
+    ],
+)
+def test_a_folder_whose_name_is_a_word_is_not_every_such_word(tmp_path: Path, text: str, is_about_it: bool) -> None:
+    given = parameters(tmp_path)
+    given = dataclasses.replace(given, paths=dataclasses.replace(given.paths, train_data_dir=Path("data")))
+    with pytest.raises(UserError) as caught, naming_path_fields(given):
+        raise UserError(text)
+    notes = getattr(caught.value, "__notes__", [])
+    assert notes == (["The path is set by paths.train_data_dir; correct it there."] if is_about_it else [])

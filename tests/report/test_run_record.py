@@ -83,3 +83,13 @@ def test_a_folder_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     about = describe_run(Environment(execution_provider="CPU"), 2, tmp_path / "run.yaml", ["onward"])
     assert (about["git"], about["processes"], about["device"]) == (None, 2, "cpu")
     json.dumps(about)
+
+
+def test_which_weights_were_written_is_kept(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, PARAMETERS, {}, is_resumed=False)
+    record.on_trained_model("trained model of the best evaluation (loss 0.5 at step 3)", ["m.onnx", "m.onnx.data"])
+    record.finish("done")
+    assert stored(tmp_path)["trained_model"] == {
+        "weights": "trained model of the best evaluation (loss 0.5 at step 3)",
+        "files": ["m.onnx", "m.onnx.data"],
+    }

@@ -14,6 +14,7 @@ from onward.artifacts.adapter_files import (
 )
 from onward.artifacts.inference_model import Read, export_weights
 from onward.graph.training_graph import TrainingGraph
+from onward.onnx_files import external_locations, load_message
 from onward.parameters import Adapter
 from onward.parameters.adapter import AdapterOutput
 
@@ -26,9 +27,17 @@ def place_of(form: AdapterOutput, path: Path) -> Path:
 
 
 def written_paths(settings: Adapter, path: Path) -> list[Path]:
-    """All files and folders that `write_outputs` writes."""
+    """All files and folders that `write_outputs` wrote, with the files in which models keep their weights."""
     places = [place_of(form, path) for form in settings.outputs]
-    return [*places, *(base_path_of(place) for place in places if place.suffix == ADAPTER_ENDING)]
+    places += [base_path_of(place) for place in places if place.suffix == ADAPTER_ENDING]
+    return [file for place in places for file in (place, *_data_of(place))]
+
+
+def _data_of(path: Path) -> list[Path]:
+    data = path.with_name(f"{path.name}.data")
+    if not data.exists():
+        return []
+    return [data] if data.name in external_locations(load_message(path)) else []
 
 
 def write_form(

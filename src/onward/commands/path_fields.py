@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def naming_path_fields(parameters: Parameters) -> Iterator[None]:
         yield
     except UserError as error:
         text = str(error)
-        fields = [(len(path), field) for field, path in path_fields(parameters) if path in text]
+        fields = [(len(path), field) for field, path in path_fields(parameters) if _mentions(text, path)]
         longest = max(fields, default=(0, ""))[0]
         named = [field for length, field in fields if length == longest]
         if named and not any(field in text for field in named):
@@ -37,3 +38,10 @@ def path_fields(parameters: Parameters) -> Iterator[tuple[str, str]]:
             for path in value if isinstance(value, tuple) else (value,):
                 if isinstance(path, Path):
                     yield f"{section.name}.{one.name}", shown(path)
+
+
+def _mentions(text: str, path: str) -> bool:
+    """Whether a message is about a path; one that is a plain word, such as data, only in quotes or before a slash."""
+    is_word = re.fullmatch(r"\w+", path) is not None
+    after = r"(?=['\"/])" if is_word else r"(?![\w-])"
+    return re.search(rf"(?<![\w/.-]){re.escape(path)}{after}", text) is not None

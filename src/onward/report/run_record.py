@@ -104,8 +104,8 @@ class RunRecord:
     """Keeps `run.json` and `resolved.yaml` of a run up to date; a watcher of rank 0.
 
     `run.json` holds what `describe_run` found, `status` (running, done, interrupted or failed), the last metrics,
-    losses, returns to a checkpoint because of a spike, and the checkpoint. A resumed run keeps when it was started
-    first.
+    losses, returns to a checkpoint because of a spike, the checkpoint, and which weights were written where. A resumed
+    run keeps when it was started first.
 
     Args:
         folder: of the run; made where it is missing.
@@ -168,6 +168,11 @@ class RunRecord:
         self._write()
         if summary.stopped is not None and summary.stopped.startswith(INTERRUPTED):
             self.finish("interrupted")
+
+    def on_trained_model(self, what: str, paths: Sequence[str]) -> None:
+        """Keeps what was written; metrics are of the last evaluation, which need not be that of these weights."""
+        self.record["trained_model"] = {"weights": what, "files": list(paths)}
+        self._write()
 
     def finish(self, status: str) -> None:
         """The run is over: done, interrupted or failed; what came first counts."""

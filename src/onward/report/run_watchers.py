@@ -134,8 +134,10 @@ class RunWatchers:
                 self._record.finish(status)
 
     def on_trained_model(self, what: str, paths: Sequence[str]) -> None:
-        """Reports where the trained model is written, in all its forms, and has trackers refer to the first."""
+        """Reports where the trained model is written, all its files, and has trackers refer to the first."""
         self._watchers.on_message(f"{what} written to {', '.join(paths)}.")
+        if self._record is not None:
+            self._record.on_trained_model(what, paths)
         for tracker in self._trackers:
             if tracker in self._watchers.watchers:
                 try:
