@@ -1,8 +1,9 @@
 # Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
-# All set up .venv first. `make clients` installs what the clients in JavaScript and C++ are built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, in an environment of its own.
+# All set up .venv first. `make clients` installs what the clients in JavaScript and C++ are built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, and `make data-peers` what benchmarks/data_loading.py compares with, each in an environment of its own.
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+DATA_PEERS := .venv-data-peers
 DOCS := .venv-docs
 PEERS_PYTHON ?= python3.11
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ NODE_MODULES := clients/javascript/node_modules
 ORT_HEADERS := build/onnxruntime
 ORT_HEADERS_PACKAGE := com.github.asus4.onnxruntime@0.4.9
 
-.PHONY: demo demo-web test bench peers clients check docs clean
+.PHONY: demo demo-web test bench peers data-peers clients check docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard lock*.txt)
 	@echo "setting up $(VENV): a few minutes, once"
@@ -36,6 +37,12 @@ peers:
 	$(PEERS_PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet onnxruntime-training==1.19.2 "numpy<2" onnx==1.16.2 setuptools
 	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/onnx2torch onnx2torch==1.5.15
+
+# Streaming's clients of object stores are left out; torchvision is for its imports.
+data-peers:
+	$(PEERS_PYTHON) -m venv $(DATA_PEERS)
+	$(DATA_PEERS)/bin/python -m pip install --quiet --requirement benchmarks/data_peers.txt
+	$(DATA_PEERS)/bin/python -m pip install --quiet --no-deps mosaicml-streaming==0.13.0 torchvision==0.28.0
 
 clients: $(NODE_MODULES)/installed $(ORT_HEADERS)/installed
 
@@ -68,4 +75,4 @@ $(DOCS)/installed: lock-docs.txt
 	touch $@
 
 clean:
-	rm -rf build demo $(NODE_MODULES) $(VENV) $(PEERS) $(DOCS)
+	rm -rf build demo $(NODE_MODULES) $(VENV) $(PEERS) $(DATA_PEERS) $(DOCS)

@@ -4,8 +4,8 @@ Trains a GPT-2 through `TrainingRunner` with console, metrics file, TensorBoard,
 checkpoints on, and counts the time spent inside the network: forward, backward, clipping, optimizer, and the end of
 the gradients, as `zero_grad` in any loop. The rest is the loop's own: on the clock, and as what the main thread
 computed, which other work on the machine does not touch. Next to it, in the same run: how fast batches come from disk
-against how fast training takes them, and how long a blocking and an asynchronous checkpoint of this state make
-training stand still. Medians over the runs.
+against how fast training takes them, how much of its time a consumer of 10,000 samples a second waits for them, and how
+long a blocking and an asynchronous checkpoint of this state make training stand still. Medians over the runs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ SIZES = {
     "medium": {"layers": 8, "heads": 8, "width": 256, "vocab_size": 4096, "context_length": 256},
 }
 BATCH = 8
+PACE, PACED_BATCH = 10_000, 64
+"""Samples a second of a consumer for whom data should always be there."""
 
 
 @dataclass
@@ -153,6 +155,26 @@ def measure_data(folder: Path) -> float:
         return samples / (time.perf_counter() - started)
 
 
+def measure_waits(folder: Path, seconds: float = 2.0) -> tuple[float, float, float]:
+    """What share of its time a consumer of `PACE` samples a second waits for data, what of that its thread computes,
+    and samples a second.
+
+    It multiplies matrices between two batches, as training does, on one core.
+    """
+    matrix = torch.rand(256, 256)
+    with DataLoader({}, folder / "data", shuffle=True) as loader:
+        batches = loader.batches(PACED_BATCH)
+        next(batches)
+        watch, samples, started = Stopwatch(), 0, time.perf_counter()
+        take = watch.wrap(lambda: next(batches))
+        while time.perf_counter() - started < seconds:
+            samples += take().sample_count
+            while time.perf_counter() - started < samples / PACE:
+                torch.mm(matrix, matrix)
+        elapsed = time.perf_counter() - started
+    return watch.seconds / elapsed, watch.computed_seconds / elapsed, samples / elapsed
+
+
 def measure_stall(folder: Path, out: Path, blocking: bool) -> float:
     """Milliseconds that training stands still for one checkpoint of this model's state."""
     runner = make_runner(folder, out, 20)
@@ -179,6 +201,7 @@ def main() -> None:
         prepare(folder, SIZES[options.size])
         loops = [measure_loop(folder, folder / f"run-{i}", options.steps) for i in range(options.runs)]
         data = [measure_data(folder) for _ in range(options.runs)]
+        waits, computed, paces = zip(*(measure_waits(folder) for _ in range(options.runs)), strict=True)
         stalls = {}
         for blocking in (True, False):
             out = folder / f"stalls-{blocking}"
@@ -197,6 +220,10 @@ def main() -> None:
     print(f"training takes                  {middle['samples_per_second']:10.1f} samples/s")
     ratio = supply / middle["samples_per_second"]
     print(f"the loader gives                {supply:10.1f} samples/s, {ratio:.0f} times that")
+    print(
+        f"at {PACE:,} samples/s, waiting  {100 * statistics.median(waits):10.2f} %   (goal: under 1; "
+        f"{100 * statistics.median(computed):.2f} computed; {statistics.median(paces):,.0f} samples/s reached)"
+    )
     print(f"a blocking checkpoint stalls    {stalls[True]:10.1f} ms")
     print(f"an asynchronous one             {stalls[False]:10.1f} ms, {stalls[False] / stalls[True]:.2f} of it")
 

@@ -123,12 +123,23 @@ class BatchSource(Protocol):
         """Stops background work; iterators still open end with an error."""
 
 
+class RowSource(Protocol):
+    """Samples that are read one by one when a batch takes them."""
+
+    @property
+    def specs(self) -> Mapping[str, FeatureSpec]:
+        """Model input name -> shape and dtype of one sample."""
+
+    def read(self, numbers: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """Fills `out`, name -> array [samples, *sample shape], with the samples of these numbers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleBlock:
     """Samples of one file, in the order in which they are to be read.
 
     Attributes:
-        features: name -> array over the file's samples.
+        features: name -> array over the file's samples; or what reads them.
         count: samples in the file.
         order: permutation of them; None: in their own order.
         first: how many of them, in that order, were read before.
@@ -138,7 +149,7 @@ class SampleBlock:
         fingerprint: for cursors.
     """
 
-    features: Mapping[str, np.ndarray]
+    features: Mapping[str, np.ndarray] | RowSource
     count: int
     order: np.ndarray | None
     first: int
@@ -148,6 +159,11 @@ class SampleBlock:
     file_count: int
     path: Path | str
     fingerprint: str
+
+    @property
+    def specs(self) -> Mapping[str, FeatureSpec]:
+        """Shape and dtype of one sample of each feature."""
+        return describe_features(self.features) if isinstance(self.features, Mapping) else self.features.specs
 
     def cursor_after(self, position: int) -> DataCursor:
         """The cursor after `position` samples of this block's file."""
@@ -206,7 +222,7 @@ def _cut(
     filled, batch_epoch, epoch, epoch_samples = 0, 0, 0, 0
     origin: list[tuple[Path | str, Sequence[int] | np.ndarray]] = []
     cursor = DataCursor()
-    specs: dict[str, FeatureSpec] = {}
+    specs: Mapping[str, FeatureSpec] = {}
     specs_path: Path | str = ""
     while (block := next(blocks, None)) is not None:
         if filled and block.epoch != epoch and last_batch != "wrap":
@@ -220,7 +236,7 @@ def _cut(
         epoch = block.epoch
         epoch_samples = block.sample + block.count
         if not specs:
-            specs, specs_path = describe_features(block.features), block.path
+            specs, specs_path = block.specs, block.path
         _check_like(block, specs, specs_path)
         position = block.first
         while position < block.count:
@@ -267,6 +283,10 @@ def _make_batch(
 
 def _copy(block: SampleBlock, position: int, count: int, out: Mapping[str, np.ndarray], filled: int) -> None:
     rows = slice(position, position + count)
+    if not isinstance(block.features, Mapping):
+        numbers = np.arange(position, position + count) if block.order is None else block.order[rows]
+        block.features.read(numbers, {name: array[filled : filled + count] for name, array in out.items()})
+        return
     for name, array in block.features.items():
         target = out[name][filled : filled + count]
         if block.order is None:
@@ -284,7 +304,7 @@ def _too_small(samples: int, batch_size: int) -> DataError:
 
 
 def _check_like(block: SampleBlock, specs: Mapping[str, FeatureSpec], specs_path: Path | str) -> None:
-    found = describe_features(block.features)
+    found = block.specs
     if found == specs:
         return
     for name in sorted({*found, *specs}):

@@ -23,9 +23,10 @@ from onward.data.batches import (
 from onward.data.epoch_order import EpochOrder
 from onward.data.manifest import MANIFEST_NAME
 from onward.data.prefetch import Prefetch
-from onward.data.shard import FeatureSpec, Shard, load_shard, read_feature_specs
+from onward.data.shard import FeatureSpec, Shard, check_name_map, load_shard, read_feature_specs
 from onward.data.shard_files import find_shard_files
 from onward.data.shard_format import index_shard
+from onward.data.stored_rows import StoredRows, open_rows
 from onward.errors import DataError, ParametersError
 from onward.retries import persistently
 
@@ -83,7 +84,7 @@ class DataLoader:
         last_batch: LastBatch = "wrap",
         skip_corrupt: bool = False,
     ) -> None:
-        _check_name_map(input_name_map)
+        check_name_map(input_name_map)
         if type(max_num_files_preload) is not int or max_num_files_preload < 1:
             raise ParametersError(
                 f"max_num_files_preload is {max_num_files_preload!r}; expected an integer of at least 1."
@@ -271,7 +272,7 @@ class DataLoader:
                         "data changed. Start a new round, or restore the data."
                     )
                 yield SampleBlock(
-                    features=shard.features,
+                    features=shard.features if isinstance(shard, Shard) else shard,
                     count=count,
                     order=order.samples(visit.epoch, self._files.numbers[visit.file], count),
                     first=first,
@@ -304,12 +305,12 @@ class DataLoader:
         finally:
             prefetch.stop()
 
-    def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard] | None:
+    def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard | StoredRows] | None:
         """Runs in the background; None: the file is skipped."""
         path = self.files[visit.file]
         if path in self.skipped_files:
             return None
-        shard = self._resident.get(visit.file)
+        shard: Shard | StoredRows | None = self._resident.get(visit.file)
         if shard is None:
             try:
                 shard = persistently(lambda: self._load(visit.file), f"reading {path}")
@@ -317,16 +318,17 @@ class DataLoader:
                 self._skip_or_raise(visit.file, error)
                 return None
             self._sample_counts[visit.file] = shard.sample_count
-            if len(self.files) <= self._capacity:
+            if isinstance(shard, Shard) and len(self.files) <= self._capacity:
                 self._resident[visit.file] = shard
         return visit, shard
 
-    def _load(self, file: int) -> Shard:
-        """Reads a file; the first time it is compared with what `pack.json` says of it."""
-        path = self.files[file]
-        if file in self._verified:
-            return load_shard(path, self._input_name_map)
-        shard = load_shard(path, self._input_name_map, self._files.checksums.get(path.name))
+    def _load(self, file: int) -> Shard | StoredRows:
+        """Reads or opens a file; the first time it is compared with what `pack.json` says of it."""
+        path, is_verified = self.files[file], file in self._verified
+        checksum = None if is_verified else self._files.checksums.get(path.name)
+        fits = len(self.files) <= self._capacity
+        rows = None if fits else open_rows(path, self._input_name_map, checksum, is_verified=is_verified)
+        shard = rows or load_shard(path, self._input_name_map, checksum)
         expected = self._files.sample_counts.get(path.name)
         if expected is not None and shard.sample_count != expected:
             raise DataError(
@@ -381,16 +383,3 @@ class DataLoader:
 
 def _pass_on(batch: Batch) -> Batch:
     return batch
-
-
-def _check_name_map(input_name_map: Mapping[str, str]) -> None:
-    taken: dict[str, str] = {}
-    for name_in_file, name in input_name_map.items():
-        if not name:
-            continue
-        if name in taken:
-            raise ParametersError(
-                f"data.input_name_map gives the model's input {name!r} two features, {taken[name]!r} and "
-                f"{name_in_file!r}; name each input once."
-            )
-        taken[name] = name_in_file

@@ -36,7 +36,7 @@ from onward.data.shard_format import (
     tensor_to_array,
     unreadable,
 )
-from onward.errors import DataError
+from onward.errors import DataError, ParametersError
 from onward.remote.files import open_binary
 
 _CHUNK_BYTES = 4 << 20
@@ -76,7 +76,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class _FeatureBytes:
+class FeatureBytes:
     """Where a feature's raw data are in every sample of a file of uniform layout."""
 
     name: str
@@ -117,17 +117,18 @@ def load_shard(path: str | os.PathLike[str], input_name_map: Mapping[str, str], 
             if 0 < sample_bytes <= file_bytes and file_bytes % sample_bytes == 0:
                 shard = _load_uniform(file, path, file_bytes, sample_bytes, input_name_map, found)
                 if shard is not None:
-                    _compare(path, checksum, found)
+                    verify_checksum(path, checksum, found)
                     return shard
             found = None if checksum is None else new_checksum()
             shard = _load_parsed(file, index_shard(path), input_name_map, found)
-            _compare(path, checksum, found)
+            verify_checksum(path, checksum, found)
             return shard
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def _compare(path: Path, expected: str | None, found: xxhash.xxh3_64 | None) -> None:
+def verify_checksum(path: Path, expected: str | None, found: xxhash.xxh3_64 | None) -> None:
+    """Raises DataError where a file's bytes have another checksum than expected; None: not to be verified."""
     if expected is None or found is None or checksum_text(found) == expected:
         return
     if not expected.startswith(CHECKSUM_PREFIX):
@@ -187,11 +188,11 @@ def _load_uniform(
     """Reads a file whose samples all have the layout of the first one; None where they have not."""
     first = memoryview(bytearray(sample_bytes))
     read_exactly(file, first, path, 0)
-    columns = _find_columns(first, path, input_name_map)
+    columns = find_columns(first, path, input_name_map)
     if columns is None:
         return None
     raw = sorted((column.start, column.end) for column in columns)
-    fixed = _between(raw, sample_bytes)
+    fixed = bytes_between(raw, sample_bytes)
     count = file_bytes // sample_bytes
     template = np.frombuffer(first, dtype=np.uint8)
     wanted = {column.name: column for column in columns if column.name}
@@ -215,17 +216,17 @@ def _load_uniform(
     return Shard(path, out, count)
 
 
-def _between(raw: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """The byte ranges of a sample that no raw data cover."""
+def bytes_between(raw: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The byte ranges of a sample of `size` bytes that no raw data cover."""
     edges = [0, *(edge for pair in raw for edge in pair), size]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
 
-def _find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, str]) -> list[_FeatureBytes] | None:
+def find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, str]) -> list[FeatureBytes] | None:
     """The raw data of the first sample's features; features not asked for have no name. None: not all are raw."""
     arrays = _parse_sample(sample[LENGTH.size :], path, 0, 0, input_name_map)
-    columns: dict[str, _FeatureBytes] = {}
-    ignored: list[_FeatureBytes] = []
+    columns: dict[str, FeatureBytes] = {}
+    ignored: list[FeatureBytes] = []
     for offset, data in split_sample(sample[LENGTH.size :], path, 0, 0):
         proto = parse_feature(data, path, 0, offset)
         found = _find_raw_data(data)
@@ -235,11 +236,11 @@ def _find_columns(sample: memoryview, path: Path, input_name_map: Mapping[str, s
         start, end = (offset + LENGTH.size + edge for edge in found)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(proto.data_type)
         if name is None:
-            ignored.append(_FeatureBytes("", start, end, FeatureSpec((), dtype)))
+            ignored.append(FeatureBytes("", start, end, FeatureSpec((), dtype)))
             continue
         if np.dtype(dtype).newbyteorder("<") != dtype or arrays[name].nbytes != end - start:
             return None
-        columns[name] = _FeatureBytes(name, start, end, FeatureSpec(arrays[name].shape, dtype))
+        columns[name] = FeatureBytes(name, start, end, FeatureSpec(arrays[name].shape, dtype))
     return [*columns.values(), *ignored]
 
 
@@ -360,3 +361,17 @@ def _check_same(
             f"{locate(path, number, offset)}: features {extra} are not in sample 0. Every sample of a file must hold "
             f"the same features. {LEAVE_OUT}"
         )
+
+
+def check_name_map(input_name_map: Mapping[str, str]) -> None:
+    """Raises ParametersError where two features are to be one input of the model."""
+    taken: dict[str, str] = {}
+    for name_in_file, name in input_name_map.items():
+        if not name:
+            continue
+        if name in taken:
+            raise ParametersError(
+                f"data.input_name_map gives the model's input {name!r} two features, {taken[name]!r} and "
+                f"{name_in_file!r}; name each input once."
+            )
+        taken[name] = name_in_file

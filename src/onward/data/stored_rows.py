@@ -1,0 +1,188 @@
+"""Samples of a shard read straight from its file into a batch, where they are large.
+
+A file of uniform layout has every sample at a multiple of one size, and every feature at one place in it. Reading such
+a sample when a batch takes it copies its bytes once, from the page cache; an entire file in memory costs two more
+copies of all its bytes and the memory for them. A file that is replaced or cut off meanwhile gives an error, where one
+mapped into memory would end the process.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.data.shard import FeatureBytes, FeatureSpec, bytes_between, find_columns, stacked_shape, verify_checksum
+from onward.data.shard_format import LENGTH, locate, new_checksum, read_exactly, unreadable
+from onward.errors import DataError
+from onward.remote.files import open_binary, url_of
+from onward.retries import persistently
+
+_LARGE_SAMPLE_BYTES = 32 << 10
+"""From this size on, the call that reads a sample costs less than the copies that it saves."""
+_CHUNK_BYTES = 4 << 20
+
+
+class StoredRows:
+    """The samples of one shard file, read when they are asked for.
+
+    Attributes:
+        path: the file.
+        specs: model input name -> shape (without axes of an only element) and dtype of one sample.
+        sample_count: number of samples.
+    """
+
+    def __init__(
+        self, file: FileIO, path: Path, sample_count: int, template: np.ndarray, columns: Sequence[FeatureBytes]
+    ) -> None:
+        self.path = path
+        self.sample_count = sample_count
+        self.specs: dict[str, FeatureSpec] = {
+            one.name: FeatureSpec(stacked_shape(one.spec.shape), np.dtype(one.spec.dtype))
+            for one in columns
+            if one.name
+        }
+        self._template = template
+        raw = sorted((one.start, one.end) for one in columns)
+        self._fixed = bytes_between(raw, len(template))
+        named = {(one.start, one.end): one.name for one in columns}
+        # The bytes of a sample from first to last: what belongs to a feature, and what does not.
+        self._parts = sorted([*((start, end, named[start, end]) for start, end in raw if start < end),
+                              *((start, end, "") for start, end in self._fixed)])  # fmt: skip
+        self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def verify(self, checksum: str | None) -> bool:
+        """Reads the entire file once; whether all samples have the layout of the first.
+
+        Raises:
+            DataError: the bytes have another checksum.
+            OSError: the file cannot be read.
+        """
+        found = None if checksum is None else new_checksum()
+        sample_bytes = len(self._template)
+        rows = max(1, _CHUNK_BYTES // sample_bytes)
+        buffer = memoryview(bytearray(min(rows, self.sample_count) * sample_bytes))
+        for start in range(0, self.sample_count, rows):
+            count = min(rows, self.sample_count - start)
+            part = buffer[: count * sample_bytes]
+            _read_at(self._descriptor, part, self.path, start * sample_bytes)
+            if found is not None:
+                found.update(part)
+            table = np.frombuffer(part, np.uint8).reshape(count, sample_bytes)
+            if not all((table[:, a:b] == self._template[a:b]).all() for a, b in self._fixed):
+                return False
+        verify_checksum(self.path, checksum, found)
+        return True
+
+    def read_ahead(self) -> None:
+        """Asks the operating system to read the file into its cache, in the background."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    def read(self, numbers: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """Fills arrays with samples.
+
+        Args:
+            numbers: of the samples, in the file.
+            out: feature -> array [samples, *sample shape], contiguous.
+
+        Raises:
+            DataError: the file cannot be read, was cut off, or changed since it was opened.
+        """
+        targets = {name: out[name].reshape(len(numbers), -1).view(np.uint8) for name in self.specs if out[name].size}
+        scratch = np.empty(
+            (len(numbers), len(self._template) - sum(one.shape[1] for one in targets.values())), np.uint8
+        )
+        parts, fixed, used = [], [], 0
+        for start, end, name in self._parts:
+            if name:
+                parts.append(targets[name])
+                continue
+            parts.append(scratch[:, used : used + end - start])
+            used += end - start
+            if (start, end) in self._fixed:
+                fixed.append((parts[-1], self._template[start:end]))
+        for row, number in enumerate(numbers.tolist()):
+            self._read_sample([part[row] for part in parts], number)
+        for found, expected in fixed:
+            if not (same := (found == expected).all(axis=1)).all():
+                number = int(numbers[int(np.argmin(same))])
+                raise DataError(
+                    f"{locate(self.path, number, number * len(self._template))}: the sample has another layout than "
+                    "the first of its file, which it had when it was verified. Do not write to shards that are being "
+                    "trained on."
+                )
+
+    def _read_sample(self, buffers: list[Any], number: int) -> None:
+        offset = number * len(self._template)
+        try:
+            if os.preadv(self._descriptor, buffers, offset) == len(self._template):
+                return
+        except OSError:
+            pass  # tried again below, for as long as the reason may pass
+        whole = memoryview(bytearray(len(self._template)))
+        try:
+            persistently(lambda: _read_at(self._descriptor, whole, self.path, offset), f"reading {self.path}")
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        position = 0
+        for buffer in buffers:
+            buffer[:] = np.frombuffer(whole[position : position + len(buffer)], np.uint8)
+            position += len(buffer)
+
+
+def open_rows(
+    path: Path, input_name_map: Mapping[str, str], checksum: str | None, *, is_verified: bool
+) -> StoredRows | None:
+    """A local shard of large samples that all have the layout of the first; None for any other.
+
+    Args:
+        path, input_name_map, checksum: as `load_shard` has them.
+        is_verified: the file was read to its end before; it is read ahead then, and samples are compared with the
+            layout of the first when they are taken.
+
+    Raises:
+        DataError: the file cannot be read, its first sample is broken or lacks a feature, or its bytes have another
+            checksum.
+    """
+    if url_of(path) is not None:
+        return None
+    try:
+        with open_binary(path) as file:
+            first = _first_sample(file, path)
+            columns = None if first is None else find_columns(first, path, input_name_map)
+            if first is None or columns is None:
+                return None
+            count = os.fstat(file.fileno()).st_size // len(first)
+            rows = StoredRows(file, path, count, np.frombuffer(first, np.uint8), columns)
+        if is_verified:
+            rows.read_ahead()
+            return rows
+        return rows if rows.verify(checksum) else None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _first_sample(file: FileIO, path: Path) -> memoryview | None:
+    """With its length field; None where samples are small, or the file does not consist of samples of this size."""
+    file_bytes = os.fstat(file.fileno()).st_size
+    if file_bytes < _LARGE_SAMPLE_BYTES:
+        return None
+    head = bytearray(LENGTH.size)
+    read_exactly(file, memoryview(head), path, 0)
+    sample_bytes = LENGTH.size + LENGTH.unpack(head)[0]
+    if not _LARGE_SAMPLE_BYTES <= sample_bytes <= file_bytes or file_bytes % sample_bytes:
+        return None
+    first = memoryview(bytearray(sample_bytes))
+    read_exactly(file, first, path, 0)
+    return first
+
+
+def _read_at(descriptor: int, buffer: memoryview, path: Path, offset: int) -> None:
+    with FileIO(descriptor, closefd=False) as file:
+        read_exactly(file, buffer, path, offset)
