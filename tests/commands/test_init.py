@@ -225,6 +225,11 @@ def test_words_that_are_other_classes_than_the_models_get_a_new_last_layer(
         (perceptron(4, 3), table, ["--epochs", "0"], ["--epochs is 0; expected at least 1."]),
         (perceptron(4, 3), table, ["--learning-rate", "-1"], ["--learning-rate is -1; expected a number above 0."]),
         (perceptron(4, 3), table, ["--test-fraction", "1"], ["--test-fraction is 1; expected a fraction from 0"]),
+        (perceptron(4, 3), table, ["--sample-rate", "0"], ["--sample-rate is 0; expected at least 1."]),
+        (perceptron(4, 3), table, ["--sample-rate", "8000", "--tokenizer", "bytes"],
+         ["--tokenizer and --sample-rate would change nothing for this model, since the data are of kind 'table' "
+          "('trees.csv'). Leave it out."]),
+        (classifier_of_images(), pictures, ["--inputs", "a,b"], ["--inputs would change nothing", "kind 'images'"]),
         (perceptron(4, 3), table, ["-o", "."], ["--output '.' is a folder; pass a file"]),
     ],
 )  # fmt: skip

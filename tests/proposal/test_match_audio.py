@@ -16,7 +16,7 @@ from onward.proposal.proposal import Answers
 from tests.proposal.facts import feature, model, port
 
 
-def match(net: ModelFacts) -> Any:
+def match(net: ModelFacts, answers: Answers | None = None) -> Any:
     audio = Feature(name="audio", dtype="float32", shape=(9000,), values=np.zeros((1, 9000), np.float32))
     data = DataFacts(
         path=Path("clips"),
@@ -26,7 +26,7 @@ def match(net: ModelFacts) -> Any:
         classes=("no", "yes"),
         sample_rate=16000,
     )
-    return match_audio(net, data, Answers(), Path("shards"))
+    return match_audio(net, data, answers or Answers(), Path("shards"))
 
 
 def net(*shape: int | str, is_trained: bool = False) -> ModelFacts:
@@ -56,7 +56,7 @@ def test_a_trained_model_has_a_rate_that_nobody_says() -> None:
     assert not match(net(16000)).questions
     (question,) = match(net(16000, is_trained=True)).questions
     assert question.key == "sample_rate"
-    assert "check --sample-rate of the onward pack command" in question.text
+    assert "set it with --sample-rate" in question.text
 
 
 def test_an_input_of_spectrograms_is_refused() -> None:
@@ -78,3 +78,10 @@ def test_recordings_much_shorter_or_longer_than_the_input(length: int, words: st
     assert words in note
     assert not match(net(9000)).notes
     assert not match(net("samples")).notes
+
+
+def test_a_rate_that_is_given_resamples_and_asks_nothing() -> None:
+    found = match(net("samples", is_trained=True), Answers(sample_rate=8000))
+    assert (found.packing.options.source.sample_rate, found.packing.options.source.audio_length) == (8000, 4500)
+    assert "cut or padded to 4,500 samples (0.562 s at 8,000 Hz)" in found.packing.reasons[0]
+    assert not found.questions

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizer", metavar="PATH", help="for text: a tokenizer.json, 'bytes' or 'bpe'")
     parser.add_argument("--sequence-length", type=int, metavar="N", help="for text: tokens per sample")
+    parser.add_argument("--sample-rate", type=int, metavar="HZ", help="for recordings: what they are resampled to")
     parser.add_argument("--no-trial", action="store_true", help="do not run a trial step before writing the file")
 
 

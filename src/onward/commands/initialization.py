@@ -24,10 +24,11 @@ from onward.parallel.memory import memory_of_rank
 from onward.parameters import Parameters
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.plan.topology import Topology
+from onward.proposal.data_facts import DataFacts
 from onward.proposal.data_reading import read_data_facts
 from onward.proposal.model_facts import read_model_facts
 from onward.proposal.pack_command import pack_command
-from onward.proposal.proposal import Answers, Choice, Counts, Packing, Proposal
+from onward.proposal.proposal import Answers, Choice, Counts, Packing, Proposal, RecordedAnswers
 from onward.proposal.propose import propose
 from onward.proposal.summary import summary_lines
 from onward.proposal.yaml_text import to_yaml
@@ -65,7 +66,9 @@ def _initialize(options: argparse.Namespace, target: Path, phases: Phases, limit
     if options.wizard:
         answers = ask(model, data, answers, folder)
     memory = memory_of_rank(None, Environment().device)
+    answers = RecordedAnswers(**vars(answers))
     proposal = propose(model, data, answers, folder=folder, memory_bytes=memory)
+    _refuse_unread(answers, data)
     if data is not None:
         counts = _pack(proposal, options.force, limits, phases) if proposal.packing is not None else None
         proposal = propose(model, data, answers, folder=folder, counts=counts, memory_bytes=memory)
@@ -104,7 +107,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _answers(options: argparse.Namespace) -> Answers:
-    for name in ("epochs", "batch_size", "sequence_length"):
+    for name in ("epochs", "batch_size", "sequence_length", "sample_rate"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ParametersError(f"--{name.replace('_', '-')} is {value}; expected at least 1.")
@@ -123,9 +126,18 @@ def _answers(options: argparse.Namespace) -> Answers:
         weights=None if options.weights is None else tuple(options.weights.split(",")),
         tokenizer=options.tokenizer,
         sequence_length=options.sequence_length,
+        sample_rate=options.sample_rate,
         output_dir=options.output_dir,
         test_fraction=options.test_fraction,
     )
+
+
+def _refuse_unread(answers: RecordedAnswers, data: DataFacts | None) -> None:
+    """Refuses options that change nothing, such as a tokenizer for images."""
+    unread = [f"--{name.replace('_', '-')}" for name in answers.unread()]
+    if unread:
+        what = "there are no data" if data is None else f"the data are of kind {data.kind!r} ({str(data.path)!r})"
+        raise ParametersError(f"{' and '.join(unread)} would change nothing for this model, since {what}. Leave it out.")
 
 
 def command_line(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> str:

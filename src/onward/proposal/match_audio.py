@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onward.data.packing.audio import resampled_length
 from onward.data.packing.options import AudioOptions, PackOptions
 from onward.errors import DataError
 from onward.proposal.data_facts import DataFacts
@@ -30,23 +31,21 @@ def match_audio(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
             "features needs them computed as for its training: pass an .npz file with an array for each input."
         )
     port, wanted = waveforms[0]
-    longest = data.features[0].shape[0]
+    rate = data.sample_rate if answers.sample_rate is None else answers.sample_rate
+    longest = resampled_length(data.features[0].shape[0], data.sample_rate, rate)
     length = wanted if isinstance(wanted, int) else longest
     shape = tuple(1 if size == 1 else length for size in port.sample or (length,))
     operations = () if len(shape) == 1 else (("audio", f"reshape:{'x'.join(map(str, shape))}"),)
-    seconds = f"{length / data.sample_rate:.3g} s at {data.sample_rate:,} Hz"
+    seconds = f"{length / rate:.3g} s at {rate:,} Hz"
     whose = f"the shape of input {port}" if isinstance(wanted, int) else "as long as the longest"
     reasons = [f"recordings are cut or padded to {length:,} samples ({seconds}), {whose}"]
-    notes = _note_on_length(port, length, longest, data.sample_rate) if abs(longest - length) > 0.1 * length else ()
+    notes = _note_on_length(port, length, longest, rate) if abs(longest - length) > 0.1 * length else ()
     questions: tuple[Question, ...] = ()
-    if model.origin.is_trained:
-        text = (
-            "Which sample rate was the model trained with? The file does not say; check --sample-rate of the onward "
-            "pack command."
-        )
-        questions = (Question("sample_rate", text, f"{data.sample_rate:,} Hz, as most recordings have"),)
+    if model.origin.is_trained and answers.sample_rate is None:
+        text = "Which sample rate was the model trained with? The file does not say; set it with --sample-rate."
+        questions = (Question("sample_rate", text, f"{rate:,} Hz, as most recordings have"),)
     options = PackOptions(
-        source=AudioOptions(sample_rate=data.sample_rate, audio_length=length),
+        source=AudioOptions(sample_rate=rate, audio_length=length),
         transform=operations,
         cast=(("audio", port.dtype),) if port.dtype != "float32" else (),
     )
@@ -68,7 +67,7 @@ def _note_on_length(port: Port, length: int, longest: int, rate: int) -> tuple[s
     return (
         f"input {port.name!r} takes {length:,} samples, and the longest recording has {longest:,} at {rate:,} Hz: "
         f"{what}. At {round(rate * length / longest):,} Hz it would fill the input; if the model was made for another "
-        "rate, change --sample-rate of the onward pack command.",
+        "rate, set it with --sample-rate.",
     )
 
 

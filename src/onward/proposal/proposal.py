@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,26 @@ class Answers:
     weights: tuple[str, ...] | None = None
     tokenizer: str | None = None
     sequence_length: int | None = None
+    sample_rate: int | None = None
     output_dir: str | None = None
     test_fraction: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedAnswers(Answers):
+    """Answers that record which of them a proposal reads: one that it does not read would be ignored in silence."""
+
+    read: set[str] = field(default_factory=set)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Answers.__dataclass_fields__:
+            object.__getattribute__(self, "read").add(name)
+        return object.__getattribute__(self, name)
+
+    def unread(self) -> list[str]:
+        """The fields that were given and that nothing has read."""
+        read = set(self.read)
+        return [one.name for one in fields(Answers) if one.name not in read and getattr(self, one.name) is not None]
 
 
 @dataclass(frozen=True)
