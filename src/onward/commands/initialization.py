@@ -137,7 +137,9 @@ def _refuse_unread(answers: RecordedAnswers, data: DataFacts | None) -> None:
     unread = [f"--{name.replace('_', '-')}" for name in answers.unread()]
     if unread:
         what = "there are no data" if data is None else f"the data are of kind {data.kind!r} ({str(data.path)!r})"
-        raise ParametersError(f"{' and '.join(unread)} would change nothing for this model, since {what}. Leave it out.")
+        raise ParametersError(
+            f"{' and '.join(unread)} would change nothing for this model, since {what}. Leave it out."
+        )
 
 
 def command_line(options: argparse.Namespace, limits: Limits = DEFAULT_LIMITS) -> str:
