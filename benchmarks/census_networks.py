@@ -115,14 +115,14 @@ def _enlarged_input(x: Tensor) -> Tensor:
 def build(one: Architecture) -> nn.Module:
     """The module by hand, ready to be trained as its export is: without dropout, with batch statistics.
 
-    Every parameter differs a little from its initial value: the exporter merges initializers that are equal.
+    Every trained parameter differs a little from its initial value: the exporter merges initializers that are equal.
     """
     torch.manual_seed(0)
     module = one.make().eval()
     for layer in module.modules():
         layer.training = isinstance(layer, nn.modules.batchnorm._BatchNorm)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in (one for one in module.parameters() if one.requires_grad):
             parameter.add_(torch.randn_like(parameter), alpha=1e-2 if parameter.dim() == 1 else 1e-4)
     return module
 

@@ -21,6 +21,7 @@ CASES = {
     "groups": ((6, 9), (12, 3, 3, 3), 1, 1, 1, 2),
     "depthwise": ((6, 9), (6, 1, 3, 3), 1, 1, 1, 6),
     "larger weight than image": ((8, 3), (40, 8, 3, 3), 1, 1, 1, 1),
+    "one channel": ((1, 9), (8, 1, 3, 3), 1, 1, 1, 1),
     "a pixel": ((6, 9), (10, 6, 1, 1), 1, 0, 1, 1),
     "a pixel, with stride": ((6, 9), (10, 6, 1, 1), 2, 0, 1, 1),
     "a pixel, padded": ((6, 9), (10, 6, 1, 1), 1, 1, 1, 1),
@@ -53,6 +54,16 @@ def test_the_numbers_are_torchs_own(case: str, with_bias: bool, comes: torch.mem
         assert leaf.grad is not None
         assert wide.grad is not None
         torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-5, atol=1e-4)
+
+
+def test_images_of_one_channel_are_laid_out_channels_last_without_a_copy() -> None:
+    """torch takes their strides for the other layout, unless they say it: then results and gradients would be turned."""
+    images = torch.randn(2, 1, 6, 5)
+    found = layout.channels_last(images)
+    assert found.stride() == (30, 1, 5, 1)
+    assert found.data_ptr() == images.data_ptr()
+    assert torch.equal(found, images)
+    assert F.conv2d(found, torch.randn(4, 1, 3, 3)).is_contiguous(memory_format=LAST)
 
 
 def test_it_can_be_turned_off() -> None:

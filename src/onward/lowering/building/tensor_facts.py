@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 FACT = "tensor"
 """Under this name the nodes of specialized programs note the shapes and types of what they give."""
@@ -31,3 +31,9 @@ def fact_of(value: Any) -> Any:
     if isinstance(value, tuple | list) and value and all(isinstance(item, Tensor) for item in value):
         return tuple(fact_of(item) for item in value)
     return None
+
+
+def fact_about(value: Any) -> TensorFact | None:
+    """What is noted of an argument of a specialized program; None where it is no tensor of known shape."""
+    found = value.meta.get(FACT) if isinstance(value, fx.Node) else None
+    return found if isinstance(found, TensorFact) else None

@@ -15,7 +15,7 @@ from torch import Tensor
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
 from onward.lowering.passes import is_plain
 
-LEAST_BYTES = 2**17
+LEAST_BYTES = 2**19
 """Places that take less as torch keeps them stay as they are."""
 
 

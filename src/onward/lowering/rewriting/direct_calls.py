@@ -16,13 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from onward.lowering.building.tensor_facts import FACT, TensorFact
+from onward.lowering.building.tensor_facts import FACT, TensorFact, fact_about
 from onward.lowering.kernels import matmuls, rematerialize
-from onward.lowering.ops import activation, elementwise, fused, movement, normalization
+from onward.lowering.kernels.host import flatten as numbers_of
+from onward.lowering.ops import activation, casting, comparison, convolution, elementwise, fused, indexing, loss
+from onward.lowering.ops import fused_cross_entropy, movement, normalization, pooling
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.program import Program, pick
-from onward.lowering.rewriting import linear_layers
+from onward.lowering.rewriting import direct_losses, direct_windows, linear_layers, sparse_lookups
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -59,11 +61,6 @@ def with_direct_calls(program: Program) -> Program:
     return replace(program, run=fx.GraphModule(root, graph))
 
 
-def _fact(value: Any) -> TensorFact | None:
-    found = value.meta.get(FACT) if isinstance(value, fx.Node) else None
-    return found if isinstance(found, TensorFact) else None
-
-
 def _is_small(fact: TensorFact) -> bool:
     """Whether nothing that such a tensor is kept for is recomputed; what is larger is left to the lowering."""
     return fact.nbytes < rematerialize.LEAST_BYTES
@@ -71,14 +68,14 @@ def _is_small(fact: TensorFact) -> bool:
 
 def _reshaped(node: fx.Node) -> Call | None:
     """Reshape and its kin: the result's shape is known."""
-    result, given = _fact(node), _fact(node.args[0])
-    if result is None or given is None or given.dtype not in _FLOATS:
+    result, given = fact_about(node), fact_about(node.args[0])
+    if result is None or given is None or given.dtype not in (*_FLOATS, torch.int64):
         return None
     return torch.reshape, (node.args[0], result.shape), {}
 
 
 def _transposed(node: fx.Node) -> Call | None:
-    given = _fact(node.args[0])
+    given = fact_about(node.args[0])
     if given is None:
         return None
     order = node.kwargs.get("perm") or tuple(reversed(range(len(given.shape))))
@@ -86,7 +83,7 @@ def _transposed(node: fx.Node) -> Call | None:
 
 
 def _split(node: fx.Node) -> Call | None:
-    parts, given = node.meta.get(FACT), _fact(node.args[0])
+    parts, given = node.meta.get(FACT), fact_about(node.args[0])
     if given is None or not isinstance(parts, tuple) or not all(isinstance(part, TensorFact) for part in parts):
         return None
     axis: Any = node.kwargs.get("axis", 0)
@@ -100,13 +97,56 @@ def _picked(node: fx.Node) -> Call | None:
     return operator.getitem, node.args, {}
 
 
-def _arithmetic(function: Callable[[Tensor, Tensor], Tensor]) -> Rule:
-    """Of two tensors of one float type, neither of them a number of the host."""
+def _cast(node: fx.Node) -> Call | None:
+    """To the type that a tensor has."""
+    given, result = fact_about(node.args[0]), fact_about(node)
+    return (_itself, (node.args[0],), {}) if given is not None and given == result else None
+
+
+def _itself(X: Tensor) -> Tensor:
+    return X
+
+
+def _concatenated(node: fx.Node) -> Call | None:
+    return torch.cat, (node.args, node.kwargs["axis"]), {}
+
+
+def _chosen(node: fx.Node) -> Call | None:
+    facts = [fact_about(argument) for argument in node.args]
+    is_usual = all(fact is not None and fact.dtype in _FLOATS for fact in facts[1:])
+    return (torch.where, node.args, {}) if is_usual and facts[0] is not None else None
+
+
+def _sliced(node: fx.Node) -> Call | None:
+    """Along one axis at most, forwards and without gaps."""
+    given, result = fact_about(node.args[0]), fact_about(node)
+    if given is None or result is None or len(given.shape) != len(result.shape) or node.kwargs:
+        return None
+    if given == result and all(step > 0 for step in _numbers(node.args[4:])):
+        return _itself, (node.args[0],), {}
+    starts, _, axes, steps = (_numbers(node.args[place : place + 1]) for place in (1, 2, 3, 4))
+    if len(starts) != 1 or len(axes) != 1 or any(step != 1 for step in steps):
+        return None
+    size = given.shape[axes[0]]
+    start = slice(starts[0], None).indices(size)[0]
+    return torch.narrow, (node.args[0], axes[0], start, result.shape[axes[0]]), {}
+
+
+def _numbers(arguments: tuple[Any, ...]) -> list[Any]:
+    """The numbers of an argument of the host that is given."""
+    return [] if not arguments or arguments[0] is None else numbers_of(arguments[0])
+
+
+def _arithmetic(function: Callable[[Tensor, Tensor], Tensor], with_number: Callable[[Any, Any], Any]) -> Rule:
+    """Of two tensors of one float type, or of a tensor and a number."""
 
     def rule(node: fx.Node) -> Call | None:
-        facts, result = [_fact(argument) for argument in node.args], _fact(node)
+        facts, result = [fact_about(argument) for argument in node.args], fact_about(node)
         if len(facts) != 2 or result is None or not _is_small(result):
             return None
+        numbers = [argument for argument in node.args if type(argument) in (int, float)]
+        if len(numbers) == 1 and result in facts and result.dtype in _FLOATS:
+            return with_number, node.args, {}
         if any(fact is None or fact.dtype is not result.dtype or fact.dtype not in _FLOATS for fact in facts):
             return None
         return function, node.args, {}
@@ -118,7 +158,7 @@ def _activated(function: Callable[..., Tensor], *names: str) -> Rule:
     """A function of one tensor, with these keywords of the call."""
 
     def rule(node: fx.Node) -> Call | None:
-        given = _fact(node.args[0])
+        given = fact_about(node.args[0])
         if given is None or given.dtype not in _FLOATS or not _is_small(given) or set(node.kwargs) - set(names):
             return None
         return function, node.args, dict(node.kwargs)
@@ -128,13 +168,13 @@ def _activated(function: Callable[..., Tensor], *names: str) -> Rule:
 
 def _layer_norm(node: fx.Node) -> Call | None:
     """Both forms; where there are several outputs, or parameters of another shape or type, it stays."""
-    given, scale = _fact(node.args[0]), _fact(node.args[1]) if len(node.args) > 1 else None
+    given, scale = fact_about(node.args[0]), fact_about(node.args[1]) if len(node.args) > 1 else None
     bias = node.args[2] if len(node.args) > 2 else None
     if given is None or scale is None or node.kwargs.get("output_count", 1) != 1 or given.dtype not in _FLOATS:
         return None
     axis: Any = node.kwargs.get("axis", -1)
     expected = TensorFact(given.shape[axis % len(given.shape) :], given.dtype)
-    if scale != expected or not (bias is None or _fact(bias) == expected):
+    if scale != expected or not (bias is None or fact_about(bias) == expected):
         return None
     arguments = (node.args[0], expected.shape, node.args[1], bias, node.kwargs.get("epsilon", 1e-5))
     if node.target is normalization.layer_normalization:  # which gives a tuple of one
@@ -150,7 +190,7 @@ def _attention(node: fx.Node) -> Call | None:
     """Without dropout, and with all queries seeing some key."""
     given: list[Any] = [*node.args, *[None] * (5 - len(node.args))]
     query, key, value, mask, seen = given
-    facts, keywords = [_fact(one) for one in (query, key, value)], node.kwargs
+    facts, keywords = [fact_about(one) for one in (query, key, value)], node.kwargs
     if seen is not None or keywords.get("dropout_ratio") or any(fact is None or len(fact.shape) != 4 for fact in facts):
         return None
     first = facts[0]
@@ -158,7 +198,7 @@ def _attention(node: fx.Node) -> Call | None:
     if first.dtype not in _FLOATS or any(fact is None or fact.dtype is not first.dtype for fact in facts):
         return None
     if mask is not None:
-        known = _fact(mask)
+        known = fact_about(mask)
         if known is None or len(known.shape) != 4 or known.dtype not in (torch.bool, first.dtype):
             return None
     is_grouped = facts[1] is not None and facts[1].shape[1] != first.shape[1]
@@ -176,7 +216,7 @@ def _multiplies_small(X: TensorFact | None, W: TensorFact | None, is_transposed:
 
 
 def _matmul(node: fx.Node) -> Call | None:
-    left, right = _fact(node.args[0]), _fact(node.args[1])
+    left, right = fact_about(node.args[0]), fact_about(node.args[1])
     return (torch.matmul, node.args, {}) if _multiplies_small(left, right, False) else None
 
 
@@ -184,7 +224,7 @@ def _linear(node: fx.Node) -> Call | None:
     """A linear layer, or a Gemm that is one."""
     is_gemm = node.target is gemm
     scales = node.kwargs.get("transA") or any(node.kwargs.get(name, 1.0) != 1.0 for name in ("alpha", "beta"))
-    fact, is_transposed = _fact(node.args[0]), bool(node.kwargs.get("transB" if is_gemm else "rows_are_outputs"))
+    fact, is_transposed = fact_about(node.args[0]), bool(node.kwargs.get("transB" if is_gemm else "rows_are_outputs"))
     if scales or fact is None or (is_gemm and len(fact.shape) != 2):
         return None
     return _layer(fact, is_transposed, *node.args[:3])
@@ -192,11 +232,11 @@ def _linear(node: fx.Node) -> Call | None:
 
 def _layer(fact: TensorFact, is_transposed: bool, X: Any, W: Any, B: Any = None) -> Call | None:
     """The call for `X W' + B` or, with a weight that is not stored as torch's layers have it, `X W + B`."""
-    weight = _fact(W)
+    weight = fact_about(W)
     if weight is None or not _multiplies_small(fact, weight, is_transposed):
         return None
     outputs = weight.shape[0 if is_transposed else 1]
-    if B is not None and _fact(B) != TensorFact((outputs,), weight.dtype):
+    if B is not None and fact_about(B) != TensorFact((outputs,), weight.dtype):
         return None
     # torch's F.linear without its look at other backends.
     return (torch._C._nn.linear if is_transposed else _linear_of_columns), (X, W, B), {}
@@ -209,13 +249,13 @@ def _linear_of_columns(X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
 def _separate(graph: fx.Graph, joined: fx.Node) -> bool:
     """Replaces layers that read one input too small to be recomputed by one call each."""
     X, kinds, weights, biases = joined.args[:4]
-    fact = _fact(X)
+    fact = fact_about(X)
     if fact is None or fact.nbytes >= linear_layers.LEAST_BYTES:
         return False
     calls: list[Call | None] = []
     for (kind, is_transposed), W, B in zip(kinds, weights, biases, strict=True):  # type: ignore[arg-type]
         if kind == "matmul" and not is_transposed:
-            calls.append((torch.matmul, (X, W), {}) if _multiplies_small(fact, _fact(W), False) else None)
+            calls.append((torch.matmul, (X, W), {}) if _multiplies_small(fact, fact_about(W), False) else None)
         else:
             calls.append(_layer(fact, is_transposed, X, W, B))
     if not all(calls):
@@ -236,14 +276,23 @@ _RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((movement.reshape, movement.flatten, movement.unsqueeze, movement.squeeze), _reshaped),
     movement.transpose: _transposed,
     **dict.fromkeys((movement.split, movement.split_13, movement.split_2), _split),
-    elementwise.add: _arithmetic(torch.add),
-    elementwise.sub: _arithmetic(torch.sub),
-    elementwise.mul: _arithmetic(torch.mul),
-    elementwise.div: _arithmetic(torch.true_divide),
+    **dict.fromkeys((movement.concat, movement.concat_1), _concatenated),
+    movement.slice_: _sliced,
+    casting.cast: _cast,
+    comparison.where: _chosen,
+    elementwise.add: _arithmetic(torch.add, operator.add),
+    elementwise.sub: _arithmetic(torch.sub, operator.sub),
+    elementwise.mul: _arithmetic(torch.mul, operator.mul),
+    elementwise.div: _arithmetic(torch.true_divide, operator.truediv),
     activation.gelu: _activated(F.gelu, "approximate"),
     activation.relu: _activated(torch.relu),
     normalization.layer_normalization: _layer_norm,
     fused.layer_normalization: _layer_norm,
+    convolution.conv: direct_windows.convolution,
+    pooling.max_pool: direct_windows.max_pooling,
+    **dict.fromkeys((indexing.gather, sparse_lookups.lookup), direct_losses.lookup),
+    loss.softmax_cross_entropy_loss: direct_losses.cross_entropy,
+    fused_cross_entropy.linear_cross_entropy: direct_losses.linear_cross_entropy,
     attention: _attention,
     matmul: _matmul,
     gemm: _linear,
