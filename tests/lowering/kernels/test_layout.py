@@ -57,7 +57,7 @@ def test_the_numbers_are_torchs_own(case: str, with_bias: bool, comes: torch.mem
 
 
 def test_images_of_one_channel_are_laid_out_channels_last_without_a_copy() -> None:
-    """torch takes their strides for the other layout, unless they say it: then results and gradients would be turned."""
+    """torch takes their usual strides for the other layout, and turns results and gradients."""
     images = torch.randn(2, 1, 6, 5)
     found = layout.channels_last(images)
     assert found.stride() == (30, 1, 5, 1)

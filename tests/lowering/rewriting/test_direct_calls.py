@@ -56,8 +56,11 @@ z = Where(above, same, bias)
 """
 STAYS = {
     "a scale that broadcasts": ("z = LayerNormalization<axis=-1>(x, one)", "layer_normalization"),
-    "a slice backwards": ("f = Constant<value_ints=[9]>()\nt = Constant<value_ints=[-99]>()\n"
-                          "a = Constant<value_ints=[1]>()\ns = Constant<value_ints=[-1]>()\nz = Slice(x, f, t, a, s)", "slice_"),
+    "a slice backwards": (
+        "f = Constant<value_ints=[9]>()\nt = Constant<value_ints=[-99]>()\n"
+        "a = Constant<value_ints=[1]>()\ns = Constant<value_ints=[-1]>()\nz = Slice(x, f, t, a, s)",
+        "slice_",
+    ),
     "a cast to another type": ("w = Cast<to=11>(x)\nz = Cast<to=1>(w)", "cast"),
     "two outputs": ("z, mean = LayerNormalization<axis=-1>(x, scale)\ne = Add(mean, mean)", "layer_normalization"),
     "a scaled Gemm": ("f = Reshape(x, eight)\nz = Gemm<transB=1, alpha=0.5>(f, wt, bt)", "gemm"),
@@ -78,9 +81,7 @@ def specialized(net: OnnxModule) -> Program:
     return direct_twin(net, (2, 6, W))[0]
 
 
-def direct_twin(
-    net: OnnxModule, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> tuple[Program, Program]:
+def direct_twin(net: OnnxModule, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Program, Program]:
     """The program for an input of this shape, and the same with direct calls."""
     tensors = net.tensors_by_name()
     constants = frozenset(tensors.keys() - net.weights.keys())

@@ -40,7 +40,7 @@ def loss_of(attributes: str) -> tuple[OnnxModule, Program, Program]:
                             f"int64[{N}] labels", {"table": table})  # fmt: skip
 
 
-@pytest.mark.parametrize("attributes", ["", "<ignore_index=-100>", '<reduction="sum">', '<ignore_index=2>'])
+@pytest.mark.parametrize("attributes", ["", "<ignore_index=-100>", '<reduction="sum">', "<ignore_index=2>"])
 def test_losses_have_the_same_bits(attributes: str) -> None:
     net, before, program = loss_of(attributes)
     assert "_loss_alone" in called(program)

@@ -16,7 +16,9 @@ from tests.lowering.rewriting.test_direct_calls import called, direct_twin, same
 DIRECT = {
     "3x3": ((2, 3, 8, 8), (4, 3, 3, 3), "Conv<pads=[1,1,1,1]>(x, w, b)", "_convolve_small"),
     "one channel": ((2, 1, 8, 8), (4, 1, 3, 3), "Conv(x, w)", "_convolve_small"),
-    "padded to the same size": ((2, 4, 7, 7), (4, 2, 3, 3), 'Conv<group=2, auto_pad="SAME_UPPER">(x, w, b)', "_convolve_small"),
+    "groups, padded alike": (
+        (2, 4, 7, 7), (4, 2, 3, 3), 'Conv<group=2, auto_pad="SAME_UPPER">(x, w, b)', "_convolve_small"
+    ),
     "a pixel": ((2, 3, 8, 8), (4, 3, 1, 1), "Conv<strides=[2,2]>(x, w, b)", "convolve_images"),
     "a large weight": ((2, 8, 3, 3), (40, 8, 3, 3), "Conv<pads=[1,1,1,1]>(x, w, b)", "convolve_images"),
     "a sequence": ((2, 3, 9), (4, 3, 3), "Conv<dilations=[2], pads=[2,2]>(x, w, b)", "conv1d"),
@@ -28,7 +30,7 @@ STAYS = {
 }
 POOLS = {
     "maxima": ("MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", "_maxima"),
-    "maxima of padded windows": ("MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1>(x)", "_maxima"),
+    "maxima, padded": ("MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1>(x)", "_maxima"),
     "maxima of dilated windows": ("MaxPool<kernel_shape=[2,2], dilations=[2,2]>(x)", "_maxima"),
     "padded on one side": ("MaxPool<kernel_shape=[2,2], pads=[0,0,1,1]>(x)", "max_pool"),
 }  # fmt: skip

@@ -19,8 +19,20 @@ from torch import Tensor, fx
 from onward.lowering.building.tensor_facts import FACT, TensorFact, fact_about
 from onward.lowering.kernels import matmuls, rematerialize
 from onward.lowering.kernels.host import flatten as numbers_of
-from onward.lowering.ops import activation, casting, comparison, convolution, elementwise, fused, indexing, loss
-from onward.lowering.ops import fused_cross_entropy, movement, normalization, pooling
+from onward.lowering.ops import (
+    activation,
+    casting,
+    comparison,
+    convolution,
+    elementwise,
+    fused,
+    fused_cross_entropy,
+    indexing,
+    loss,
+    movement,
+    normalization,
+    pooling,
+)
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.program import Program, pick
