@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import torch
 
+import onward.graph.shared_inputs as shared_inputs
 import onward.lowering.kernels.layout as layout
 import onward.lowering.kernels.matmuls as products
 import onward.lowering.kernels.max_pooling as max_pooling
@@ -57,11 +58,11 @@ def of_any_size() -> Iterator[None]:
     places: list[tuple[Any, str]] = [
         (rematerialize, "LEAST_BYTES"), (linear_layers, "LEAST_BYTES"), (max_pooling, "LEAST_BYTES"),
         (products, "WORTHWHILE_FLOPS"), (layout, "LEAST_BYTES"), (sparse_lookups, "LEAST_BYTES"),
-        (fused_cross_entropy, "SMALL_BYTES"),
+        (fused_cross_entropy, "SMALL_BYTES"), (shared_inputs, "LEAST_OUTPUTS"),
     ]  # fmt: skip
     before = [getattr(*place) for place in places]
-    for place in places:
-        setattr(*place, 0)
+    for place, value in zip(places, before, strict=True):
+        setattr(*place, type(value)())
     try:
         yield
     finally:

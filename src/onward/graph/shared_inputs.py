@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -20,6 +20,19 @@ KEEP_APART = operators_with(Fact.MATMUL | Fact.CONVOLUTION | Fact.RECURRENT | Fa
 
 So would keys and values of every layer of a decoder, which read the same result of an encoder.
 """
+
+LEAST_OUTPUTS: Mapping[str, int] = {"LayerNormalization": 64, "RMSNormalization": 64, "Mish": 512}
+"""Operator -> outputs of all layers together that read its result, from which on the layers recompute it in training.
+
+Their products are 6 operations for each output and element of the result, in both passes. With fewer outputs,
+recomputing it takes a tenth of their time and more.
+"""
+_LEAST_OUTPUTS_OF_ACTIVATIONS = 128
+
+
+def is_worth_recomputing(op_type: str, outputs: int) -> bool:
+    """Whether layers of so many outputs recompute what they read, the result of an operator that is cheap."""
+    return not LEAST_OUTPUTS or outputs >= LEAST_OUTPUTS.get(op_type, _LEAST_OUTPUTS_OF_ACTIVATIONS)
 
 
 def layers_that_read_the_same(graph: ir.Graph, weights: Collection[str]) -> tuple[tuple[str, ...], ...]:

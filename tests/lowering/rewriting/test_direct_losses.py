@@ -56,6 +56,43 @@ def test_losses_of_single_samples_stay() -> None:
     assert called(direct_twin(net, (N,), torch.int64)[1]) == ["softmax_cross_entropy_loss", "getitem"]
 
 
+ERROR = "d = Sub(table, given)\ns = Mul(d, d)\nz = ReduceMean<keepdims=0>(s)"
+
+
+def test_the_squared_error_is_torchs_own() -> None:
+    table = np.random.default_rng(0).normal(size=(V, W)).astype(np.float32)
+    net = OnnxModule(make_training_graph(parse(f"float[{V},{W}] given", "float z", ERROR, {"table": table}, 18)))
+    _, program = direct_twin(net, (V, W))
+    assert called(program) == ["mse_loss"]
+    weight, given = net.weights["table"], torch.randn(V, W, generator=torch.Generator().manual_seed(0))
+    (found,) = program(True, torch.device("cpu"), (given,), net.tensors_by_name())
+    expected = torch.nn.functional.mse_loss(weight, given)
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(one, [weight])[0] for one in (found, expected)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Mul(d, d)", "Mul(d, table)"),
+        ("<keepdims=0>(s)", "<keepdims=0, axes=[0]>(s)"),
+        ("(table, given)", "(table, row)"),
+        ("z = ReduceMean<keepdims=0>(s)", "m = ReduceMean<keepdims=0>(s)\nt = ReduceMax<keepdims=0>(d)\nz = Add(m, t)"),
+    ],
+    ids=["a product", "one axis", "a row for all", "a difference that is read elsewhere"],
+)
+def test_other_means_stay(before: str, after: str) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.normal(size=size).astype(np.float32) for name, size in {"table": (V, W), "row": (W,)}.items()}
+    body = ERROR.replace(before, after)
+    tensors = {name: tensor for name, tensor in tensors.items() if name in body}
+    inputs = f"float[{V},{W}] given"
+    net = OnnxModule(
+        make_training_graph(parse(inputs, "float[a] z" if "axes" in body else "float z", body, tensors, 17))
+    )
+    assert "mse_loss" not in called(direct_twin(net, (V, W))[1])
+
+
 @pytest.mark.parametrize("label", [V, -1])
 def test_a_label_out_of_range_is_named(label: int) -> None:
     net, _, program = loss_of("")

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+import onward.graph.shared_inputs as shared_inputs
 import onward.lowering.rewriting.linear_layers as linear_layers
 from onward.errors import NodeError
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.building.specialization import specialize
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.program import Program
@@ -53,7 +55,16 @@ def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(dtype: Any = np.float32) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = {"w": (W, V), "w2": (W, V), "wt": (V, W), "b": (V,), "scale": (W,), "shift": (W,), "w0": (W, W)}
+    shapes = {
+        "w": (W, V),
+        "w2": (W, V),
+        "w3": (W, V // 2),
+        "wt": (V, W),
+        "b": (V,),
+        "scale": (W,),
+        "shift": (W,),
+        "w0": (W, W),
+    }
     drawn = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     return {**drawn, "rows": np.array([-1, W], np.int64)}
 
@@ -122,6 +133,22 @@ def test_a_small_input_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for least, less in ((4 * B * T * W, 4 * B * T * W), (4 * B * T * W + 1, 0)):
         monkeypatch.setattr(linear_layers, "LEAST_BYTES", least)
         assert gradients(net, with_linear_layers(net.program, joins=False))[1] == kept - less
+
+
+@pytest.mark.parametrize(("outputs", "kept_less"), [(V, 4 * B * T * W), (V + 1, 0)])
+@pytest.mark.parametrize("body", ["z = MatMul(y, w)", "f = MatMul(y, w3)\ng = MatMul(y, w3)\nz = Add(f, g)"])
+def test_narrow_layers_keep_what_they_read(
+    body: str, outputs: int, kept_less: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of V outputs, or two of half as many; where shapes are known."""
+    monkeypatch.setattr(shared_inputs, "LEAST_OUTPUTS", {"LayerNormalization": outputs})
+    net = network(f"{CHEAP['LayerNormalization'][0]}\n{body}")
+    known = specialize(net.program, net.device, (batch(),), net.tensors_by_name(), frozenset())
+    plain, kept = gradients(net, known)
+    found, less = gradients(net, with_linear_layers(known))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(found[name], tensor)
+    assert kept - less == kept_less
 
 
 def test_the_gradients_are_those_of_finite_differences() -> None:

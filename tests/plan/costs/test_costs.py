@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import onward.graph.shared_inputs as shared_inputs
 import onward.lowering.kernels.rematerialize as rematerialize
 from onward.errors import ModelError
 from onward.graph.losses.spec import LossSpec
@@ -87,6 +88,17 @@ def test_a_linear_layer_fused_costs_what_its_product_does() -> None:
     assert fused.moved_bytes < written.moved_bytes
 
 
+@pytest.mark.parametrize(("least", "is_kept"), [(8, False), (9, True)])
+def test_what_narrow_layers_read_is_kept(least: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GELU before a layer of 8 outputs: recomputed, unless that is too few."""
+    body = "h = MatMul(x, w)\ng = Gelu(h)\nz = MatMul(g, w)"
+    model = parse("float[5,8] x", "float[5,8] z", body, {"w": np.zeros((8, 8), np.float32)}, 20)
+    monkeypatch.setattr(shared_inputs, "LEAST_OUTPUTS", {"Gelu": least})
+    costs = measure_costs(make_training_graph(model), {})
+    # What goes into the GELU is kept anyway.
+    assert costs.total(costs.nodes).kept_bytes == 4 * 5 * 8 * (1 + is_kept)
+
+
 def test_weights_count_as_they_are_stored() -> None:
     costs = measure_costs(graph_of("mlp"), {"batch": 2})
     assert costs.weight_bytes["fc0.weight"] == 8 * 8 * 4
@@ -123,8 +135,9 @@ def test_only_sizes_that_were_given_may_contradict_the_model() -> None:
 
 
 @pytest.mark.parametrize("activation", ["Gelu", "Relu"])
-def test_what_is_cheap_is_not_kept_for_a_weight(activation: str) -> None:
+def test_what_is_cheap_is_not_kept_for_a_weight(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of x, its norm, h and its activation, all [B, W], those that nothing but a product reads are recomputed."""
+    monkeypatch.setattr(shared_inputs, "LEAST_OUTPUTS", {})
     body = f"n = LayerNormalization<axis=-1>(y, s)\nh = MatMul(n, w)\na = {activation}(h)\nz = MatMul(a, w)"
     stored = {"w": np.ones((16, 16), np.float32), "s": np.ones(16, np.float32)}
     model = parse("float[8,16] x", "float[8,16] z", f"y = MatMul(x, w)\n{body}", stored, 20)

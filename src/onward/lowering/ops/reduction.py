@@ -6,7 +6,7 @@ Up to its own version, each Reduce operator takes the axes as an attribute, from
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,10 @@ def find_axes(axes: Any, rank: int, noop_with_empty_axes: int) -> tuple[int, ...
     return tuple(axis % rank for axis in given)
 
 
-def _register(op_type: str, input_since: int, reduction: Reduction) -> None:
+Form = Callable[..., Tensor]
+
+
+def _register(op_type: str, input_since: int, reduction: Reduction) -> tuple[Form, Form]:
     """Registers both forms of a Reduce operator; the axes are an input from `input_since` on."""
 
     @lowers(op_type, since=1)
@@ -49,6 +52,7 @@ def _register(op_type: str, input_since: int, reduction: Reduction) -> None:
     for function, suffix in ((by_attribute, f"_before_{input_since}"), (by_input, "")):
         function.__name__ = function.__qualname__ = f"{reduction.__name__}{suffix}"
         function.__doc__ = f"https://onnx.ai/onnx/operators/onnx__{op_type}.html"
+    return by_attribute, by_input
 
 
 @unsigned("wraps")
@@ -151,19 +155,22 @@ def reduce_log_sum_exp(data: Tensor, axes: tuple[int, ...], keepdims: bool) -> T
     return torch.logsumexp(data, axes, keepdim=keepdims) if axes else data.clone()
 
 
-for _op_type, _input_since, _reduction in (
-    ("ReduceSum", 13, reduce_sum),
-    ("ReduceSumSquare", 18, reduce_sum_square),
-    ("ReduceMean", 18, reduce_mean),
-    ("ReduceProd", 18, reduce_prod),
-    ("ReduceMax", 18, reduce_max),
-    ("ReduceMin", 18, reduce_min),
-    ("ReduceL1", 18, reduce_l1),
-    ("ReduceL2", 18, reduce_l2),
-    ("ReduceLogSum", 18, reduce_log_sum),
-    ("ReduceLogSumExp", 18, reduce_log_sum_exp),
-):
-    _register(_op_type, _input_since, _reduction)
+FORMS: Mapping[str, tuple[Form, Form]] = {
+    op_type: _register(op_type, input_since, reduction)
+    for op_type, input_since, reduction in (
+        ("ReduceSum", 13, reduce_sum),
+        ("ReduceSumSquare", 18, reduce_sum_square),
+        ("ReduceMean", 18, reduce_mean),
+        ("ReduceProd", 18, reduce_prod),
+        ("ReduceMax", 18, reduce_max),
+        ("ReduceMin", 18, reduce_min),
+        ("ReduceL1", 18, reduce_l1),
+        ("ReduceL2", 18, reduce_l2),
+        ("ReduceLogSum", 18, reduce_log_sum),
+        ("ReduceLogSumExp", 18, reduce_log_sum_exp),
+    )
+}
+"""What lowers each operator: with axes as an attribute, and as an input."""
 
 
 @lowers("ArgMax", since=1)

@@ -32,6 +32,7 @@ from onward.lowering.ops import (
     movement,
     normalization,
     pooling,
+    reduction,
 )
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.ops.linear import gemm, matmul
@@ -304,6 +305,7 @@ _RULES: Mapping[Any, Rule] = {
     pooling.max_pool: direct_windows.max_pooling,
     **dict.fromkeys((indexing.gather, sparse_lookups.lookup), direct_losses.lookup),
     loss.softmax_cross_entropy_loss: direct_losses.cross_entropy,
+    **dict.fromkeys(reduction.FORMS["ReduceMean"], direct_losses.squared_error),
     fused_cross_entropy.linear_cross_entropy: direct_losses.linear_cross_entropy,
     attention: _attention,
     matmul: _matmul,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from onward.lowering.building.tensor_facts import TensorFact, fact_about
+from onward.lowering.ops import elementwise
 from onward.lowering.ops.fused_cross_entropy import SMALL_BYTES
 from onward.lowering.ops.indexing import gather
 from onward.lowering.ops.loss import NOTHING_IGNORED, softmax_cross_entropy_loss
@@ -33,6 +34,26 @@ def cross_entropy(node: fx.Node) -> Call | None:
         return None
     how = _how(node)
     return None if how is None else (_loss_alone, (*node.args[:2], *how), {})
+
+
+def squared_error(node: fx.Node) -> Call | None:
+    """The mean over all elements of a difference times itself, of tensors of one shape, of which no other part is read.
+
+    torch's own keeps the two tensors, and not their difference; its gradient is one pass over them.
+    """
+    square, result = node.args[0], fact_about(node)
+    if not isinstance(square, fx.Node) or square.target not in (elementwise.mul, torch.mul):
+        return None
+    difference = square.args[0]
+    if not isinstance(difference, fx.Node) or difference.target not in (elementwise.sub, torch.sub):
+        return None
+    facts = {fact_about(one) for one in (square, difference, *difference.args)}
+    fact = facts.pop()
+    if facts or fact is None or fact.dtype not in _FLOATS or result != TensorFact((), fact.dtype):
+        return None
+    if square.args[1] is not difference or len(square.users) > 1 or len(difference.users) > 1:
+        return None
+    return torch._C._nn.mse_loss, (*difference.args, _REDUCTIONS["mean"]), {}
 
 
 def linear_cross_entropy(node: fx.Node) -> Call | None:

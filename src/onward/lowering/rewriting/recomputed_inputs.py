@@ -13,7 +13,8 @@ from typing import Any
 from torch import fx
 from torch.nn import functional
 
-from onward.graph.shared_inputs import KEEP_APART
+from onward.graph.shared_inputs import KEEP_APART, is_worth_recomputing
+from onward.lowering.building.tensor_facts import fact_about
 from onward.lowering.ops import activation, fused, normalization
 from onward.lowering.ops.elementwise import add, sub
 from onward.lowering.ops.fused_attention import attention
@@ -59,6 +60,8 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
     products = [node for node in graph.nodes if node.target in PRODUCTS and _is_plain_product(node, tensors)]
     known = set(products)
     steps = {call: _recomputed_calls(call, known) if recomputes_inputs else () for call in products}
+    outputs = _outputs_by_input(products)
+    steps = {call: made if _is_worth(made, outputs.get(call.args[0])) else () for call, made in steps.items()}
     groups = _neighbors(graph, products) if joins else [[call] for call in products]
     groups = [group for group in groups if len(group) > 1 or steps[group[0]]]
     if not groups:
@@ -76,6 +79,23 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
                 recipes[made] = graph.call_function(Recipe, (graph.get_attr(name),)), sources
         _replace(graph, group, *recipes.get(made, (None, [])))
     return replace(program, run=fx.GraphModule(root, graph))
+
+
+def _outputs_by_input(products: Sequence[fx.Node]) -> dict[Any, int | None]:
+    """Of the layers that read each input together; None where the shape of a weight is not known."""
+    found: dict[Any, int | None] = {}
+    for call in products:
+        (_, is_transposed), W, _ = _layer(call)
+        weight, before = fact_about(W), found.get(call.args[0], 0)
+        known = weight is not None and before is not None
+        found[call.args[0]] = before + weight.shape[0 if is_transposed else 1] if known else None  # type: ignore[operator, union-attr]
+    return found
+
+
+def _is_worth(made: Sequence[fx.Node], outputs: int | None) -> bool:
+    """Whether the layers take so long that recomputing what they read adds little; a view takes no time."""
+    labels = [step.meta.get("onnx") for step in made if step.target not in VIEWS]
+    return outputs is None or all(label is None or is_worth_recomputing(label.op_type, outputs) for label in labels)
 
 
 def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, sources: Sequence[fx.Node]) -> None:

@@ -15,6 +15,7 @@ from onward.errors import ModelError
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.operators import Fact, has_fact, operator, operators_with
 from onward.graph.reading.dimensions import bind_dimensions, evaluate_dimension, symbolic_dimensions
+from onward.graph.shared_inputs import is_worth_recomputing
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.costs.stage_cost import StageCost
 from onward.plan.roles import ValueRoles, find_roles, node_id
@@ -302,9 +303,23 @@ def _is_recomputed_input(node: ir.Node, index: int, roles: ValueRoles) -> bool:
     if index or left is None or right is None or node.op_type not in ("MatMul", "Gemm", "Linear"):
         return False
     source, other = roles.producers.get(_owner(left, roles)), roles.producers.get(right)
-    return (
-        source is not None and has_fact(source.op_type, Fact.RECOMPUTED) and (other is None or other not in roles.bound)
-    )
+    if source is None or not has_fact(source.op_type, Fact.RECOMPUTED) or (other is not None and other in roles.bound):
+        return False
+    widths = [_width(use.node) for use in left.uses() if use.idx == 0 and use.node.op_type == node.op_type]
+    return None in widths or is_worth_recomputing(source.op_type, sum(width or 0 for width in widths))
+
+
+def _width(layer: ir.Node) -> int | None:
+    """How many outputs a linear layer has, by its weight; None: not known."""
+    weight, is_turned = layer.inputs[1], False
+    for name in ("transB", "rows_are_outputs"):
+        is_turned |= name in layer.attributes and bool(layer.attributes[name].as_int())
+    producer = None if weight is None else weight.producer()
+    if producer is not None and producer.op_type == "Transpose":
+        weight, is_turned = producer.inputs[0], not is_turned
+    shape = None if weight is None else weight.shape
+    width = None if shape is None or len(shape) != 2 else shape[0 if is_turned else 1]
+    return width if isinstance(width, int) else None
 
 
 def _is_rematerialized(value: ir.Value, roles: ValueRoles) -> bool:
