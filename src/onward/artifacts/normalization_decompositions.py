@@ -16,11 +16,10 @@ aten = torch.ops.aten
 def normalization_decompositions() -> Mapping[Any, Callable[..., Any]]:
     """ATen operator -> its decomposition."""
     backward = aten.native_batch_norm_backward.default
-    legit = aten._native_batch_norm_legit
-    forward = [aten.native_batch_norm.default, legit.default, legit.no_stats]
-    forward.append(aten._native_batch_norm_legit_functional.default)
+    legit, functional = aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional.default
+    forward = [aten.native_batch_norm.default, legit.default, legit.no_stats, functional]
     own: dict[Any, Callable[..., Any]] = {
-        operator: functools.partial(_batch_norm, decomposition)
+        operator: functools.partial(_batch_norm, decomposition, operator is functional)
         for operator, decomposition in get_decompositions(forward).items()
     }
     own[aten.native_layer_norm.default] = _layer_norm
@@ -29,16 +28,40 @@ def normalization_decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _batch_norm(
-    decomposition: Callable[..., Any], input: Tensor, weight: Tensor | None, bias: Tensor | None, *more: Any
+    decomposition: Callable[..., Any],
+    is_functional: bool,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *more: Any,
 ) -> Any:
-    """As torch's, which subtracts, multiplies twice and adds; here a scale and a shift of a channel do all of it."""
-    output, mean, inverse, *statistics = decomposition(input, weight, bias, *more)
-    is_training = more[-3]  # before momentum and epsilon
-    if is_training and input.dtype is torch.float32:
-        scale = inverse if weight is None else inverse * weight
-        shift = -mean * scale if bias is None else bias - mean * scale
-        output = _scale_and_shift(input, scale, shift)
-    return output, mean, inverse, *statistics
+    """As torch's, which centers the input twice, multiplies twice and adds.
+
+    Here a scale and a shift of a channel do it, of the centered input, which the variance and the gradient read, too:
+    the input itself is needed no longer.
+    """
+    *statistics, is_training, momentum, epsilon = more
+    if not is_training or input.dtype is not torch.float32:
+        return decomposition(input, weight, bias, *more)
+    axes = [axis for axis in range(input.dim()) if axis != 1]
+    mean = input.mean(axes)
+    centered = _centered(input, mean)
+    variance = (centered * centered).mean(axes)
+    inverse = (variance + epsilon).rsqrt()
+    scale = inverse if weight is None else inverse * weight
+    output = _scale_and_shift(centered, scale, torch.zeros_like(scale) if bias is None else bias)
+    elements: Any = input.numel() / input.shape[1]
+    news = []
+    for old, now in zip(statistics, (mean, variance * (elements / (elements - 1))), strict=False):
+        new = None if old is None else momentum * now + (1 - momentum) * old
+        if new is not None and not is_functional:
+            old.copy_(new)
+        news.append(new)
+    return output, mean, inverse, *(news if is_functional else ())
+
+
+def _centered(input: Tensor, mean: Tensor) -> Tensor:
+    return input - mean.reshape([1, -1, *[1] * (input.dim() - 2)])
 
 
 def _layer_norm(input: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Any:
@@ -79,7 +102,7 @@ def _batch_norm_backward(
     axes = [axis for axis in range(input.dim()) if axis != 1]
     shape = [-1, *[1] * (input.dim() - 2)]
     elements: Any = input.numel() / input.shape[1]
-    centered = input - save_mean.reshape(shape)
+    centered = _centered(input, save_mean)
     grad_bias, product = grad_out.sum(axes), (grad_out * centered).sum(axes)
     scale = save_invstd if weight is None else save_invstd * weight
     factor = -scale * save_invstd * save_invstd * product / elements

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,7 @@ def append_formulas(
     *,
     training_operators: bool = False,
     finite_too: Sequence[ir.Value] = (),
+    statistics: Mapping[str, tuple[ir.Value, ir.Value]] = MappingProxyType({}),
 ) -> AppendedUpdate:
     """Appends the update of all weights to a model, with inputs and outputs for their moments and outputs for them.
 
@@ -167,7 +169,8 @@ def append_formulas(
         rate: the learning rate, float32 of rank 0.
         count: updates done so far, int64 of rank 0.
         training_operators: as of `append_update`.
-        finite_too: float values, of which an infinite element means that the update is skipped.
+        finite_too: float values, of which one that is not finite means that the update is skipped.
+        statistics: old and new values that become outputs, too; a skipped update keeps the old ones.
     """
     model = writer.model
     slots = {
@@ -187,10 +190,8 @@ def append_formulas(
     olds_of_rates = [add_input(model, name, ir.DataType.FLOAT, ()) for name in RATE_SUMS] if averages else []
     news_of_rates = update.count_rates(*olds_of_rates) if averages else []
     norm, finite = _norm(writer, list(gradients.values()))
-    for value in finite_too:
-        largest = writer.apply("ReduceMax", writer.apply("Abs", value), keepdims=0)
-        bounded = writer.apply("Not", writer.apply("IsInf", writer.cast(largest, ir.DataType.FLOAT)))
-        finite = writer.apply("And", finite, bounded)
+    if checked := [*finite_too, *(new for _, new in statistics.values())]:
+        finite = writer.apply("And", finite, _are_finite(writer, checked))
     share = _clipping_share(writer, norm, optimizer.max_norm_clip)
     results = list(zip(RATE_SUMS, olds_of_rates, news_of_rates, strict=False))
     written_before = len(model.graph)
@@ -204,6 +205,7 @@ def append_formulas(
         news = update.apply(attributes, updates_now, gradient, [update.widen(old) for old in olds])
         for label, old, new in zip((name, *_slots(optimizer, name, weight)), olds, news, strict=True):
             results.append((label, old, update.like(new, old)))
+    results += [(name, old, new) for name, (old, new) in statistics.items()]
     made = _unless_skipped(writer, finite, written_before, gradients.values(), results)
     for label, old, _ in results:
         add_output(model, made[label], new_name(label), old.dtype, old.shape)
@@ -278,6 +280,18 @@ def _norm(writer: NodeWriter, gradients: Sequence[ir.Value]) -> tuple[ir.Value, 
     norm.type = ir.TensorType(ir.DataType.FLOAT)
     rest = writer.apply("Sub", norm, norm)
     return norm, writer.apply("Equal", rest, writer.constant(0.0, "zero", np.float32), name="finite")
+
+
+def _are_finite(writer: NodeWriter, values: Sequence[ir.Value]) -> ir.Value:
+    """Whether all elements of some values are; of hundreds of running statistics by one operator each."""
+    float32, flat = ir.DataType.FLOAT, list[ir.Value]()
+    for value in values:
+        wide = value if value.dtype is float32 else writer.cast(value, float32)
+        is_vector = value.shape is not None and len(value.shape) == 1
+        flat.append(wide if is_vector else writer.apply("Reshape", wide, writer.constant([-1], "flat")))
+    joined = writer.apply("Concat", *flat, axis=0)
+    rest = writer.apply("ReduceSum", writer.apply("Sub", joined, joined), keepdims=0)
+    return writer.apply("Equal", rest, writer.constant(0.0, "no_rest", np.float32))
 
 
 def _clipping_share(writer: NodeWriter, norm: ir.Value, largest: float | None) -> ir.Value | None:

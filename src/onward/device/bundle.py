@@ -13,6 +13,7 @@ from onward.artifacts.run_graphs import load_checkpoint
 from onward.artifacts.scalar_ranks import align_scalars
 from onward.checkpoint.reading import find_checkpoint, note_on_taken
 from onward.device.bundle_files import save_bundle
+from onward.device.compact_graphs import drop_descriptions, shorten_names, write_uniform_constants_once
 from onward.device.inference_graphs import evaluation_graph, inference_graph
 from onward.device.layout import DeviceGraphs
 from onward.device.loss_parts import means_of, with_selector
@@ -130,6 +131,10 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
         align_scalars(model)
         passes.DeduplicateInitializersPass()(model)
         passes.RemoveUnusedNodesPass()(model)
+        drop_descriptions(model)
+        write_uniform_constants_once(model)
+    for name in steps:
+        shorten_names(models[name])
     labels = () if graph.loss_names is None else graph.loss_names.labels
     return DeviceGraphs(
         models=models,

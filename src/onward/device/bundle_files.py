@@ -98,7 +98,21 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
     manifest["identity"] = hashlib.sha256(
         json.dumps([manifest[part] for part in ("version", "state", "files")], sort_keys=True).encode()
     ).hexdigest()
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(_lines_of(manifest), encoding="utf-8")
+
+
+def _lines_of(manifest: Mapping[str, Any]) -> str:
+    """JSON with a line for each part and each element of a list of parts, and no spaces: there are thousands."""
+    parts = []
+    for name, value in manifest.items():
+        is_list = isinstance(value, list) and len(value) > 1
+        entries = ",\n  ".join(map(_compact, value)) if is_list else _compact(value)
+        parts.append(f' "{name}":' + (f"[\n  {entries}\n ]" if is_list else entries))
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _required_of_clients(graphs: DeviceGraphs) -> list[str]:

@@ -261,7 +261,8 @@ def _append_step(
     update = next((v for v in model.graph.inputs if v.name == UPDATE_COUNT), None) or _new_input(model, UPDATE_COUNT)
     skipped = _new_input(model, SKIPPED)
     before = writer.apply("Sub", update, skipped)
-    finite_too = [*done.losses, *(new for _, new in done.statistics.values())]
+    for name, (_, new) in done.statistics.items():
+        new.name = writer.unique(f"step/{name}_new")
     appended = append_formulas(
         writer,
         rules,
@@ -269,11 +270,9 @@ def _append_step(
         done.gradients[0],
         _rate(writer, rates, update),
         before,
-        finite_too=finite_too,
+        finite_too=done.losses,
+        statistics=done.statistics,
     )
-    for name, (old, new) in done.statistics.items():
-        new.name = writer.unique(f"step/{name}_new")
-        add_output(model, writer.apply("Where", appended.finite, new, old), new_name(name), old.dtype, old.shape)
     _keep_averages(model, done.weights)
     _count_updates(writer, update, skipped, appended.finite)
     if scale is not None:
