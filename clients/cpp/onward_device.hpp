@@ -6,7 +6,8 @@
 //     trainer.save_state("state.safetensors");  // load_state continues exactly there
 //     trainer.export_model("trained.onnx");     // one file for any ONNX runtime
 //
-// Every error that a caller can cause is an onward::BundleError; what the runtime throws is an Ort::Exception.
+// Every error that a caller can cause is an onward::BundleError, updates that change nothing an onward::SkippedUpdatesError;
+// what the runtime throws is an Ort::Exception.
 #pragma once
 
 #include <onnxruntime_cxx_api.h>
@@ -18,12 +19,15 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iostream>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -33,6 +37,11 @@ namespace onward {
 
 // A bundle, a state or a batch that does not fit, with what was expected and what to do.
 struct BundleError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Too many weight updates in a row were skipped; weights and moments are as before them.
+struct SkippedUpdatesError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -424,6 +433,53 @@ class Bundle {
   }
 };
 
+// Watches the updates of a trainer, by the rule of `onward train`.
+class SkippedUpdates {
+ public:
+  struct Update {
+    int64_t number;     // from 1
+    bool is_skipped;
+    bool lowers_scale;  // the dynamic loss scale, which is found that way: such an update does not count
+    float norm, loss;
+  };
+
+  // `training` is that section of the manifest.
+  explicit SkippedUpdates(const Json& training)
+      : most_(training.value("skipped_in_a_row", int64_t{10})), fixed_scale_(training.value("fixed_loss_scale", Json())) {}
+
+  // The message about the first skipped update, or nothing. Throws SkippedUpdatesError: more in a row were skipped than
+  // are allowed.
+  std::string after_update(const Update& update) {
+    if (!update.is_skipped) in_a_row_ = 0;
+    if (!update.is_skipped || update.lowers_scale) return "";
+    ++in_a_row_;
+    std::ostringstream found;
+    found << "gradient norm " << update.norm << ", loss " << update.loss;
+    const auto number = std::to_string(update.number), most = std::to_string(most_);
+    if (in_a_row_ > most_)
+      throw SkippedUpdatesError("the last " + std::to_string(in_a_row_) + " weight updates were skipped, since their losses, gradients or "
+                                "batch statistics were not finite (update " + number + ": " + found.str() + "): nothing was trained by them. "
+                                "on_bad_loss.skip of the bundle's run allows " + most + " in a row. " + what_to_do());
+    if (has_warned_) return "";
+    has_warned_ = true;
+    return "update " + number + " was skipped: its loss, gradient or batch statistics are not finite (" + found.str() +
+           "). Later ones are counted in Trainer::skipped_updates; more than " + most + " in a row throw an error.";
+  }
+
+ private:
+  std::string what_to_do() const {
+    if (!fixed_scale_.is_null())
+      return "mixed_precision.loss_scale of the bundle's run is " + fixed_scale_.dump() + ", at which gradients overflow. Write the bundle "
+             "again with 0 for dynamic loss scaling, or with a smaller value.";
+    return "Look for infinite, NaN or very large values in the batches, or write the bundle again with a lower learning_rate.initial_lr or "
+           "with optimizer.max_norm_clip.";
+  }
+
+  int64_t most_, in_a_row_ = 0;
+  Json fixed_scale_;
+  bool has_warned_ = false;
+};
+
 // A model that is trained on this device. Not for several threads at once.
 class Trainer {
  public:
@@ -445,18 +501,29 @@ class Trainer {
   // Skipped because a gradient, the loss or a statistic was not finite.
   int64_t skipped_updates() const { return scalar<int64_t>(state_.at("skipped_updates")); }
 
+  // Takes the message about the first skipped update.
+  std::function<void(const std::string&)> on_warning = [](const std::string& message) { std::cerr << message << std::endl; };
+
   // A forward and backward pass, and the update where the gradients of enough passes are accumulated. Returns the
-  // loss of the batch. Throws BundleError: a feature is missing or does not fit.
+  // loss of the batch, which says nothing of the update: one whose gradient is not finite is skipped, with a warning at
+  // the first. Throws BundleError: a feature is missing or does not fit. SkippedUpdatesError: more updates in a row
+  // were skipped than `on_bad_loss.skip` of the run allows; those by which a dynamic loss scale falls do not count.
   float train_step(const Batch& batch) {
     const bool is_one_step = bundle.manifest["graphs"].contains("step");
+    const auto skipped_before = skipped_updates();
+    const auto scale_before = loss_scale();
     auto results = run(is_one_step ? "step" : "train", checked(batch, bundle.manifest["features"]));
-    if (is_one_step) {
-      gradient_norm = scalar<float>(results.at("gradient_norm"));
-    } else if (scalar<int64_t>(state_.at("accumulated_passes")) >=
-               bundle.manifest["training"]["gradient_accumulation_steps"].get<int64_t>()) {
-      gradient_norm = scalar<float>(run("update", {}).at("gradient_norm"));
+    const auto loss = scalar<float>(results.at("loss"));
+    if (!is_one_step) {
+      if (scalar<int64_t>(state_.at("accumulated_passes")) < bundle.manifest["training"]["gradient_accumulation_steps"].get<int64_t>())
+        return loss;
+      results = run("update", {});
     }
-    return scalar<float>(results.at("loss"));
+    gradient_norm = scalar<float>(results.at("gradient_norm"));
+    const auto message =
+        watch_.after_update({updates(), skipped_updates() > skipped_before, loss_scale() < scale_before, *gradient_norm, loss});
+    if (!message.empty() && on_warning) on_warning(message);
+    return loss;
   }
 
   // Metrics over all samples of some batches, in inference mode. Throws BundleError: a feature is missing or does not
@@ -539,6 +606,12 @@ class Trainer {
     return *value.GetTensorData<T>();
   }
 
+  // The dynamic one; 0: there is none.
+  float loss_scale() const {
+    const auto found = state_.find("loss_scale");
+    return found == state_.end() ? 0.0F : scalar<float>(found->second);
+  }
+
   static Array copy_of(const Ort::Value& value) {
     const auto about = value.GetTensorTypeAndShapeInfo();
     for (const auto* name : {"float32", "int64", "bool", "float16", "float64", "int32", "uint8", "int8", "int16", "uint16", "uint32", "uint64"}) {
@@ -557,6 +630,7 @@ class Trainer {
       next.emplace(name, std::move(value));
     }
     state_ = std::move(next);
+    watch_ = SkippedUpdates(bundle.manifest["training"]);
   }
 
   Ort::Session& session(const std::string& graph) {
@@ -678,6 +752,7 @@ class Trainer {
   Ort::AllocatorWithDefaultOptions allocator_;
   std::map<std::string, std::unique_ptr<Ort::Session>> sessions_;
   Values state_;
+  SkippedUpdates watch_{Json::object()};
 };
 
 }  // namespace onward

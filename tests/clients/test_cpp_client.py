@@ -57,7 +57,7 @@ def run(program: Path, folder: Path, found: list[dict[str, np.ndarray]]) -> dict
 
 
 def damage(folder: Path) -> None:
-    """Beside the bundle of a folder: a damaged one, one of a newer version, and the state of another."""
+    """Beside the bundle of a folder: a damaged one, newer and impatient ones, and the state of another."""
     shutil.copytree(folder / "bundle", folder / "damaged")
     with (folder / "damaged" / "weights.bin").open("r+b") as file:
         file.write(b"\1\1\1\1")
@@ -66,6 +66,9 @@ def damage(folder: Path) -> None:
     (folder / "newer" / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
     (folder / "unknown").mkdir()
     (folder / "unknown" / "manifest.json").write_text(json.dumps({**manifest, "requires": ["class_labels", "tides"]}))
+    shutil.copytree(folder / "bundle", folder / "impatient")
+    training = {**manifest["training"], "skipped_in_a_row": 2}
+    (folder / "impatient" / "manifest.json").write_text(json.dumps({**manifest, "training": training}))
     tensors = load_file(folder / "python.safetensors")
     save_file(tensors, folder / "other.safetensors", {"format": "onward-device", "bundle": "0" * 64})
 
@@ -126,6 +129,15 @@ def test_cpp_trains_as_python_does(accumulation: int, compiled: Path, tmp_path: 
     exported = onnxruntime.InferenceSession(tmp_path / "cpp.onnx")
     (output,) = exported.run([name], {one.name: inputs[0][one.name] for one in exported.get_inputs()})
     assert np.abs(output - expected).max() < 1e-5
+    (warning,) = found["warnings"]
+    assert warning.startswith(
+        "update 1 was skipped: its loss, gradient or batch statistics are not finite (gradient norm "
+    )
+    assert warning.endswith(
+        "nan). Later ones are counted in Trainer::skipped_updates; more than 2 in a row throw an error."
+    )
+    assert "the last 3 weight updates were skipped, since" in found["skipped_updates_error"]
+    assert "allows 2 in a row. Look for infinite, NaN or very large values" in found["skipped_updates_error"]
     for which, words in REFUSED.items():
         assert any(part in found["refused"][which] for part in words.split("|")), (which, found["refused"][which])
 

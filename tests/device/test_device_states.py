@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +49,19 @@ def test_states_are_averaged(normalized: Path, tmp_path: Path, capsys: pytest.Ca
     save_file(trained[1], files[1], {"format": "onward-device", "bundle": "another bundle"})
     assert main(["device", "average", *files, "-o", merged]) == 2
     assert "is a state of the bundle another bund" in capsys.readouterr().err
+
+
+def test_bundles_that_require_something_unknown_are_refused(
+    normalized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, newer, output = Trainer.load(normalized / "bundle"), tmp_path / "newer", tmp_path / "trained.onnx"
+    trainer.save_state(tmp_path / "state")
+    newer.mkdir()
+    manifest = json.loads((normalized / "bundle" / "manifest.json").read_text())
+    (newer / "manifest.json").write_text(json.dumps({**manifest, "requires": ["class_labels", "tides"]}))
+    state = ["--device-state", str(tmp_path / "state"), "--bundle", str(newer)]
+    assert main(["export", str(normalized / "mlp.onnx"), *state, "-o", str(output)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "newer is a device bundle that requires tides, which onward " in said
+    assert "does not know. Install the onward that wrote it (onward " in said
+    assert not output.exists()

@@ -8,6 +8,7 @@ import { BundleError } from "./errors.js";
 import { type BundleFiles, filesOf } from "./files.js";
 import { withValues } from "./one_file.js";
 import { readSafetensors, writeSafetensors } from "./safetensors.js";
+import { SkippedUpdates } from "./skipped_updates.js";
 
 /** What is used of `onnxruntime-web` or `onnxruntime-node`. */
 export interface Runtime {
@@ -33,6 +34,8 @@ export interface LoadOptions {
   readonly sessionOptions?: InferenceSession.SessionOptions;
   /** Compare the checksums of all files; true unless told otherwise. */
   readonly verify?: boolean;
+  /** Takes the message about the first skipped update; `console.warn` unless told otherwise. */
+  readonly onWarning?: (message: string) => void;
 }
 
 /** A model that is trained on this device. Calls wait for one another. */
@@ -42,17 +45,21 @@ export class Trainer {
 
   readonly #runtime: Runtime;
   readonly #options: InferenceSession.SessionOptions;
+  readonly #warn: (message: string) => void;
   readonly #sessions = new Map<string, Promise<InferenceSession>>();
   #state = new Map<string, Tensor>();
+  #watch: SkippedUpdates;
   #last: Promise<unknown> = Promise.resolve();
 
   private constructor(
     readonly bundle: Bundle,
     runtime: Runtime,
-    options: InferenceSession.SessionOptions,
+    options: LoadOptions,
   ) {
     this.#runtime = runtime;
-    this.#options = options;
+    this.#options = options.sessionOptions ?? {};
+    this.#warn = options.onWarning ?? console.warn;
+    this.#watch = new SkippedUpdates(bundle.manifest.training, this.#warn);
   }
 
   /**
@@ -65,7 +72,7 @@ export class Trainer {
   static async load(source: string | URL | BundleFiles, options: LoadOptions = {}): Promise<Trainer> {
     const files = typeof source === "string" || source instanceof URL ? await filesOf(source) : source;
     const bundle = await Bundle.open(files, options.verify ?? true);
-    const trainer = new Trainer(bundle, options.runtime ?? (await installedRuntime()), options.sessionOptions ?? {});
+    const trainer = new Trainer(bundle, options.runtime ?? (await installedRuntime()), options);
     trainer.#setState(await bundle.firstState());
     return trainer;
   }
@@ -83,21 +90,35 @@ export class Trainer {
   /**
    * A forward and backward pass, and the update where the gradients of enough passes are accumulated.
    *
-   * @returns The loss of the batch.
+   * @returns The loss of the batch. It says nothing of the update: one whose gradient is not finite is skipped, with a
+   *   warning at the first.
    * @throws BundleError A feature is missing or does not fit.
+   * @throws SkippedUpdatesError More updates in a row were skipped than `on_bad_loss.skip` of the run allows. Those by
+   *   which a dynamic loss scale falls do not count.
    */
   async trainStep(batch: Batch): Promise<number> {
     return this.#inTurn(async () => {
       const { manifest } = this.bundle;
       const features = this.#features(batch, manifest.features);
+      const [skippedBefore, scaleBefore] = [await this.#counter("skipped_updates"), await this.#lossScale()];
       const isOneStep = "step" in manifest.graphs;
-      const results = await this.#run(isOneStep ? "step" : "train", features);
+      let results = await this.#run(isOneStep ? "step" : "train", features);
       const loss = await scalar(results, "loss");
-      if (isOneStep) {
-        this.gradientNorm = await scalar(results, "gradient_norm");
-      } else if ((await this.#counter("accumulated_passes")) >= manifest.training.gradient_accumulation_steps) {
-        this.gradientNorm = await scalar(await this.#run("update", new Map()), "gradient_norm");
+      if (!isOneStep) {
+        if ((await this.#counter("accumulated_passes")) < manifest.training.gradient_accumulation_steps) {
+          return loss;
+        }
+        results = await this.#run("update", new Map());
       }
+      const norm = await scalar(results, "gradient_norm");
+      this.gradientNorm = norm;
+      this.#watch.afterUpdate({
+        number: await this.#counter("update_count"),
+        isSkipped: (await this.#counter("skipped_updates")) > skippedBefore,
+        lowersScale: (await this.#lossScale()) < scaleBefore,
+        norm,
+        loss,
+      });
       return loss;
     });
   }
@@ -214,6 +235,7 @@ export class Trainer {
       tensor.dispose();
     }
     this.#state = next;
+    this.#watch = new SkippedUpdates(this.bundle.manifest.training, this.#warn);
   }
 
   async #copyOfState(): Promise<Map<string, NDArray>> {
@@ -223,6 +245,11 @@ export class Trainer {
 
   async #counter(name: string): Promise<number> {
     return scalar(this.#state, name);
+  }
+
+  /** The dynamic one; 0: there is none. */
+  async #lossScale(): Promise<number> {
+    return this.#state.has("loss_scale") ? scalar(this.#state, "loss_scale") : 0;
   }
 
   #tensor({ dtype, shape, data }: NDArray): Tensor {

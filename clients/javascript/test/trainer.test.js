@@ -7,7 +7,7 @@ import { test } from "node:test";
 
 import * as ort from "onnxruntime-node";
 
-import { Bundle, BundleError, Trainer } from "../dist/index.js";
+import { Bundle, BundleError, SkippedUpdatesError, Trainer } from "../dist/index.js";
 
 const folder = process.env.ONWARD_DEVICE_EXAMPLE;
 assert.ok(folder, "set ONWARD_DEVICE_EXAMPLE to a folder of a bundle and expected.json");
@@ -126,4 +126,34 @@ test("states of other bundles and other files are refused", async () => {
   await assert.rejects(trainer.loadState(await other.saveState()), refused(/a state of the bundle 000000000000; this one is [0-9a-f]{12}/));
   await assert.rejects(trainer.loadState(new Uint8Array(3)), refused(/these bytes are no safetensors file/));
   await assert.rejects(trainer.loadState(new Uint8Array(16).fill(255)), refused(/its header would take/));
+});
+
+test("skipped updates are warned of once, and end training after many in a row", async () => {
+  const manifest = JSON.parse(await readFile(join(bundle, "manifest.json"), "utf-8"));
+  const passes = manifest.training.gradient_accumulation_steps;
+  const written = (changes) => async () =>
+    new TextEncoder().encode(JSON.stringify({ ...manifest, training: { ...manifest.training, ...changes } }));
+  const warnings = [];
+  const open = (changes) =>
+    Trainer.load(served({ "manifest.json": written({ skipped_in_a_row: 2, ...changes }) }), {
+      runtime: ort,
+      onWarning: (message) => warnings.push(message),
+    });
+  const [batch] = expected.batches;
+  const infinite = { ...batch, x: { ...batch.x, data: batch.x.data.map(() => Infinity) } };
+  const update = async (trainer, given) => {
+    for (let pass = 0; pass < passes; pass += 1) await trainer.trainStep(given);
+  };
+  const trainer = await open({});
+  for (const given of [infinite, infinite, batch, infinite, infinite]) await update(trainer, given);
+  assert.equal(await trainer.skippedUpdates(), 4);
+  const skipped = (words) => (error) => error instanceof SkippedUpdatesError && words.test(error.message);
+  const inARow =
+    /^the last 3 weight updates were skipped, .*\(update 6: gradient norm NaN, loss NaN\).* allows 2 in a row\. Look for infinite/;
+  await assert.rejects(update(trainer, infinite), skipped(inARow));
+  assert.equal(warnings.length, 1);
+  assert.match(warnings[0], /^update 1 was skipped: .*\(gradient norm NaN, loss NaN\).* more than 2 in a row throw an error\.$/);
+  const scaled = await open({ skipped_in_a_row: 0, fixed_loss_scale: 1e12 });
+  await assert.rejects(update(scaled, infinite), skipped(/ allows 0 in a row\. .*loss_scale of .* is 1000000000000, at which gradients/));
+  await Promise.all([trainer.release(), scaled.release()]);
 });

@@ -20,6 +20,9 @@ from onward.exclusive.temporary import temporary_folder
 
 FORMAT = "onward-device"
 VERSION = 1
+REQUIREMENTS = frozenset({"accumulation", "class_labels"})
+"""All that `requires` of a manifest may name."""
+
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
 _SMALLEST_SHARED_BYTES = 1024

@@ -12,7 +12,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from onward.device.bundle_files import FORMAT, MANIFEST, VERSION
+from onward import __version__
+from onward.device.bundle_files import FORMAT, MANIFEST, REQUIREMENTS, VERSION
 from onward.device.layout import ACCUMULATED, LOSS_SCALE, SEED, SKIPPED
 from onward.device.run_fields import RUN_FIELDS
 from onward.errors import CheckpointError, ParametersError, StorageError
@@ -88,7 +89,7 @@ def read_manifest_of_bundle(folder: str | Path, state: DeviceState) -> Mapping[s
     """The manifest of the bundle that a state is of.
 
     Raises:
-        CheckpointError: it is no bundle of this version, or another one.
+        CheckpointError: it is no bundle of this version, requires what this version does not know, or is another one.
     """
     path = Path(folder) / MANIFEST
     try:
@@ -98,6 +99,12 @@ def read_manifest_of_bundle(folder: str | Path, state: DeviceState) -> Mapping[s
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise CheckpointError(
             f"{folder} is no device bundle of version {VERSION}. Write it again with `onward device`."
+        )
+    unknown = sorted({str(one) for one in manifest.get("requires", ())} - REQUIREMENTS)
+    if unknown:
+        raise CheckpointError(
+            f"{folder} is a device bundle that requires {', '.join(unknown)}, which onward {__version__} does not "
+            f"know. Install the onward that wrote it ({manifest.get('written_by')})."
         )
     if manifest["identity"] != state.bundle:
         raise CheckpointError(

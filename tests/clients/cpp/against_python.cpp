@@ -42,6 +42,23 @@ int main(int, char** arguments) {
   trainer.load_state(folder / "python.safetensors");
   found["continued"] = trainer.train_step(batches[3]);
 
+  // Updates that change nothing: warned of once, an error after two in a row, as the test wrote into this manifest.
+  auto skipping = onward::Trainer::load(folder / "impatient");
+  skipping.on_warning = [&](const std::string& message) { found["warnings"].push_back(message); };
+  auto infinite = batches[0];
+  const auto values = static_cast<size_t>(infinite["x"].shape[0] * infinite["x"].shape[1]);
+  infinite["x"] = Array::of<float>(infinite["x"].shape, std::vector<float>(values, INFINITY));
+  const auto passes = skipping.bundle.manifest["training"]["gradient_accumulation_steps"].get<int>();
+  const auto update = [&](const Batch& given) {
+    for (int pass = 0; pass < passes; ++pass) skipping.train_step(given);
+  };
+  for (const auto& given : {infinite, infinite, batches[0], infinite, infinite}) update(given);
+  try {
+    update(infinite);
+  } catch (const onward::SkippedUpdatesError& error) {
+    found["skipped_updates_error"] = error.what();
+  }
+
   auto short_labels = batches[0], wide = batches[0], no_x = batches[0], negative = batches[0], halves = batches[0];
   const auto rows = batches[0].at("label").shape[0];
   short_labels["label"] = Array::of<int64_t>({rows - 1}, std::vector<int64_t>(static_cast<size_t>(rows - 1)));
