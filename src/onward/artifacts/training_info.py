@@ -29,7 +29,7 @@ from onward.artifacts.optimizer_graph import (
 )
 from onward.artifacts.update_formulas import operator_for
 from onward.errors import ModelError
-from onward.graph.nodes.node_writer import NodeWriter, free_name, value_names
+from onward.graph.nodes.node_writer import NodeWriter, TakenNames, free_name, node_names, value_names
 from onward.graph.reading.differentiated import TRAINING_DOMAIN
 from onward.graph.reading.model_file import TRAINING_INFO
 from onward.graph.repair.split_weights import rearranging_nodes
@@ -294,16 +294,16 @@ def _give_own_names(graph: ir.Graph, inference: ir.Graph, shared: set[ir.Value])
                 f"the training info needs the name {value.name!r}, which is already a value of the model. "
                 "Rename it in the model."
             )
-    node_names = {str(node.name) for node in ir.traversal.RecursiveGraphIterator(inference)}
+    nodes = node_names(inference)
     inner = [value for nested in graph.subgraphs() for value in (*nested.inputs, *nested.initializers.values())]
     inner += [value for node in ir.traversal.RecursiveGraphIterator(graph) for value in node.outputs]
-    used = taken | value_names(graph)
+    used = TakenNames(taken | value_names(graph))
     for value in (*graph.initializers.values(), *inner):
         if value not in shared and value.name in taken:
             value.name = free_name(f"{PREFIX}{value.name}", used)
     for node in ir.traversal.RecursiveGraphIterator(graph):
-        if node.name in node_names:
-            node.name = free_name(f"{PREFIX}{node.name}", node_names)
+        if node.name in nodes:
+            node.name = free_name(f"{PREFIX}{node.name}", nodes)
 
 
 # ---------------------------------------------------------------------- bindings, initialization, what to say

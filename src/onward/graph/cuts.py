@@ -97,6 +97,8 @@ def _activations(graph: ir.Graph, nodes: Sequence[ir.Node], weights: Collection[
         read = list(reads(node))
         if any(value in from_input for value in read):
             from_input.update(node.outputs)
+        if not any(value in from_weight for value in read):
+            continue
         blocked = {value for index, value in enumerate(node.inputs) if is_without_gradient(node, index)}
         if any(value in from_weight and value not in blocked for value in read):
             from_weight.update(v for v in node.outputs if v.dtype is None or v.dtype in TRAINABLE_TYPES)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onward.errors import ModelError
 from onward.graph.nodes.known_values import integer
-from onward.graph.nodes.node_writer import free_name, original, remove_unread, value_names
+from onward.graph.nodes.node_writer import TakenNames, free_name, original, remove_unread, value_names
 from onward.graph.nodes.provenance import shown_node
 from onward.graph.operators import Fact, operators_with
 from onward.graph.reading.model_file import ModelSource, read_model
@@ -214,7 +214,7 @@ def _refuse_shared(layer: LastLayer, num_classes: int) -> None:
         )
 
 
-def _own(graph: ir.Graph, node: ir.Node, index: int, taken: set[str]) -> ir.Value:
+def _own(graph: ir.Graph, node: ir.Node, index: int, taken: TakenNames) -> ir.Value:
     """An initializer that this node alone reads: exporters store equal tensors once, or as `Constant` nodes."""
     value = node.inputs[index]
     assert value is not None

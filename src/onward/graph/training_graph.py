@@ -22,6 +22,7 @@ from onward.graph.losses.adding import add_loss
 from onward.graph.losses.preference import share_frozen
 from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.nodes.budget import PreparationDeadline
+from onward.graph.ordered_names import OrderedNames
 from onward.graph.quantize_aware.quantizers import NOTES, Quantizer, quantizers_of
 from onward.graph.quantize_aware.scales import train_scales
 from onward.graph.reading.dimensions import name_open_dimensions
@@ -88,6 +89,10 @@ class TrainingGraph:
     rebatching: Rebatching | None = None
     constants: frozenset[str] = frozenset()
     adapters: Mapping[str, AdaptedWeight] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", OrderedNames(self.weights))
+        object.__setattr__(self, "states", OrderedNames(self.states))
 
     @property
     def loss(self) -> str | None:

@@ -8,13 +8,13 @@ from typing import Literal
 from onward.graph.classical.passes import is_rewritten
 from onward.graph.nodes.structure import ML_DOMAIN
 from onward.graph.reading.expansion import is_expandable
-from onward.lowering.registry import OperatorKey, find_lowering
+from onward.lowering.lowered_operators import has_lowering
 
 _STRINGS = "it computes with strings, which torch tensors cannot hold; prepare text before the model"
 
 _MAPS = "it computes with maps, which torch has no type for; give the model the tensor that the map stands for"
 
-REFUSED: Mapping[OperatorKey, str] = {
+REFUSED: Mapping[tuple[str, str], str] = {
     (ML_DOMAIN, "CastMap"): _MAPS,
     (ML_DOMAIN, "CategoryMapper"): _STRINGS,
     (ML_DOMAIN, "DictVectorizer"): _MAPS,
@@ -42,7 +42,7 @@ def why_refused(domain: str, op_type: str) -> str | None:
 
 def fate_of(domain: str, op_type: str, version: int) -> Fate:
     """What becomes of an operator at an opset version of its domain."""
-    if find_lowering(domain, op_type, version) is not None:
+    if has_lowering(domain, op_type, version):
         return "lowered"
     if is_rewritten(domain, op_type) or is_expandable(domain, op_type, version):
         return "expanded"

@@ -177,8 +177,9 @@ class OnnxModule(TensorTree):
         self._outputs = outputs
         self.program = self.program_for(outputs)
         exact = {*graph.exact_weights, *(() if graph.loss_names is None else graph.loss_names.constants)}
+        large = {*graph.weights, *self.frozen.weights, *self.frozen.scales}
         for name in dict.fromkeys((*graph.weights, *graph.states, *self.program.tensors)):
-            is_large = name in graph.weights or name in self.frozen.weights | self.frozen.scales
+            is_large = name in large
             make = materialize if read is None or not is_large else read
             if name in self.program.attribute_tensors:
                 tensor = self.program.attribute_tensors[name]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 import onward
-from onward.graph.nodes.node_writer import free_name
+from onward.graph.nodes.node_writer import TakenNames, free_name
 
 IR_VERSION = 10
 """Read by every onnxruntime from 1.18 on; newer ones add nothing that these graphs use."""
@@ -64,7 +64,7 @@ class GraphWriter:
         self.opset = opset
         self._seed = seed
         self._scopes: list[str] = []
-        self._names: set[str] = set()
+        self._names = TakenNames()
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name=name)
 

@@ -11,7 +11,6 @@ import numpy as np
 from onward.data.packing.options import PackOptions, TextOptions
 from onward.data.packing.tokenizer_files import find_tokenizer_of_model, load_tokenizer
 from onward.errors import DataError, UserError
-from onward.proposal.causality import is_causal
 from onward.proposal.data_facts import DataFacts, Feature
 from onward.proposal.label import Label
 from onward.proposal.matching import Match, free_label_name, needed_inputs, synthesized
@@ -111,6 +110,8 @@ def _objective(model: ModelFacts, prediction: Port) -> Objective:
     pairs = [port for port in model.outputs if port.sample == (2,) and port.is_float]
     if pairs and prediction.sample is not None and prediction.sample[-1] != 2:
         return "bert"
+    from onward.proposal.causality import is_causal  # runs the model
+
     return "causal" if is_causal(model, prediction.name) else "masked"
 
 

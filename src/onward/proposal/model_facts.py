@@ -19,6 +19,7 @@ from onward.graph.classical.class_names import find_class_names
 from onward.graph.new_head import has_head
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.operators import Fact, operators_with
+from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.repair.fixed_inputs import propose_fixed_inputs
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.lowering.inspection import why_not_lowered
@@ -183,6 +184,7 @@ class ModelFacts:
         return next((port for port in (*self.inputs, *self.outputs) if port.name == name), None)
 
 
+@without_collection
 def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS, training: TrainingGraph | None = None) -> ModelFacts:
     """Reads a model that may ask for so much of the machine, where `make_training_graph` has not read it yet.
 

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onward.graph.nodes.node_writer import NodeWriter, free_name, make_attribute, value_names
+from onward.graph.nodes.node_writer import NodeWriter, TakenNames, free_name, make_attribute, value_names
 
 
 def model_of(body: str = "y = Relu(x)", opset: int = 18) -> ir.Model:
@@ -25,7 +25,7 @@ def test_names_of_nested_graphs_are_taken_too() -> None:
 
 
 def test_names_count_up() -> None:
-    taken = {"a", "a_2"}
+    taken = TakenNames({"a", "a_2"})
     assert [free_name("a", taken), free_name("a", taken), free_name("b", taken)] == ["a_3", "a_4", "b"]
 
 

@@ -24,7 +24,7 @@ def test_shapes_follow_though_weights_are_left_out() -> None:
     assert [str(size) for size in found["h"].shape or ()] == ["n", "600"]
     assert [str(size) for size in found["y"].shape or ()][1:] == ["20", "30"]
     assert model.graph.initializers["w"].const_value is not None
-    assert "w" in {value.name for value in infer(model, strict=False).graph.inputs}
+    assert "w" in {value.name for value in infer(model, strict=False).graph.input}
 
 
 def test_contradictions_in_one_line() -> None:

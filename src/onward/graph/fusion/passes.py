@@ -37,7 +37,11 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
 
 
 def fuse(
-    model: ir.Model, weights: Collection[str] = (), off: Collection[str] = (), keep: Collection[str] = ()
+    model: ir.Model,
+    weights: Collection[str] = (),
+    off: Collection[str] = (),
+    keep: Collection[str] = (),
+    inferred: Mapping[str, ir.Value] | None = None,
 ) -> Fused:
     """Fuses in place what is written out; initializers stay as they are, under their names.
 
@@ -47,8 +51,9 @@ def fuse(
         off: names of fusions to leave out.
         keep: names of values that must stay computed, and of nodes that must stay as they are; in a text with a
             colon (a place where stages are cut) every name counts.
+        inferred: what shape inference found in this very graph; None: it is run here.
     """
-    facts = KnownValues(model, weights)
+    facts = KnownValues(model, weights, inferred)
     editor = Editor(model, facts, names_in(model.graph, keep))
     _drop_copies(editor)
     for name, function in FUSIONS.items():

@@ -15,6 +15,7 @@ from onward.graph.fusion.passes import Fusion, fuse
 from onward.graph.nodes.map_types import MAP_TYPES, MapTypes, describe_map
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.reading.dimensions import symbolic_dimensions
+from onward.graph.reading.garbage_collection import without_collection
 from onward.graph.reading.model_file import ModelSource
 from onward.graph.repair.fixed_inputs import note_on_inputs
 from onward.graph.repair.split_weights import Tie
@@ -130,6 +131,7 @@ class Inspection:
         return tuple(operator for operator in self.operators if operator.obstacle)
 
 
+@without_collection
 def inspect(
     source: ModelSource,
     why_not_lowered: WhyNotLowered | None = None,
@@ -150,8 +152,9 @@ def inspect(
     training = training or make_training_graph(source, why_not_lowered=why_not_lowered, limits=limits)
     original = training.source
     maps = original.meta.get(MAP_TYPES) or {}
-    operators = _operators(_as_written(original), training.model, why_not_lowered)
-    fused = fuse(training.model.clone(), training.weights)
+    operators = _operators(_without_functions(original), training.model, why_not_lowered)
+    inferred = inferred_values(training.model)
+    fused = fuse(training.model.clone(), training.weights, inferred=inferred)
     return Inspection(
         name=os.fspath(source) if isinstance(source, str | os.PathLike) else original.graph.name or "model",
         producer=" ".join(part for part in (original.producer_name, original.producer_version) if part),
@@ -166,7 +169,7 @@ def inspect(
         known_as=training.known_as,
         notes=(*training.notes, *fused.missed, *note_on_inputs(original)),
         operators=operators,
-        cut_points=_cut_points(training),
+        cut_points=_cut_points(training, inferred),
         fusions=fused.done,
         joined=layers_that_read_the_same(training.model.graph, training.weights),
         adapted=default_targets(training.model.graph, training.weights, training.known_as),
@@ -174,12 +177,9 @@ def inspect(
     )
 
 
-def _cut_points(training: TrainingGraph) -> tuple[CutPoint, ...]:
+def _cut_points(training: TrainingGraph, inferred: Mapping[str, ir.Value]) -> tuple[CutPoint, ...]:
     """The cut points, with inferred shapes where the model notes none."""
     points = find_cut_points(training.model.graph, training.weights)
-    if all(point.shape is not None for point in points):
-        return points
-    inferred = inferred_values(training.model)
     return tuple(
         replace(point, shape=shape_of(inferred[point.value]))
         if point.shape is None and point.value in inferred
@@ -226,22 +226,22 @@ def _weights(training: TrainingGraph) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-def _as_written(source: ir.Model) -> ir.Model:
-    """The user's graph with functions inlined, its constants left out."""
+def _without_functions(source: ir.Model) -> ir.Model:
+    """The user's graph with functions inlined."""
+    if not source.functions:
+        return source
     model = source.clone()
     ir.passes.common.InlinePass()(model)
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for node in list(graph):
-            if node.op_type == "Constant" and node.domain == "" and not node.outputs[0].is_graph_output():
-                graph.remove(node)
     return model
 
 
 def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[OperatorUse, ...]:
-    """The operators of `model`; only one that `computed` needs can be an obstacle."""
+    """The operators of `model`, its constants left out; only one that `computed` needs can be an obstacle."""
     needed = {(node.domain, node.op_type) for node in ir.traversal.RecursiveGraphIterator(computed.graph)}
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Constant" and node.domain == "" and not node.outputs[0].is_graph_output():
+            continue
         first = next((str(value.name) for value in node.outputs if value.name), "")
         nodes.setdefault((node.domain, node.op_type), []).append(str(node.name or first))
     operators = []

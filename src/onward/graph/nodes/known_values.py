@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,15 @@ class KnownValues:
     Args:
         model: prepared for lowering.
         weights: initializers that train; they are no constants.
+        inferred: what shape inference found in this very graph; None: it is run here.
     """
 
-    def __init__(self, model: ir.Model, weights: Collection[str]) -> None:
+    def __init__(
+        self, model: ir.Model, weights: Collection[str], inferred: Mapping[str, ir.Value] | None = None
+    ) -> None:
         self.opset = model.opset_imports.get("", 0)
         self.weights = frozenset(weights)
-        self._inferred = inferred_values(model)
+        self._inferred = inferred_values(model) if inferred is None else inferred
         self._evaluated: dict[ir.Value, np.ndarray | None] = {}
         self._finite: dict[ir.Value, bool] = {}
         self._signatures: dict[ir.Value, int] = {}

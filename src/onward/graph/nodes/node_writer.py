@@ -12,9 +12,20 @@ import onnx_ir as ir
 Attribute = int | float | str | Sequence[int]
 
 
-def value_names(graph: ir.Graph) -> set[str]:
+class TakenNames(set[str]):
+    """Names that are taken, and the last number that each repeated name was given.
+
+    Counting goes on from there: the thousandth name of one stem costs as much as the second.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self.last: dict[str, int] = {}
+
+
+def value_names(graph: ir.Graph) -> TakenNames:
     """Every value name of a graph, those of nested graphs included: no two values may share one."""
-    names = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
+    names = TakenNames(str(value.name) for value in (*graph.inputs, *graph.initializers.values()))
     for node in ir.traversal.RecursiveGraphIterator(graph):
         names.update(str(value.name) for value in node.outputs)
         for attribute in node.attributes.values():
@@ -24,12 +35,17 @@ def value_names(graph: ir.Graph) -> set[str]:
     return names
 
 
-def free_name(name: str, taken: set[str]) -> str:
+def node_names(graph: ir.Graph) -> TakenNames:
+    """Every node name of a graph, those of nested graphs included."""
+    return TakenNames(str(node.name) for node in ir.traversal.RecursiveGraphIterator(graph))
+
+
+def free_name(name: str, taken: TakenNames, separator: str = "_") -> str:
     """`name` if it is not taken, else `name_2`, `name_3`, ...; the name is taken from now on."""
-    candidate, count = name, 1
+    candidate = name
     while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
+        taken.last[name] = taken.last.get(name, 1) + 1
+        candidate = f"{name}{separator}{taken.last[name]}"
     taken.add(candidate)
     return candidate
 
@@ -75,7 +91,7 @@ class NodeFactory:
         self.model, self.graph = model, model.graph
         self.opset = model.opset_imports.get("", 1)
         self._taken = value_names(model.graph)
-        self._node_names = {str(node.name) for node in ir.traversal.RecursiveGraphIterator(model.graph)}
+        self._node_names = node_names(model.graph)
 
     def unique(self, name: str) -> str:
         """`name` if no value has it, else `name_2`, `name_3`, ...; the name is taken from now on."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from onward.graph.nodes.budget import largest_value
-from onward.graph.nodes.map_types import MAP_TYPES, without_map_types
+from onward.graph.nodes.map_types import MAP_TYPES, holds_map
 from onward.graph.nodes.structure import ML_DOMAIN
 
 LARGEST_PROPAGATED = 10_000
@@ -17,31 +19,72 @@ LARGEST_SEEN_BYTES = 1024
 """Initializers up to this size may hold shapes; larger ones are weights."""
 
 
-def infer(model: ir.Model, *, strict: bool) -> ir.Model:
-    """A copy of the model without its large initializers, with every type and shape that follows from the rest.
+class InferredValues(Mapping[str, ir.Value]):
+    """The values that nodes of a main graph compute, by name; each is decoded when it is asked for.
+
+    Args:
+        graph: with the types and shapes that inference found.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._declared = {declared.name: declared for declared in (*graph.value_info, *graph.output)}
+        self._values: dict[str, ir.Value | None] = {name: None for node in graph.node for name in node.output if name}
+
+    def __getitem__(self, name: str) -> ir.Value:
+        value = self._values[name]
+        if value is None:
+            value = self._values[name] = self._decoded(name)
+        return value
+
+    def _decoded(self, name: str) -> ir.Value:
+        declared = self._declared.get(name)
+        if declared is None or holds_map(declared.type):
+            return ir.Value(name=name)
+        return ir.serde.deserialize_value_info_proto(declared, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def infer(model: ir.Model, *, strict: bool) -> onnx.ModelProto:
+    """The model as a message without its large initializers, with every type and shape that follows from the rest.
 
     Raises:
         Exception: whatever onnx finds contradictory; if not `strict`, only what it cannot continue with.
     """
     if any(_ends_the_process(node, model) for node in model.graph):
         raise ValueError("onnx's shape inference of LabelEncoder-1 does not survive an input whose type is not known")
-    copy = model.clone()
-    if copy.functions:
-        passes.InlinePass()(copy)
-    # Numbers beyond any shape are not propagated: a chain of 40 Concats would have 2^40 of them.
-    propagates = largest_value(copy.graph)[1] <= LARGEST_PROPAGATED
-    for name, value in list(copy.graph.initializers.items()):
-        if value.const_value is not None and value.const_value.nbytes > LARGEST_SEEN_BYTES:
-            copy.graph.initializers.pop(name)
-            if not value.is_graph_input():
-                copy.graph.inputs.append(value)
-    proto = ir.to_proto(copy)
     types = model.meta.get(MAP_TYPES) or {}
+    if model.functions:
+        model = model.clone()
+        passes.InlinePass()(model)
+    # Numbers beyond any shape are not propagated: a chain of 40 Concats would have 2^40 of them.
+    propagates = largest_value(model.graph)[1] <= LARGEST_PROPAGATED
+    proto = _without_weights(model)
     for value in proto.graph.input:
         if value.name in types:  # onnx's inference of DictVectorizer ends the process on an input without a type
             value.type.CopyFrom(types[value.name])
-    proto = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=propagates)
-    return ir.from_proto(without_map_types(proto)[0])
+    return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=propagates)
+
+
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
+    """A message of a model that declares its large initializers as inputs."""
+    graph = model.graph
+    inputs, small = list(graph.inputs), list[ir.Value]()
+    for value in graph.initializers.values():
+        if value.const_value is None or value.const_value.nbytes <= LARGEST_SEEN_BYTES:
+            small.append(value)
+        elif not value.is_graph_input():
+            inputs.append(value)
+    view = ir.GraphView(inputs, graph.outputs, nodes=graph, initializers=small, name=graph.name)
+    proto = onnx.ModelProto(ir_version=model.ir_version)
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    ir.serde.serialize_graph_into(proto.graph, view, model_ir_version=model.ir_version)
+    return proto
 
 
 def _ends_the_process(node: ir.Node, model: ir.Model) -> bool:
@@ -59,10 +102,9 @@ def contradiction(model: ir.Model) -> str | None:
     return None
 
 
-def inferred_values(model: ir.Model) -> dict[str, ir.Value]:
+def inferred_values(model: ir.Model) -> Mapping[str, ir.Value]:
     """The values of the main graph by name, with inferred types and shapes; empty where inference fails."""
     try:
-        graph = infer(model, strict=False).graph
+        return InferredValues(infer(model, strict=False).graph)
     except Exception:
         return {}
-    return {str(value.name): value for node in graph for value in node.outputs}

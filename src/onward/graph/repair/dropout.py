@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.nodes.node_writer import free_name, value_names
+from onward.graph.nodes.node_writer import TakenNames, free_name, value_names
 from onward.parameters.training import DropoutRule
 
 _RATIO_IS_INPUT_SINCE = 12
@@ -24,7 +24,7 @@ def add_dropout(model: ir.Model, rules: Sequence[DropoutRule]) -> tuple[str, ...
     Raises:
         ModelError: a rule matches nothing.
     """
-    notes = []
+    notes, taken = [], value_names(model.graph)
     for number, rule in enumerate(rules):
         places = [node for node in model.graph if _matches(node, rule)]
         if not places:
@@ -34,7 +34,7 @@ def add_dropout(model: ir.Model, rules: Sequence[DropoutRule]) -> tuple[str, ...
                 "`onward inspect` lists the operators."
             )
         for node in places:
-            _insert(model, node, rule.ratio)
+            _insert(model, node, rule.ratio, taken)
         notes.append(f"dropout of {rule.ratio:g} put back after {len(places)} nodes, for training only.")
     return tuple(notes)
 
@@ -50,9 +50,8 @@ def _matches(node: ir.Node, rule: DropoutRule) -> bool:
     return any(fnmatchcase(str(value.name), pattern) for pattern in rule.after_values)
 
 
-def _insert(model: ir.Model, node: ir.Node, ratio: float) -> None:
+def _insert(model: ir.Model, node: ir.Node, ratio: float, taken: TakenNames) -> None:
     graph, value = model.graph, node.outputs[0]
-    taken = value_names(graph)
     name = free_name(f"{value.name}_dropped", taken)
     dropped = ir.Value(name=name, shape=value.shape, type=value.type)
     users = [(use.node, use.idx) for use in value.uses()]

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
-from onward.graph.nodes.node_writer import remove_unread, value_names
+from onward.graph.nodes.node_writer import TakenNames, free_name, remove_unread, value_names
 from onward.graph.operators import operator
 from onward.graph.reading.tensor_storage import close_file
 from onward.graph.repair.merged_owners import (
@@ -67,8 +67,9 @@ def split_merged_weights(model: ir.Model, keep: Sequence[str] = (), split: Seque
         divide_joined_layers(model.graph, missing)
         for value in model.graph.initializers.values():
             divide_joined_nodes(model.graph, value, missing)
+    taken = value_names(model.graph)
     merged = [
-        _Merged(graph=model.graph, value=value, is_asked=known_as.matches(name, split))
+        _Merged(graph=model.graph, taken=taken, value=value, is_asked=known_as.matches(name, split))
         for name, value in list(model.graph.initializers.items())
         if may_be_merged(value, known_as.matches(name, split)) and not known_as.matches(name, keep)
     ]
@@ -199,6 +200,7 @@ class _Merged:
     """A tensor that several nodes read, on the way to one for each layer.
 
     Attributes:
+        taken: names of values of the graph.
         is_asked: whether the user wants it split.
         fill: the number it is filled with.
         made: names of the copies so far.
@@ -206,6 +208,7 @@ class _Merged:
     """
 
     graph: ir.Graph
+    taken: TakenNames
     value: ir.Value
     is_asked: bool
     fill: float | None = field(init=False)
@@ -278,8 +281,10 @@ class _Merged:
         uses = [use for unit in units for use in unit.uses]
         identities = [unit.identity for unit in units if unit.identity is not None]
         for node in identities:
+            self.taken.discard(str(node.outputs[0].name))
             node.outputs[0].name = f"{node.outputs[0].name}_merged"
-        name = _unique(value_names(self.graph), stem or f"{self.value.name}.{uses[0][0].name or 'node'}")
+            self.taken.add(str(node.outputs[0].name))
+        name = free_name(stem or f"{self.value.name}.{uses[0][0].name or 'node'}", self.taken, ".")
         _give_copy(self.graph, self.value, name, uses, is_weight, sources)
         for node in identities:
             remove_unread(self.graph, node.outputs[0])
@@ -321,14 +326,6 @@ def _is_noted(node: ir.Node) -> bool:
     if provenance.call(node):
         return True
     return any(provenance.call(use.node) for output in node.outputs for use in output.uses())
-
-
-def _unique(taken: set[str], stem: str) -> str:
-    name, count = stem, 1
-    while name in taken:
-        count += 1
-        name = f"{stem}.{count}"
-    return name
 
 
 def _give_copy(
