@@ -30,8 +30,9 @@ def test_a_model_is_described_without_torch(tmp_path: Path) -> None:
     """`onward inspect` reads a graph and computes nothing; torch takes longer to import than that does."""
     program = (
         "import sys, onnx; from onward.cli import main; "
-        "model = onnx.parser.parse_model('<ir_version: 8, opset_import: [\"\": 18]> g (float[n, 2] x) => (float[n, 2] y) "
-        "<float[2, 2] w = {1, 2, 3, 4}> { h = MatMul(x, w) y = Relu(h) }'); onnx.save(model, sys.argv[1]); "
+        'model = onnx.parser.parse_model(\'<ir_version: 8, opset_import: ["": 18]> g (float[n, 2] x) => '
+        "(float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { h = MatMul(x, w) y = Relu(h) }'); "
+        "onnx.save(model, sys.argv[1]); "
         "code = main(['inspect', sys.argv[1]]); assert not code, code; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "m.onnx")], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Names in an order, of which one is found by its hash: a network has thousands of weights, and everything asks for them."""
+"""Names in an order, of which one is found by its hash: a network has thousands of weights, often asked for."""
 
 from __future__ import annotations
 

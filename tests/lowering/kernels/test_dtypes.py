@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
@@ -55,6 +58,24 @@ def test_the_memory_is_its_own() -> None:
         assert torch.equal(tensor, torch.from_numpy(source.copy()))
         tensor.zero_()
         assert array.any()
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.BFLOAT16])
+def test_large_tensors_are_read_from_their_file(dtype: ir.DataType, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((1024, 600)).astype(dtype.numpy())
+    (tmp_path / "w.bin").write_bytes(bytes(100) + array.tobytes())
+    stored = ir.ExternalTensor(
+        "w.bin", 100, array.nbytes, dtype, name="w", shape=ir.Shape([1024, 600]), base_dir=tmp_path
+    )
+    tensor = tensor_from_ir(stored, "initializer 'w'")
+    assert tensor.view(torch.uint8).numpy().tobytes() == array.tobytes()
+    tensor.zero_()
+    assert stored.numpy().any()
+    os.truncate(tmp_path / "w.bin", 1000)
+    with pytest.raises(
+        ModelError, match=rf"initializer 'w': the file 'w.bin' now ends {array.nbytes - 900} bytes too early"
+    ):
+        tensor_from_ir(stored, "initializer 'w'")
 
 
 def test_strings_have_no_tensor() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 
 import onnx
 import onnx_ir as ir
@@ -160,24 +159,17 @@ def _strings_of(node: ir.Node, attribute: str) -> tuple[str, ...]:
 
 def _same_type_as_strings(node: ir.Node, index: int, version: int, strings: set[ir.Value]) -> bool:
     """Whether the standard gives an output strings, always or as the type that it shares with an input of strings."""
-    inputs, outputs = _formal_types(node.domain, node.op_type, version)
-    if not outputs:
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    except onnx.defs.SchemaError:
         return False
-    kind = outputs[min(index, len(outputs) - 1)]
+    if not schema.outputs:
+        return False
+    kind = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
     if kind == "tensor(string)":
         return True
     return any(
-        value in strings and inputs[min(place, len(inputs) - 1)] == kind
+        value in strings and schema.inputs[min(place, len(schema.inputs) - 1)].type_str == kind
         for place, value in enumerate(node.inputs)
         if value is not None
     )
-
-
-@cache
-def _formal_types(domain: str, op_type: str, version: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The types of the inputs and outputs that the standard gives an operator; empty where it has none."""
-    try:
-        schema = onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return (), ()
-    return tuple(one.type_str for one in schema.inputs), tuple(one.type_str for one in schema.outputs)

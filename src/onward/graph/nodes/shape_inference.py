@@ -83,7 +83,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
     proto = onnx.ModelProto(ir_version=model.ir_version)
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
-    ir.serde.serialize_graph_into(proto.graph, view, model_ir_version=model.ir_version)
+    ir.serde.serialize_graph_into(proto.graph, view, model_ir_version=model.ir_version)  # type: ignore[arg-type]
     return proto
 
 
