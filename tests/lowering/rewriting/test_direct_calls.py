@@ -125,7 +125,7 @@ def test_what_moves_tensors_or_takes_numbers_has_the_same_bits() -> None:
     program = with_direct_calls(before)
     same_bits(net, before, program, (2, 6, W))
     direct = called(program)
-    assert direct == ["sub", "mul", "_itself", "cat", "narrow", "narrow", "_itself", "call", "where"]
+    assert direct == ["sub", "mul", "identity", "cat", "narrow", "narrow", "identity", "call", "where"]
 
 
 @pytest.mark.parametrize("case", STAYS, ids=list(STAYS))

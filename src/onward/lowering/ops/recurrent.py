@@ -27,6 +27,9 @@ Cell = Callable[[int], tuple[Callable[[Tensor], Tensor], Step, Read]]
 Kernel = Callable[[Tensor, Sequence[int], States], tuple[Tensor, States]]
 """(X, directions, states) -> (Y (T, N, D*H), states): a fused call of torch."""
 
+GRU_GATES, LSTM_GATES = (1, 0, 2), (0, 2, 3, 1)
+"""Where torch's gates are in ONNX's order."""
+
 _REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True), "foward": (False,)}
 """Per direction, whether time runs backwards; "foward" is the default that GRU-1's schema spells so."""
 
@@ -151,7 +154,7 @@ def _reorder(parameter: Tensor, order: Sequence[int]) -> Tensor:
     return torch.cat([parts[gate] for gate in order])
 
 
-def _flat_weights(
+def flat_weights(
     W: Tensor, R: Tensor, B: Tensor | None, order: Sequence[int], directions: Sequence[int]
 ) -> list[Tensor]:
     """The parameters as torch's fused calls take them: per direction W, R and the two biases."""
@@ -173,7 +176,7 @@ def _call_fused(
     directions: Sequence[int],
     states: States,
 ) -> tuple[Tensor, States]:
-    weights = _flat_weights(W, R, B, order, directions)
+    weights = flat_weights(W, R, B, order, directions)
     start: Any = tuple(s.contiguous() for s in states) if len(states) > 1 else states[0].contiguous()
     # cuDNN keeps what its backward pass needs only in training mode; without dropout the mode changes no value.
     results = function(X, start, weights, B is not None, 1, 0.0, torch.is_grad_enabled(), len(directions) > 1, False)
@@ -276,7 +279,7 @@ def gru(
 
     kernel: Kernel | None = None
     if clip is None and linear_before_reset and names == ["sigmoid", "tanh"] * count:
-        kernel = partial(_call_fused, torch.gru, W, R, B, (1, 0, 2))
+        kernel = partial(_call_fused, torch.gru, W, R, B, GRU_GATES)
     Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
     return _finish(Y, states, layout)
 
@@ -326,7 +329,7 @@ def recur_lstm(
     plain = clip is None and P is None and not input_forget and names == ["sigmoid", "tanh", "tanh"] * count
     # The fused call tells the last cell state only, not the one at each sequence's end.
     if product is F.linear and plain and (sequence_lens is None or output_count < 3):
-        kernel = partial(_call_fused, torch.lstm, W, R, B, (0, 2, 3, 1))
+        kernel = partial(_call_fused, torch.lstm, W, R, B, LSTM_GATES)
     Y, states = _recur(X, states, sequence_lens, direction, kernel, cell)
     return _finish(Y, states, layout)
 

@@ -32,12 +32,13 @@ from onward.lowering.ops import (
     movement,
     normalization,
     pooling,
+    recurrent,
     reduction,
 )
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.program import Program, pick
-from onward.lowering.rewriting import direct_losses, direct_windows, linear_layers, sparse_lookups
+from onward.lowering.rewriting import direct_losses, direct_recurrent, direct_windows, linear_layers, sparse_lookups
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -113,11 +114,7 @@ def _picked(node: fx.Node) -> Call | None:
 def _cast(node: fx.Node) -> Call | None:
     """To the type that a tensor has."""
     given, result = fact_about(node.args[0]), fact_about(node)
-    return (_itself, (node.args[0],), {}) if given is not None and given == result else None
-
-
-def _itself(X: Tensor) -> Tensor:
-    return X
+    return (movement.identity, (node.args[0],), {}) if given is not None and given == result else None
 
 
 def _concatenated(node: fx.Node) -> Call | None:
@@ -136,7 +133,7 @@ def _sliced(node: fx.Node) -> Call | None:
     if given is None or result is None or len(given.shape) != len(result.shape) or node.kwargs:
         return None
     if given == result and all(step > 0 for step in _numbers(node.args[4:])):
-        return _itself, (node.args[0],), {}
+        return movement.identity, (node.args[0],), {}
     starts, _, axes, steps = (_numbers(node.args[place : place + 1]) for place in (1, 2, 3, 4))
     if len(starts) != 1 or len(axes) != 1 or any(step != 1 for step in steps):
         return None
@@ -307,6 +304,7 @@ _RULES: Mapping[Any, Rule] = {
     loss.softmax_cross_entropy_loss: direct_losses.cross_entropy,
     **dict.fromkeys(reduction.FORMS["ReduceMean"], direct_losses.squared_error),
     fused_cross_entropy.linear_cross_entropy: direct_losses.linear_cross_entropy,
+    **dict.fromkeys((recurrent.rnn, recurrent.gru, recurrent.lstm), direct_recurrent.recurrent_layer),
     attention: _attention,
     matmul: _matmul,
     gemm: _linear,
