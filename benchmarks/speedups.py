@@ -82,6 +82,7 @@ SPEED_UPS: Mapping[str, SpeedUp] = {
     ),
     "channels last": SpeedUp({"speed": {"channels_last": False}}, networks=IMAGES),
     ALLOCATOR: SpeedUp(),
+    "fp32 rather than bf16": SpeedUp({"mixed_precision": {"use_mixed_precision": True, "use_bfloat16": True}}),
 }
 
 

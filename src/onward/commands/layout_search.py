@@ -19,6 +19,7 @@ from onward.engine.building.preparation import present_feature_specs
 from onward.engine.forecast.batch_size import peak_bytes
 from onward.engine.forecast.hardware_here import cluster_here
 from onward.engine.forecast.network_work import TrainingGraphs, count_network, search_settings, with_context
+from onward.engine.network.precision_choice import settled_precision
 from onward.errors import ParametersError
 from onward.parallel.rendezvous.launcher import Launch
 from onward.parameters import Parameters
@@ -83,7 +84,8 @@ def _search(
 ) -> tuple[LayoutChoice, tuple[NetworkWork, ...], Settings, str]:
     """What was chosen, the network as counted, what was searched for, and a note on the files of the data."""
     is_auto = parameters.distributed.layout == "auto"  # its data are those that it trains with, not a sample of them
-    parameters = _manual(parameters)
+    kind = "cuda" if cluster.device.is_asynchronous else "cpu"
+    parameters, _ = settled_precision(_manual(parameters), kind)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     specs = present_feature_specs(parameters)
     rounds = tuple(TrainingGraphs(one) for one in (parameters, *parameters.next_rounds))

@@ -14,6 +14,8 @@ from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
 from onward.engine.forecast.batch_size import find_by_forecast, outcome
 from onward.engine.forecast.plan_forecast import forecast
+from onward.engine.network.precision_choice import settled_precision
+from onward.environment import Environment
 from onward.errors import ParametersError
 from onward.exclusive.lock import writing_to
 from onward.graph.reading.model_file import read_model
@@ -64,6 +66,7 @@ def plan(
         return plan_layout(parameters, layout, memory_gb, phases)
     if layout != DEFAULT_OPTIONS:
         raise ParametersError("--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too.")
+    parameters, precision_note = settled_precision(parameters, Environment.of(parameters.machine).device_kind)
     topology = Topology.of_sizes(sizes)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     graph = read_training_graph(parameters)
@@ -78,7 +81,7 @@ def plan(
     decided = plan_run(parameters, topology, graph, specs)
     phases.begin("forecasting memory and communication")
     found = forecast(parameters, graph, decided, specs)
-    told = (*found_batch, *decided.notes, recompute_note(parameters, found), zero_note(decided, found))
+    told = (precision_note, *found_batch, *decided.notes, recompute_note(parameters, found), zero_note(decided, found))
     notes = [one for one in told if one is not None]
     text = render(parameters, graph, decided, found, limit, notes)
     phases.begin("writing" if image or write else None)

@@ -19,6 +19,7 @@ from onward.engine.building.assembly import assemble
 from onward.engine.building.preparation import check_dimensions, feature_ranges, plan_run, read_training_graph
 from onward.engine.building.rounds import make_steps
 from onward.engine.loop import closing_batches
+from onward.engine.network.precision_choice import settled_precision
 from onward.engine.range_test import Point, RangeTest, rates, run_range_test
 from onward.environment import Environment
 from onward.errors import ParametersError
@@ -87,6 +88,7 @@ def _test(
     environment.apply()
     torch.manual_seed(parameters.training.seed)
     mesh = in_world_of_one(environment.device_kind)
+    parameters, _ = settled_precision(parameters, environment.device_kind)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     graph, specs = read_training_graph(parameters), loader.feature_specs()
     phases.begin("building the network")

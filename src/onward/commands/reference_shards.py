@@ -21,6 +21,7 @@ from onward.engine.building.assembly import network_of
 from onward.engine.building.preparation import feature_ranges, plan_run, read_training_graph
 from onward.engine.network.forward import Forward
 from onward.engine.network.precision import Precision
+from onward.engine.network.precision_choice import settled_precision
 from onward.environment import Environment
 from onward.errors import DataError, ParametersError
 from onward.graph.losses.writer import PREFIX
@@ -57,6 +58,7 @@ def add_reference(
     environment = Environment.of(parameters.machine)
     environment.apply()
     mesh, forward = in_world_of_one(environment.device_kind), None
+    parameters, _ = settled_precision(parameters, environment.device_kind)
     with staging_folder(dest) as staging:
         for name, folder in folders.items():
             names = parameters.data.input_name_map

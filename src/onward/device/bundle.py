@@ -154,7 +154,9 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
 def _computes_in_fp16(parameters: Parameters, graph: TrainingGraph) -> bool:
     """Whether steps have mixed precision: that of fp16, which ONNX Runtime computes everywhere."""
     asked = parameters.mixed_precision
-    return asked.use_mixed_precision and not asked.use_bfloat16 and not asked.float8 and not graph.teacher_weights
+    return (
+        asked.use_mixed_precision is True and not asked.use_bfloat16 and not asked.float8 and not graph.teacher_weights
+    )
 
 
 def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
@@ -183,6 +185,7 @@ def _why_not_mixed(parameters: Parameters, graph: TrainingGraph) -> str:
     asked, has_teacher = parameters.mixed_precision, bool(graph.teacher_weights)
     no_types = "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"
     reasons = [
+        *(["auto chooses by the machine that trains"] * (asked.use_mixed_precision == "auto")),
         *([no_types] * (asked.use_bfloat16 or asked.float8)),
         *(["a teacher keeps its types"] * has_teacher),
     ]

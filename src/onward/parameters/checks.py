@@ -243,6 +243,14 @@ def _check_quantize_aware(parameters: Parameters) -> list[str]:
 
 
 def _check_precision(precision: MixedPrecision) -> list[str]:
+    if precision.use_mixed_precision == "auto":
+        given = {"use_bfloat16": precision.use_bfloat16, "loss_scale": precision.loss_scale not in (0.0, 1.0)}
+        return [
+            f"mixed_precision.{name} is set while use_mixed_precision is auto, which chooses bf16 or the model's own "
+            "types by itself; leave it out, or set use_mixed_precision to true."
+            for name, is_given in given.items()
+            if is_given
+        ]
     if precision.use_bfloat16 and not precision.use_mixed_precision:
         return [
             "mixed_precision.use_bfloat16 is true while use_mixed_precision is false; "

@@ -60,3 +60,10 @@ class OneOf:
     def described(self) -> str:
         """All names, each with what the reference says of it."""
         return listed([f"`{name}` ({remark})" if remark else f"`{name}`" for name, remark in self.names()])
+
+
+def auto_or_flag(value: Any) -> Any:
+    """`auto`, true or false as they are. Raises ValueError for anything else, 1 and 0 included."""
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise ValueError("expected auto, true or false")

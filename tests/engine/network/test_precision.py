@@ -136,3 +136,39 @@ def test_the_loss_is_computed_in_fp32(name: str, opset: int, dtype: torch.dtype)
     gradient = net.weights["w"].grad
     assert gradient is not None
     assert gradient.dtype is torch.float32
+
+
+def test_bf16_on_a_cpu_equals_torch_autocast() -> None:
+    """The same two layers written in torch, under torch's own autocast: output, loss and gradients, bit by bit."""
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (48, 64), "b1": (64,), "w2": (64, 10), "b2": (10,)}
+    stored = {name: rng.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "w2", "b2"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", FLOAT, ["b", 48])],
+        [helper.make_tensor_value_info("y", FLOAT, ["b", 10])],
+        [numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = torch.from_numpy(rng.standard_normal((32, 48)).astype(np.float32))
+    net = OnnxModule(make_training_graph(model))
+    found = Forward(unsplit_network(net), ("y",), Precision(torch.bfloat16))({"x": x})["y"]
+    found.float().square().mean().backward()
+    own = {name: torch.from_numpy(array).requires_grad_() for name, array in stored.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = torch.nn.functional.linear(x, own["w1"].t(), own["b1"]).relu()
+        expected = torch.nn.functional.linear(hidden, own["w2"].t(), own["b2"])
+    expected.float().square().mean().backward()
+    assert found.dtype is expected.dtype is torch.bfloat16
+    assert torch.equal(found, expected)
+    for name, weight in own.items():
+        gradient = net.weights[name].grad
+        assert gradient is not None
+        assert gradient.dtype is torch.float32
+        torch.testing.assert_close(gradient, weight.grad, rtol=2**-8, atol=2**-8 * float(weight.grad.abs().max()))

@@ -41,6 +41,7 @@ class Precision:
     @classmethod
     def of(cls, settings: MixedPrecision) -> Precision:
         """The precision that a run asks for."""
+        assert settings.use_mixed_precision != "auto", "a run decides what auto means before it is built"
         if not settings.use_mixed_precision:
             return cls(None, settings.float8)
         return cls(torch.bfloat16 if settings.use_bfloat16 else torch.float16, settings.float8)
