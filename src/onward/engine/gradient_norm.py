@@ -41,7 +41,9 @@ def clip(weights: Sequence[torch.nn.Parameter], max_norm: float, norm: torch.Ten
 
 def _are_alike(gradients: Sequence[torch.Tensor]) -> bool:
     """Whether there are any, and all are plain dense tensors of one type on the CPU."""
-    return bool(gradients) and all(
-        type(one) is torch.Tensor and one.is_cpu and one.layout is torch.strided and one.dtype is gradients[0].dtype
-        for one in gradients
-    )
+    for one in gradients:  # a generator would take twice as long
+        if type(one) is not torch.Tensor or not one.is_cpu or one.layout is not torch.strided:
+            return False
+        if one.dtype is not gradients[0].dtype:
+            return False
+    return bool(gradients)

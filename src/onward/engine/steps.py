@@ -175,7 +175,7 @@ class Steps:
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
         self._losses += losses
         self._update_sum, self._update_losses = None, 0
-        return total / losses
+        return total if losses == 1 else total / losses
 
     def _update_if_finite(self, norm: torch.Tensor, checked: torch.Tensor) -> None:
         """Reads the norm, and changes the weights or does not."""

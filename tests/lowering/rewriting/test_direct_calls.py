@@ -71,6 +71,8 @@ def network(body: str) -> OnnxModule:
     rng = np.random.default_rng(0)
     stored: dict[str, Any] = {name: rng.normal(size=size).astype(np.float32) for name, size in STORED.items()}
     stored["eight"] = np.array([-1, W])
+    stored["wide"] = rng.normal(size=(W, 3 * W)).astype(np.float32)
+    stored |= {"heads": np.array([2, 6, 2, -1]), "joined": np.array([2, 6, -1])}
     words = body.replace("(", " ").replace(")", " ").replace(",", " ").split()
     tensors = {name: array for name, array in stored.items() if name in words}
     model = parse(f"float[b,6,{W}] x", "float[m,p] z" if "Gemm" in body else "float[b,m,p] z", body, tensors, 20)
@@ -126,6 +128,39 @@ def test_what_moves_tensors_or_takes_numbers_has_the_same_bits() -> None:
     same_bits(net, before, program, (2, 6, W))
     direct = called(program)
     assert direct == ["sub", "mul", "identity", "cat", "narrow", "narrow", "identity", "call", "where"]
+
+
+HEADS = """
+n = MatMul(x, wide)
+q, k, v = Split<axis=-1, num_outputs=3>(n)
+qh = Reshape(q, heads)
+kh = Reshape(k, heads)
+vh = Reshape(v, heads)
+qt = Transpose<perm=[0,2,1,3]>(qh)
+kt = Transpose<perm=[0,2,3,1]>(kh)
+s = MatMul(qt, kt)
+vt = Transpose<perm=[0,2,1,3]>(vh)
+o = MatMul(s, vt)
+ot = Transpose<perm=[0,2,1,3]>(o)
+z = Reshape(ot, joined)
+"""
+
+
+@pytest.mark.parametrize("case", ["queries, keys and values", "one that is read as it is", "parts of two sizes"])
+def test_parts_that_become_heads_are_one_view(case: str) -> None:
+    body = HEADS
+    if case == "one that is read as it is":
+        body = HEADS.replace("z = Reshape(ot, joined)", "w = Reshape(ot, joined)\nz = Mul(w, q)")
+    if case == "parts of two sizes":
+        sizes = "sizes = Constant<value_ints=[6, 6, 12]>()"
+        body = f"{sizes}\n{HEADS}".replace("<axis=-1, num_outputs=3>(n)", "<axis=-1>(n, sizes)").replace(
+            "z = Reshape(ot, joined)", "w = Reshape(ot, joined)\nz = Add(w, w)"
+        )
+    net = network(body)
+    before = specialized(net)
+    program = with_direct_calls(before)
+    same_bits(net, before, program, (2, 6, W))
+    assert ("unbind" in called(program)) is (case == "queries, keys and values")
 
 
 @pytest.mark.parametrize("case", STAYS, ids=list(STAYS))

@@ -92,8 +92,11 @@ class LocalWeight:
 
     def drop_gradient(self) -> None:
         """Forgets gradients, the followers' too."""
-        for weight in (self.parameter, self.source, *self.followers):
-            weight.grad = None
+        self.parameter.grad = None
+        if self.source is not self.parameter:
+            self.source.grad = None
+        for follower in self.followers:
+            follower.grad = None
 
     def update_followers(self) -> None:
         """Gives the further copies on this rank the values of this one."""

@@ -95,12 +95,15 @@ class Segment(TensorTree):
         found = holder._parameters.get(leaf)
         return self.find_parameter(name) if found is None else found
 
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Its weights by name, as they are now."""
+        return {name: self._own(name) for name in self.weight_names}
+
     def forward(self, run: Pass, index: int, shared: Mapping[str, torch.Tensor], *values: Any) -> tuple[Any, ...]:
         """Runs the code of this segment in a pass; `shared` holds weights that other segments read, too."""
 
         def compute(*values: Any) -> tuple[Any, ...]:
-            own = {name: self._own(name) for name in self.weight_names}
-            return run.run(index, {**shared, **own}, values)
+            return run.run(index, {**shared, **self.own_weights()}, values)
 
         if not (self.is_recomputed and run.training and torch.is_grad_enabled()):
             return compute(*values)
@@ -163,7 +166,7 @@ class Network(nn.Module):
         program = run.program
         # Not a dict: the engine of ZeRO would take these weights, of its root, for inputs of every segment, and add
         # zeros to their gradients there.
-        shared = MappingProxyType({name: self.shared.find_parameter(name) for name in self.shared.weight_names})
+        shared = MappingProxyType(self.shared.own_weights())
         values = run_chain(program, inputs, lambda index, given: self.segments[index](run, index, shared, *given))
         return tuple(self._result(run, name, values) for name in program.results)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 
 from onward.lowering.program import Program
@@ -36,6 +36,7 @@ _remade: ContextVar[tuple[tuple[weakref.ref[torch.UntypedStorage], Rematerializa
 def with_rematerialization(program: Program) -> Program:
     """A program that keeps less for its backward pass, where its operators know how; its code is called as it is."""
     run = program.run or program.code
+    run = run.forward if isinstance(run, fx.GraphModule) else run  # nothing hooks onto it
 
     def run_rematerializing(*arguments: Any) -> tuple[Any, ...]:
         token = _on.set(True)

@@ -70,6 +70,9 @@ def with_direct_calls(program: Program) -> Program:
             changed = True
     if not changed:
         return program
+    for node in list(graph.nodes):
+        if node.target is torch.split_with_sizes:
+            _split_into_heads(graph, node)
     graph.eliminate_dead_code()
     root = {str(n.target): getattr(source, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
     return replace(program, run=fx.GraphModule(root, graph))
@@ -279,6 +282,37 @@ def _separate(graph: fx.Graph, joined: fx.Node) -> bool:
         graph.erase_node(user)
     graph.erase_node(joined)
     return True
+
+
+def _split_into_heads(graph: fx.Graph, split: fx.Node) -> None:
+    """Equal parts of the last axis that all get the same two axes for it, as queries, keys and values do: in one step.
+
+    Each part is the same view then, and their gradients are put together by the same copy.
+    """
+    X, sizes, axis = split.args
+    fact, parts = fact_about(X), list(split.users)
+    reshapes = [user for part in parts for user in part.users]
+    if fact is None or axis not in (-1, len(fact.shape) - 1) or len({*sizes}) != 1:  # type: ignore[misc]
+        return
+    if any(len(part.users) != 1 or part.target is not operator.getitem for part in parts):
+        return
+    shapes = {tuple(one.args[1]) for one in reshapes if one.target is torch.reshape}  # type: ignore[arg-type]
+    if len(shapes) != 1 or any(one.target is not torch.reshape for one in reshapes):
+        return
+    (shape,) = shapes
+    lead = fact.shape[:-1]
+    if shape[: len(lead)] != lead or len(shape) != len(lead) + 2:
+        return
+    with graph.inserting_before(split):
+        view = graph.call_function(torch.reshape, (X, (*lead, len(sizes), *shape[len(lead) :])))  # type: ignore[arg-type]
+        heads = graph.call_function(torch.unbind, (view, len(lead)))
+    for part, reshape in zip(parts, reshapes, strict=True):
+        with graph.inserting_before(reshape):
+            head = graph.call_function(operator.getitem, (heads, part.args[1]))
+        head.meta = dict(reshape.meta)
+        reshape.replace_all_uses_with(head)
+    for node in (*reshapes, *parts, split):
+        graph.erase_node(node)
 
 
 _RULES: Mapping[Any, Rule] = {
