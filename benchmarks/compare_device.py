@@ -34,13 +34,10 @@ def write(folder: Path, task: dict[str, Any]) -> None:
 
 def make_step(folder: Path, task: dict[str, Any]) -> Any:
     """A step as an application takes it, checks of its batch included."""
-    import onnxruntime
-
     sys.path.append(str(ROOT / "clients" / "python"))
-    from onward_device import Trainer
+    from onward_device import Trainer, session_options
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = task["threads"]
+    options = session_options(task["threads"])
     options.enable_profiling = "profile" in task
     options.profile_file_prefix = str(folder / "device")
     trainer = Trainer.load(folder / "bundle", options=options)

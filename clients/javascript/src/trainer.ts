@@ -265,8 +265,9 @@ export class Trainer {
   async #open(name: string): Promise<InferenceSession> {
     const { file, outputs } = this.bundle.graph(name);
     const { files, manifest } = this.bundle;
-    // Errors only: the runtime warns of each value that a skipped update reads and its optimizer would rename.
-    const options: InferenceSession.SessionOptions = { logSeverityLevel: 3, ...this.#options };
+    // Errors only: the runtime warns of each value that a skipped update reads and its optimizer would rename. A memory
+    // pattern would take up to half more memory.
+    const options: InferenceSession.SessionOptions = { logSeverityLevel: 3, enableMemPattern: false, ...this.#options };
     if (usesWebGpu(options)) {
       // The next step reads the state where this one leaves it; counters are read after every step.
       const kept = outputs.filter((one) => this.#stateOf(one.name) !== undefined && one.dtype.startsWith("float"));
