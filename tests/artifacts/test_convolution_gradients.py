@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onward.artifacts.convolution_gradients import convolution_backward
+from onward.artifacts.convolution_gradients import convolution, convolution_backward
 
 aten = torch.ops.aten
 
@@ -71,6 +72,9 @@ def test_gradients_of_depthwise_convolutions_are_autograds(
     weight = torch.randn(3, 1, *kernel, dtype=torch.double, generator=generator, requires_grad=True)
     along = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 3)
     y = aten.convolution(x, weight, None, *along)
+    own = convolution(x.detach(), weight.detach(), torch.ones(3, dtype=torch.double), *along)
+    assert (own is NotImplemented) == (math.prod((*size, *y.shape[2:], *kernel)) > 40_000)
+    assert own is NotImplemented or (own - 1 - y).abs().max() < 1e-11
     gradient = torch.randn(y.shape, dtype=torch.double, generator=generator)
     y.backward(gradient)
     of_x, found, _ = convolution_backward(
@@ -111,3 +115,12 @@ def test_gradients_of_transposed_convolutions_have_the_inputs_size() -> None:
     expected, *_ = aten.convolution_backward(gradient, x, weight, None, *along, [True, False, False])
     assert found is not None
     assert torch.allclose(found, expected)
+
+
+def test_other_convolutions_are_left_to_the_runtime() -> None:
+    along = ([1, 1], [1, 1], [1, 1])
+    x = torch.ones(2, 4, 5, 5)
+    assert convolution(x, torch.ones(4, 4, 3, 3), None, *along, False, [0, 0], 1) is NotImplemented
+    assert convolution(x, torch.ones(4, 2, 3, 3), None, *along, False, [0, 0], 2) is NotImplemented
+    assert convolution(x, torch.ones(8, 1, 3, 3), None, *along, False, [0, 0], 4) is NotImplemented
+    assert convolution(x, torch.ones(4, 1, 3, 3), None, *along, True, [0, 0], 4) is NotImplemented

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 from onward.artifacts.convolution_gradients import (
+    convolution,
     convolution_backward,
     missing_rows,
     per_axis,
@@ -176,6 +177,7 @@ def backward_decompositions(may_be_infinite: bool = False) -> Mapping[Any, Calla
     return {
         **get_decompositions(_TORCH_WRITES_OUT),
         **normalization_decompositions(),
+        aten.convolution.default: convolution,
         aten.convolution_backward.default: convolution_backward,
         aten.max_pool2d_with_indices_backward.default: functools.partial(_max_pool_backward, 2),
         aten.max_pool3d_with_indices_backward.default: functools.partial(_max_pool_backward, 3),

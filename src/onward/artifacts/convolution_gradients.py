@@ -1,4 +1,4 @@
-"""Gradients of convolutions, by the form that is fastest in onnxruntime on a CPU.
+"""Gradients of convolutions, and small ones themselves, by the form that is fastest in onnxruntime on a CPU.
 
 All sizes may be symbolic, but for the forms that say so.
 """
@@ -41,6 +41,35 @@ def missing_rows(
         i - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
         for i, o, k, s, p, d in zip(size, reduced, kernel, stride, padding, dilation, strict=True)
     ]
+
+
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Of small planes with a kernel for each channel, matrix products; the gradients share their matrices."""
+    kernel = weight.shape[2:]
+    is_depthwise = input.dim() == 4 and groups == input.shape[1] == weight.shape[0]
+    if transposed or not is_depthwise or not all(isinstance(size, int) for size in input.shape[2:]):
+        return NotImplemented
+    along = [per_axis(values, 2) for values in (stride, padding, dilation)]
+    sizes = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(input.shape[2:], kernel, *along, strict=True)
+    ]
+    if math.prod((*input.shape[2:], *sizes, *kernel)) > _MOST_PAIRS:
+        return NotImplemented
+    matrices = _kernel_matrices(weight, input.shape[2:], sizes, *along)
+    found = (_planes_by_channel(input) @ matrices.transpose(1, 2)).transpose(0, 1)
+    found = found.reshape(input.shape[0], input.shape[1], *sizes)
+    return found if bias is None else found + bias.reshape(-1, 1, 1)
 
 
 def convolution_backward(
@@ -184,15 +213,31 @@ def _joined(wide: int, narrow: int, kernel: int, stride: int, padding: int, dila
 
 
 def _joined_planes(
-    wide: Tensor, narrow: Tensor, kernel: Sequence[int], stride: list[int], padding: list[int], dilation: list[int]
+    wide: Sequence[int],
+    narrow: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> Tensor:
-    """(places of narrow * places of wide, places of the kernel): 1 where one of the kernel joins two of the planes."""
-    rows, columns = (
-        _joined(wide.shape[axis + 2], narrow.shape[axis + 2], kernel[axis], stride[axis], padding[axis], dilation[axis])
-        for axis in range(2)
-    )
+    """(places of narrow * places of wide, places of the kernel): whether one of the kernel joins two of the planes."""
+    along = zip(wide, narrow, kernel, stride, padding, dilation, strict=True)
+    rows, columns = (_joined(*sizes) for sizes in along)
     both = rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :]
-    return both.to(wide.device, wide.dtype).reshape(-1, math.prod(kernel))
+    return both.reshape(-1, math.prod(kernel))
+
+
+def _kernel_matrices(
+    weight: Tensor,
+    wide: Sequence[int],
+    narrow: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """(channels, places of narrow, places of wide): the kernel of each channel as a matrix."""
+    joined = _joined_planes(wide, narrow, weight.shape[2:], stride, padding, dilation).to(weight.device, weight.dtype)
+    return (weight.flatten(1) @ joined.t()).reshape(weight.shape[0], math.prod(narrow), math.prod(wide))
 
 
 def _planes_by_channel(x: Tensor) -> Tensor:
@@ -214,8 +259,8 @@ def _weight_gradient_by_plane(
     kernel joins: one matrix product for each channel, where a convolution has one for each channel and sample.
     """
     products = _planes_by_channel(narrow).transpose(1, 2) @ _planes_by_channel(wide)
-    gradients = products.flatten(1) @ _joined_planes(wide, narrow, kernel, stride, padding, dilation)
-    return gradients.reshape(wide.shape[1], 1, *kernel)
+    joined = _joined_planes(wide.shape[2:], narrow.shape[2:], kernel, stride, padding, dilation)
+    return (products.flatten(1) @ joined.to(wide.device, wide.dtype)).reshape(wide.shape[1], 1, *kernel)
 
 
 def _input_gradient_by_plane(
@@ -225,9 +270,7 @@ def _input_gradient_by_plane(
 
     Each channel's kernel becomes a matrix from places of the output to places of the input.
     """
-    channels, kernel = wide.shape[1], weight.shape[2:]
-    joined = _joined_planes(wide, narrow, kernel, stride, padding, dilation)
-    matrices = (weight.flatten(1) @ joined.t()).reshape(channels, math.prod(narrow.shape[2:]), -1)
+    matrices = _kernel_matrices(weight, wide.shape[2:], narrow.shape[2:], stride, padding, dilation)
     return (_planes_by_channel(narrow) @ matrices).transpose(0, 1).reshape(wide.shape)
 
 
