@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from onward_device import Trainer
+from tests.clients.sequences import batches_of_lengths, write_sequence_bundle
 from tests.device.bundles import batches, bundle_of, samples
 from tests.mlp import save_mlp
 
@@ -47,11 +48,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def run(program: Path, folder: Path, found: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+def run(program: Path, folder: Path, found: list[dict[str, np.ndarray]], *options: str) -> dict[str, Any]:
     """What the program prints of a folder with a bundle."""
     for index, batch in enumerate(found):
         save_file({name: np.ascontiguousarray(array) for name, array in batch.items()}, folder / f"batch{index}")
-    done = subprocess.run([str(program), str(folder)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(program), str(folder), *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
     return dict(json.loads(done.stdout))
 
@@ -160,3 +161,8 @@ def test_states_are_the_same_bytes(compiled: Path, tmp_path: Path) -> None:
     resaved = tmp_path / "again.safetensors"
     trainer.save_state(resaved)
     assert without_metadata(resaved)[0] == cpp[0]
+
+
+def test_sequences_of_other_lengths_train_as_in_torch(compiled: Path, tmp_path: Path) -> None:
+    losses = write_sequence_bundle(tmp_path)
+    assert run(compiled, tmp_path, batches_of_lengths(), "losses")["losses"] == pytest.approx(losses, abs=1e-5)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from onward_device import Trainer
+from tests.clients.sequences import batches_of_lengths, write_sequence_bundle
 from tests.device.bundles import BATCH, batches, bundle_of, samples
 from tests.device.reference_runs import RUNS, normalized
 from tests.mlp import save_mlp
@@ -88,18 +89,36 @@ def test_node_gives_the_losses_of_onward_train(name: str, compiled: Path, tmp_pa
     losses = [trainer.train_step(batch) for batch in run.batches]
     if name != "dropped":
         assert run.losses_of_updates(losses) == pytest.approx(run.train(tmp_path)[1], abs=1e-5)
+    check_losses(compiled, tmp_path, trainer, run.batches, losses)
+
+
+def test_sequences_of_other_lengths_train_as_in_torch(compiled: Path, tmp_path: Path) -> None:
+    losses = write_sequence_bundle(tmp_path)
+    trainer, found = Trainer.load(tmp_path / "bundle"), batches_of_lengths()
+    assert [trainer.train_step(batch) for batch in found] == pytest.approx(losses, abs=1e-5)
+    check_losses(compiled, tmp_path, trainer, found, losses)
+
+
+def check_losses(
+    compiled: Path,
+    folder: Path,
+    trainer: Trainer,
+    found: Sequence[Mapping[str, np.ndarray]],
+    losses: list[float],
+) -> None:
+    """Trains in Node with the batches that a trainer was trained with."""
     expected = {
-        "batches": [as_json(batch) for batch in run.batches],
+        "batches": [as_json(batch) for batch in found],
         "losses": losses,
-        "metrics": trainer.evaluate(run.batches[:7]),
+        "metrics": trainer.evaluate(found[:7]),
         "updates": trainer.updates,
         "gradient_norm": trainer.gradient_norm,
     }
-    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    (folder / "expected.json").write_text(json.dumps(expected))
     done = subprocess.run(
         ["node", "--test", "--test-name-pattern", "losses, metrics and weights", "test/"],
         cwd=compiled,
-        env={**os.environ, "ONWARD_DEVICE_EXAMPLE": str(tmp_path)},
+        env={**os.environ, "ONWARD_DEVICE_EXAMPLE": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,4 +1,4 @@
-"""ReLU after max pooling instead of before it: the same numbers and gradients, of a quarter of the elements and fewer."""
+"""ReLU after max pooling instead of before it: the same numbers and gradients, of fewer elements."""
 
 from __future__ import annotations
 
