@@ -11,7 +11,6 @@ from onward.data.batches import START, Batch, BatchSource, DataCursor, LastBatch
 from onward.data.in_memory import InMemoryDataLoader
 from onward.data.loader import DataLoader
 from onward.data.packing.options import PackOptions
-from onward.data.packing.packer import pack
 from onward.data.packing.splits import EVALUATION_NAMES, TRAINING_NAMES
 from onward.data.shard import FeatureSpec
 from onward.data.sources.columns import arrays_of_frame, arrays_of_parts, is_frame
@@ -173,6 +172,8 @@ class PackedDataLoader:
     ) -> None:
         self._folder = TemporaryFolder("onward-packed-")
         how = replace(options or PackOptions(samples_per_file=1024), limits=reading.limits)
+        from onward.data.packing.packer import pack  # with templates of chats and readers of tables
+
         summary = pack(path, self._folder.path, how)
         train, *tests = summary.folders
         self._loader = _shards(train, names, reading)

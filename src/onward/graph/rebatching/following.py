@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onward.graph.nodes.node_writer import Attribute, NodeFactory
 from onward.graph.nodes.structure import label
@@ -178,6 +177,8 @@ class BatchFollower(NodeFactory):
             ),
             opset_imports=[onnx.helper.make_opsetid("", self.opset)],
         )
+        from onnx.reference import ReferenceEvaluator  # 20 modules that no other graph needs
+
         try:
             (result,) = ReferenceEvaluator(proto).run(None, {str(v.name): self.known[v] for v in inputs})
         except Exception:
