@@ -7,7 +7,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
-WHY: dict[str, str] = {}
+_BOOKKEEPING = (
+    "0.3 ms of it copy samples into a batch, check them and prepare the update, which the loop by hand leaves out"
+)
+WHY: dict[str, str] = {
+    "root_mean_square": "8 wide: RMSNorm and SwiGLU go over their inputs again in the backward pass rather than keep "
+    "more, which takes as long as a product of 8 by 8",
+    "bilinear": "`nn.Bilinear` is exported as an Einsum, computed by batched products instead of torch's own function",
+    "dueling": "images of 3 channels are converted to channels-last, and again in the backward pass, for convolutions "
+    "of 4 channels, which gain nothing by it",
+    "sparsemax": "the export sorts by TopK, and multiplies by masks that it casts to numbers",
+    "tied_autoencoder": f"an update of 4 ms: {_BOOKKEEPING}",
+    "variational": "softplus is exported as a choice between it and its input above 20: five more passes",
+    "locally_connected": "`F.unfold` is exported as two Gathers of positions, slower than its kernel",
+    "fourier_features": f"an update of 3 ms: {_BOOKKEEPING}",
+    "recommender": f"an update of 5 ms: {_BOOKKEEPING}; the export computes one layer twice",
+    "beit": "a learned bias of the scores is a mask with a gradient, for which torch looks for rows without any key in "
+    "passes over it; activations are recomputed",
+    "pooled_embedding": f"an update of 2.5 ms: {_BOOKKEEPING}",
+    "roformer": "its table of sines and cosines is not recognized as one, so that it is trained, and the tables of all "
+    "layers are made of it again, with gradients",
+    "rwkv": "unrolled over the tokens: ten times as many nodes as in other networks, each of which Python calls",
+    "resnet": "batch normalizations are recomputed, and ONNX's running statistics are further passes over the channels",
+}
 """Architecture -> what its time goes to where onward is slow, from the profiles of `--profiles`."""
 AGREEMENT = 1e-4
 """The most that a loss may differ, relative to the eager loop's."""
