@@ -88,8 +88,10 @@ def page(found: dict[str, dict[str, Any]], names: Sequence[str]) -> str:
 def _outcome(row: dict[str, Any]) -> str:
     if "loss" not in row:
         return str(row["why"])
-    verdict = "" if row["equal"] else "  DIFFERS"
-    return f"loss {row['loss']:.1e}  update {row['update']:.1e}{verdict}"
+    found = f"loss {row['loss']:.1e}  update {row['update']:.1e}"
+    if row["equal"]:
+        return found
+    return f"{found}  DIFFERS (from float64: device {row['exact']:.1e}, torch {row['rounding']:.1e})"
 
 
 def _row(architecture: Any) -> dict[str, Any]:
