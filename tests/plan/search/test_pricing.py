@@ -50,11 +50,11 @@ def check(found: Agreement | None, memory: float, sent: float, bubble: float) ->
     "name",
     [
         "d4 ZeRO 2, 2 micro-batches", "d4 ZeRO 3 in groups of 2", "t2 sequence parallel", "d2 t2 ZeRO 1", "c2",
-        "p2 1F1B", "d2 p2 ZeRO 2", "recompute",
+        "p2 1F1B", "p2 interleaved", "d2 p2 ZeRO 2", "recompute",
     ],
 )  # fmt: skip
 def test_a_transformer(gpt2: Counted, name: str) -> None:
-    check(agreement(gpt2[0], LAYOUTS[name], gpt2[1]), memory=0.25, sent=0.25, bubble=0.05)
+    check(agreement(gpt2[0], LAYOUTS[name], gpt2[1]), memory=0.25, sent=0.25, bubble=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,10 @@ def test_the_most_that_fits_is_kept(memory: float) -> None:
             assert pricing.least_recompute(layout, factor) == best
 
 
-@pytest.mark.parametrize("name", ["d4", "experts over 2 of 4", "d4 ZeRO 3"])
+@pytest.mark.parametrize("name", ["d4", "experts over 2 of 4", "d4 ZeRO 2, 2 micro-batches", "d4 ZeRO 3"])
 def test_mixtures_of_experts(mixtures: Counted, name: str) -> None:
     assert mixtures[1][0].expert_sizes == (2, 4)
-    check(agreement(mixtures[0], LAYOUTS[name], mixtures[1]), memory=0.25, sent=0.25, bubble=0.0)
+    check(agreement(mixtures[0], LAYOUTS[name], mixtures[1]), memory=0.25, sent=0.1, bubble=0.0)
 
 
 def test_groups_of_zero_gather_inside_a_node_and_hold_more() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.layout_published import Transformer
 
-from onward.plan.search.hardware import KNOWN
+from onward.plan.search.hardware import KNOWN, Link
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.rank_work import ACTION_OPERATORS, RankWork
 
@@ -44,7 +44,24 @@ def test_passes_through_stages_take_time_on_the_host(stages: int) -> None:
 def test_experts_are_counted_apart_and_split_by_tensor_parallel_ranks() -> None:
     experts = np.where(np.arange(len(SMALL.trained)) == int(SMALL.trained_split.argmax()), SMALL.trained, 0.0)
     work = RankWork(dataclasses.replace(SMALL, of_experts=experts), KNOWN["h100"], SETTINGS)
-    one, two = work.of(Layout()), work.of(Layout(horizontal=2))
+    one, two = work.of(Layout(data=2, experts=2)), work.of(Layout(data=2, experts=2, horizontal=2))
     assert one.experts.sum() == experts.sum()
     assert two.experts.sum() == experts.sum() / 2
     assert one.elements.sum() + one.experts.sum() == pytest.approx(SMALL.trained.sum())
+
+
+def test_experts_that_no_replicas_share_are_weights_like_others() -> None:
+    """Of which ZeRO holds shards, and whose gradients it reduces for every micro-batch."""
+    work = RankWork(dataclasses.replace(SMALL, of_experts=SMALL.trained), KNOWN["h100"], SETTINGS)
+    assert work.of(Layout(data=2)).experts.sum() == 0
+    assert work.of(Layout(data=2)).elements.sum() == pytest.approx(SMALL.trained.sum())
+
+
+def test_stages_begin_where_the_plan_begins_them() -> None:
+    """The plan knows no links: slow ones would move the cuts of the search to where least is sent."""
+    h100, layout = KNOWN["h100"], Layout(pipeline=4, batch_size=2, micro_batches=8)
+    slow = dataclasses.replace(h100, inside=Link(1.0, 0.0), between=Link(1.0, 0.0))
+    given = dataclasses.replace(SMALL, sent=SMALL.sent * (1.0 + np.arange(len(SMALL.sent)) % 3))
+    one, two = (RankWork(given, cluster, SETTINGS).of(layout) for cluster in (h100, slow))
+    assert np.array_equal(one.elements, two.elements)
+    assert one.sent_bytes == two.sent_bytes

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onward.plan.costs.costs import OPERATIONS_PER_BYTE
+from onward.plan.pipeline.balance import BYTES_MOVED_PER_BYTE_SENT
 from onward.plan.pipeline.schedules import rank_of_stage
 from onward.plan.search.hardware import Cluster, Group
 from onward.plan.search.layout import Layout, Settings
@@ -64,15 +67,15 @@ class RankWork:
     def __init__(self, work: NetworkWork, cluster: Cluster, settings: Settings) -> None:
         self.work, self.cluster, self.settings = work, cluster, settings
         self._known_blocks: dict[tuple[int, bool, int, int], _Blocks] = {}
-        self._known_ranks: dict[tuple[int, bool, int, int, int, int, bool], RanksWork] = {}
-        self._known_cuts: dict[tuple[int, bool], list[NDArray[np.int64]]] = {}
+        self._known_ranks: dict[tuple[int, bool, int, int, int, int, bool, bool], RanksWork] = {}
         self._segments = np.concatenate([[0], np.cumsum(work.is_narrow[:-1])])
 
     def of(self, layout: Layout) -> RanksWork:
         """Of every rank of a layout's pipeline."""
         v, p = layout.stages_per_rank, layout.pipeline
         turns = p > 1 and pipeline_named(layout.schedule).turns_back
-        key = (layout.horizontal, layout.sequence_parallel, layout.context, layout.batch_size, p, v, turns)
+        has_experts = layout.experts > 1
+        key = (layout.horizontal, layout.sequence_parallel, layout.context, layout.batch_size, p, v, turns, has_experts)
         if key not in self._known_ranks:
             self._known_ranks[key] = self._make_ranks(layout)
         return self._known_ranks[key]
@@ -81,7 +84,7 @@ class RankWork:
         work, context = self.work, layout.context
         blocks = self._blocks(layout.horizontal, layout.sequence_parallel, layout.batch_size, context)
         p, count = layout.pipeline, layout.pipeline * layout.stages_per_rank
-        cuts = self._cuts(layout)[count] if count > 1 else np.array([0, work.blocks])
+        cuts = self._cuts[count] if count > 1 else np.array([0, work.blocks])
         holder = np.array([rank_of_stage(layout.schedule, p, s) if p > 1 else 0 for s in range(count)])
         rank_of_block = np.repeat(holder, np.diff(cuts))
 
@@ -104,7 +107,7 @@ class RankWork:
         shared, trained = work.of_blocks(work.trained_split), work.of_blocks(work.trained)
         full = trained - shared
         elements = summed(full + shared / layout.horizontal)
-        of_experts = self._of_experts(layout.horizontal)
+        of_experts = self._of_experts(layout)
         experts = summed(of_experts)
         for size, first, last in work.tied if count > 1 else ():
             if rank_of_block[first] != rank_of_block[last]:
@@ -134,10 +137,10 @@ class RankWork:
         found: Numbers = of_rank.max(axis=1)
         return found
 
-    def _of_experts(self, horizontal: int) -> Numbers:
-        """Elements of experts in each block, as a tensor-parallel rank holds them."""
-        work = self.work
-        if work.of_experts is None:
+    def _of_experts(self, layout: Layout) -> Numbers:
+        """Elements in each block, as a tensor-parallel rank holds them, of experts that replicas share."""
+        work, horizontal = self.work, layout.horizontal
+        if work.of_experts is None or layout.experts == 1:
             return np.zeros(work.blocks)
         split = work.trained_split / np.maximum(work.trained, 1.0)
         return work.of_blocks(work.of_experts * (1.0 - split * (1.0 - 1.0 / horizontal)))
@@ -196,13 +199,14 @@ class RankWork:
         np.maximum.at(found, work.block, np.maximum(work.made * factor, work.made_once + lowered) / share)
         return found
 
-    def _cuts(self, layout: Layout) -> list[NDArray[np.int64]]:
-        """For every number of stages where they begin, at one sample: what sizes of batches cost differs too little."""
-        key = (layout.horizontal, layout.sequence_parallel)
-        if key not in self._known_cuts:
-            blocks, cluster = self._blocks(*key, 1, 1), self.cluster
-            link = cluster.between if self.settings.ranks > cluster.ranks_of_node else cluster.inside
-            sent = self.work.sent * self.settings.width / self.work.width / link.bytes_per_second
-            most = min(self.work.blocks, self.settings.ranks * 8)
-            self._known_cuts[key] = best_cuts(blocks.forward + blocks.backward + blocks.collectives, 2 * sent, most)
-        return self._known_cuts[key]
+    @cached_property
+    def _cuts(self) -> list[NDArray[np.int64]]:
+        """For every number of stages where they begin, by the costs at one sample of the plan (`balanced_stages`).
+
+        They are the same on any hardware and in any layout, as the plan's are.
+        """
+        work = self.work
+        moving = OPERATIONS_PER_BYTE * work.moved
+        cost = work.forward + work.backward + moving * (1.0 + (work.kept + work.backward > 0))
+        sent = 2.0 * OPERATIONS_PER_BYTE * BYTES_MOVED_PER_BYTE_SENT * work.sent
+        return best_cuts(work.of_blocks(cost), sent, min(work.blocks, self.settings.ranks * 8))
