@@ -12,7 +12,7 @@ from onward.report.phases import Phases
 
 USAGE = (
     "onward plan RUN.yaml [--section.field value ...] [--image FILE] [--memory-gb N] [--write FILE] "
-    "[--ranks N [--gpu NAME] [--nodes-of N] [--explain]] | onward plan --calibrate"
+    "[--ranks N [--gpu NAME] [--nodes-of N] [--explain]] [--roofline [--gpu NAME]] | onward plan --calibrate"
 )
 DESCRIPTION = "Plans a run for any number of processes, without starting them, or finds the best layout for them."
 
@@ -33,11 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help="with --ranks: plan for this GPU instead of this machine's device: a100, h100, h200, b200, ...",
+        help="with --ranks, --roofline: for this GPU instead of this machine's device: a100, h100, h200, b200, ...",
     )
     parser.add_argument("--nodes-of", type=int, metavar="N", help="with --ranks: ranks of one machine")
     parser.add_argument(
         "--explain", action="store_true", help="with --ranks: print how the forecast is made up, and the rates used"
+    )
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="print what limits each kind of operator on one device: matmuls, memory or starting kernels; and the MFU",
     )
     parser.add_argument(
         "--calibrate",
@@ -73,6 +78,7 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
         memory_gb=options.memory_gb,
         write=options.write,
         layout=layout,
+        roofline=options.roofline,
         phases=phases,
     )
     print(text, end="")

@@ -10,6 +10,7 @@ import torch
 
 from onward.commands.layout_search import DEFAULT_OPTIONS, LayoutOptions, plan_layout
 from onward.commands.pictures import checked_image, write_image
+from onward.commands.roofline import plan_roofline
 from onward.data.shard import FeatureSpec
 from onward.engine.building.preparation import check_dimensions, plan_run, present_feature_specs, read_training_graph
 from onward.engine.forecast.batch_size import find_by_forecast, outcome
@@ -38,6 +39,7 @@ def plan(
     memory_gb: float | None = None,
     write: str | Path | None = None,
     layout: LayoutOptions = DEFAULT_OPTIONS,
+    roofline: bool = False,
     phases: Phases | None = None,
 ) -> str:
     """Plans a run for the world size that its `distributed` asks for; returns the text.
@@ -49,6 +51,7 @@ def plan(
         memory_gb: of one rank, in 10^9 bytes; else `machine.memory_gb`, or that of this machine's first GPU.
         write: where the model goes with the plan in ONNX's multi-device annotations.
         layout: for how many ranks of what the best layout is searched, instead of planning the one that is asked for.
+        roofline: what limits one device, instead of a plan; of `layout`, `gpu` counts alone.
         phases: announce what takes long.
 
     Raises:
@@ -60,6 +63,10 @@ def plan(
     parameters = Parameters.load(file, overrides)
     sizes = parameters.distributed
     phases = phases or Phases.silent()
+    if roofline:
+        if image is not None or write is not None or layout.ranks is not None:
+            raise ParametersError("--roofline is of one device; leave --ranks, --image and --write out.")
+        return plan_roofline(parameters, layout.gpu, phases)
     if layout.ranks is not None or sizes.layout == "auto":
         if image is not None or write is not None:
             raise ParametersError("--image and --write show one layout; set the one that --ranks prints, then plan it.")

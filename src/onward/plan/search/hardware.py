@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onward.errors import ParametersError
@@ -27,6 +27,7 @@ class Device:
         operator_seconds: that the host takes to start an operator.
         is_asynchronous: whether the host starts operators ahead of the device, as with GPUs.
         reserved_bytes: that the driver and the libraries of collectives take.
+        peak_operations_per_second: element type -> rate of the vendor's data sheet, where there is one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Device:
     operator_seconds: float = 6e-6
     is_asynchronous: bool = True
     reserved_bytes: float = 2e9
+    peak_operations_per_second: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ def _gpu(
         operations_per_second={"bf16": rate, "fp16": rate, "fp32": fp32_tflops * 1e12 * 0.85},
         memory_bytes=memory_gb * 1e9,
         bytes_per_second=memory_gb_per_second * 1e9 * 0.8,
+        peak_operations_per_second={
+            "bf16": peak_tflops * 1e12,
+            "fp16": peak_tflops * 1e12,
+            "fp32": fp32_tflops * 1e12,
+        },
     )
     inside, between = (Link(rate * 1e9 * 0.75, seconds) for rate, seconds in zip(links, (4e-6, 1.2e-5), strict=True))
     return Cluster(device=device, ranks_of_node=8, inside=inside, between=between)

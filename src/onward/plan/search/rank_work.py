@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onward.plan.costs.costs import OPERATIONS_PER_BYTE
 from onward.plan.pipeline.balance import BYTES_MOVED_PER_BYTE_SENT
 from onward.plan.pipeline.schedules import rank_of_stage
-from onward.plan.search.hardware import Cluster, Group
+from onward.plan.search.hardware import Cluster, Device, Group
 from onward.plan.search.layout import Layout, Settings
 from onward.plan.search.network import NetworkWork, Numbers
 from onward.plan.search.partition import best_cuts
@@ -53,6 +53,53 @@ class RanksWork:
     units: Numbers
     largest_unit: Numbers
     sent_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSeconds:
+    """What each operator of a network takes a device for a micro-batch, by matmuls and by its memory."""
+
+    matmuls_forward: Numbers
+    matmuls_backward: Numbers
+    memory_forward: Numbers
+    memory_backward: Numbers
+
+    @property
+    def forward(self) -> Numbers:
+        """Of the forward pass: the slower of both."""
+        return np.maximum(self.matmuls_forward, self.memory_forward)
+
+    @property
+    def backward(self) -> Numbers:
+        """Of the backward pass: the slower of both."""
+        return np.maximum(self.matmuls_backward, self.memory_backward)
+
+
+def operator_seconds(
+    work: NetworkWork,
+    device: Device,
+    settings: Settings,
+    samples: float,
+    share: NDArray[np.int64] | int = 1,
+    weights_share: NDArray[np.int64] | int = 1,
+) -> OperatorSeconds:
+    """Seconds of each operator, one after the other, without what the host takes to start them.
+
+    Args:
+        work: of the network.
+        device: what computes.
+        settings: of the run.
+        samples: of the micro-batch.
+        share, weights_share: ranks that share the activations and the weights of each operator.
+    """
+    rate, width = device.operations_per_second[settings.precision], settings.width / work.width
+    moved = (work.moved * width * samples / share + work.read * width / weights_share) / device.bytes_per_second
+    return OperatorSeconds(
+        matmuls_forward=work.forward * samples / share / rate,
+        matmuls_backward=work.backward * samples / share / rate,
+        memory_forward=moved,
+        memory_backward=2 * moved * (work.kept + work.backward > 0),
+    )
 
 
 class RankWork:
@@ -158,12 +205,8 @@ class RankWork:
         factor = self.settings.width / work.width * batch
         share = np.where(work.is_token_split if by_tokens else work.is_split, horizontal, 1)
         weights_share = np.where(work.is_split, horizontal, 1)
-        rate = device.operations_per_second[self.settings.precision]
-        moving = (work.moved * factor / share + work.read * self.settings.width / work.width / weights_share) / (
-            device.bytes_per_second
-        )
-        forward = np.maximum(work.forward * batch / share / rate, moving)
-        backward = np.maximum(work.backward * batch / share / rate, 2 * moving * (work.kept + work.backward > 0))
+        taken = operator_seconds(work, device, self.settings, batch, share, weights_share)
+        forward, backward = taken.forward, taken.backward
         group, reduced = Group(horizontal, horizontal), (work.reduced_forward + work.reduced_backward) * factor
         seconds = np.zeros(len(reduced))
         for place in np.flatnonzero(reduced) if horizontal > 1 else ():
