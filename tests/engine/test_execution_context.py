@@ -27,7 +27,7 @@ MOMENTS = ("norm_mean", "norm_var")
 def of_images(folder: Path, channels_last: bool) -> Parameters:
     path = folder / "images.onnx"
     if not path.exists():
-        ir.save(create_model("mnist", variant="conv", image_size=12, dropout=0.0), path)
+        ir.save(create_model("mnist", variant="conv", channels=3, image_size=12, dropout=0.0), path)
     sections: dict[str, Any] = {
         "paths": {"model_path": path},
         "loss": {"type": "softmax_cross_entropy", "prediction": "predictions", "label": "label"},
@@ -41,7 +41,7 @@ def of_images(folder: Path, channels_last: bool) -> Parameters:
 
 def images() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    pixels = generator.normal(size=(24, 1, 12, 12)).astype(np.float32)
+    pixels = generator.normal(size=(24, 3, 12, 12)).astype(np.float32)
     return {"X": pixels, "label": generator.integers(0, 10, 24)}
 
 
