@@ -53,7 +53,7 @@ def convolution(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Tensor:
+) -> Any:
     """Of small planes with a kernel for each channel, matrix products; the gradients share their matrices."""
     kernel = weight.shape[2:]
     is_depthwise = input.dim() == 4 and groups == input.shape[1] == weight.shape[0]
