@@ -73,3 +73,45 @@ def test_signal_tables_do_not_train(named: bool) -> None:
 def test_which_numbers_are_a_signal_table(array: np.ndarray, table: bool) -> None:
     model = model_of("(float[N, 1, L] x) => (float[N, C, M] y) { y = Conv(x, w) }", w=array.astype(np.float32))
     assert make_training_graph(model).weights == (() if table else ("w",))
+
+
+def positions(rows: int, width: int, interleaved: bool = True, padding: int | None = None) -> np.ndarray:
+    """Sines and cosines of positions in turns, or in halves as RoFormer and Marian have them."""
+    angles = np.arange(rows)[:, None] / 10000 ** (np.arange(width // 2) * 2 / width)
+    pairs = np.stack([np.sin(angles), np.cos(angles)], -1 if interleaved else 1).reshape(rows, -1)
+    if padding is not None:
+        pairs[padding] = 0
+    return pairs.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("table", "is_fixed"),
+    [
+        (positions(32, 16), True),
+        (positions(32, 16, interleaved=False), True),
+        (positions(40, 16, padding=1), True),
+        (positions(32, 16)[None], True),
+        (positions(32, 16)[:, None], True),
+        (positions(32, 16) + normal(32, 16) * 0.01, False),
+        (normal(32, 16) / 4, False),
+        (np.cumsum(normal(32, 16), 0) / 40, False),
+        (np.ones((32, 16)) * 0.7071, False),
+        (np.eye(16), False),
+        (np.zeros((32, 16)), False),
+    ],
+    ids=[
+        "pairs", "halves", "padding", "batch first", "batch second", "fine-tuned", "random", "smooth", "one number",
+        "identity", "zeros",
+    ],
+)  # fmt: skip
+def test_tables_of_positions_do_not_train(table: np.ndarray, is_fixed: bool) -> None:
+    model = model_of(
+        "(int64[N] place) => (float[A, B, C] y) { r = Gather(t, place)  y = MatMul(r, w) }",
+        t=table.astype(np.float32),
+        w=normal(table.shape[-1], 4),
+    )
+    graph = make_training_graph(model)
+    assert graph.weights == (("w",) if is_fixed else ("t", "w"))
+    if is_fixed:
+        assert graph.frozen["t"] == "sines and cosines of positions"
+        assert make_training_graph(model, weights_to_train=["t", "w"]).weights == ("t", "w")

@@ -1,6 +1,7 @@
-"""Tables of signal processing that a file stores like weights: Fourier bases, windows, mel filter banks.
+"""Tables that a file stores like weights and no training changes: Fourier bases, windows, mel filters, positions.
 
-Told by name, or by numbers: rows that each hold one frequency under a window, triangles one after the other.
+Told by name, or by numbers: rows that each hold one frequency under a window, triangles one after the other, columns
+that are sines and cosines of the position.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ _NAME = re.compile(
 
 _LINEAR = {"Conv": 1, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
 """Operator -> the input that a table of frequencies or of filters is."""
+
+_LOOKING_UP = {"Gather", "Slice", "Add", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Identity", "Cast", "Split"}
+"""What reads a table of positions, before it is added to what is at them."""
 
 _LARGEST = 2**22
 _SHORTEST = 64
@@ -40,6 +44,8 @@ def why_signal_table(value: ir.Value) -> str:
     readers = {(use.node.op_type, use.idx) for use in value.uses()}
     if readers and readers <= {("Mul", 0), ("Mul", 1)}:
         return "a window function" if _is_window(np.asarray(tensor.numpy())) else ""
+    if readers and {operator for operator, _ in readers} <= _LOOKING_UP:
+        return "sines and cosines of positions" if _holds_positions(np.asarray(tensor.numpy())) else ""
     if not readers or not all(_LINEAR.get(operator) == index for operator, index in readers):
         return ""
     array = np.asarray(tensor.numpy())
@@ -90,6 +96,27 @@ def _frequencies(rows: np.ndarray) -> np.ndarray:
     share = (spectrum * near).sum(1) / spectrum.sum(1)
     # A stretch so short that its frequency fills the spectrum shows nothing.
     return highest if bool((share > _LEAST_ENERGY).all()) and bool(near.mean() < 0.5) else none
+
+
+def _holds_positions(array: np.ndarray) -> bool:
+    """Whether each column is a sine or a cosine of the row's number, and their squares add up to half of the columns.
+
+    As in Vaswani et al., 2017 (arXiv 1706.03762, section 3.5), in any order of columns; rows of zeros are padding.
+    A sinusoid x is told by x[p - 1] + x[p + 1] = 2 cos(w) x[p], whatever its frequency w and its phase.
+    """
+    sizes = [size for size in array.shape if size > 1]
+    if len(sizes) != 2 or min(sizes) < _FEWEST or float(np.abs(array).max()) > 1.001:
+        return False
+    rows = array.reshape(sizes).astype(np.float64)
+    padding = np.flatnonzero(~rows.any(1))
+    used = rows[padding[-1] + 1 :] if len(padding) else rows
+    if len(used) < _FEWEST or not np.allclose((used**2).sum(1), sizes[1] // 2, atol=1e-3 * sizes[1]):
+        return False
+    middle, beside = used[1:-1], used[:-2] + used[2:]
+    factors = (middle * beside).sum(0) / np.maximum((middle**2).sum(0), 1e-30)
+    # Columns that hardly change fit any frequency near 0: a table has many others.
+    is_told = len(np.unique(factors.round(6))) >= sizes[1] // 4
+    return is_told and bool(np.abs(beside - factors * middle).max() < 1e-3)
 
 
 def _is_filter_bank(rows: np.ndarray) -> bool:
