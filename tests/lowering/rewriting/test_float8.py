@@ -107,6 +107,7 @@ def test_under_autocast_results_are_in_its_type() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's compiler itself
 def test_torchs_compiler_takes_it_without_a_break() -> None:
     """What torch makes of it before it writes code: one graph each for forward and backward pass."""
 
