@@ -101,6 +101,16 @@ def test_small_samples_and_other_layouts_are_read_as_before(tmp_path):
     np.testing.assert_array_equal(load_shard(tmp_path / "order.pb", {}).features["b"][1], np.ones(SIZE))
 
 
+def test_files_of_samples_in_two_layouts_are_read_in_every_epoch(tmp_path):
+    for file in range(3):
+        with ShardWriter(tmp_path / f"part-{file}.pb") as writer:
+            writer.write({"a": np.full(SIZE, file), "b": np.full(SIZE, -file)})
+            writer.write({"b": np.full(SIZE, -file), "a": np.full(SIZE, file)})
+    with DataLoader({}, tmp_path, 2) as loader:
+        batches = take(loader, 2, 6)
+    assert [batch.features["a"][:, 0].tolist() for batch in batches] == [[0, 0], [1, 1], [2, 2]] * 2
+
+
 def test_a_missing_file_and_a_wrong_checksum_are_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read: No such file"):
         open_rows(tmp_path / "gone.pb", {}, None, is_verified=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+import pytest
 
 from onward.artifacts.optimizer_graph import add_input, add_output, empty_model
 from onward.device.compact_graphs import drop_descriptions, shorten_names, write_uniform_constants_once
@@ -67,3 +69,16 @@ def test_constants_that_differ_in_one_element_or_are_small_stay() -> None:
     value = writer.apply("Add", value, writer.constant(np.zeros(1), "small", np.float32))
     add_output(model, value, "y", FLOAT, (400,))
     assert write_uniform_constants_once(model) == 0
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.uint8])
+def test_constants_of_types_that_onnxruntime_does_not_expand_stay(dtype: type[np.generic]) -> None:
+    model = empty_model("types")
+    writer = NodeWriter(model, "")
+    x, condition = add_input(model, "x", FLOAT, (20, 20)), add_input(model, "condition", ir.DataType.BOOL, ())
+    ones = writer.store(np.ones((10, 400), dtype), "ones")
+    total = writer.apply("ReduceSum", writer.cast(ones, FLOAT), keepdims=0)
+    add_output(model, writer.apply("Where", condition, writer.apply("Add", x, total), x), "v0", FLOAT, (20, 20))
+    before = _run(model)
+    assert write_uniform_constants_once(model) == (dtype in (np.float16, np.uint8))
+    assert np.array_equal(_run(model)[0], before[0])

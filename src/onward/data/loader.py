@@ -102,7 +102,7 @@ class DataLoader:
         self._files = persistently(lambda: find_shard_files(folder, rank, size), f"listing {folder}")
         self._sample_counts: dict[int, int] = {}
         self._resident: dict[int, Shard] = {}
-        self._verified: set[int] = set()
+        self._has_rows: dict[int, bool] = {}
         self._open: weakref.WeakSet[Prefetch[Any, Any]] = weakref.WeakSet()
         self._read_manifest_counts()
         if self._files.sample_counts and len(self._files.checksums) < len(self._files.sample_counts):
@@ -324,10 +324,10 @@ class DataLoader:
 
     def _load(self, file: int) -> Shard | StoredRows:
         """Reads or opens a file; the first time it is compared with what `pack.json` says of it."""
-        path, is_verified = self.files[file], file in self._verified
+        path, is_verified = self.files[file], file in self._has_rows
         checksum = None if is_verified else self._files.checksums.get(path.name)
-        fits = len(self.files) <= self._capacity
-        rows = None if fits else open_rows(path, self._input_name_map, checksum, is_verified=is_verified)
+        may_have_rows = len(self.files) > self._capacity and self._has_rows.get(file, True)
+        rows = open_rows(path, self._input_name_map, checksum, is_verified=is_verified) if may_have_rows else None
         shard = rows or load_shard(path, self._input_name_map, checksum)
         expected = self._files.sample_counts.get(path.name)
         if expected is not None and shard.sample_count != expected:
@@ -335,7 +335,7 @@ class DataLoader:
                 f"shard {str(path)!r} has {shard.sample_count} samples, but {MANIFEST_NAME} says {expected}: one of "
                 f"them is corrupt. Pack the data again; if the shard was replaced on purpose, delete {MANIFEST_NAME}."
             )
-        self._verified.add(file)
+        self._has_rows[file] = rows is not None
         return shard
 
     def _count_samples(self, file: int) -> int:

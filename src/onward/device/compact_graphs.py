@@ -16,6 +16,12 @@ from onward.graph.nodes.node_writer import NodeWriter
 _FEWEST_BYTES = 1024
 """Of a constant that is written as one element and its shape."""
 
+_EXPANDED = frozenset(
+    {ir.DataType[f"{kind}{bits}"] for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
+    | {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL}
+)
+"""What onnxruntime expands: not bfloat16, nor elements of fewer bits than 8, nor 8-bit floats."""
+
 
 def drop_descriptions(model: ir.Model) -> None:
     """Removes documentation and notes of nodes and values; names, and the notes of the model itself, stay."""
@@ -61,7 +67,7 @@ def write_uniform_constants_once(model: ir.Model) -> int:
         tensor = value.const_value
         if tensor is None or first is None or value.is_graph_input() or value.is_graph_output():
             continue
-        if tensor.dtype is ir.DataType.STRING or tensor.nbytes < _FEWEST_BYTES:
+        if tensor.dtype not in _EXPANDED or tensor.nbytes < _FEWEST_BYTES:
             continue
         elements = tensor.numpy()
         if elements.tobytes() != np.broadcast_to(elements.flat[0], elements.shape).tobytes():
