@@ -34,7 +34,7 @@ from onward.engine.functions import MetricFunction
 from onward.engine.inputs.epochs import count_in_steps, count_in_steps_of
 from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.loop import closing_batches
-from onward.engine.network.precision_choice import settled_precision, with_precision
+from onward.engine.network.precision_choice import agreed_precision, with_precision
 from onward.engine.reports import CheckpointReport, EvaluationReport
 from onward.engine.state import TrainState
 from onward.errors import OtherTensorsError, ParametersError
@@ -256,7 +256,7 @@ def build_run(
     checkpoints = RunCheckpoints(mesh, files, notify)
     record, asked_updates = checkpoints.record(parameters.checkpoint), parameters.training.num_updates
     batch_sizes = BatchSizes.of_record(record)
-    parameters, chosen = settled_precision(parameters, mesh.device.type, record)
+    parameters, chosen = agreed_precision(parameters, mesh, record)
     watchers.on_messages([] if chosen is None else [chosen])
     seed_random(parameters.training.seed, mesh)
     make_folders(parameters)

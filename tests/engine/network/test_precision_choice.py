@@ -1,6 +1,7 @@
 """What auto chooses, that it says so, and that rounds and resumed runs keep it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from onward.engine.network.precision_choice import settled_precision
 from onward.errors import OnwardError
 from onward.parameters import MixedPrecision
 from tests.mlp import assert_same_bits, data, save_mlp, start, state_bits
+from tests.ranks import run_on_ranks
 
 AUTO = {"use_mixed_precision": "auto"}
 BF16 = {"use_mixed_precision": True, "use_bfloat16": True}
@@ -101,3 +103,21 @@ def test_what_auto_decides_by_itself_cannot_be_set(tmp_path):
             start(tmp_path, mixed_precision={**AUTO, field: value})
     with pytest.raises(OnwardError, match="expected auto, true or false"):
         start(tmp_path, mixed_precision={"use_mixed_precision": 1})
+
+
+def _chosen_on_rank(folder: Path) -> tuple[bool, list[str]]:
+    """On ranks of which each measures what the others do not."""
+    rank = torch.distributed.get_rank()
+    precision_choice.matmul_rate = lambda device, dtype, seconds: 2e11 * (4.0 if rank and dtype != torch.float32 else 1)
+    runner, recorder = start(folder, optimizer=ADAMW, mixed_precision=AUTO, distributed={"data_parallel_size": 2})
+    runner.run(InMemoryDataLoader(data(32)))
+    precision = runner.parameters.mixed_precision
+    return precision.use_mixed_precision, [one for one in recorder.messages if "auto" in one]
+
+
+def test_ranks_that_measure_other_rates_take_that_of_the_first(tmp_path):
+    save_mlp(tmp_path)
+    (first, notes), (second, silent) = run_on_ranks(2, _chosen_on_rank, tmp_path)
+    assert (first, second) == (False, False)
+    assert "1.00 times" in notes[0]
+    assert silent == []

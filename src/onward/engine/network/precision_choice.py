@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from onward.engine.matmul_rate import format_operations, matmul_rate
+from onward.parallel.agreement import gather_numbers
+from onward.parallel.launch.process import Mesh
 from onward.parameters import MixedPrecision, Parameters
 
 WORTH_IT = 1.25
@@ -46,6 +48,19 @@ def settled_precision(
     else:
         is_low, note = _choose(kind)
     return with_precision(parameters, replace(asked, use_mixed_precision=is_low, use_bfloat16=is_low)), note
+
+
+def agreed_precision(
+    parameters: Parameters, mesh: Mesh, record: Mapping[str, Any] | None
+) -> tuple[Parameters, str | None]:
+    """`settled_precision` as rank 0 decides it, also for ranks that measure other rates; all must call this.
+
+    They would measure a machine that all of them load, and ranks with different types would be refused.
+    """
+    decided, note = settled_precision(parameters, mesh.device.type, record) if mesh.rank == 0 else (parameters, None)
+    is_low = bool(gather_numbers(mesh, float(decided.mixed_precision.use_mixed_precision is True))[0])
+    asked = replace(parameters.mixed_precision, use_mixed_precision=is_low, use_bfloat16=is_low)
+    return (decided if mesh.rank == 0 else with_precision(parameters, asked)), note
 
 
 def with_precision(parameters: Parameters, decided: MixedPrecision) -> Parameters:
