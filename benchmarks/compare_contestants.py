@@ -160,7 +160,7 @@ def train_with_onward(
     compare_bare.fill_in()
     from onward.data.in_memory import InMemoryDataLoader
     from onward.engine.building.assembly import assemble
-    from onward.engine.building.preparation import label_ranges, plan_run, read_training_graph
+    from onward.engine.building.preparation import feature_ranges, plan_run, read_training_graph
     from onward.engine.inputs.loss_normalization import LossNormalization
     from onward.engine.steps import Steps, WatchedNames
     from onward.environment import Environment
@@ -179,7 +179,7 @@ def train_with_onward(
     assembly.state.train(True)
     assembly.state.mark()
     shares = LossNormalization(mesh, parameters.loss, graph.loss_names, parameters.training, False)
-    compute = assembly.micro_batches(shares, (), {}, label_ranges(parameters.loss, graph), None)
+    compute = assembly.micro_batches(shares, (), {}, feature_ranges(parameters.loss, graph), None)
     steps = Steps(assembly.state, compute, 1, clip, WatchedNames(), assembly.reduction)
     batches = InMemoryDataLoader(data).batches(fields["training"]["batch_size"])
     rate = fields["learning_rate"]["initial_lr"]

@@ -96,7 +96,7 @@ def pixels(jpeg: Any) -> np.ndarray:
         return np.ascontiguousarray(np.moveaxis(np.asarray(image.convert("RGB")), -1, 0))
 
 
-class Mapped(Dataset):
+class Mapped(Dataset[Any]):
     """Samples of memory-mapped arrays, one at a time, as in most training scripts."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,7 +116,7 @@ class MappedBatches(Mapped):
         return {name: torch.from_numpy(array[numbers]) for name, array in self.features.items()}
 
 
-class Files(Dataset):
+class Files(Dataset[Any]):
     """JPEG files, decoded one at a time."""
 
     def __init__(self, folder: Path) -> None:
@@ -137,9 +137,9 @@ class StreamedJpegs(streaming.StreamingDataset):
         return {"image": pixels(sample["image"]), "label": sample["label"]}
 
 
-def of_torch(kind: Callable[[Path], Dataset]) -> Callable[..., DataLoader]:
-    def make(folder: Path, batch_size: int, workers: int) -> DataLoader:
-        by_batch = {"collate_fn": _as_is} if kind is MappedBatches else {}
+def of_torch(kind: Callable[[Path], Dataset[Any]]) -> Callable[..., DataLoader[Any]]:
+    def make(folder: Path, batch_size: int, workers: int) -> DataLoader[Any]:
+        by_batch: dict[str, Any] = {"collate_fn": _as_is} if kind is MappedBatches else {}
         return DataLoader(
             kind(folder), batch_size, shuffle=True, num_workers=workers, drop_last=True,
             persistent_workers=workers > 0, **by_batch,
@@ -171,7 +171,7 @@ def _decoded_arrays(sample: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _decoded_jpeg(sample: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {"image": pixels(sample["jpg"]), "label": np.int64(sample["cls"])}
+    return {"image": pixels(sample["jpg"]), "label": np.array(int(sample["cls"]))}
 
 
 def _stacked(samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
@@ -179,8 +179,8 @@ def _stacked(samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in names}
 
 
-def of_streaming(kind: type[streaming.StreamingDataset], name: str) -> Callable[..., DataLoader]:
-    def make(folder: Path, batch_size: int, workers: int) -> DataLoader:
+def of_streaming(kind: type[streaming.StreamingDataset], name: str) -> Callable[..., DataLoader[Any]]:
+    def make(folder: Path, batch_size: int, workers: int) -> DataLoader[Any]:
         streaming.base.util.clean_stale_shared_memory()
         samples = kind(local=str(folder / name), shuffle=True, batch_size=batch_size)
         return DataLoader(samples, batch_size, num_workers=workers, drop_last=True, persistent_workers=workers > 0)

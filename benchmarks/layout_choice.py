@@ -31,7 +31,7 @@ import torch
 from tests.ranks import run_on_ranks
 from torch.profiler import ProfilerActivity, profile
 
-from onward.engine.building.preparation import label_ranges, read_training_graph
+from onward.engine.building.preparation import feature_ranges, read_training_graph
 from onward.engine.building.sizes import known_dimensions
 from onward.engine.callbacks import Callback
 from onward.engine.forecast.hardware_here import cluster_here
@@ -126,7 +126,7 @@ def train_in_turns(
         runner.initialize()
         sizes, ranges = (
             known_dimensions(parameters.training, runner.graph, {}),
-            label_ranges(parameters.loss, runner.graph),
+            feature_ranges(parameters.loss, runner.graph),
         )
         loader = synthetic_loader(parameters, runner.graph, sizes, ranges)
         runner.run(loader)  # the first updates allocate

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.recorded_collectives import Arrivals, Call, Post, Step, recording_rank
 from onward.engine.building.preparation import (
-    label_ranges,
+    feature_ranges,
     plan_run,
     read_training_graph,
 )
@@ -95,7 +95,7 @@ def record_run(parameters: Parameters, topology: Topology, places: Iterable[Plac
     graph = read_training_graph(parameters)
     plan = plan_run(parameters, topology, graph, {})
     dimensions, arrivals = known_dimensions(parameters.training, graph, {}), _arrivals(parameters, plan, graph)
-    loader = synthetic_loader(parameters, graph, dimensions, label_ranges(parameters.loss, graph))
+    loader = synthetic_loader(parameters, graph, dimensions, feature_ranges(parameters.loss, graph))
     roles = {tuple(members): name for name, members in groups_of(topology)}
 
     def role(ranks: list[int]) -> str:

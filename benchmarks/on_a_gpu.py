@@ -70,7 +70,7 @@ def find_batch_size(size: str, device: str) -> None:
     compare_bare.fill_in()
     import onnx_ir as ir
 
-    from onward.engine.building.preparation import label_ranges
+    from onward.engine.building.preparation import feature_ranges
     from onward.engine.building.sizes import known_dimensions
     from onward.engine.forecast.performance import performance_lines, synthetic_loader
     from onward.environment import Environment
@@ -103,7 +103,7 @@ def find_batch_size(size: str, device: str) -> None:
         runner = TrainingRunner(parameters, environment)
         runner.initialize()
         sizes = known_dimensions(runner.parameters.training, runner.graph, {})
-        ranges = label_ranges(parameters.loss, runner.graph)
+        ranges = feature_ranges(parameters.loss, runner.graph)
         summary = runner.run(synthetic_loader(runner.parameters, runner.graph, sizes, ranges))
         print(f"a micro-batch of {runner.parameters.training.batch_size} samples was found")
         print(*performance_lines(runner.parameters, runner.graph, sizes, summary, environment.device, 1), sep="\n")

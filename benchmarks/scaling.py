@@ -97,7 +97,7 @@ def by_onward(path: str, ids: np.ndarray, updates: int, zero_stage: int) -> Iter
     runner.initialize(loader.feature_specs())
     runner.state.mark()
     run = runner._initialized()
-    for done in round_steps(run.parameters, run.assembly, {}, run.label_ranges, loader.batches(BATCH), Clock()):
+    for done in round_steps(run.parameters, run.assembly, {}, run.feature_ranges, loader.batches(BATCH), Clock()):
         assert done.report is not None
         yield done.report.loss
 

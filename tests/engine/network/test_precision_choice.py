@@ -33,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return of
 
 
-def test_a_cpu_computes_in_bf16_where_its_matmuls_are_faster(tmp_path, machine):
+def test_a_cpu_computes_in_bf16_where_its_matmuls_are_faster(tmp_path: Path, machine: Callable[[float], None]) -> None:
     """Bit by bit as if it had been asked for, with a note that has the rates."""
     save_mlp(tmp_path)
     for ratio, asked, said in ((2.0, BF16, "bf16, since"), (0.5, {}, "the model's own types, since")):
@@ -51,7 +51,9 @@ def test_a_cpu_computes_in_bf16_where_its_matmuls_are_faster(tmp_path, machine):
         assert runner.parameters.mixed_precision == MixedPrecision(**asked)
 
 
-def test_a_resumed_run_keeps_what_its_checkpoint_was_trained_with(tmp_path, machine):
+def test_a_resumed_run_keeps_what_its_checkpoint_was_trained_with(
+    tmp_path: Path, machine: Callable[[float], None]
+) -> None:
     """On a machine that would choose otherwise, bit by bit as if it had not been interrupted."""
     save_mlp(tmp_path)
     machine(4.0)
@@ -73,7 +75,7 @@ def test_a_resumed_run_keeps_what_its_checkpoint_was_trained_with(tmp_path, mach
     assert_same_bits(state_bits(resumed), state_bits(through))
 
 
-def test_rounds_keep_the_choice(tmp_path, machine):
+def test_rounds_keep_the_choice(tmp_path: Path, machine: Callable[[float], None]) -> None:
     save_mlp(tmp_path)
     machine(4.0)
     runner, _ = start(tmp_path, mixed_precision=AUTO)
@@ -84,7 +86,7 @@ def test_rounds_keep_the_choice(tmp_path, machine):
     assert runner.parameters.mixed_precision == MixedPrecision(**BF16)
 
 
-def test_gpus_choose_by_what_they_compute_in(tmp_path, monkeypatch):
+def test_gpus_choose_by_what_they_compute_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_mlp(tmp_path)
     asked = start(tmp_path, mixed_precision=AUTO)[0]._asked
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -96,7 +98,7 @@ def test_gpus_choose_by_what_they_compute_in(tmp_path, monkeypatch):
         assert ("which the GPU computes in" in note) == has_bf16
 
 
-def test_what_auto_decides_by_itself_cannot_be_set(tmp_path):
+def test_what_auto_decides_by_itself_cannot_be_set(tmp_path: Path) -> None:
     save_mlp(tmp_path)
     for field, value in (("use_bfloat16", True), ("loss_scale", 128.0)):
         with pytest.raises(OnwardError, match=rf"mixed_precision.{field} is set while use_mixed_precision is auto"):
@@ -105,17 +107,21 @@ def test_what_auto_decides_by_itself_cannot_be_set(tmp_path):
         start(tmp_path, mixed_precision={"use_mixed_precision": 1})
 
 
-def _chosen_on_rank(folder: Path) -> tuple[bool, list[str]]:
+def _chosen_on_rank(folder: Path) -> tuple[object, list[str]]:
     """On ranks of which each measures what the others do not."""
     rank = torch.distributed.get_rank()
-    precision_choice.matmul_rate = lambda device, dtype, seconds: 2e11 * (4.0 if rank and dtype != torch.float32 else 1)
+
+    def rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+        return 8e11 if rank and dtype != torch.float32 else 2e11
+
+    precision_choice.matmul_rate = rate
     runner, recorder = start(folder, optimizer=ADAMW, mixed_precision=AUTO, distributed={"data_parallel_size": 2})
     runner.run(InMemoryDataLoader(data(32)))
     precision = runner.parameters.mixed_precision
     return precision.use_mixed_precision, [one for one in recorder.messages if "auto" in one]
 
 
-def test_ranks_that_measure_other_rates_take_that_of_the_first(tmp_path):
+def test_ranks_that_measure_other_rates_take_that_of_the_first(tmp_path: Path) -> None:
     save_mlp(tmp_path)
     (first, notes), (second, silent) = run_on_ranks(2, _chosen_on_rank, tmp_path)
     assert (first, second) == (False, False)

@@ -5,7 +5,7 @@ Reads shapes from the model, and from ONNX's shape inference where the model lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +28,7 @@ class AxisTracker:
         self._opset = model.opset_imports.get("", 1)
 
     @cached_property
-    def _inferred(self) -> dict[str, ir.Value]:
+    def _inferred(self) -> Mapping[str, ir.Value]:
         return inferred_values(self._model)
 
     def shape(self, value: ir.Value | None) -> tuple[int | str | None, ...] | None:
