@@ -37,6 +37,7 @@ from onward.engine.loop import closing_batches
 from onward.engine.network.precision_choice import agreed_precision, with_precision
 from onward.engine.reports import CheckpointReport, EvaluationReport
 from onward.engine.state import TrainState
+from onward.engine.update_in_backward import refuse_torn
 from onward.errors import OtherTensorsError, ParametersError
 from onward.graph.adapters.base_checksum import base_checksum
 from onward.graph.training_graph import TrainingGraph
@@ -186,6 +187,7 @@ class Run:
     def save(self) -> Path:
         """Starts a checkpoint of the present state; training may go on at once."""
         state, started = self.state, time.perf_counter()
+        refuse_torn(state)
         best = None if self.best is None else self.best.kept_update
         record, callbacks = self._batch_sizes.record(), self.watchers.states()
         path = self.checkpoints.save(self.parameters, state, record, callbacks, best)

@@ -24,6 +24,7 @@ from onward.engine.functions import MetricFunction
 from onward.engine.inputs.run_data import RunData
 from onward.engine.reports import EvaluationReport, RunSummary, Watcher
 from onward.engine.state import TrainState
+from onward.engine.update_in_backward import refuse_torn
 from onward.environment import Environment
 from onward.errors import DataError, OnwardError
 from onward.graph.training_graph import TrainingGraph
@@ -240,6 +241,7 @@ class TrainingRunner:
         """Evaluates again, if there is a test loader, and writes the trained model to `output_dir`."""
         run, report = self._initialized(), None
         with self._own_watchers.reporting_failure():
+            refuse_torn(run.state)
             if test_data_loader is not None and not self.parameters.training.skip_evaluation:
                 report = run.evaluate_at_end(self._open(test_data_loader, is_test=True))
             run.checkpoints.close()

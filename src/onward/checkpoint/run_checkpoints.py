@@ -269,6 +269,12 @@ class RunCheckpoints:
                 raise  # the others are in another place; what is saved is saved
             saves = False
             if isinstance(error, Exception):
+                if state.is_torn:
+                    error.add_note(
+                        "The failed step had updated some of the weights inside its backward pass "
+                        "(speed.update_in_backward), so that nothing was saved; the last checkpoint is unaffected."
+                    )
+                    raise
                 state.return_to_mark()
                 is_new = state.counters.update > max(begin, self.saved_update)
                 is_lost = isinstance(error, StorageError | CorruptionError | RollBack)

@@ -16,8 +16,19 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     if not _are_alike(gradients):
         return get_total_norm(list(gradients))
     with torch.no_grad():
-        norms = torch._foreach_norm(list(gradients), 2.0)
-        return torch.linalg.vector_norm(torch.stack(norms), 2.0)  # type: ignore[no-any-return]
+        return norm_of_all(norm_of_each(gradients))
+
+
+def norm_of_each(gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The L2 norm of every gradient."""
+    return torch._foreach_norm(list(gradients), 2.0)
+
+
+def norm_of_all(norms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The L2 norm of gradients whose own norms these are; 0 of none."""
+    if not norms:
+        return torch.tensor(0.0)
+    return torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)  # type: ignore[no-any-return]
 
 
 def clip(weights: Sequence[torch.nn.Parameter], max_norm: float, norm: torch.Tensor, is_norm_read: bool) -> None:

@@ -6,7 +6,7 @@ Either way gradients are left at the network's weights, and the mean loss of the
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,10 +55,17 @@ class MicroBatches(Protocol):
 class SequentialMicroBatches:
     """Forward and backward as soon as a micro-batch comes, or all of an update where each weighs by what all count."""
 
-    def __init__(self, forward: Forward, shares: LossNormalization, reduction: GradientReduction) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        shares: LossNormalization,
+        reduction: GradientReduction,
+        backward: Callable[[torch.Tensor], None] = torch.autograd.backward,
+    ) -> None:
         self.forward = forward
         self.shares = shares
         self.reduction = reduction
+        self._backward = backward
         self._waiting: list[Batch] = []
 
     def add(self, batch: Batch, is_last: bool, scale: float) -> Computed | None:
@@ -76,7 +83,7 @@ class SequentialMicroBatches:
             with self.reduction.micro_batch(self.forward.module, is_last and one is waiting[-1]):
                 outputs |= self.forward(features)
                 loss = self._loss(one, features, outputs, factors)
-                torch.autograd.backward(loss if scale == 1.0 else loss * scale)
+                self._backward(loss if scale == 1.0 else loss * scale)
             losses.append(loss.detach())
         return Computed(functools.reduce(torch.add, losses), len(losses), outputs)
 

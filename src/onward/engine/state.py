@@ -102,6 +102,7 @@ class TrainState:
         average: of weights and running statistics; None: a run keeps none.
         pruning: which elements of weights stay zero; None: a run prunes nothing.
         local_sgd: what workers of local SGD have in common; None: there is one worker.
+        is_torn: some weights are updated and others are not (`onward.engine.update_in_backward`).
     """
 
     networks: Sequence[Network]
@@ -118,6 +119,7 @@ class TrainState:
     average: WeightAverage | OptimizerAverage | None = None
     pruning: WeightPruning | None = None
     local_sgd: LocalSGD | None = None
+    is_torn: bool = False
     _mark: _Mark | None = None
     _skipped: torch.Tensor | None = None
 
@@ -386,6 +388,7 @@ class TrainState:
             # Asked for another kind of loss scale than before, the run begins with that one.
             if stored.reset() == self.loss_scale.reset():
                 self.loss_scale = stored
+        self.is_torn = False
         self.set_random_states(random)
         self._update_followers()
         return notes

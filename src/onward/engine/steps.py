@@ -15,6 +15,7 @@ from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.micro_batches import MicroBatches
 from onward.engine.state import TrainState
 from onward.engine.unfreezing import NEVER_FROZEN, Unfreezing
+from onward.engine.update_in_backward import UpdateInBackward
 from onward.graph.weights.names import WeightNames
 from onward.optim.building import is_fused, set_learning_rate
 from onward.optim.direct_step import take_step
@@ -89,6 +90,7 @@ class Steps:
         loss_is_sum: losses are sums over samples; reports give them a sample, as evaluation does.
         unfreezing: which weights are frozen for so long.
         adds_micro_batches: the gradient of an update is the sum over its micro-batches, not the mean.
+        in_backward: updates the weights inside the backward pass of `micro_batches`; None: they are updated after it.
         report_missing: called once, after the first update, with the weights that got no gradient, if any.
     """
 
@@ -104,8 +106,10 @@ class Steps:
         loss_is_sum: bool = False,
         unfreezing: Unfreezing = NEVER_FROZEN,
         adds_micro_batches: bool = False,
+        in_backward: UpdateInBackward | None = None,
     ) -> None:
         self.state = state
+        self._in_backward = in_backward
         self._unfreezing = unfreezing
         self._loss_is_sum = loss_is_sum
         self._report_missing = report_missing
@@ -139,6 +143,8 @@ class Steps:
 
         Gradients, running statistics or a loss that overflowed skip the update, on all ranks alike.
         """
+        if self._in_backward is not None:
+            return self._update_in_backward(self._in_backward, batch, learning_rate, watch, is_last)
         outputs = self.accumulate(batch, is_last=True)
         gradients = self.reduction.finish(self.state)
         frozen = self._unfreezing.frozen(self.state.counters.update)
@@ -161,6 +167,30 @@ class Steps:
         self.state.counters.update += 1
         self.state.after_update(is_last)
         return UpdateResult(norm, self._take_loss_of_update(), tensors)
+
+    def _update_in_backward(
+        self, in_backward: UpdateInBackward, batch: Batch, learning_rate: float, watch: bool, is_last: bool
+    ) -> UpdateResult:
+        """The same where the weights have been updated when the backward pass is done."""
+        on_device = skips_on_device(self.state)
+        in_backward.prepare(learning_rate, self.watched.select if watch else None, on_device)
+        outputs = self.accumulate(batch, is_last=True)
+        done = in_backward.finish()
+        self._look_for_missing(done.updated | self._unfreezing.frozen(self.state.counters.update))
+        tensors = dict[str, torch.Tensor]()
+        if watch:
+            others = {name: one for name, one in self.state.torch_parameters.items() if name not in done.updated}
+            values = self.reduction.watched_values(outputs, self.watched.values)
+            tensors = {**values, **done.tensors, **self.watched.select(others)}
+        if on_device:
+            self.state.restore_statistics(done.overflowed)
+            self.state.count_skipped_later(done.overflowed)
+        elif bool(done.overflowed):
+            self.state.counters.skipped_updates += 1
+            self.state.restore_statistics()
+        self.state.counters.update += 1
+        self.state.after_update(is_last)
+        return UpdateResult(done.norm, self._take_loss_of_update(), tensors)
 
     def _look_for_missing(self, gradients: Collection[str]) -> None:
         if self._report_missing is not None:

@@ -43,6 +43,16 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
+def take_step_of(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: torch.Tensor) -> None:
+    """`take_step` of one weight alone, which has a gradient and belongs to `group`."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**group, "params": [weight]}]
+    try:
+        take_step(optimizer)
+    finally:
+        optimizer.param_groups = groups
+
+
 _Call = tuple[dict[str, Any], list[torch.Tensor], list[list[torch.Tensor]]]
 
 

@@ -13,6 +13,7 @@ from onward.parameters.local_sgd import compares_evaluations, local_sgd_problems
 from onward.parameters.optimizer import optimizer_problems
 from onward.parameters.pruning import pruning_problems
 from onward.parameters.reporting import checkpoint_problems
+from onward.parameters.speed import update_in_backward_problems
 from onward.schedules.learning_rate.registry import decay_named
 from onward.spelling import listed
 
@@ -58,6 +59,7 @@ def _problems_of_round(parameters: Parameters) -> list[str]:
         *_check_profiler(parameters),
         *_check_batch_size(parameters),
         *_check_cuda_graphs(parameters),
+        *update_in_backward_problems(parameters),
         *_check_frozen_weights(parameters),
         *fields_without_effect(parameters, refused=True),
     ]

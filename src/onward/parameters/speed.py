@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 
 from onward.parameters.field_types import STRICT, Count, CountFromZero, Flag, NonNegative, Positive, auto_or_flag
+
+if TYPE_CHECKING:
+    from onward.parameters import Parameters
 
 FusionName = Literal[
     "attention",
@@ -70,6 +73,9 @@ class Speed:
             on GPUs with mixed precision; torch's compiler chooses the memory format of compiled code.
         cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches
             have one shape, without accumulation and recompute. Not tried on a GPU yet.
+        update_in_backward: update each weight inside the backward pass, as soon as its gradient is complete, and drop
+            the gradient: those of all weights are never in memory at once. For one process without clipping,
+            accumulation and fp16; a gradient that is not finite leaves only its own weight as it is.
     """
 
     __pydantic_config__ = STRICT
@@ -79,11 +85,46 @@ class Speed:
     compile: Literal["auto", True, False] = "auto"
     channels_last: Flag = True
     cuda_graphs: Flag = False
+    update_in_backward: Flag = False
 
     @pydantic.field_validator("compile", mode="before")
     @classmethod
     def _choice(cls, value: Any) -> Any:
         return auto_or_flag(value)
+
+
+def update_in_backward_problems(parameters: Parameters) -> list[str]:
+    """What updates inside the backward pass do not go with, one sentence each."""
+    if not parameters.speed.update_in_backward:
+        return []
+    split, training, precision = parameters.distributed, parameters.training, parameters.mixed_precision
+    clip, accumulation = parameters.optimizer.max_norm_clip, training.gradient_accumulation_steps
+    is_fp16 = precision.use_mixed_precision is True and not precision.use_bfloat16
+    resized = [name for name in ("find_batch_size", "halve_batch_on_out_of_memory") if getattr(training, name)]
+    layout = f"the sizes of distributed make {split.world_size} processes"
+    if split.layout == "auto" or split.elastic:
+        layout = "distributed.layout is auto" if split.layout == "auto" else "distributed.elastic is true"
+    obstacles = {
+        f"optimizer.max_norm_clip is {clip or 0:g}, and the norm of all gradients is known only when the weights are "
+        "updated; remove max_norm_clip": clip is not None,
+        f"training.gradient_accumulation_steps is {accumulation}, whose gradients would have to be kept; set it to 1": (
+            accumulation > 1
+        ),
+        **{f"training.{name} is true, which may accumulate gradients; set batch_size": True for name in resized},
+        "mixed_precision is fp16, whose loss scale is known to be too large only when weights are updated; set "
+        "use_bfloat16": is_fp16,
+        f"{layout}, and gradients are reduced over processes when all are there; train with one": (
+            split.world_size > 1 or split.layout == "auto" or split.elastic
+        ),
+        "speed.cuda_graphs is true, and recorded passes hold no updates; remove cuda_graphs": (
+            parameters.speed.cuda_graphs
+        ),
+    }
+    return [
+        f"speed.update_in_backward is true, but {reason}, or remove update_in_backward."
+        for reason, is_met in obstacles.items()
+        if is_met
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

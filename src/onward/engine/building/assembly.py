@@ -108,17 +108,18 @@ class Assembly:
         dimensions: Mapping[str, int],
         feature_ranges: Mapping[str, FeatureRange],
         instrument: Callable[[Program], Program] | None,
+        backward: Callable[[torch.Tensor], None] = torch.autograd.backward,
     ) -> MicroBatches:
         """What computes gradients; without a pipeline, `values` of the graph are given out in addition to the loss.
 
-        The stages of a pipeline know the values that they keep from the beginning.
+        The stages of a pipeline know the values that they keep from the beginning. Without one, `backward` is given
+        the loss.
         """
         if self.pipeline is None:
             outputs = tuple(dict.fromkeys((*shares.names, *values)))
             arguments = (None, dimensions, feature_ranges, instrument, self.modules[0])
-            return SequentialMicroBatches(
-                Forward(self.networks[0], outputs, self.precision, *arguments), shares, self.reduction
-            )
+            forward = Forward(self.networks[0], outputs, self.precision, *arguments)
+            return SequentialMicroBatches(forward, shares, self.reduction, backward)
         for compute in self.computes:
             compute.begin_round(shares.names, instrument)
         return PipelinedMicroBatches(self.pipeline, self.reader(dimensions, feature_ranges), shares)

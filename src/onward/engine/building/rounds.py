@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
+
 from onward.data.batches import Batch
 from onward.engine.building.assembly import Assembly
 from onward.engine.building.preparation import watched_names
@@ -16,6 +18,7 @@ from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.loop import Clock, StepDone, train_steps
 from onward.engine.micro_batches import SequentialMicroBatches
 from onward.engine.steps import Steps
+from onward.engine.update_in_backward import UpdateInBackward
 from onward.graph.weights.branches import note_on_missing_gradients
 from onward.lowering.program import Program
 from onward.optim.schedules import LearningRateSchedule
@@ -47,9 +50,11 @@ def make_steps(
     training, may_differ = parameters.training, parameters.data.last_batch == "short"
     shares = LossNormalization(state.mesh, parameters.loss, graph.loss_names, training, may_differ)
     is_summed = parameters.loss.reduction == "sum" and training.accumulate_as == "one_batch"
+    in_backward = UpdateInBackward(state) if parameters.speed.update_in_backward else None
+    backward = torch.autograd.backward if in_backward is None else in_backward.backward
     return Steps(
         state,
-        assembly.micro_batches(shares, watched.values, dimensions, feature_ranges, instrument),
+        assembly.micro_batches(shares, watched.values, dimensions, feature_ranges, instrument, backward),
         training.gradient_accumulation_steps,
         parameters.optimizer.max_norm_clip,
         watched,
@@ -58,6 +63,7 @@ def make_steps(
         parameters.loss.reduction == "sum",
         assembly.unfreezing,
         is_summed,
+        in_backward,
     )
 
 

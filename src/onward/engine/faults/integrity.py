@@ -127,7 +127,12 @@ class IntegrityWatch:
             yield done
 
     def _checked(self, steps: Iterator[StepDone], before: torch.Tensor) -> StepDone | None:
+        looked = []
+
         def look(*_: Any) -> None:
+            if looked:  # inside a backward pass every weight has its own step, and the first has changed weights
+                return
+            looked.append(True)
             names, after = self._digests.at_rest()
             same = (before == after).tolist()
             self._changed = next((name for name, is_same in zip(names, same, strict=True) if not is_same), None)
