@@ -72,6 +72,8 @@ def sizes(data: int = 1, horizontal: int = 1, pipeline: int = 1, **more: Any) ->
 
 BF16 = {"mixed_precision": {"use_mixed_precision": True, "use_bfloat16": True}}
 WRITTEN_OUT = {"speed": {"fuse": False}}
+IN_BACKWARD = {"speed": {"update_in_backward": True}}
+LION = {"optimizer": {"training_optimizer_name": "Lion"}}
 PAIRS: dict[str, tuple[Callable[[], ir.Model], Callable[[], Any], dict[str, Any], int, Mapping[str, Any]]] = {
     "gpt2, 1 process": (gpt2, language, sizes(), 1, {}),
     "gpt2, 1 process, nothing fused": (gpt2, language, sizes(), 1, WRITTEN_OUT),
@@ -80,6 +82,9 @@ PAIRS: dict[str, tuple[Callable[[], ir.Model], Callable[[], Any], dict[str, Any]
     "gpt2, 1 process, recompute": (gpt2, language, sizes(), 1, {"recompute": {"segments": True}}),
     "gpt2, 1 process, attention again": (gpt2, language, sizes(), 1, {**WRITTEN_OUT, "recompute": {"attention": True}}),
     "gpt2, 1 process, LAMB": (gpt2, language, sizes(), 1, {"optimizer": {"training_optimizer_name": "Lamb"}}),
+    "gpt2, 1 process, update in backward": (gpt2, language, sizes(), 1, IN_BACKWARD),
+    "gpt2, 1 process, Lion": (gpt2, language, sizes(), 1, LION),
+    "gpt2, 1 process, Lion, update in backward": (gpt2, language, sizes(), 1, {**LION, **IN_BACKWARD}),
     "squeezenet, 1 process": (squeezenet, pictures, sizes(), 1, {}),
     "squeezenet, 2 replicas": (squeezenet, pictures, sizes(data=2), 1, {}),
     "gpt2, 2 replicas": (gpt2, language, sizes(data=2), 1, {}),

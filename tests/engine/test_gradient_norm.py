@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from onward.engine.gradient_norm import clip, total_norm
+from onward.engine.gradient_norm import clip, norm_of_all, norm_of_each, total_norm
 
 
 def weights(dtypes: tuple[torch.dtype, ...]) -> list[nn.Parameter]:
@@ -46,3 +46,10 @@ def test_nothing_has_no_norm_and_nan_reaches_the_gradients() -> None:
     own = weights(ALIKE)
     clip(own, 1.0, torch.tensor(math.nan), True)
     assert all(weight.grad is not None and weight.grad.isnan().all() for weight in own)
+
+
+def test_norms_one_by_one_make_the_norm_of_all() -> None:
+    gradients = [weight.grad for weight in weights(ALIKE) if weight.grad is not None]
+    norms = [norm for gradient in gradients for norm in norm_of_each([gradient])]
+    assert torch.equal(norm_of_all(norms), get_total_norm(gradients))
+    assert norm_of_all([]).item() == 0.0

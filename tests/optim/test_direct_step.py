@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from onward.optim.direct_step import take_step
+from onward.optim.direct_step import take_step, take_step_of
 
 
 def trained(kind: type[torch.optim.Optimizer], is_direct: bool, **options: Any) -> list[torch.Tensor]:
@@ -56,3 +56,23 @@ def test_hooks_are_called() -> None:
         weight.grad = torch.ones(2)
         take_step(optimizer)
     assert calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_one_weight_alone_is_updated_by_its_group(fused: bool) -> None:
+    """Another that has a gradient, too, stays as it is."""
+    found = []
+    for is_alone in (True, False):
+        weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+        optimizer = torch.optim.AdamW(
+            [{"params": [one], "lr": rate} for one, rate in zip(weights, (0.1, 0.2), strict=True)], fused=fused
+        )
+        groups = optimizer.param_groups
+        for _ in range(3):
+            weights[1].grad = torch.ones(3)
+            weights[0].grad = torch.ones(3) if is_alone else None
+            take_step_of(optimizer, groups[1], weights[1]) if is_alone else take_step(optimizer)
+        assert optimizer.param_groups is groups
+        assert torch.equal(weights[0], torch.ones(3))
+        found.append(weights[1])
+    assert torch.equal(*found)

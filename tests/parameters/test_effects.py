@@ -41,7 +41,7 @@ ALWAYS = {
     "augmentation": {"feature"},
     "mixed_precision": {"use_mixed_precision", "float8"},
     "frozen_weights": {"dtype"},
-    "speed": {"fuse", "join_layers", "compile", "channels_last"},
+    "speed": {"fuse", "join_layers", "compile", "channels_last", "update_in_backward"},
     "distributed": {
         "layout", "data_parallel_size", "horizontal_parallel_size", "pipeline_parallel_size",
         "context_parallel_size", "expert_capacity_factor", "max_restarts",

@@ -286,6 +286,7 @@ DEFAULTS: dict[type, dict[str, Any]] = {
         "compile": "auto",
         "channels_last": True,
         "cuda_graphs": False,
+        "update_in_backward": False,
     },
     Distributed: {
         "layout": "manual",

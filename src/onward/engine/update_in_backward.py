@@ -82,7 +82,8 @@ class UpdateInBackward:
             for name, weight in state.torch_parameters.items():
                 if weight.requires_grad:
                     update = functools.partial(self._update, name, groups[weight])
-                    hooks.callback(weight.register_post_accumulate_grad_hook(update).remove)
+                    hook = weight.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
+                    hooks.callback(hook.remove)
             torch.autograd.backward(loss)
 
     @torch.no_grad()

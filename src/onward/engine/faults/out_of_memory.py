@@ -35,7 +35,7 @@ def explaining_out_of_memory(
             f"memory ran out in step {step}, with micro-batches of {training.batch_size} samples: "
             f"{str(cause).partition(chr(10))[0]}\nSet training.batch_size to a smaller value and raise "
             "gradient_accumulation_steps, let training.find_batch_size or training.halve_batch_on_out_of_memory do so, "
-            "or save memory by recompute or distributed.zero_stage.",
+            "or save memory by recompute, speed.update_in_backward or distributed.zero_stage.",
             training.batch_size,
         ) from error
 

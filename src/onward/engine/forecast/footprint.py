@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from onward.graph.training_graph import TrainingGraph
 from onward.lowering.kernels.dtypes import TORCH_DTYPE
 from onward.lowering.module import input_types
 from onward.optim.building import make_optimizer, slots_by_name
+from onward.optim.direct_step import take_step_of
 from onward.parallel.data_parallel import local_part, micro_batch, replicate
 from onward.parallel.fake_replicas import COLLECTIVES, SUMS, fake_replicas
 from onward.parallel.launch.process import Mesh
@@ -162,7 +163,9 @@ class _Measuring:
             # ZeRO gathers with the first micro-batch what others find there; without it all are alike.
             between = self._pass(is_last=False)[1] if micro_batches > 2 and self.zero else first
             held = self.log.now
-            moments, last, sent = self._pass(is_last=True)
+            in_backward = self.parameters.speed.update_in_backward
+            with self._updating(optimizer) if in_backward else contextlib.nullcontext():
+                moments, last, sent = self._pass(is_last=True)
             update = self._update(optimizer)
         log = self.log
         footprint = StageFootprint(
@@ -243,6 +246,23 @@ class _Measuring:
         log.rename_alive("activations", "gradients")
         counts = tuple((name, log.collectives[name], log.collective_bytes[name]) for name in log.collectives)
         return (forward, log.now), counts, sent
+
+    @contextlib.contextmanager
+    def _updating(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """As `onward.engine.update_in_backward`, which is for one process."""
+        groups = {weight: group for group in optimizer.param_groups for weight in group["params"]}
+
+        def update(weight: torch.Tensor) -> None:
+            assert weight.grad is not None
+            self.log.name([weight.grad], "gradients")
+            with contextlib.suppress(DataDependentOutputException):
+                take_step_of(optimizer, groups[weight], weight)
+            weight.grad = None
+
+        with contextlib.ExitStack() as hooks:
+            for weight in groups:
+                hooks.callback(weight.register_post_accumulate_grad_hook(update).remove)
+            yield
 
     def _update(self, optimizer: torch.optim.Optimizer) -> int:
         for weight in self.weights.values():
