@@ -14,7 +14,8 @@ from onward.errors import DataError
 
 TABLES = """
 <ir_version: 8, opset_import: ["" : 18]>
-tables (int64[batch, 2] tokens, int64[batch] position, float[batch, 5] x, int64[batch, 1] last) => (float[n, m] y)
+tables (int64[batch, 2] tokens, int64[batch] position, float[batch, 5] x, int64[batch, 1] last, int64[batch] mask) =>
+(float[n, m] y)
 <int64[1] flat = {-1}>
 {
   narrow = Cast<to = 6>(tokens)
@@ -24,6 +25,9 @@ tables (int64[batch, 2] tokens, int64[batch] position, float[batch, 5] x, int64[
   other = Gather<axis = 1>(wide, tokens)
   more = Gather(turned, position)
   chosen = Gather<axis = 1>(x, last)
+  is_seen = Cast<to = 9>(mask)
+  kind = Cast<to = 7>(is_seen)
+  of_two = Gather(table, kind)
   y = Identity(rows)
 }
 """

@@ -75,6 +75,15 @@ def test_a_resumed_run_keeps_what_its_checkpoint_was_trained_with(
     assert_same_bits(state_bits(resumed), state_bits(through))
 
 
+def test_a_run_that_resumes_from_fp16_stays_in_it(tmp_path: Path) -> None:
+    save_mlp(tmp_path)
+    asked = start(tmp_path, mixed_precision=AUTO)[0]._asked
+    before = {"use_mixed_precision": True, "use_bfloat16": False, "loss_scale": 128.0, "float8": False}
+    found, note = settled_precision(asked, "cpu", {"parameters": {"mixed_precision": before}})
+    assert found.mixed_precision == MixedPrecision(**before)
+    assert note == "mixed_precision.use_mixed_precision: auto: fp16, which the checkpoint was trained with."
+
+
 def test_rounds_keep_the_choice(tmp_path: Path, machine: Callable[[float], None]) -> None:
     save_mlp(tmp_path)
     machine(4.0)

@@ -76,7 +76,9 @@ def index_ranges(model: ir.Model) -> Mapping[str, IndexRange]:
         read = list(reads(node))
         if computed.intersection(read):
             computed.update(node.outputs)
-        if node.op_type in _MOVES and read[0] in origin:
+        # A cast to bool makes other numbers of what it reads.
+        is_bool = node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.BOOL
+        if node.op_type in _MOVES and read[0] in origin and not is_bool:
             origin[node.outputs[0]] = origin[read[0]]
         if node.op_type != "Gather" or read[1] not in origin or read[0] in computed or read[0].shape is None:
             continue

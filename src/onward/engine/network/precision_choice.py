@@ -41,12 +41,13 @@ def settled_precision(
     asked = parameters.mixed_precision
     if asked.use_mixed_precision != "auto":
         return parameters, None
-    earlier = ((record or {}).get("parameters") or {}).get("mixed_precision", {}).get("use_mixed_precision")
-    if isinstance(earlier, bool):
-        is_low = earlier
-        note = f"{_FIELD}: {_words(is_low)}, which the checkpoint was trained with."
-    else:
-        is_low, note = _choose(kind)
+    kept = _kept(record)
+    if kept is not None:
+        decided = replace(asked, **kept)
+        is_half = decided.use_mixed_precision and not decided.use_bfloat16
+        words = "fp16" if is_half else _words(kept["use_mixed_precision"])
+        return with_precision(parameters, decided), f"{_FIELD}: {words}, which the checkpoint was trained with."
+    is_low, note = _choose(kind)
     return with_precision(parameters, replace(asked, use_mixed_precision=is_low, use_bfloat16=is_low)), note
 
 
@@ -57,10 +58,19 @@ def agreed_precision(
 
     They would measure a machine that all of them load, and ranks with different types would be refused.
     """
-    decided, note = settled_precision(parameters, mesh.device.type, record) if mesh.rank == 0 else (parameters, None)
+    is_known = mesh.rank == 0 or _kept(record) is not None  # without a measurement
+    decided, note = settled_precision(parameters, mesh.device.type, record) if is_known else (parameters, None)
     is_low = bool(gather_numbers(mesh, float(decided.mixed_precision.use_mixed_precision is True))[0])
     asked = replace(parameters.mixed_precision, use_mixed_precision=is_low, use_bfloat16=is_low)
-    return (decided if mesh.rank == 0 else with_precision(parameters, asked)), note
+    return (decided if is_known else with_precision(parameters, asked)), note
+
+
+def _kept(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The fields that auto decides, as a checkpoint was trained with them; None: there is none."""
+    earlier = ((record or {}).get("parameters") or {}).get("mixed_precision", {})
+    if not isinstance(earlier.get("use_mixed_precision"), bool):
+        return None
+    return {name: earlier[name] for name in ("use_mixed_precision", "use_bfloat16", "loss_scale") if name in earlier}
 
 
 def with_precision(parameters: Parameters, decided: MixedPrecision) -> Parameters:
