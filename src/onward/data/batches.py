@@ -103,6 +103,19 @@ class Batch:
     origin: tuple[tuple[Path | str, Sequence[int] | np.ndarray], ...] = ()
 
 
+Origin = Sequence[tuple[Path | str, Sequence[int] | np.ndarray]]
+"""As `Batch.origin`."""
+
+
+def origin_of(origin: Origin, row: int) -> str:
+    """Where a sample of a batch comes from, in words; "" where that is unknown."""
+    for path, numbers in origin:
+        if row < len(numbers):
+            return f"sample {int(numbers[row])} of {path if isinstance(path, Path) else f'the data in {path}'}"
+        row -= len(numbers)
+    return ""
+
+
 START = DataCursor()
 """The first sample of the first epoch."""
 

@@ -77,7 +77,7 @@ class SequentialMicroBatches:
         losses, outputs = list[torch.Tensor](), dict[str, Any]()
         for one, factors in zip(waiting, self.shares.of(waiting), strict=True):
             outputs.clear()  # before the next are computed: they may be large
-            features = self.forward.reader.to_tensors(one.features)
+            features = self.forward.reader.to_tensors(one.features, one.origin)
             if self.forward.network.compilation is not None:
                 self.forward.network.compilation.begin_pass()
             with self.reduction.micro_batch(self.forward.module, is_last and one is waiting[-1]):
@@ -117,7 +117,7 @@ class PipelinedMicroBatches:
     def add(self, batch: Batch, is_last: bool, scale: float) -> Computed | None:
         """See `MicroBatches.add`."""
         # On their way to the device while the next micro-batch is read.
-        self._waiting.append((batch, self.reader.to_tensors(batch.features)))
+        self._waiting.append((batch, self.reader.to_tensors(batch.features, batch.origin)))
         if not is_last:
             return None
         batches, features = zip(*self._waiting, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,15 @@ from onward.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+SampleOrigin = Callable[[int], str]
+"""Number of a sample in a batch -> where it comes from, in words; "" where that is unknown."""
+
+
+def unknown_origin(sample: int) -> str:
+    """Of a batch that somebody made."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class LabelRange:
             return 0, self.classes
         return (self.blank + 1, self.classes) if self.blank < self.classes // 2 else (0, self.blank)
 
-    def check(self, name: str, labels: np.ndarray) -> None:
+    def check(self, name: str, labels: np.ndarray, origin: SampleOrigin = unknown_origin) -> None:
         """Checks a feature of a batch here, where its numbers still are at hand: a GPU would stop without a word.
 
         Raises:
@@ -69,8 +79,14 @@ class LabelRange:
             raise DataError(
                 f"feature {name!r} holds the label {labels[place]}; expected 0 to {self.classes - 1}{ignored}, since "
                 f"{_classes(self.classes)}. {int(outside.sum())} of the {labels.size} labels of this batch "
-                f"are out of range, the first at {list(place)} (sample first). Fix the data, or set loss.ignore_index."
+                f"are out of range, {first_place(place, origin)}. Fix the data, or set loss.ignore_index."
             )
+
+
+def first_place(place: tuple[int, ...], origin: SampleOrigin) -> str:
+    """Where the first number of a batch is that is out of range: in the batch, and where its sample comes from."""
+    sample = origin(place[0])
+    return f"the first at {list(place)} (sample first)" + (f", {sample}" if sample else "")
 
 
 def _classes(count: int) -> str:

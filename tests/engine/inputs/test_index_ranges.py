@@ -82,4 +82,4 @@ def test_a_run_names_the_sample_whose_token_has_no_row(token: int, words: str) -
     with pytest.raises(DataError, match=words) as caught:
         onward.fit(model, (tokens, np.arange(8) % 3), epochs=1, batch_size=4, shuffle=False, progress=False)
     assert "feature 'tokens'" in str(caught.value)
-    assert "[1, 1] (sample first)" in str(caught.value)
+    assert "the first at [1, 1] (sample first), sample 5 of the data in memory." in str(caught.value)

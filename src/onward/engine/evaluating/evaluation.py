@@ -22,7 +22,7 @@ from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.network.forward import Forward
 from onward.engine.state import TrainState
-from onward.errors import ParametersError
+from onward.errors import DataError, ParametersError
 from onward.graph.losses.spec import LossNames
 from onward.graph.training_graph import TrainingGraph, outputs_of
 from onward.losses.labels import LabelCount
@@ -266,7 +266,7 @@ def _evaluate(
     sums, gathered = _Sums(outputs, state.device), MetricSums(further, state.device)
     try:
         for batch, counts in _in_step(batches, reduction):
-            features = forward.reader.to_tensors(batch.features)
+            features = _read(forward, batch)
             values = forward(features)
             if counts:
                 if own.names or further:
@@ -279,6 +279,14 @@ def _evaluate(
     metrics, samples = sums.metrics(reduction)
     group = None if reduction is None else reduction.mesh.replicas
     return ({**own.compute(reduction), **metrics, **gathered.compute(group)} if samples else metrics), samples
+
+
+def _read(forward: Forward | PipelinedForward, batch: Batch) -> dict[str, torch.Tensor]:
+    try:
+        return forward.reader.to_tensors(batch.features, batch.origin)
+    except DataError as error:
+        error.add_note("It is in the test data.")
+        raise
 
 
 def _in_step(batches: Iterable[Batch], reduction: GradientReduction | None) -> Iterator[tuple[Batch, bool]]:

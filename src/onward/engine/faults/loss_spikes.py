@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from onward.data.batches import Batch, DataCursor
-from onward.engine.faults.skipped_updates import Origin, describe_origin
+from onward.data.batches import Batch, DataCursor, Origin
+from onward.engine.faults.skipped_updates import describe_origin
 from onward.engine.loop import StepDone
 from onward.engine.reports import RollBackReport
 from onward.engine.state import TrainState

@@ -7,10 +7,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from onward.data.batches import Origin
 from onward.data.shard import load_shard
 from onward.engine.loop import StepDone
 from onward.engine.state import Counters, TrainState
@@ -18,9 +18,6 @@ from onward.engine.steps import skips_on_device
 from onward.errors import DataError, ParametersError
 from onward.parallel.agreement import gather_texts
 from onward.spelling import shortened
-
-Origin = Sequence[tuple[Path | str, Any]]
-"""Of a batch: files, and numbers of samples in each of them."""
 
 NAMED_UPDATES = 2
 """The batches of so many of the last skipped updates are named."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from onward.data.batches import Origin, origin_of
 from onward.data.shard import FeatureSpec
 from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.sample_shapes import fit_sample_shape
@@ -50,24 +52,28 @@ class FeatureReader:
             for name, shape in shapes.items()
         }
 
-    def to_tensors(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def to_tensors(self, features: Mapping[str, Any], origin: Origin = ()) -> dict[str, torch.Tensor]:
         """Features of a batch (numpy arrays, batch axis first) as tensors on the device.
+
+        Args:
+            features: of the batch.
+            origin: where its samples come from, for messages.
 
         Raises:
             DataError: a feature is missing, its type or shape does not fit the model's input, or a label is out of
                 range.
         """
         self._check_names(features)
-        return {name: self._to_tensor(name, features[name]) for name in self.inputs}
+        return {name: self._to_tensor(name, features[name], origin) for name in self.inputs}
 
-    def _to_tensor(self, name: str, array: Any) -> torch.Tensor:
+    def _to_tensor(self, name: str, array: Any, origin: Origin) -> torch.Tensor:
         tensor = array if isinstance(array, torch.Tensor) else tensor_from_array(array)
         self._check_type(name, tensor.dtype)
         shape = self._fitted_shape(name, tuple(tensor.shape))
         tensor = tensor if tensor.shape == shape else tensor.reshape(shape)
         tensor = tensor.to(self.dtypes.get(name, tensor.dtype))
         if name in self.feature_ranges and tensor.device.type == "cpu":
-            self.feature_ranges[name].check(name, tensor.numpy())
+            self.feature_ranges[name].check(name, tensor.numpy(), partial(origin_of, origin))
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)

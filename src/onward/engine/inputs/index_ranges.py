@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onward.errors import DataError
 from onward.graph.cuts import reads
 from onward.graph.operators import Fact, operators_with
-from onward.losses.labels import LabelRange
+from onward.losses.labels import LabelRange, SampleOrigin, first_place, unknown_origin
 
 _MOVES = operators_with(Fact.SAME_ELEMENTS) | {"Cast"}
 
@@ -33,7 +33,7 @@ class IndexRange:
         """From which row to which, the end excluded, it picks."""
         return 0, self.rows
 
-    def check(self, name: str, indices: np.ndarray) -> None:
+    def check(self, name: str, indices: np.ndarray, origin: SampleOrigin = unknown_origin) -> None:
         """Checks a feature of a batch here, where its numbers still are at hand: a GPU would stop without a word.
 
         A negative index is refused, too, though Gather counts it from the end
@@ -56,7 +56,7 @@ class IndexRange:
         raise DataError(
             f"feature {name!r} holds the index {found}; expected 0 to {self.rows - 1}, since it picks rows of "
             f"{self.table!r}, which has {self.rows}. {int(outside.sum())} of the {indices.size} indices of this batch "
-            f"are out of range, the first at {list(place)} (sample first). {advice}."
+            f"are out of range, {first_place(place, origin)}. {advice}."
         )
 
 
