@@ -237,8 +237,13 @@ class TrainingRunner:
         """
         self._initialized().checkpoints.wait()
 
-    def end_training(self, test_data_loader: Any = None) -> EvaluationReport | None:
-        """Evaluates again, if there is a test loader, and writes the trained model to `output_dir`."""
+    def end_training(self, test_data_loader: Any = None, *, weights: str | None = None) -> EvaluationReport | None:
+        """Evaluates again, if there is a test loader, and writes the trained model to `output_dir`.
+
+        Args:
+            test_data_loader: data of any kind that `run` takes.
+            weights: which weights the network holds, where they are not simply the last, for the record of the run.
+        """
         run, report = self._initialized(), None
         with self._own_watchers.reporting_failure():
             refuse_torn(run.state)
@@ -247,9 +252,10 @@ class TrainingRunner:
             run.checkpoints.close()
             refuse_untrained_run(run.state)
             if self.parameters.paths.output_dir is not None:
-                what = export_run(self.parameters, run.state, run.graph, self.trained_model_path, run.best, report)
+                path = self.trained_model_path
+                what = export_run(self.parameters, run.state, run.graph, path, run.best, report, weights)
                 self.files.publish()
-                places = written_paths(self.parameters.adapter, self.trained_model_path)
+                places = written_paths(self.parameters.adapter, path)
                 self._own_watchers.on_trained_model(what, [self.files.shown(place) for place in places])
         self._data.close()
         self._own_watchers.close()

@@ -123,6 +123,31 @@ def test_a_dry_run_fails_as_the_run_would(workplace: Path, run_file: str, capsys
     assert not (workplace / "out").exists()
 
 
+COMPARED = ("--early_stopping.patience=2", "--training.evaluation_period=4")
+REFUSED_LATER = {
+    "a metric that nothing computes": (("--early_stopping.metric=acc",), "early_stopping.metric is 'acc', which"),
+    "nothing to compare": (("--paths.test_data_dir=null",), "compare evaluations, but there are no test data."),
+    "nothing to export": (
+        ("--paths.test_data_dir=null", "--checkpoint.checkpoints_dir=c", "--checkpoint.keep_best=true",
+         "--checkpoint.export=best", "--early_stopping.patience=null"),
+        "compare evaluations, but there are no test data.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_LATER)
+def test_a_dry_run_compares_evaluations_as_the_run_would(
+    case: str,
+    workplace: Path,  # noqa: F811
+    run_file: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed, words = REFUSED_LATER[case]
+    assert main(["train", run_file, "--dry-run", *COMPARED, *changed]) == 2
+    assert words in capsys.readouterr().err
+    assert not (workplace / "out").exists()
+
+
 def test_a_run_leaves_its_record(workplace: Path, run_file: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     for command in (
         ["init", "-q"],

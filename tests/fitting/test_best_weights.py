@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ def spoiled(folder: Path | None = None, **options: Any) -> tuple[FitResult, Spoi
     return fit((TRAIN["x"], TRAIN["label"]), callbacks=[spoils], **{**given, **options}), spoils
 
 
+def recorded(folder: Path) -> str:
+    """Which weights were written, as the record of the run says."""
+    return str(json.loads((folder / "run.json").read_text())["trained_model"]["weights"])
+
+
 def loss_of(path: Path) -> float:
     """Of an exported file, by onnxruntime."""
     (logits,) = onnxruntime.InferenceSession(path).run(None, {"x": TEST["x"]})
@@ -74,6 +80,7 @@ def test_an_early_stopped_fit_holds_the_best_weights(normalized: bool, tmp_path:
         f"the result holds the weights of the best evaluation (loss {min(losses):.4g} at step 10), not the last ones."
     )
     assert said in result.history.messages
+    assert recorded(tmp_path / "out") == f"trained model of the best evaluation (loss {min(losses):.4g} at step 10)"
     assert f"validation loss {min(losses):.4g}" in repr(result)
 
 
@@ -86,14 +93,15 @@ def test_without_a_comparison_the_last_weights_are_held(tmp_path: Path) -> None:
     assert not [text for text in result.history.messages if "best evaluation" in text]
 
 
-def test_the_last_weights_are_held_where_they_are_the_best() -> None:
+def test_the_last_weights_are_held_where_they_are_the_best(tmp_path: Path) -> None:
     """Also where they are evaluated only after the last step: steps that end within an epoch."""
     options = {"epochs": None, "steps": 8, "callbacks": [], "learning_rate": 0.05}
-    given = {"validation_data": (TRAIN["x"], TRAIN["label"]), "parameters": STOPPING}
+    given = {"validation_data": (TRAIN["x"], TRAIN["label"]), "parameters": STOPPING, "output_dir": tmp_path}
     result = fit((TRAIN["x"], TRAIN["label"]), **{**given, **options})
     assert result.history.evaluations["update"] == [5, 8]
     assert result.held_update == 8
-    assert result.metrics["loss"] == min(result.history.evaluations["loss"])
+    assert result.metrics["loss"] == (least := min(result.history.evaluations["loss"]))
+    assert recorded(tmp_path) == f"trained model of the best evaluation (loss {least:.4g} at step 8, the last one)"
 
 
 @pytest.mark.parametrize("keeps", [True, False])

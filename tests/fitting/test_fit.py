@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,16 @@ class Cut(Callback):
 def test_a_fit_that_was_killed_resumes(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": 2, "parameters": {"checkpoint": {"checkpoint_period": 3}}}
     whole = fit(checkpoints_dir=tmp_path / "whole", **changes)
-    with pytest.raises(Power):
+    with pytest.raises(Power) as failed:
         fit(checkpoints_dir=tmp_path / "cut", callbacks=[Cut()], **changes)
-    resumed = fit(checkpoints_dir=tmp_path / "cut", **changes)
+    assert failed.value.__notes__[-1].startswith(
+        "checkpoints_dir holds checkpoint-00000004: a fit with the same checkpoints_dir resumes from it, whatever"
+    )
+    resumed = fit(checkpoints_dir=tmp_path / "cut", output_dir=tmp_path / "out", **changes)
+    assert (whole.resumed_update, resumed.resumed_update) == (None, 4)
+    assert "resumed after 4" in repr(resumed)
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (record["resumed_update"], len(record["resumed"])) == (4, 1)
     assert resumed.history.loss == whole.history.loss[4:]
     for name, weight in whole.net.weights.items():
         assert torch.equal(weight, resumed.net.weights[name])

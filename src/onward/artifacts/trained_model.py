@@ -126,6 +126,7 @@ def export_run(
     path: Path,
     best: BestEvaluation | None,
     last: EvaluationReport | None,
+    weights: str | None = None,
 ) -> str:
     """Writes the inference model of a run that ended, as `checkpoint.export` says; each process calls this.
 
@@ -135,15 +136,18 @@ def export_run(
         path: where the model goes.
         best: the best evaluation, where the run compared them.
         last: an evaluation after the last update.
+        weights: which weights the network holds, where that was settled before and they are to be written, in words
+            that continue "trained model".
 
     Returns:
         What was written, for the user.
     """
-    folder = parameters.checkpoint.checkpoints_dir
-    if parameters.checkpoint.export == "best" and best is not None and best.best.value is not None:
+    folder, exports_best = parameters.checkpoint.checkpoints_dir, parameters.checkpoint.export == "best"
+    if weights is None and best is not None and best.best.value is not None:
         is_last = best.best.update == state.counters.update or (last is not None and best.beats(last))
         # Ranks that compute slightly different numbers must not go different ways.
-        if not gather_numbers(state.mesh, float(is_last))[0] and folder is not None:
+        is_last = bool(gather_numbers(state.mesh, float(is_last))[0])
+        if exports_best and not is_last and folder is not None:
             if state.mesh.rank == 0:
                 best_checkpoint = folder / checkpoint_name(best.best.update)
                 for form in parameters.adapter.outputs:
@@ -151,16 +155,25 @@ def export_run(
                     export_checkpoint(
                         parameters.model_files, best_checkpoint, place, form=form, limits=parameters.limits
                     )
-            reached = f"{best.settings.metric} {best.best.value:.4g} at step {best.best.step:,}"
-            return f"trained model of the best evaluation ({reached})"
+            return f"trained model of the best evaluation ({best.reached()})"
+        weights = last_of_best(best, last) if is_last else LAST_WEIGHTS
     export_state(state, graph, path, parameters.adapter)
     if state.exports_average and state.average is not None:
         kind, count = state.average.settings.kind, state.average.count
-        return f"trained model with the average ({kind}) of its weights after {count:,} updates"
-    if parameters.checkpoint.export == "best" and (best is None or best.best.value is None):
+        of_best = f", {weights}" if weights not in (None, LAST_WEIGHTS) else ""
+        return f"trained model with the average ({kind}) of its weights after {count:,} updates{of_best}"
+    if weights is None and exports_best:
         metric = parameters.early_stopping.metric
         return f"trained model with the last weights, for want of an evaluation to compare by {metric}"
-    return "trained model"
+    return "trained model" if weights is None else f"trained model {weights}"
+
+
+LAST_WEIGHTS = "with the last weights"
+
+
+def last_of_best(best: BestEvaluation, last: EvaluationReport | None) -> str:
+    """Which weights the last ones are, where their evaluation is the best, in words that continue "trained model"."""
+    return f"of the best evaluation ({best.reached(last)}, the last one)"
 
 
 def export_checkpoint(

@@ -14,6 +14,7 @@ from onward.environment import Environment
 from onward.parallel.launch.process import start, stop
 from onward.parallel.watch.failure import Membership
 from onward.parameters import Checkpoint, Parameters
+from onward.parameters.local_sgd import compares_evaluations
 from onward.report.formatting import format_duration, format_value
 from onward.runner import TrainingRunner
 
@@ -53,15 +54,20 @@ def dry_run(
 
 def _of_one_update(parameters: Parameters) -> Parameters:
     """The run, ended after an update, without anything that it writes; it starts from the model, not a checkpoint."""
+    accumulation, compared = parameters.training.gradient_accumulation_steps, compares_evaluations(parameters)
+    stopping = parameters.early_stopping
+    if compared is not None:  # its metric is checked, and that there are test data; they are not evaluated
+        stopping = replace(stopping, patience=stopping.patience or 1)
     training = replace(
         parameters.training,
-        num_train_steps=parameters.training.gradient_accumulation_steps,
-        evaluation_period=0,
+        num_train_steps=accumulation,
+        evaluation_period=0 if compared is None else 2 * accumulation,
         find_batch_size=False,
     )
     rate = replace(parameters.learning_rate, warmup_steps=None)
     start = Checkpoint(checkpoint_to_load_path=parameters.checkpoint.checkpoint_to_load_path)
-    return replace(without_files(parameters), training=training, learning_rate=rate, checkpoint=start)
+    asked = {"training": training, "learning_rate": rate, "checkpoint": start, "early_stopping": stopping}
+    return replace(without_files(parameters), **asked)
 
 
 def _lines(parameters: Parameters, summary: RunSummary, is_tested: bool) -> list[str]:

@@ -21,6 +21,8 @@ def without_files(parameters: Parameters) -> Parameters:
         paths=paths,
         checkpoint=Checkpoint(),
         early_stopping=EarlyStopping(),
+        on_bad_loss=replace(parameters.on_bad_loss, spike_threshold=None),  # it returns to a checkpoint
+        distributed=replace(parameters.distributed, elastic=False),  # so does this
         tensorboard=TensorBoard(),
         wandb=Wandb(),
         mlflow=Mlflow(),

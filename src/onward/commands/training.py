@@ -18,6 +18,7 @@ from onward.commands.dry_run import dry_run
 from onward.commands.layout_search import chosen_overrides
 from onward.commands.loaders import test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
+from onward.commands.rehearsal import without_files
 from onward.data.loader import DataLoader
 from onward.engine.building.preparation import check_experts, feature_ranges, present_feature_specs
 from onward.engine.building.sizes import known_dimensions
@@ -33,7 +34,7 @@ from onward.parallel.launch.restarting import RESTARTED_AFTER, Restarts, launch_
 from onward.parallel.rendezvous.launcher import check_elastic, detect
 from onward.parallel.rendezvous.listening import listening_note
 from onward.parallel.watch.failure import Membership, ending_together
-from onward.parameters import Checkpoint, Parameters
+from onward.parameters import Parameters
 from onward.plan.elastic import fit_to_ranks
 from onward.report.console import ConsoleWatcher
 from onward.report.metrics_file import JsonConsole
@@ -242,13 +243,8 @@ def _train_here(
 
 def _measure(parameters: Parameters, environment: Environment, mesh: Mesh, shown: Sequence[Watcher]) -> None:
     """One round on synthetic data, of which nothing stays but what it says."""
-    parameters = replace(
-        parameters,
-        paths=replace(parameters.paths, output_dir=None),
-        checkpoint=Checkpoint(),
-        training=replace(parameters.training, skip_evaluation=True, evaluation_period=0, evaluation_period_epochs=None),
-        next_rounds=(),
-    )
+    training = replace(parameters.training, skip_evaluation=True, evaluation_period=0, evaluation_period_epochs=None)
+    parameters = replace(without_files(parameters), training=training, profiler=parameters.profiler)
     runner = TrainingRunner(parameters, environment, shown, mesh, progress=False)
     specs = present_feature_specs(parameters)
     try:

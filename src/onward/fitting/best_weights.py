@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
+from onward.artifacts.trained_model import LAST_WEIGHTS, last_of_best
 from onward.checkpoint.reading import checkpoint_name, exported_kinds, read_record, read_sharded_tensors
 from onward.engine.callbacks import Callback
 from onward.engine.evaluating.early_stopping import BestEvaluation
@@ -16,6 +18,21 @@ from onward.parallel.sharded_tensors import ShardedTensor
 from onward.parameters import Checkpoint
 
 _KINDS = ("weights/", "states/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldWeights:
+    """Which weights the network of a fit holds at its end.
+
+    Attributes:
+        update: after which they are; None: nothing was evaluated.
+        words: for the record of the run; they continue "trained model".
+        note: what to report.
+    """
+
+    update: int | None = None
+    words: str | None = None
+    note: str | None = None
 
 
 class BestWeights(Callback):
@@ -41,31 +58,31 @@ class BestWeights(Callback):
                 self._kept = {name: one.tensor.detach().to("cpu", copy=True) for name, one in tensors.items()}
             self._kept_update = report.update
 
-    def settle(self, evaluate: Callable[[], EvaluationReport] | None) -> tuple[int | None, str | None]:
+    def settle(self, evaluate: Callable[[], EvaluationReport] | None) -> HeldWeights:
         """Puts the best weights into the network; all ranks call this together.
 
         Args:
             evaluate: evaluates the last weights; None: they are not evaluated any more.
-
-        Returns:
-            The update that the network's weights are of (None: nothing was evaluated), and what to report.
         """
         best, last = self._best.best, self._state.counters.update
-        is_last = best.update == last
+        is_last, later = best.update == last, None
         if evaluate is not None and self._evaluated_update != last:
-            is_last = self._best.beats(evaluate())
+            later = evaluate()
+            is_last = self._best.beats(later)
         if best.value is None:
-            return None, None
+            return HeldWeights()
         # Ranks that compute slightly different numbers must not go different ways.
         if gather_numbers(self._state.mesh, float(is_last))[0]:
-            return last, None
-        reached = f"{self._best.settings.metric} {best.value:.4g} at step {best.step:,}"
+            return HeldWeights(update=last, words=last_of_best(self._best, later))
+        reached = self._best.reached()
         if not self._restore(best.update):
-            return last, (
+            note = (
                 f"the best evaluation ({reached}) was before this call resumed, and its weights were not kept: the "
                 "result holds the last weights. Set checkpoint.keep_best to keep them."
             )
-        return best.update, f"the result holds the weights of the best evaluation ({reached}), not the last ones."
+            return HeldWeights(update=last, words=LAST_WEIGHTS, note=note)
+        note = f"the result holds the weights of the best evaluation ({reached}), not the last ones."
+        return HeldWeights(update=best.update, words=f"of the best evaluation ({reached})", note=note)
 
     def _restore(self, update: int) -> bool:
         tensors, folder = self._sharded_tensors(), self._settings.checkpoints_dir

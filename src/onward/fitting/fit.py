@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 from torch import nn
 
+from onward.checkpoint.reading import find_latest
 from onward.data.batches import BatchSource
 from onward.data.sources.columns import column_names, is_frame
 from onward.data.sources.iterated import IteratedDataLoader
@@ -198,14 +200,33 @@ def _train(runner: TrainingRunner, source: BatchSource, evaluated: Any) -> tuple
     if runner.best is not None:
         kept = BestWeights(runner.best, runner.state, runner.parameters.checkpoint)
         runner.watchers.add([kept])
-    summary = runner.run(source, evaluated)
+    with _naming_checkpoint(runner):
+        summary = runner.run(source, evaluated)
     held, last_data = runner.state.counters.update, None if was_interrupted(summary) else evaluated
+    words = None
     if kept is not None:
-        found, told = kept.settle(None if last_data is None else lambda: runner.evaluate(last_data))
-        held = held if found is None else found
-        runner.watchers.on_messages([] if told is None else [told])
-    runner.end_training(last_data)
+        settled = kept.settle(None if last_data is None else lambda: runner.evaluate(last_data))
+        held, words = held if settled.update is None else settled.update, settled.words
+        runner.watchers.on_messages([] if settled.note is None else [settled.note])
+    runner.end_training(last_data, weights=words)
     return summary, held
+
+
+@contextlib.contextmanager
+def _naming_checkpoint(runner: TrainingRunner) -> Iterator[None]:
+    """Says in a note of what is raised that the next call with these checkpoints continues, also with other data."""
+    try:
+        yield
+    except Exception as error:
+        folder = runner.parameters.checkpoint.checkpoints_dir
+        newest = None if folder is None else find_latest(folder)
+        if folder is not None and newest is not None:
+            error.add_note(
+                f"checkpoints_dir holds {newest.name}: a fit with the same checkpoints_dir resumes from it, whatever "
+                "its data are. To start over, pass another folder or delete this one: "
+                f"{runner.files.shown(folder)}."
+            )
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)

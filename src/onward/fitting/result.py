@@ -71,6 +71,11 @@ class FitResult:
         """Whether Ctrl-C ended the training before all its steps."""
         return was_interrupted(self.summary)
 
+    @property
+    def resumed_update(self) -> int | None:
+        """The update of the checkpoint that the training resumed from; None: it began with the model's weights."""
+        return self.runner.resumed_update
+
     @cached_property
     def net(self) -> OnnxModule:
         """The trained model as a torch module, in evaluation mode: `net(*inputs)` gives the model's own outputs.
@@ -116,9 +121,10 @@ class FitResult:
         return dict(self.runner.evaluate(data).metrics)
 
     def __repr__(self) -> str:
-        summary, said = self.summary, ""
+        summary = self.summary
+        said = "" if self.resumed_update is None else f", resumed after {self.resumed_update}"
         if summary.first_loss is not None and summary.last_loss is not None:
-            said = f", loss {summary.first_loss:.4g} to {summary.last_loss:.4g}"
+            said += f", loss {summary.first_loss:.4g} to {summary.last_loss:.4g}"
         metrics = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
         if summary.skipped_updates:
             said += f", {summary.skipped_updates} updates skipped (gradients not finite)"

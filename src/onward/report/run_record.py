@@ -105,26 +105,30 @@ class RunRecord:
 
     `run.json` holds what `describe_run` found, `status` (running, done, interrupted or failed), the last metrics,
     losses, returns to a checkpoint because of a spike, the checkpoint, and which weights were written where. A resumed
-    run keeps when it was started first.
+    run keeps when it was started first, where its folder holds that; `resumed` and `resumed_update` say when it
+    resumed, and last from which update.
 
     Args:
         folder: of the run; made where it is missing.
         parameters: as they are used.
         about: from `describe_run`.
-        is_resumed: whether the run continues from a checkpoint.
+        resumed_update: the update of the checkpoint that the run resumes from; None: it begins.
 
     Raises:
         StorageError: the files cannot be written.
     """
 
-    def __init__(self, folder: Path, parameters: Parameters, about: Mapping[str, Any], is_resumed: bool) -> None:
+    def __init__(
+        self, folder: Path, parameters: Parameters, about: Mapping[str, Any], resumed_update: int | None
+    ) -> None:
         self.path = folder / RECORD_NAME
+        is_resumed, now = resumed_update is not None, _now()
         earlier = (read_record(folder) if is_resumed else None) or {}
-        now = _now()
         self.record: dict[str, Any] = {
             "status": "running",
             "started": earlier.get("started", now),
-            "resumed": [*earlier.get("resumed", ()), now] if earlier else [],
+            "resumed": [*earlier.get("resumed", ()), now] if is_resumed else [],
+            "resumed_update": resumed_update,
             "ended": None,
             **about,
             "metrics": earlier.get("metrics", {}),

@@ -182,7 +182,11 @@ def test_a_last_evaluation_that_is_the_best_is_exported(tmp_path: Path) -> None:
     changes |= {"training": {"num_train_steps": 6, "evaluation_period": 4}, "paths": {"output_dir": tmp_path / "out"}}
     runner, recorder = run(tmp_path, **changes)
     runner.end_training(InMemoryDataLoader(TRAIN))
-    assert recorder.messages[-1] == f"trained model written to {tmp_path / 'out' / 'mlp_trained.onnx'}."
+    last = recorder.evaluations[-1]
+    assert recorder.messages[-1] == (
+        f"trained model of the best evaluation (loss {last.metrics['loss']:.4g} at step 6, the last one) written to "
+        f"{tmp_path / 'out' / 'mlp_trained.onnx'}."
+    )
     exported = stored_arrays(tmp_path / "out" / "mlp_trained.onnx")
     assert all(np.array_equal(exported[name], tensor.detach().numpy()) for name, tensor in runner.net.weights.items())
 

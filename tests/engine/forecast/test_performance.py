@@ -47,9 +47,13 @@ def test_a_run_without_data_says_how_fast_it_is_and_leaves_nothing(
     run.write_text(
         "paths: {model_path: model.onnx, output_dir: out}\n"
         "loss: {type: softmax_cross_entropy, prediction: logits, label: labels}\n"
-        "training: {batch_size: 3, num_train_steps: 4, is_perf_test: true, mapped_dimensions: {sequence: 8}}\n"
+        "training: {batch_size: 3, num_train_steps: 4, is_perf_test: true, mapped_dimensions: {sequence: 8},\n"
+        "  evaluation_period: 2}\n"
         "learning_rate: {initial_lr: 0.01}\n"
-        "checkpoint: {checkpoints_dir: out/checkpoints}\n"
+        "checkpoint: {checkpoints_dir: out/checkpoints, keep_best: true, export: best}\n"
+        "early_stopping: {patience: 5}\n"
+        "on_bad_loss: {spike_threshold: 3}\n"
+        "tensorboard: {log_dir: out/tensorboard}\n"
     )
     assert main(["train", str(run)]) == 0
     printed = capsys.readouterr().out

@@ -108,6 +108,13 @@ class BestEvaluation(Callback):
         """Whether a later evaluation is better than the best of the round."""
         return self.improves(self._value(report), self.best.value)
 
+    def reached(self, later: EvaluationReport | None = None) -> str:
+        """The best evaluation in words, "loss 0.5 at step 30": of the round, or a later one that is better."""
+        value, step = self.best.value, self.best.step
+        if later is not None and self.beats(later):
+            value, step = self._value(later), later.step
+        return f"{self.settings.metric} {math.nan if value is None else value:.4g} at step {step:,}"
+
     def state_dict(self) -> Mapping[str, Any]:
         """The best so far, and how many evaluations did not improve."""
         state = asdict(self.best) | {"compared": self._compared}
