@@ -201,8 +201,8 @@ class TrainingRunner:
         if training_data_loader is None:
             raise DataError("run() needs a training data loader; to evaluate alone, call end_training(test_loader).")
         with self._own_watchers.reporting_failure():
-            test_data = None if test_data_loader is None else self._open(test_data_loader, is_test=True)
             data, run = self._open(training_data_loader), self._initialized()
+            test_data = None if test_data_loader is None else self._open(test_data_loader, is_test=True)
             returns = self._returns_on_interrupt and run.mesh.world_size == 1
             run.count_steps_of(data)
             run.calibrate(data)

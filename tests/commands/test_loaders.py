@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from onward.commands import loaders
 from onward.commands.loaders import training_loader
 from onward.data.in_memory import InMemoryDataLoader
-from onward.errors import ParametersError
+from onward.data.loader import DataLoader
+from onward.data.packing import PackOptions, pack
+from onward.errors import DataError, ParametersError
 from onward.parallel.launch.process import in_world_of_one
 from onward.parameters import Parameters
 from tests.mlp import write_shards
@@ -53,3 +56,21 @@ def test_what_is_not_there() -> None:
 def test_nothing_is_opened_that_is_not_evaluated(tmp_path: Path) -> None:
     asked = parameters(tmp_path, training={"skip_evaluation": True})
     assert loaders.test_loader(asked, in_world_of_one()) is None
+
+
+def test_classes_of_all_rounds_are_compared_before_the_first(tmp_path: Path) -> None:
+    loaded = {}
+    for name, classes in (("train", "abc"), ("fewer", "ab"), ("other", "bc")):
+        source = tmp_path / f"{name}_in"
+        for one in classes:
+            (source / one).mkdir(parents=True)
+            Image.new("L", (2, 2)).save(source / one / "1.png")
+        pack(source, tmp_path / name, PackOptions(progress=False))
+        loaded[name] = DataLoader({}, tmp_path / name)
+    loaders.check_numbering_of_rounds([(loaded["train"], loaded["fewer"]), (loaded["fewer"], None)])
+    for rounds in ([("train", "other")], [("train", None), ("fewer", "other")]):
+        pairs = [(loaded[one], loaded.get(two)) for one, two in rounds]
+        with pytest.raises(
+            DataError, match=r"classes have other numbers in '.*other' than in '.*train', from number 0"
+        ):
+            loaders.check_numbering_of_rounds(pairs)

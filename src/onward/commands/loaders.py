@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from onward.data.loader import DataLoader
+from onward.data.numbering import check_same_numbering
 from onward.errors import ParametersError
 from onward.parallel.launch.process import Mesh
 from onward.parameters import Parameters
@@ -29,6 +31,23 @@ def test_loader(parameters: Parameters, mesh: Mesh) -> DataLoader | None:
     if folder is None or parameters.training.skip_evaluation:
         return None
     return _loader(parameters, folder, mesh if parameters.data.test_data == "partitioned" else None, shuffle=False)
+
+
+def check_numbering_of_rounds(loaders: Sequence[tuple[DataLoader, DataLoader | None]]) -> None:
+    """Refuses, before the first round, data of any round whose classes or tokens have other numbers than the first's.
+
+    Args:
+        loaders: of training and test data, of each round.
+
+    Raises:
+        DataError: as of `check_same_numbering`.
+    """
+    first, *others = [one for pair in loaders for one in pair if one is not None]
+    if first.numbering is None:
+        return
+    for other in others:
+        if other.numbering is not None:
+            check_same_numbering(first.numbering, other.numbering)
 
 
 def _loader(parameters: Parameters, folder: Path, mesh: Mesh | None, *, shuffle: bool) -> DataLoader:

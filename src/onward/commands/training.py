@@ -16,7 +16,7 @@ from onward.checkpoint.memory.run_memory import newest_here
 from onward.checkpoint.run_files import localize
 from onward.commands.dry_run import dry_run
 from onward.commands.layout_search import chosen_overrides
-from onward.commands.loaders import test_loader, training_loader
+from onward.commands.loaders import check_numbering_of_rounds, test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.commands.rehearsal import without_files
 from onward.data.loader import DataLoader
@@ -220,6 +220,7 @@ def _train_here(
     parameters = count_in_steps(parameters, mesh.topology.reader_count, notes.append)
     rounds = (parameters, *parameters.next_rounds)
     data = [(training_loader(one, mesh), test_loader(one, mesh)) for one in rounds]
+    check_numbering_of_rounds(data)
     runner = TrainingRunner(parameters, environment, shown, mesh, progress=False, run_file=file)
     runner.watchers.on_messages(notes)
     try:

@@ -22,6 +22,7 @@ from onward.data.batches import (
 )
 from onward.data.epoch_order import EpochOrder
 from onward.data.manifest import MANIFEST_NAME
+from onward.data.numbering import Numbering
 from onward.data.prefetch import Prefetch
 from onward.data.shard import FeatureSpec, Shard, check_name_map, load_shard, read_feature_specs
 from onward.data.shard_files import find_shard_files
@@ -123,6 +124,12 @@ class DataLoader:
     def files(self) -> tuple[Path, ...]:
         """This rank's files, in order of name."""
         return self._files.paths
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """What the numbers in the samples mean, by `pack.json`; None: there is none."""
+        manifest = self._files.manifest
+        return None if manifest is None else Numbering(self._files.data_dir, manifest)
 
     @property
     def file_count_of_all_ranks(self) -> int:

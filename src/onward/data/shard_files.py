@@ -25,6 +25,7 @@ class ShardFiles:
         checksums: file name -> checksum of its bytes; all files that `pack.json` lists, or none.
         damaged: paths of this rank whose size or presence contradicts `pack.json` -> what is wrong.
         fingerprint: of names, sizes and partition.
+        manifest: `pack.json`; None: there is none.
     """
 
     data_dir: Path
@@ -35,6 +36,7 @@ class ShardFiles:
     checksums: Mapping[str, str] = field(default_factory=dict)
     damaged: Mapping[Path, str] = field(default_factory=dict)
     fingerprint: str = ""
+    manifest: Manifest | None = None
 
 
 def list_shards(data_dir: Path) -> dict[Path, int]:
@@ -94,6 +96,7 @@ def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
         checksums={name: entry.checksum for name, entry in listed.items() if entry.checksum},
         damaged=_find_damage(data_dir, manifest, sizes, mine),
         fingerprint=hashlib.sha256(description.encode()).hexdigest()[:16],
+        manifest=manifest,
     )
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from onward.engine.inputs import run_data
 from onward.engine.inputs.run_data import RunData, feature_names
+from onward.errors import DataError
+from tests.data.test_numbering import packed
 
 DATA = {"x": np.zeros((4, 3), np.float32)}
 
@@ -85,3 +87,23 @@ def test_labels_are_no_features() -> None:
     assert (names.inputs, names.labels) == ({"x": 2}, ("y",))
     names = feature_names(parameters(), graph())
     assert (names.inputs, names.labels) == ({"x": 2, "y": None}, ("label",))
+
+
+def test_data_that_number_classes_otherwise_are_refused(asked: list[Any]) -> None:
+    def source(folder: str, *classes: str) -> Source:
+        found = Source()
+        found.numbering = packed(folder, classes=list(classes))
+        return found
+
+    told: list[str] = []
+    data = RunData(told.append)
+    data.open(source("train", "a", "b"), False, parameters(), MESH, graph())
+    data.open(source("test", "a"), True, parameters(), MESH, graph())
+    data.open(Source(), True, parameters(), MESH, graph())
+    assert not told
+    more = source("more", "a", "b", "c")
+    for _ in range(2):
+        data.open(more, True, parameters(), MESH, graph())
+    assert [text.partition(" have")[0] for text in told] == ["the test data ('more')"]
+    with pytest.raises(DataError, match="classes have other numbers in 'other' than in 'train'"):
+        data.open(source("other", "b"), True, parameters(), MESH, graph())

@@ -10,6 +10,7 @@ from typing import Any
 from onward.data.batches import START, Batch, BatchSource, DataCursor, LastBatch
 from onward.data.in_memory import InMemoryDataLoader
 from onward.data.loader import DataLoader
+from onward.data.numbering import Numbering
 from onward.data.packing.options import PackOptions
 from onward.data.packing.splits import EVALUATION_NAMES, TRAINING_NAMES
 from onward.data.shard import FeatureSpec
@@ -185,6 +186,11 @@ class PackedDataLoader:
     def dropped_samples(self) -> int:
         """As in `DataLoader`."""
         return self._loader.dropped_samples
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """As in `DataLoader`."""
+        return self._loader.numbering
 
     @property
     def sample_count(self) -> int:

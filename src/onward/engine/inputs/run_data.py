@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onward.data.batches import BatchSource
+from onward.data.numbering import Numbering, check_same_numbering, unseen_classes
 from onward.data.sources.naming import FeatureNames
 from onward.data.sources.opening import ReadingOptions, open_data
 from onward.graph.training_graph import TrainingGraph
@@ -23,12 +24,15 @@ class RunData:
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._opened: list[tuple[Any, BatchSource]] = []
+        self._training: Numbering | None = None
+        self._reported: set[str] = set()
 
     def open(self, data: Any, is_test: bool, parameters: Parameters, mesh: Mesh, graph: TrainingGraph) -> BatchSource:
         """The source of batches over data; for the same data the same source.
 
         Raises:
-            DataError: the data are of no known kind, empty, or hold no numbers.
+            DataError: the data are of no known kind, empty, hold no numbers, or number classes or tokens otherwise
+                than the training data that were opened first.
         """
         for given, source in self._opened:
             if given is data:
@@ -48,7 +52,21 @@ class RunData:
             for text in getattr(source, "messages", ()):
                 self._notify(text)
             self._opened.append((data, source))
+        self._check_numbering(source, is_test)
         return source
+
+    def _check_numbering(self, source: BatchSource, is_test: bool) -> None:
+        found = getattr(source, "numbering", None)
+        if not isinstance(found, Numbering):
+            return
+        if self._training is None:
+            self._training = None if is_test else found
+            return
+        check_same_numbering(self._training, found)
+        text = unseen_classes(self._training, found) if is_test else ""
+        if text and text not in self._reported:
+            self._reported.add(text)
+            self._notify(text)
 
     def close(self) -> None:
         """Closes what was opened here."""
