@@ -45,11 +45,13 @@ def test_tables_are_found_and_what_is_computed_is_none() -> None:
     ("indices", "words"),
     [
         ([[0, 6], [7, 9]], ["index 7; expected 0 to 6", "'table', which has 7", "2 of the 4", "[1, 0]", "vocabulary"]),
-        ([[0, 6], [-1, 1]], ["index -1", "1 of the 4", "first at [1, 0] (sample first)", "write 6 if that is meant"]),
-        ([[0, -100]], ["index -100", "another tokenizer"]),
+        ([[0, 6], [-1, 1]], ["index -1", "1 of the 4", "first at [1, 0] (sample first)", "if that is meant, write 6"]),
+        ([[0, -100]], ["index -100", "If it marks padding, write the padding's own index", "by labels."]),
+        (np.array([[0, np.inf]]), ["index inf", "another tokenizer"]),
+        (np.array([[0, -3]], np.int8), ["index -3", "write 4."]),
     ],
 )
-def test_what_is_out_of_range_is_refused(indices: list[list[int]], words: list[str]) -> None:
+def test_what_is_out_of_range_is_refused(indices: object, words: list[str]) -> None:
     with pytest.raises(DataError) as caught:
         IndexRange(7, "table").check("tokens", np.array(indices))
     assert all(word in str(caught.value) for word in ["feature 'tokens'", *words]), caught.value
@@ -58,6 +60,7 @@ def test_what_is_out_of_range_is_refused(indices: list[list[int]], words: list[s
 def test_all_rows_may_be_picked_and_none() -> None:
     IndexRange(7, "table").check("tokens", np.array([[0, 6]], np.uint8))
     IndexRange(7, "table").check("tokens", np.empty((2, 0), np.int64))
+    IndexRange(7, "table").check("tokens", np.array([[-0.5, 6.9]], np.float32))
 
 
 CLASSIFIER = """
@@ -72,7 +75,7 @@ words (int64[batch, 2] tokens) => (float[batch, 3] scores)
 """
 
 
-@pytest.mark.parametrize(("token", "words"), [(7, "index 7; expected 0 to 6"), (-1, "write 6 if that is meant")])
+@pytest.mark.parametrize(("token", "words"), [(7, "index 7; expected 0 to 6"), (-1, "if that is meant, write 6")])
 def test_a_run_names_the_sample_whose_token_has_no_row(token: int, words: str) -> None:
     model = parser.parse_model(CLASSIFIER)
     for name, shape in (("table", (7, 5)), ("weight", (5, 3))):

@@ -44,15 +44,19 @@ class IndexRange:
         """
         if not indices.size or (indices.min() >= 0 and indices.max() < self.rows):
             return
-        outside = (indices < 0) | (indices >= self.rows)
+        whole = np.trunc(indices) if indices.dtype.kind == "f" else indices  # as the cast before the lookup does it
+        outside = (whole < 0) | (whole >= self.rows)
+        if not outside.any():
+            return
         place = tuple(int(along[0]) for along in outside.nonzero())
-        found = indices[place]
-        advice = (
-            f"A negative number would count from the end of the table; write {self.rows + found} if that is meant. If "
-            "it marks padding, write the padding's own index, and leave the padding out of the loss by its labels"
-            if -self.rows <= found < 0
-            else "The data may be packed with another tokenizer or vocabulary than the model was made for"
-        )
+        found = int(whole[place]) if np.isfinite(whole[place]) else whole[place]
+        advice = "The data may be packed with another tokenizer or vocabulary than the model was made for"
+        if found < 0:
+            advice = (
+                "If it marks padding, write the padding's own index, and leave the padding out of the loss by labels"
+            )
+        if -self.rows <= found < 0:
+            advice += f". It would count from the end of the table: if that is meant, write {self.rows + found}"
         raise DataError(
             f"feature {name!r} holds the index {found}; expected 0 to {self.rows - 1}, since it picks rows of "
             f"{self.table!r}, which has {self.rows}. {int(outside.sum())} of the {indices.size} indices of this batch "
