@@ -6,19 +6,26 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
+import soundfile
 import yaml
 
 from onward.cli import main
+from onward.commands import initialization
 from onward.commands.loaders import training_loader
 from onward.data.loader import DataLoader
 from onward.data.manifest import read_manifest
+from onward.data.packing import AudioOptions, PackOptions
 from onward.data.shard_files import find_shard_files
 from onward.errors import DataError
 from onward.parameters import Checkpoint, EarlyStopping, Parameters
+from onward.parameters.limits import DEFAULT_LIMITS
+from onward.proposal.proposal import Packing
+from onward.report.phases import Phases
 from onward.runner import TrainingRunner
 from tests.mlp import ON_ONE_THREAD
 from tests.proposal.kinds import KINDS, Kind, classifier_of_images, numbers, perceptron, pictures, table, text
@@ -326,3 +333,25 @@ def test_what_is_packed_trains_in_several_processes(
     assert "already holds these data" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"holds (\d+) \.pb files for 30 data-parallel ranks; every rank reads its own"):
         find_shard_files(Path("data/train"), 0, 30)
+
+
+def test_a_broken_recording_names_the_commands_that_work(tmp_path: Path) -> None:
+    """`onward init` takes no --unreadable."""
+    source = tmp_path / "clips"
+    options = PackOptions(source=AudioOptions(sample_rate=8000, audio_length=8), test_fraction=0.5)
+    for name in ("a/1.wav", "a/2.wav", "b/1.wav", "b/2.wav"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(source / name, np.ones(8, np.float32) / 2, 8000)
+    (source / "b" / "3.wav").write_bytes(b"RIFF")
+    data = tmp_path / "data"
+    packing = Packing(source=source, folder=data, options=options, reasons=())
+    words = (
+        rf"3\.wav' cannot be decoded: .* To start without them: (onward pack {source} {data} --test-fraction 0\.5 "
+        rf"--sample-rate 8000 --audio-length 8 --unreadable skip), then onward init MODEL {data}\.$"
+    )
+    with pytest.raises(DataError, match=words) as error:
+        initialization._pack(SimpleNamespace(packing=packing), False, DEFAULT_LIMITS, Phases(lambda *_: None))
+    command = re.search(words, str(error.value))
+    assert command is not None
+    main(shlex.split(command[1])[1:])
+    assert (data / "train").is_dir()

@@ -16,7 +16,7 @@ from onward.proposal.proposal import Answers
 from tests.proposal.facts import feature, model, port
 
 
-def match(net: ModelFacts, answers: Answers | None = None) -> Any:
+def match(net: ModelFacts, answers: Answers | None = None, median: int = 0) -> Any:
     audio = Feature(name="audio", dtype="float32", shape=(9000,), values=np.zeros((1, 9000), np.float32))
     data = DataFacts(
         path=Path("clips"),
@@ -25,6 +25,7 @@ def match(net: ModelFacts, answers: Answers | None = None) -> Any:
         sample_count=2,
         classes=("no", "yes"),
         sample_rate=16000,
+        median_length=median,
     )
     return match_audio(net, data, answers or Answers(), Path("shards"))
 
@@ -85,3 +86,13 @@ def test_a_rate_that_is_given_resamples_and_asks_nothing() -> None:
     assert (found.packing.options.source.sample_rate, found.packing.options.source.audio_length) == (8000, 4500)
     assert "cut or padded to 4,500 samples (0.562 s at 8,000 Hz)" in found.packing.reasons[0]
     assert not found.questions
+
+
+def test_one_recording_far_longer_than_the_others() -> None:
+    (note,) = match(net("samples"), median=1000).notes
+    assert note == (
+        "the longest recording has 9,000 samples (0.562 s), the median 1,000: all 2 are padded to the longest, 0.1 MB. "
+        "Remove the long ones, or cut them: onward pack clips shards --test-fraction 0.2 --overwrite --sample-rate "
+        "16000 --audio-length 2000, then onward init MODEL shards."
+    )
+    assert not match(net("samples"), median=2250).notes

@@ -13,6 +13,8 @@ from onward.commands.loaders import training_loader
 from onward.commands.rehearsal import without_traces
 from onward.commands.wizard import ask
 from onward.data.manifest import Manifest, read_manifest
+from onward.data.packing.class_folders import UnreadableFileError
+from onward.data.packing.options import AudioOptions, ImageOptions
 from onward.data.packing.packer import pack
 from onward.engine.building.preparation import present_feature_specs, read_training_graph
 from onward.engine.forecast.batch_size import UNTRIED_SHARE, find_by_forecast, has_fixed_batch, peak_bytes
@@ -174,10 +176,21 @@ def _pack(proposal: Proposal, is_forced: bool, limits: Limits, phases: Phases) -
     print(f"packing: {command}", flush=True)
     is_terminal = sys.stderr.isatty()
     how = replace(packing.options, overwrite=is_forced, progress=is_terminal, limits=limits)
-    summary = pack(packing.source, packing.folder, how, phases.begin)
+    try:
+        summary = pack(packing.source, packing.folder, how, phases.begin)
+    except UnreadableFileError as error:
+        raise DataError(f"{error} {_without_unreadable(packing)}") from error
     phases.end()
     print(summary.describe())
     return _counts(list(summary.folders.values()))
+
+
+def _without_unreadable(packing: Packing) -> str:
+    options = packing.options
+    assert isinstance(options.source, AudioOptions | ImageOptions)
+    skipping = replace(options, source=replace(options.source, unreadable="skip"))
+    command = pack_command(packing.source, packing.folder, skipping, packing.kind)
+    return f"To start without them: {command}, then onward init MODEL {shlex.quote(str(packing.folder))}."
 
 
 def _packed_before(packing: Packing) -> Counts | None:

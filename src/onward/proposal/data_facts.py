@@ -67,6 +67,7 @@ class DataFacts:
         are_pairs: every feature has an axis of 2 first, a chosen and a rejected answer.
         bytes: of text.
         sample_rate: of recordings, in Hz: that of most.
+        median_length: of recordings, in samples at that rate; 0: not known.
         missing_rows: rows of a table that lack a value.
         asked_kind: the kind of source that the user chose; None: suffixes told it.
         ignored: which files of a folder are not read, being of other kinds; "": none.
@@ -84,6 +85,7 @@ class DataFacts:
     are_pairs: bool = False
     bytes: int = 0
     sample_rate: int = 0
+    median_length: int = 0
     missing_rows: int = 0
     delimiter: str = ","
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

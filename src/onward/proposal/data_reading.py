@@ -366,10 +366,16 @@ def _read_audio(path: Path, paths: list[Path]) -> DataFacts:
     if not recordings:
         raise DataError(f"none of the recordings of {str(path)!r} can be decoded; replace them.")
     rate = most_frequent_rate(recordings)
-    longest = max(resampled_length(one.duration, one.rate, rate) for one in recordings)
-    audio = Feature(name="audio", dtype="float32", shape=(longest,))
+    lengths = sorted(resampled_length(one.duration, one.rate, rate) for one in recordings)
+    audio = Feature(name="audio", dtype="float32", shape=(lengths[-1],))
     return DataFacts(
-        path=path, kind="audio", features=(audio, label), sample_count=len(paths), classes=classes, sample_rate=rate
+        path=path,
+        kind="audio",
+        features=(audio, label),
+        sample_count=len(paths),
+        classes=classes,
+        sample_rate=rate,
+        median_length=lengths[len(lengths) // 2],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from onward.data.packing.audio import resampled_length
@@ -11,8 +12,12 @@ from onward.proposal.data_facts import DataFacts
 from onward.proposal.label import Label
 from onward.proposal.matching import Match, free_label_name, needed_inputs
 from onward.proposal.model_facts import ModelFacts, Port, Size
+from onward.proposal.pack_command import pack_command
 from onward.proposal.proposal import Answers, Packing, Question
 from onward.proposal.task import find_task
+
+_FAR_ABOVE_MEDIAN = 4
+"""From this ratio of the longest recording to the median one most of the data is silence."""
 
 
 def match_audio(model: ModelFacts, data: DataFacts, answers: Answers, folder: Path) -> Match:
@@ -49,12 +54,26 @@ def match_audio(model: ModelFacts, data: DataFacts, answers: Answers, folder: Pa
         transform=operations,
         cast=(("audio", port.dtype),) if port.dtype != "float32" else (),
     )
+    median = resampled_length(data.median_length, data.sample_rate, rate)
+    if not isinstance(wanted, int) and data.median_length and longest > _FAR_ABOVE_MEDIAN * median:
+        shorter = replace(options, source=AudioOptions(sample_rate=rate, audio_length=2 * median), test_fraction=0.2)
+        command = pack_command(data.path, folder, replace(shorter, overwrite=True))
+        notes = (_note_on_padding(data, longest, median, rate, f"{command}, then onward init MODEL {folder}"),)
     label = data.features[1]
     task = find_task(model, Label(label, data.classes), answers.prediction, answers.loss)
     name = free_label_name(model, label.name)
     names = {one: other for one, other in (("audio", port.name), ("label", name)) if one != other}
     packing = Packing(source=data.path, folder=folder, options=options, reasons=tuple(reasons))
     return Match(task=task, label=name, name_map=names, packing=packing, questions=questions, notes=notes)
+
+
+def _note_on_padding(data: DataFacts, longest: int, median: int, rate: int, commands: str) -> str:
+    """How much is packed because one recording is far longer than most."""
+    return (
+        f"the longest recording has {longest:,} samples ({longest / rate:.3g} s), the median {median:,}: all "
+        f"{data.sample_count:,} are padded to the longest, {4e-6 * longest * data.sample_count:,.1f} MB. Remove the "
+        f"long ones, or cut them: {commands}."
+    )
 
 
 def _note_on_length(port: Port, length: int, longest: int, rate: int) -> tuple[str, ...]:

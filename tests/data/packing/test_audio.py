@@ -13,7 +13,7 @@ import soundfile
 from onward.data import DataLoader
 from onward.data.manifest import read_manifest
 from onward.data.packing import AudioOptions, PackOptions, pack
-from onward.data.packing.audio import resample
+from onward.data.packing.audio import read_audio, resample
 from onward.errors import DataError, ParametersError
 from onward.parameters import Limits
 
@@ -129,7 +129,7 @@ def test_broken_recordings_are_named_or_left_out(folder: Path, tmp_path: Path) -
     write(folder, "low/nan.wav", np.full(9, np.nan, np.float32), subtype="FLOAT")
     with pytest.raises(
         DataError,
-        match=r"^recording '.*\.wav' cannot be decoded: .*\w\. Replace it, or leave such recordings out with --u",
+        match=r"^recording '.*\.wav' cannot be decoded: .*\w\. Replace it, or leave such recordings out with onw",
     ):
         pack_audio(folder, tmp_path / "out")
     audio, _ = pack_audio(folder, tmp_path / "out", unreadable="skip")
@@ -154,3 +154,40 @@ def test_recordings_longer_than_the_limits_allow(folder: Path, tmp_path: Path) -
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ParametersError, match="sample_rate is -1; expected at least 1, or leave it out"):
         AudioOptions(sample_rate=-1)
+
+
+def test_a_recording_that_is_cut_off_is_unreadable(folder: Path, tmp_path: Path) -> None:
+    for name in ("cut.wav", "cut.aiff", "cut.flac"):
+        whole = write(folder, f"low/{name}", np.random.default_rng(0).standard_normal(3096) * 0.1, subtype="PCM_16")
+        whole.write_bytes(whole.read_bytes()[:2000])
+    piped = write(folder, "low/piped.wav", tone(200, 100), subtype="PCM_16")
+    content = piped.read_bytes()
+    at = content.index(b"data") + 4
+    piped.write_bytes(content[:at] + b"\xff" * 4 + content[at + 4 :])
+    for name, words in (
+        ("wav", r"it is cut off: its header says 6192 bytes of samples, and it has 1956$"),
+        ("aiff", r"it is cut off: its header says 6200 bytes of samples, and it has 1954$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_audio(folder / "low" / f"cut.{name}", RATE, 800)
+    pack_audio(folder, tmp_path / "out", unreadable="skip")
+    skipped = read_manifest(tmp_path / "out").details["recordings_skipped"]
+    assert sorted(Path(name).name for name in skipped) == ["cut.aiff", "cut.flac", "cut.wav"]
+
+
+def test_a_class_that_loses_all_its_recordings_is_refused(folder: Path, tmp_path: Path) -> None:
+    write(folder, "mid/nan.wav", np.full(9, np.nan, np.float32), subtype="FLOAT")
+    words = r"none of the recordings of class 'mid' can be decoded, the last one '.*nan\.wav': .*--exclude 'mid' to onw"
+    with pytest.raises(DataError, match=words):
+        pack_audio(folder, tmp_path / "out", unreadable="skip")
+    assert not (tmp_path / "out").exists()
+
+
+def test_odd_recordings_are_counted(folder: Path, tmp_path: Path) -> None:
+    sound = tone(200, 100)
+    write(folder, "low/opposite.wav", np.stack([sound, -sound], 1), subtype="FLOAT")
+    write(folder, "low/loud.wav", 2e4 * sound, subtype="FLOAT")
+    pack_audio(folder, tmp_path / "out")
+    details = read_manifest(tmp_path / "out").details
+    assert details["recordings_all_zeros"] == {"count": 1, "first": "low/opposite.wav"}
+    assert details["recordings_beyond_full_scale"] == {"count": 1, "first": "low/loud.wav"}

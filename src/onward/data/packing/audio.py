@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,15 @@ from onward.data.packing.source import Source, require
 from onward.errors import DataError
 from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.untrusted_files import open_regular
+
+_CUT = re.compile(r"^\s*(?:data|SSND)\s*:\s*(?P<said>\d+) \(should be (?P<has>\d+)\)", re.MULTILINE)
+"""In libsndfile's log: a chunk of samples that is longer than the file."""
+_UNKNOWN_SIZE = 0x7FFFF000
+"""Programs that write to a pipe, such as sox and ffmpeg, write this size or more into the header."""
+_ESTIMATED = ("MP3", "OGG")
+"""Formats whose number of samples is estimated, or holds some that a decoder leaves out."""
+_FAR_BEYOND_FULL_SCALE = 2
+"""Resampling and lossy formats exceed full scale by less."""
 
 
 class Recording(NamedTuple):
@@ -62,6 +72,7 @@ def open_audio(
         decode=partial(read_audio, rate=rate, length=length),
         skips_unreadable=options.unreadable == "skip",
         shuffle_seed=seed if options.shuffle_audio else None,
+        remark=_remark,
     )
     source = open_class_folders(audio, folder, paths, test_folder, test_paths)
     source.details.update(sample_rate=rate, audio_length=length)
@@ -103,15 +114,30 @@ def read_audio(path: Path, rate: int, length: int) -> np.ndarray:
         with open_regular(path) as stream, soundfile.SoundFile(stream) as file:
             found = file.samplerate
             # What would be cut off is not decoded: a small file can stand for hours.
-            channels = file.read(math.ceil(length * found / rate), dtype="float32", always_2d=True)
+            wanted = min(math.ceil(length * found / rate), file.frames)
+            channels = file.read(wanted, dtype="float32", always_2d=True)
+            log, is_exact = file.extra_info, file.format not in _ESTIMATED
     except soundfile.LibsndfileError as error:
         raise ValueError(error.error_string.rstrip(".")) from error
     if not channels.size:
         raise ValueError("it has no samples")
+    if (cut := _CUT.search(log)) and int(cut["said"]) < _UNKNOWN_SIZE:
+        raise ValueError(f"it is cut off: its header says {cut['said']} bytes of samples, and it has {cut['has']}")
+    if is_exact and len(channels) < wanted:
+        raise ValueError(f"it is cut off: of {wanted} samples {len(channels)} can be read")
     if not np.isfinite(channels).all():
         raise ValueError("it has samples that are not finite")
     wave = resample(channels.mean(axis=1), found, rate)[:length]
     return np.pad(wave, (0, length - len(wave)))
+
+
+def _remark(wave: np.ndarray) -> str:
+    """What suggests that a recording was not decoded as it was meant."""
+    if not wave.any():
+        return "all_zeros"
+    if np.abs(wave).max() > _FAR_BEYOND_FULL_SCALE:
+        return "beyond_full_scale"
+    return ""
 
 
 def resample(wave: np.ndarray, rate: int, target: int) -> np.ndarray:

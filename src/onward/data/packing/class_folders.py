@@ -15,6 +15,10 @@ from onward.data.packing.splits import one_after_the_other
 from onward.errors import DataError
 
 
+class UnreadableFileError(DataError):
+    """A file of a class folder cannot be decoded; such files can be left out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassFiles:
     """What the files in class folders are, and how they are read.
@@ -25,6 +29,7 @@ class ClassFiles:
         decode: from a file to the feature; `ValueError` and `OSError` say that it cannot be decoded.
         skips_unreadable: files that cannot be decoded are left out.
         shuffle_seed: of the order in which files are packed; None: that of their classes and names.
+        remark: what is odd about a feature, as a name in the manifest, which counts them; "": nothing.
     """
 
     feature: str
@@ -32,6 +37,7 @@ class ClassFiles:
     decode: Callable[[Path], np.ndarray]
     skips_unreadable: bool
     shuffle_seed: int | None
+    remark: Callable[[np.ndarray], str] = lambda value: ""
 
     @property
     def unit(self) -> str:
@@ -55,12 +61,12 @@ def open_class_folders(
     classes = sorted(set(names))
     counts = {name: names.count(name) for name in classes}
     details: dict[str, Any] = {"classes": classes, f"{files.unit}_per_class": counts}
-    read: Read = partial(_read, files, _labelled(files, paths, names, classes), details)
+    read: Read = partial(_read, files, _labelled(files, paths, names, classes), details, counts)
     if test_folder is not None:
         test_names = _class_names(files, test_folder, test_paths)
         _check_classes(files, test_folder, test_names, folder, classes)
         read = one_after_the_other(
-            read, partial(_read, files, _labelled(files, test_paths, test_names, classes), details)
+            read, partial(_read, files, _labelled(files, test_paths, test_names, classes), details, {})
         )
     return Source(unit=files.unit, total=len(paths) + len(test_paths), read=read, details=details)
 
@@ -110,9 +116,11 @@ def _read(
     files: ClassFiles,
     labelled: list[tuple[Path, int]],
     details: dict[str, Any],
+    counts: dict[str, int],
     choose_split: ChooseSplit,
     advance: Advance,
 ) -> Iterator[tuple[str, Sample]]:
+    """Decodes files; `counts` of those of each class are kept, and none may lose all of them; {}: not counted."""
     skipped: list[str] = []
     number = 0
     for path, label in labelled:
@@ -121,14 +129,29 @@ def _read(
             value = files.decode(path)
         except (OSError, ValueError) as error:
             if not files.skips_unreadable:
-                raise DataError(
+                raise UnreadableFileError(
                     f"{files.word} {str(path)!r} cannot be decoded: {error}. Replace it, or leave such "
-                    f"{files.unit} out with --unreadable skip."
+                    f"{files.unit} out with onward pack --unreadable skip."
                 ) from error
             skipped.append(str(path))
-            details[f"{files.unit}_per_class"][details["classes"][label]] -= 1
+            _count_skipped(files, details["classes"][label], counts, f"{str(path)!r}: {error}")
             continue
+        if remark := files.remark(value):
+            first = {"count": 0, "first": "/".join(path.parts[-2:])}
+            details.setdefault(f"{files.unit}_{remark}", first)["count"] += 1
         yield choose_split(number), {files.feature: value, "label": np.array(label, np.int64)}
         number += 1
     if skipped:
         details[f"{files.unit}_skipped"] = [*details.get(f"{files.unit}_skipped", ()), *skipped]
+
+
+def _count_skipped(files: ClassFiles, name: str, counts: dict[str, int], last: str) -> None:
+    """Refuses a class that loses its last file: nothing would teach the model this number."""
+    if name not in counts:
+        return
+    counts[name] -= 1
+    if counts[name] == 0:
+        raise DataError(
+            f"none of the {files.unit} of class {name!r} can be decoded, the last one {last}. Replace them; or leave "
+            f"the class out: move its folder elsewhere, or pass --exclude {name!r} to onward pack."
+        )
