@@ -223,7 +223,10 @@ def test_rates_are_measured_once_and_kept(
     [
         (["--ranks", "0"], "--ranks is 0; pass the number of processes, at least 1."),
         (["--ranks", "2", "--nodes-of", "0"], "--nodes-of is 0; pass the ranks of a node, at least 1."),
-        (["--gpu", "a100"], "--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too."),
+        (
+            ["--gpu", "a100"],
+            "--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too (or, with",
+        ),
         (["--ranks", "2", "--image", "a.svg"], "--image and --write show one layout; set the one that --ranks prints"),
         (
             ["--ranks", "8", "--gpu", "h100", "--memory-gb", "1.2"],

@@ -75,8 +75,16 @@ def plan_layout(parameters: Parameters, options: LayoutOptions, memory_gb: float
     else:
         cluster = cluster_here(options.nodes_of or ranks, parameters.machine.execution_provider)
     stated = parameters.machine.memory_gb if memory_gb is None else memory_gb
+    device = cluster.device
+    parameters, chosen = settled_precision(parameters, _kind(cluster), None, device.computes_in_bf16)
     choice, works, settings, files = _search(parameters, cluster, ranks, stated, phases)
-    return render_choice(choice, works[0], cluster, settings, options.explain, files)
+    float8 = device.check_types(settings.precision, parameters.mixed_precision.float8)
+    notes = [f"- {note}" for note in (chosen, float8) if note is not None]
+    return render_choice(choice, works[0], cluster, settings, options.explain, files, notes)
+
+
+def _kind(cluster: Cluster) -> str:
+    return "cuda" if cluster.device.is_asynchronous else "cpu"
 
 
 def _search(
@@ -84,8 +92,7 @@ def _search(
 ) -> tuple[LayoutChoice, tuple[NetworkWork, ...], Settings, str]:
     """What was chosen, the network as counted, what was searched for, and a note on the files of the data."""
     is_auto = parameters.distributed.layout == "auto"  # its data are those that it trains with, not a sample of them
-    kind = "cuda" if cluster.device.is_asynchronous else "cpu"
-    parameters, _ = settled_precision(_manual(parameters), kind)
+    parameters, _ = settled_precision(_manual(parameters), _kind(cluster), None, cluster.device.computes_in_bf16)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     specs = present_feature_specs(parameters)
     rounds = tuple(TrainingGraphs(one) for one in (parameters, *parameters.next_rounds))
@@ -94,6 +101,7 @@ def _search(
     own = device.memory_bytes if device.is_asynchronous else device.memory_bytes / min(ranks, cluster.ranks_of_node)
     memory = own if memory_gb is None else memory_gb * 1e9
     settings = search_settings(parameters, rounds[0].of(False), ranks, memory, torch.__version__)
+    device.check_types(settings.precision, parameters.mixed_precision.float8)
     check_memory(cluster, settings)
     folder, files = _fewest_files(parameters)
     if is_auto and folder is not None:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME",
-        help="with --ranks, --roofline: for this GPU instead of this machine's device: a100, h100, h200, b200, ...",
+        help="with --ranks, --roofline: for this GPU instead of this machine's: v100, t4, a100, l40s, h100, h200, b200",
     )
     parser.add_argument("--nodes-of", type=int, metavar="N", help="with --ranks: ranks of one machine")
     parser.add_argument(

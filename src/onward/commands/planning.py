@@ -66,13 +66,18 @@ def plan(
     if roofline:
         if image is not None or write is not None or layout.ranks is not None:
             raise ParametersError("--roofline is of one device; leave --ranks, --image and --write out.")
+        if layout.explain or layout.nodes_of is not None or memory_gb is not None:
+            raise ParametersError("--roofline does not use --explain, --nodes-of and --memory-gb; leave them out.")
         return plan_roofline(parameters, layout.gpu, phases)
     if layout.ranks is not None or sizes.layout == "auto":
         if image is not None or write is not None:
             raise ParametersError("--image and --write show one layout; set the one that --ranks prints, then plan it.")
         return plan_layout(parameters, layout, memory_gb, phases)
     if layout != DEFAULT_OPTIONS:
-        raise ParametersError("--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too.")
+        raise ParametersError(
+            "--gpu, --nodes-of and --explain are about the search of a layout; pass --ranks, too (or, with --gpu, "
+            "--roofline)."
+        )
     parameters, precision_note = settled_precision(parameters, Environment.of(parameters.machine).device_kind)
     topology = Topology.of_sizes(sizes)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")

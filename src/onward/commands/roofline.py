@@ -38,14 +38,15 @@ def plan_roofline(parameters: Parameters, gpu: str | None, phases: Phases) -> st
     if parameters.distributed != Distributed():
         notes.append("the section distributed is left out: one device trains the entire network.")
     alone = dataclasses.replace(parameters, distributed=Distributed())
-    alone, chosen = settled_precision(alone, "cuda" if device.is_asynchronous else "cpu")
+    alone, chosen = settled_precision(alone, "cuda" if device.is_asynchronous else "cpu", None, device.computes_in_bf16)
     phases.begin(f"reading {parameters.paths.model_path or 'the model'}")
     graphs = TrainingGraphs(alone)
     (work,) = count_network(alone, present_feature_specs(alone), 1, graphs)
     graph, training = graphs.of(False), alone.training
     settings = search_settings(alone, graph, 1, device.memory_bytes, torch.__version__)
+    float8 = device.check_types(settings.precision, alone.mixed_precision.float8)
     found = roofline(work, _names(graph), device, settings, training.batch_size, training.gradient_accumulation_steps)
-    notes += [] if chosen is None else [chosen]
+    notes += [note for note in (chosen, float8) if note is not None]
     notes.append(
         "bytes are those of the operators one by one: a compiler that fuses neighbors moves fewer, and a network that "
         "fits into the device's cache reads them faster."

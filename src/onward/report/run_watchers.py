@@ -81,6 +81,7 @@ class RunWatchers:
         if opening is None or opening not in self._watchers.watchers:
             return
         about = describe_run(environment, mesh.world_size, run_file, command_line())
+        about["notes"] = list(opening.texts)  # what `auto` chose, of which the parameters hold the outcome alone
         texts = {RESOLVED_NAME: resolved_yaml(parameters), RECORD_NAME: json.dumps(about, indent=1)}
 
         kept_in = parameters.checkpoint.checkpoints_dir

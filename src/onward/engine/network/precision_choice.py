@@ -26,7 +26,10 @@ _FIELD = "mixed_precision.use_mixed_precision: auto"
 
 
 def settled_precision(
-    parameters: Parameters, kind: str, record: Mapping[str, Any] | None = None
+    parameters: Parameters,
+    kind: str,
+    record: Mapping[str, Any] | None = None,
+    computes_in_bf16: bool | None = None,
 ) -> tuple[Parameters, str | None]:
     """Parameters whose precision is decided, in every round.
 
@@ -34,6 +37,7 @@ def settled_precision(
         parameters: of a run.
         kind: of the device that it trains on, "cpu" or "cuda"; a CPU is measured where that decides.
         record: of the checkpoint that it resumes from.
+        computes_in_bf16: whether a GPU that is not the one here does; None: the one here is asked.
 
     Returns:
         The parameters, and what to report; None: nothing was to be decided.
@@ -47,7 +51,7 @@ def settled_precision(
         is_half = decided.use_mixed_precision and not decided.use_bfloat16
         words = "fp16" if is_half else _words(kept["use_mixed_precision"])
         return with_precision(parameters, decided), f"{_FIELD}: {words}, which the checkpoint was trained with."
-    is_low, note = _choose(kind)
+    is_low, note = _choose(kind, computes_in_bf16)
     return with_precision(parameters, replace(asked, use_mixed_precision=is_low, use_bfloat16=is_low)), note
 
 
@@ -82,9 +86,11 @@ def with_precision(parameters: Parameters, decided: MixedPrecision) -> Parameter
     return replace(parameters, mixed_precision=asked, next_rounds=rounds)
 
 
-def _choose(kind: str) -> tuple[bool, str]:
+def _choose(kind: str, computes_in_bf16: bool | None) -> tuple[bool, str]:
     if kind == "cuda":
-        is_low = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+        is_low = computes_in_bf16
+        if is_low is None:
+            is_low = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
         why = "which the GPU computes in" if is_low else "since the GPU does not compute in bf16"
         return is_low, f"{_FIELD}: {_words(is_low)}, {why}."
     device = torch.device("cpu")

@@ -17,7 +17,13 @@ _RUNNERS_UP = 6
 
 
 def render_choice(
-    choice: LayoutChoice, work: NetworkWork, cluster: Cluster, settings: Settings, explain: bool, files: str = ""
+    choice: LayoutChoice,
+    work: NetworkWork,
+    cluster: Cluster,
+    settings: Settings,
+    explain: bool,
+    files: str = "",
+    notes: Sequence[str] = (),
 ) -> str:
     """The text of `onward plan --ranks`.
 
@@ -27,6 +33,7 @@ def render_choice(
         cluster, settings: what the search was for.
         explain: also how the forecast is made up, and what it is based on.
         files: what to do about data of fewer files than ranks; empty: nothing.
+        notes: what else to know, a line each.
     """
     sections = [
         _heading(choice, work, cluster, settings),
@@ -36,6 +43,7 @@ def render_choice(
         section("Samples of an update", _even(choice, settings)),
         section("Runners-up", _runners_up(choice)),
         section("Why not the obvious", _obvious(choice, settings)),
+        section("Notes", list(notes)),
         *(_explanation(choice, work, cluster, settings) if explain else ()),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"

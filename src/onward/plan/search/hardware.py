@@ -28,6 +28,7 @@ class Device:
         is_asynchronous: whether the host starts operators ahead of the device, as with GPUs.
         reserved_bytes: that the driver and the libraries of collectives take.
         peak_operations_per_second: element type -> rate of the vendor's data sheet, where there is one.
+        compute_capability: of a listed NVIDIA GPU: bf16 matmuls need (8, 0), FP8 matmuls (8, 9).
     """
 
     name: str
@@ -38,6 +39,35 @@ class Device:
     is_asynchronous: bool = True
     reserved_bytes: float = 2e9
     peak_operations_per_second: Mapping[str, float] = field(default_factory=dict)
+    compute_capability: tuple[int, int] | None = None
+
+    @property
+    def computes_in_bf16(self) -> bool | None:
+        """Whether it multiplies bf16; None: that is not known from a list."""
+        return None if self.compute_capability is None else self.compute_capability >= (8, 0)
+
+    def check_types(self, precision: str, float8: bool) -> str | None:
+        """What to note on the types of a run's matmuls; None: nothing.
+
+        Raises:
+            ParametersError: the device does not compute in them.
+        """
+        capability = self.compute_capability
+        version = "" if capability is None else f" (compute capability {capability[0]}.{capability[1]})"
+        if precision not in self.operations_per_second:
+            raise ParametersError(
+                f"mixed_precision asks for {precision}, but {self.name}{version} has no {precision} matmuls; they need "
+                "an Ampere or newer GPU (8.0 or higher). Set mixed_precision.use_bfloat16: false for fp16, or "
+                "use_mixed_precision: auto, or choose another GPU."
+            )
+        if not float8:
+            return None
+        if capability is not None and capability < (8, 9):
+            raise ParametersError(
+                f"mixed_precision.float8 is true, but {self.name}{version} has no FP8 matmuls; they need an Ada, "
+                "Hopper or newer GPU (8.9 or higher). Remove it, or choose another GPU."
+            )
+        return f"mixed_precision.float8: no FP8 rates are known, so that matmuls are forecast in {precision}."
 
 
 @dataclass(frozen=True)
@@ -127,19 +157,18 @@ def _gpu(
     links: tuple[float, float],
     share: float,
     fp32_tflops: float,
+    capability: tuple[int, int],
 ) -> Cluster:
     """A GPU of which the vendor's sheet gives the peak; `links` are GB/s one way inside of a node and between nodes."""
     rate = peak_tflops * 1e12 * share
+    low = ("bf16", "fp16") if capability >= (8, 0) else ("fp16",)
     device = Device(
         name=name,
-        operations_per_second={"bf16": rate, "fp16": rate, "fp32": fp32_tflops * 1e12 * 0.85},
+        operations_per_second={**dict.fromkeys(low, rate), "fp32": fp32_tflops * 1e12 * 0.85},
         memory_bytes=memory_gb * 1e9,
         bytes_per_second=memory_gb_per_second * 1e9 * 0.8,
-        peak_operations_per_second={
-            "bf16": peak_tflops * 1e12,
-            "fp16": peak_tflops * 1e12,
-            "fp32": fp32_tflops * 1e12,
-        },
+        peak_operations_per_second={**dict.fromkeys(low, peak_tflops * 1e12), "fp32": fp32_tflops * 1e12},
+        compute_capability=capability,
     )
     inside, between = (Link(rate * 1e9 * 0.75, seconds) for rate, seconds in zip(links, (4e-6, 1.2e-5), strict=True))
     return Cluster(device=device, ranks_of_node=8, inside=inside, between=between)
@@ -148,18 +177,19 @@ def _gpu(
 KNOWN: Mapping[str, Cluster] = {
     one.device.name: one
     for one in (
-        _gpu("v100", 125, 34, 900, links=(150, 12.5), share=0.7, fp32_tflops=15.7),
-        _gpu("a100", 312, 85, 2039, links=(300, 25), share=0.72, fp32_tflops=19.5),
-        _gpu("a100-40gb", 312, 42, 1555, links=(300, 25), share=0.72, fp32_tflops=19.5),
-        _gpu("l40s", 362, 48, 864, links=(32, 12.5), share=0.6, fp32_tflops=91.6),
-        _gpu("h100", 989, 85, 3350, links=(450, 50), share=0.62, fp32_tflops=67),
-        _gpu("h200", 989, 150, 4800, links=(450, 50), share=0.62, fp32_tflops=67),
-        _gpu("b200", 2250, 191, 8000, links=(900, 50), share=0.62, fp32_tflops=75),
+        _gpu("v100", 125, 34, 900, links=(150, 12.5), share=0.7, fp32_tflops=15.7, capability=(7, 0)),
+        _gpu("a100", 312, 85, 2039, links=(300, 25), share=0.72, fp32_tflops=19.5, capability=(8, 0)),
+        _gpu("a100-40gb", 312, 42, 1555, links=(300, 25), share=0.72, fp32_tflops=19.5, capability=(8, 0)),
+        _gpu("t4", 65, 15.8, 320, links=(16, 12.5), share=0.6, fp32_tflops=8.1, capability=(7, 5)),
+        _gpu("l40s", 362, 48, 864, links=(32, 12.5), share=0.6, fp32_tflops=91.6, capability=(8, 9)),
+        _gpu("h100", 989, 85, 3350, links=(450, 50), share=0.62, fp32_tflops=67, capability=(9, 0)),
+        _gpu("h200", 989, 150, 4800, links=(450, 50), share=0.62, fp32_tflops=67, capability=(9, 0)),
+        _gpu("b200", 2250, 191, 8000, links=(900, 50), share=0.62, fp32_tflops=75, capability=(10, 0)),
     )
 }
-"""NVIDIA's data sheets: dense bf16 rate, memory (in 10^9 bytes, as the driver reports it), NVLink (PCIe for the L40S)
-and the network of its reference systems. The attainable shares of a100 and h100 fit published runs
-(benchmarks/layout_choice.md); those of the others are assumed to be alike."""
+"""NVIDIA's data sheets: dense bf16 (V100, T4: fp16) rate, memory (in 10^9 bytes, as the driver reports it),
+NVLink (PCIe for T4 and L40S) and the network of its reference systems. The attainable shares of
+a100 and h100 fit published runs (benchmarks/layout_choice.md); those of the others are assumed to be alike."""
 
 
 def known_cluster(name: str, ranks_of_node: int | None = None) -> Cluster:
