@@ -66,8 +66,9 @@ def _of_one_update(parameters: Parameters) -> Parameters:
     )
     rate = replace(parameters.learning_rate, warmup_steps=None)
     start = Checkpoint(checkpoint_to_load_path=parameters.checkpoint.checkpoint_to_load_path)
-    asked = {"training": training, "learning_rate": rate, "checkpoint": start, "early_stopping": stopping}
-    return replace(without_files(parameters), **asked)
+    return replace(
+        without_files(parameters), training=training, learning_rate=rate, checkpoint=start, early_stopping=stopping
+    )
 
 
 def _lines(parameters: Parameters, summary: RunSummary, is_tested: bool) -> list[str]:
