@@ -127,7 +127,7 @@ class IntegrityWatch:
             yield done
 
     def _checked(self, steps: Iterator[StepDone], before: torch.Tensor) -> StepDone | None:
-        looked = []
+        looked: list[bool] = []
 
         def look(*_: Any) -> None:
             if looked:  # inside a backward pass every weight has its own step, and the first has changed weights
