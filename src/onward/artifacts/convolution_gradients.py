@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ _LONGEST_ROW = 64
 
 _MOST_PAIRS = 40_000
 """Pairs of places of two planes, times the places of the kernel, up to which all pairs are multiplied."""
+
+
+class _Windows(NamedTuple):
+    """How a kernel moves over a plane: one number for each axis."""
+
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
 
 
 def per_axis(values: Sequence[int], axes: int) -> list[int]:
@@ -55,18 +64,15 @@ def convolution(
     groups: int,
 ) -> Any:
     """Of small planes with a kernel for each channel, matrix products; the gradients share their matrices."""
-    kernel = weight.shape[2:]
-    is_depthwise = input.dim() == 4 and groups == input.shape[1] == weight.shape[0]
-    if transposed or not is_depthwise or not all(isinstance(size, int) for size in input.shape[2:]):
+    if transposed or not _is_depthwise(input, weight.shape[0], groups):
         return NotImplemented
-    along = [per_axis(values, 2) for values in (stride, padding, dilation)]
+    windows = _Windows(weight.shape[2:], *(per_axis(values, 2) for values in (stride, padding, dilation)))
     sizes = [
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(input.shape[2:], kernel, *along, strict=True)
+        (size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in zip(input.shape[2:], *windows, strict=True)
     ]
-    if math.prod((*input.shape[2:], *sizes, *kernel)) > _MOST_PAIRS:
+    if not _is_small(input.shape[2:], sizes, windows.kernel):
         return NotImplemented
-    matrices = _kernel_matrices(weight, input.shape[2:], sizes, *along)
+    matrices = _kernel_matrices(weight, input.shape[2:], sizes, windows)
     found = (_planes_by_channel(input) @ matrices.transpose(1, 2)).transpose(0, 1)
     found = found.reshape(input.shape[0], input.shape[1], *sizes)
     return found if bias is None else found + bias.reshape(-1, 1, 1)
@@ -96,7 +102,9 @@ def convolution_backward(
     zeros = [0] * axes
     grad_input = grad_weight = grad_bias = None
     wide, narrow = (grad_output, input) if transposed else (input, grad_output)
-    kernel, is_depthwise = weight.shape[2:], _is_depthwise(wide, narrow, groups)
+    windows = _Windows(weight.shape[2:], stride, padding, dilation)
+    is_depthwise = _is_depthwise(wide, narrow.shape[1], groups)
+    is_small = is_depthwise and _is_small(wide.shape[2:], narrow.shape[2:], windows.kernel)
     if output_mask[0]:
         if transposed:
             grad_input = aten.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
@@ -105,20 +113,20 @@ def convolution_backward(
         elif groups == 1 and set(weight.shape[2:]) == set(stride) == {1} and not any(padding):
             swapped = weight.transpose(0, 1)
             grad_input = aten.convolution(grad_output, swapped, None, stride, zeros, dilation, False, zeros, 1)
-        elif is_depthwise and _is_small(wide, narrow, kernel):
-            grad_input = _input_gradient_by_plane(input, grad_output, weight, stride, padding, dilation)
+        elif is_small:
+            grad_input = _input_gradient_by_plane(input, grad_output, weight, windows)
         else:
             more = missing_rows(input.shape[2:], grad_output.shape[2:], weight.shape[2:], stride, padding, dilation)
             grad_input = transposed_convolution(grad_output, weight, stride, padding, dilation, more, groups)
     if output_mask[1]:
-        if groups == 1 and wide.shape[1] >= _FEWEST_CHANNELS and math.prod(kernel) <= _MOST_OFFSETS:
-            grad_weight = _weight_gradient_by_offset(wide, narrow, kernel, stride, padding, dilation)
-        elif is_depthwise and _is_small(wide, narrow, kernel):
-            grad_weight = _weight_gradient_by_plane(wide, narrow, kernel, stride, padding, dilation)
+        if groups == 1 and wide.shape[1] >= _FEWEST_CHANNELS and math.prod(windows.kernel) <= _MOST_OFFSETS:
+            grad_weight = _weight_gradient_by_offset(wide, narrow, windows)
+        elif is_small:
+            grad_weight = _weight_gradient_by_plane(wide, narrow, windows)
         elif is_depthwise and narrow.shape[-1] <= _LONGEST_ROW:
-            grad_weight = _weight_gradient_by_rows(wide, narrow, kernel, stride, padding, dilation)
+            grad_weight = _weight_gradient_by_rows(wide, narrow, windows)
         else:
-            grad_weight = _weight_gradient(wide, narrow, kernel, stride, padding, dilation, groups)
+            grad_weight = _weight_gradient(wide, narrow, windows, groups)
     if output_mask[2]:
         grad_bias = grad_output.sum([0, *range(2, grad_output.dim())])
     return grad_input, grad_weight, grad_bias
@@ -145,65 +153,48 @@ def transposed_convolution(
     return aten.constant_pad_nd(full, pads, 0.0)  # type: ignore[no-any-return]
 
 
-def _weight_gradient(
-    wide: Tensor,
-    narrow: Tensor,
-    kernel: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
+def _weight_gradient(wide: Tensor, narrow: Tensor, windows: _Windows, groups: int) -> Tensor:
     """The gradient (channels of narrow, channels of wide / groups, kernel) of a weight that maps `wide` to `narrow`."""
     batch, channels = wide.shape[:2]
     inside = channels // groups
     x = wide.reshape(batch, groups, inside, *wide.shape[2:]).transpose(0, 2)
     x = x.reshape(inside, groups * batch, *wide.shape[2:])
     filters = narrow.transpose(0, 1)
-    zeros = [0] * len(stride)
-    found = aten.convolution(x, filters, None, dilation, padding, stride, False, zeros, groups)
+    kernel, stride, padding, dilation = windows
+    found = aten.convolution(x, filters, None, dilation, padding, stride, False, [0] * len(stride), groups)
     # Rows of the input that no window reached give the result more places than the kernel has.
     for axis, size in enumerate(kernel, start=2):
         found = found.narrow(axis, 0, size)
     return found.transpose(0, 1)  # type: ignore[no-any-return]
 
 
-def _weight_gradient_by_offset(
-    wide: Tensor,
-    narrow: Tensor,
-    kernel: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
+def _weight_gradient_by_offset(wide: Tensor, narrow: Tensor, windows: _Windows) -> Tensor:
     """As `_weight_gradient` without groups: for each place of the kernel, one matrix product over batch and windows.
 
     A convolution with the output's gradient as its kernel has as many columns as the kernel has places, which is few:
     in onnxruntime on a CPU this form takes 0.1 to 0.9 of its time.
     """
+    kernel, stride, padding, dilation = windows
     pads = [p for size in reversed(padding) for p in (size, size)]
     rows = (aten.constant_pad_nd(wide, pads, 0.0) if any(padding) else wide).transpose(0, 1)
     gradients = narrow.transpose(0, 1).flatten(1)
     found = []
     for place in itertools.product(*map(range, kernel)):
         read = rows
-        for axis, (at, windows, s, d) in enumerate(zip(place, narrow.shape[2:], stride, dilation, strict=True), 2):
-            read = aten.slice(read, axis, at * d, at * d + (windows - 1) * s + 1, s)
+        for axis, (at, count, s, d) in enumerate(zip(place, narrow.shape[2:], stride, dilation, strict=True), 2):
+            read = aten.slice(read, axis, at * d, at * d + (count - 1) * s + 1, s)
         found.append(gradients @ read.flatten(1).t())
     return torch.stack(found, -1).reshape(narrow.shape[1], wide.shape[1], *kernel)
 
 
-def _is_depthwise(wide: Tensor, narrow: Tensor, groups: int) -> bool:
-    """Whether each channel of images of known size has a kernel."""
-    sizes = (*wide.shape[2:], *narrow.shape[2:])
-    return (
-        wide.dim() == 4 and groups == wide.shape[1] == narrow.shape[1] and all(isinstance(size, int) for size in sizes)
-    )
+def _is_depthwise(wide: Tensor, channels: int, groups: int) -> bool:
+    """Whether each channel of images of known size, which become as many channels, has a kernel."""
+    return wide.dim() == 4 and groups == wide.shape[1] == channels and all(isinstance(n, int) for n in wide.shape[2:])
 
 
-def _is_small(wide: Tensor, narrow: Tensor, kernel: Sequence[int]) -> bool:
+def _is_small(wide: Sequence[int], narrow: Sequence[int], kernel: Sequence[int]) -> bool:
     """Whether the planes of a depthwise convolution are so small that all pairs of their places are few."""
-    return math.prod((*wide.shape[2:], *narrow.shape[2:], *kernel)) <= _MOST_PAIRS
+    return math.prod((*wide, *narrow, *kernel)) <= _MOST_PAIRS
 
 
 def _joined(wide: int, narrow: int, kernel: int, stride: int, padding: int, dilation: int) -> Tensor:
@@ -212,31 +203,16 @@ def _joined(wide: int, narrow: int, kernel: int, stride: int, padding: int, dila
     return torch.arange(wide)[None, :, None] == read
 
 
-def _joined_planes(
-    wide: Sequence[int],
-    narrow: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def _joined_planes(wide: Sequence[int], narrow: Sequence[int], windows: _Windows) -> Tensor:
     """(places of narrow * places of wide, places of the kernel): whether one of the kernel joins two of the planes."""
-    along = zip(wide, narrow, kernel, stride, padding, dilation, strict=True)
-    rows, columns = (_joined(*sizes) for sizes in along)
+    rows, columns = (_joined(*sizes) for sizes in zip(wide, narrow, *windows, strict=True))
     both = rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :]
-    return both.reshape(-1, math.prod(kernel))
+    return both.reshape(-1, math.prod(windows.kernel))
 
 
-def _kernel_matrices(
-    weight: Tensor,
-    wide: Sequence[int],
-    narrow: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def _kernel_matrices(weight: Tensor, wide: Sequence[int], narrow: Sequence[int], windows: _Windows) -> Tensor:
     """(channels, places of narrow, places of wide): the kernel of each channel as a matrix."""
-    joined = _joined_planes(wide, narrow, weight.shape[2:], stride, padding, dilation).to(weight.device, weight.dtype)
+    joined = _joined_planes(wide, narrow, windows).to(weight.device, weight.dtype)
     return (weight.flatten(1) @ joined.t()).reshape(weight.shape[0], math.prod(narrow), math.prod(wide))
 
 
@@ -245,43 +221,27 @@ def _planes_by_channel(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(2)
 
 
-def _weight_gradient_by_plane(
-    wide: Tensor,
-    narrow: Tensor,
-    kernel: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
+def _weight_gradient_by_plane(wide: Tensor, narrow: Tensor, windows: _Windows) -> Tensor:
     """As `_weight_gradient` with a group for each channel, of small planes.
 
     The product of all places of the output's gradient and of the input, of which those pairs count that a place of the
     kernel joins: one matrix product for each channel, where a convolution has one for each channel and sample.
     """
     products = _planes_by_channel(narrow).transpose(1, 2) @ _planes_by_channel(wide)
-    joined = _joined_planes(wide.shape[2:], narrow.shape[2:], kernel, stride, padding, dilation)
-    return (products.flatten(1) @ joined.to(wide.device, wide.dtype)).reshape(wide.shape[1], 1, *kernel)
+    joined = _joined_planes(wide.shape[2:], narrow.shape[2:], windows)
+    return (products.flatten(1) @ joined.to(wide.device, wide.dtype)).reshape(wide.shape[1], 1, *windows.kernel)
 
 
-def _input_gradient_by_plane(
-    wide: Tensor, narrow: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
+def _input_gradient_by_plane(wide: Tensor, narrow: Tensor, weight: Tensor, windows: _Windows) -> Tensor:
     """The gradient of the input (like `wide`) of a depthwise convolution of small planes from that of its output.
 
     Each channel's kernel becomes a matrix from places of the output to places of the input.
     """
-    matrices = _kernel_matrices(weight, wide.shape[2:], narrow.shape[2:], stride, padding, dilation)
+    matrices = _kernel_matrices(weight, wide.shape[2:], narrow.shape[2:], windows)
     return (_planes_by_channel(narrow) @ matrices).transpose(0, 1).reshape(wide.shape)
 
 
-def _weight_gradient_by_rows(
-    wide: Tensor,
-    narrow: Tensor,
-    kernel: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
+def _weight_gradient_by_rows(wide: Tensor, narrow: Tensor, windows: _Windows) -> Tensor:
     """As `_weight_gradient` with a group for each channel.
 
     For each row of the kernel, the product of all columns of the output's gradient and of the input, over rows and
@@ -289,13 +249,14 @@ def _weight_gradient_by_rows(
     and takes an eighth to a half of its time in onnxruntime on a CPU, which calls a matrix product for each channel
     and sample.
     """
-    channels, (rows, columns), (windows, width) = wide.shape[1], wide.shape[2:], narrow.shape[2:]
+    kernel, stride, padding, dilation = windows
+    channels, (rows, columns), (count, width) = wide.shape[1], wide.shape[2:], narrow.shape[2:]
     by_channel, gradients = wide.transpose(0, 1), narrow.transpose(0, 1)
     found = []
     for place in range(kernel[0]):
         offset, step = place * dilation[0] - padding[0], stride[0]
         first = max(0, -(offset // step))
-        end = max(first, min(windows, (rows - 1 - offset) // step + 1))
+        end = max(first, min(count, (rows - 1 - offset) // step + 1))
         if first == end:  # runtimes refuse a product over no rows
             found.append(wide.new_zeros(channels, width * columns))
             continue
