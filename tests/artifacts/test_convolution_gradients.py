@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onward.artifacts.convolution_gradients import convolution, convolution_backward
 
 aten = torch.ops.aten
+
+
+def drawn(size: Sequence[int], weight_size: Sequence[int], along: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """An input and a weight with their gradients, the result, and the gradient that it is given."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(*size, dtype=torch.double, generator=generator, requires_grad=True)
+    weight = torch.randn(*weight_size, dtype=torch.double, generator=generator, requires_grad=True)
+    y = aten.convolution(x, weight, None, *along)
+    gradient = torch.randn(y.shape, dtype=torch.double, generator=generator)
+    y.backward(gradient)
+    return x, weight, y, gradient
 
 
 @pytest.mark.parametrize(
@@ -29,14 +41,9 @@ aten = torch.ops.aten
 def test_gradients_of_convolutions_are_autograds(
     channels: int, kernel: tuple[int, int], stride: int, padding: int, dilation: int, transposed: bool
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, channels, 11, 10, dtype=torch.double, generator=generator, requires_grad=True)
     sizes = (channels, 16) if transposed else (16, channels)
-    weight = torch.randn(*sizes, *kernel, dtype=torch.double, generator=generator, requires_grad=True)
     along = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], 1)
-    y = torch.ops.aten.convolution(x, weight, None, *along)
-    gradient = torch.randn(y.shape, dtype=torch.double, generator=generator)
-    y.backward(gradient)
+    x, weight, _, gradient = drawn((2, channels, 11, 10), (*sizes, *kernel), along)
     of_x, of_weight, of_bias = convolution_backward(
         gradient, x.detach(), weight.detach(), None, *along, output_mask=[True, True, True]
     )
@@ -67,16 +74,11 @@ def test_gradients_of_convolutions_are_autograds(
 def test_gradients_of_depthwise_convolutions_are_autograds(
     size: tuple[int, int], kernel: tuple[int, int], stride: int, padding: int, dilation: int
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, *size, dtype=torch.double, generator=generator, requires_grad=True)
-    weight = torch.randn(3, 1, *kernel, dtype=torch.double, generator=generator, requires_grad=True)
     along = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 3)
-    y = aten.convolution(x, weight, None, *along)
+    x, weight, y, gradient = drawn((2, 3, *size), (3, 1, *kernel), along)
     own = convolution(x.detach(), weight.detach(), torch.ones(3, dtype=torch.double), *along)
     assert (own is NotImplemented) == (math.prod((*size, *y.shape[2:], *kernel)) > 40_000)
     assert own is NotImplemented or (own - 1 - y).abs().max() < 1e-11
-    gradient = torch.randn(y.shape, dtype=torch.double, generator=generator)
-    y.backward(gradient)
     of_x, found, _ = convolution_backward(
         gradient, x.detach(), weight.detach(), None, *along, output_mask=[True, True, False]
     )
