@@ -111,8 +111,8 @@ def test_a_label_out_of_range(tmp_path: Path, ignored: int | None, words: str) -
             use(loader({**TRAIN, "label": label}))
         assert str(caught.value) == (
             f"feature 'label' holds the label 7; expected 0 to 3{words}, since the model has 4 classes. 2 of the 4 "
-            "labels of this batch are out of range, the first at [1] (sample first). Fix the data, or set "
-            "loss.ignore_index."
+            "labels of this batch are out of range, the first at [1] (sample first), sample 1 of the data in "
+            "memory. Fix the data, or set loss.ignore_index."
         )
     assert_same_bits(weights_of(runner), before)
 
