@@ -355,7 +355,7 @@ class Bundle {
                         "; this header reads version 1. Take the header of the onward that wrote it (" + manifest.value("written_by", "") + ").");
     std::set<std::string> unknown;
     for (const auto& one : manifest.value("requires", Json::array()))
-      if (one != "accumulation" && one != "class_labels") unknown.insert(one.get<std::string>());
+      if (one != "accumulation" && one != "class_labels" && one != "table_rows") unknown.insert(one.get<std::string>());
     if (!unknown.empty()) {
       std::string listed;
       for (const auto& one : unknown) listed += (listed.empty() ? "" : ", ") + one;
@@ -719,7 +719,7 @@ class Trainer {
         throw BundleError("the batch has no \"" + name + "\"; it has " + (others.empty() ? "nothing" : others) + ".");
       }
       check(name, given->second, one, sizes);
-      check_labels(name, given->second);
+      check_numbers(name, given->second);
       found.emplace(name, given->second);
     }
     return found;
@@ -748,21 +748,53 @@ class Trainer {
     if (!fits) throw BundleError("\"" + name + "\" has the shape " + detail::text_of(array.shape) + "; expected [" + listed + "].");
   }
 
-  // A runtime counts negative labels from the end, and fails for others.
-  void check_labels(const std::string& name, const Array& array) const {
+  // A runtime counts negative labels and indices from the end, and fails for others.
+  void check_numbers(const std::string& name, const Array& array) const {
     for (const auto& one : bundle.manifest["features"]) {
-      if (one["name"] != name || !one.contains("classes")) continue;
+      if (one["name"] != name) continue;
+      if (one.contains("rows")) check_indices(name, array, one["rows"].get<int64_t>());
+      if (!one.contains("classes")) continue;
       const auto classes = one["classes"].get<int64_t>();
       const auto& ignored = one["ignored_label"];
       const auto width = detail::kind_of(array.dtype).bytes;
       for (size_t place = 0; place < array.bytes.size(); place += width) {
-        const int64_t label = width == 8 ? at<int64_t>(array, place) : width == 4 ? at<int32_t>(array, place) : at<int8_t>(array, place);
+        const auto label = static_cast<int64_t>(number_at(array, place));
         if ((0 <= label && label < classes) || (!ignored.is_null() && label == ignored.get<int64_t>())) continue;
         const auto other = ignored.is_null() ? "" : " or " + ignored.dump() + ", which does not count";
         throw BundleError("\"" + name + "\" holds the label " + std::to_string(label) + "; expected 0 to " + std::to_string(classes - 1) + other +
                           ". Fix the data, or set loss.ignore_index and write the bundle again.");
       }
     }
+  }
+
+  // Compares indices with the rows of their table, which a negative one would train the last of.
+  static void check_indices(const std::string& name, const Array& array, int64_t rows) {
+    const auto width = detail::kind_of(array.dtype).bytes;
+    for (size_t place = 0; place < array.bytes.size(); place += width) {
+      const auto index = number_at(array, place);
+      if (index > -1 && index < static_cast<double>(rows)) continue;  // fractions are cut off before the lookup
+      std::ostringstream found;
+      found.precision(17);
+      found << "\"" << name << "\" holds the index " << index << "; expected 0 to " << rows - 1 << ", since it picks rows of a table that has "
+            << rows << ". "
+            << (index < 0 ? "If it marks padding, write the padding's own index, and leave the padding out of the loss by labels."
+                          : "Make the indices with the tokenizer or vocabulary that the model was made for.");
+      throw BundleError(found.str());
+    }
+  }
+
+  static double number_at(const Array& array, size_t place) {
+    const auto& type = array.dtype;
+    if (type == "int64") return static_cast<double>(at<int64_t>(array, place));
+    if (type == "int32") return at<int32_t>(array, place);
+    if (type == "int16") return at<int16_t>(array, place);
+    if (type == "int8") return at<int8_t>(array, place);
+    if (type == "uint64") return static_cast<double>(at<uint64_t>(array, place));
+    if (type == "uint32") return at<uint32_t>(array, place);
+    if (type == "uint16") return at<uint16_t>(array, place);
+    if (type == "float32") return at<float>(array, place);
+    if (type == "float64") return at<double>(array, place);
+    return at<uint8_t>(array, place);  // and booleans
   }
 
   template <typename T>

@@ -70,6 +70,9 @@ def damage(folder: Path) -> None:
     shutil.copytree(folder / "bundle", folder / "impatient")
     training = {**manifest["training"], "skipped_in_a_row": 2}
     (folder / "impatient" / "manifest.json").write_text(json.dumps({**manifest, "training": training}))
+    shutil.copytree(folder / "bundle", folder / "indexed")
+    features = [{**one, "rows": 4} if one["name"] == "label" else one for one in manifest["features"]]
+    (folder / "indexed" / "manifest.json").write_text(json.dumps({**manifest, "features": features}))
     tensors = load_file(folder / "python.safetensors")
     save_file(tensors, folder / "other.safetensors", {"format": "onward-device", "bundle": "0" * 64})
 
@@ -90,6 +93,8 @@ REFUSED = {
     "wide": '"x" has the shape [4, 7]; expected [batch=4, 6].',
     "no_x": 'the batch has no "x"; it has label.',
     "negative": '"label" holds the label -1; expected 0 to 3. Fix the data',
+    "index": '"label" holds the index -1; expected 0 to 3, since it picks rows of a table that has 4. If it',
+    "large index": '"label" holds the index 1000000; expected 0 to 3, since it picks rows of a table that has 4. Make',
     "halves": '"label" is float32; expected int64. Convert it.',
     "nothing": '"x" has the shape [0, 6]. Leave out batches without samples.',
     "no batches": "there are no batches to evaluate. Pass at least one.",

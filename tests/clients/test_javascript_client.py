@@ -77,7 +77,7 @@ def test_node_trains_as_python_does(accumulation: int, compiled: Path, tmp_path:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "# pass 9" in done.stdout
+    assert "# pass 10" in done.stdout
 
 
 @pytest.mark.slow

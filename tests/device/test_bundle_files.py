@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from onward_device import BundleError, Trainer
-from tests.device.bundles import batches, samples
+from tests.device.bundles import batches, bundle_of, samples
 
 
 def test_a_saved_state_continues_bit_for_bit(normalized: Path, tmp_path: Path) -> None:
@@ -83,3 +85,29 @@ def test_a_batch_that_does_not_fit_is_refused(change: dict[str, Any], words: str
     batch = {name: array for name, array in {**batches(samples(), 1)[0], **change}.items() if array is not None}
     with pytest.raises(BundleError, match=words):
         Trainer.load(normalized / "bundle").train_step(batch)
+
+
+def test_indices_that_no_row_of_a_table_has_are_refused(tmp_path: Path) -> None:
+    """A runtime counts negative ones from the end, and would train that row."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    words (int64[batch, length] tokens) => (float[batch, 2] logits)
+    <float[5, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, int64[1] axes = {1}> {
+        rows = Gather (table, tokens)
+        logits = ReduceMean <keepdims = 0> (rows, axes)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "mlp.onnx")
+    loss = {"loss": {"type": "softmax_cross_entropy", "prediction": "logits", "label": "label"}}
+    trainer = Trainer.load(bundle_of(tmp_path, **loss))
+    manifest = trainer.bundle.manifest
+    assert manifest["requires"] == ["class_labels", "table_rows"]
+    assert {one["name"]: one.get("rows") for one in manifest["features"]} == {"tokens": 5, "label": None}
+    labels, before = np.array([0, 1]), trainer.state()["table"]
+    words = r"'tokens' holds the index -1; expected 0 to 4, since it picks rows of a table that has 5\. If it marks"
+    for call in (trainer.predict, trainer.train_step, lambda batch: trainer.evaluate([batch])):
+        with pytest.raises(BundleError, match=words):
+            call({"tokens": np.array([[4, 0], [-1, 2]]), "label": labels})
+    with pytest.raises(BundleError, match=r"'tokens' holds the index 5; .* has 5\. Make the indices with the tok"):
+        trainer.train_step({"tokens": np.array([[4, 0], [5, 2]], np.int32), "label": labels})
+    assert np.array_equal(trainer.state()["table"], before)
+    trainer.train_step({"tokens": np.array([[4, 0], [1, 2]]), "label": labels})
+    assert trainer.updates == 1

@@ -49,6 +49,10 @@ def test_states_are_averaged(normalized: Path, tmp_path: Path, capsys: pytest.Ca
     save_file(trained[1], files[1], {"format": "onward-device", "bundle": "another bundle"})
     assert main(["device", "average", *files, "-o", merged]) == 2
     assert "is a state of the bundle another bund" in capsys.readouterr().err
+    for file in files:
+        save_file(trained[1], file, {"format": "onward-device"})
+    assert main(["device", "average", *files, "-o", merged]) == 2
+    assert "does not record the bundle that it is of" in " ".join(capsys.readouterr().err.split())
 
 
 def test_bundles_that_require_something_unknown_are_refused(

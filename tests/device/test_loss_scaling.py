@@ -197,3 +197,30 @@ def test_normalized_layers_and_overlapping_maxima_run_in_fp16(tmp_path: Path) ->
         losses.append([trainer.train_step(batch) for _ in range(3)])
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
     assert losses[1] != losses[0]
+
+
+@pytest.mark.parametrize("activation", ["Relu (hidden)", "Clip (hidden, zero, six)"])
+def test_gradients_too_large_for_fp16_behind_a_clipped_activation_count_for_nothing(
+    activation: str, tmp_path: Path
+) -> None:
+    """As in torch: the second unit is off, and its gradient, 60,000 times the scaled loss's, is no reason to skip."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[batch, 2] x, float[batch, 1] target) => (float[batch, 1] y)
+    <float[2, 2] first = {1.0, 0.0, 0.0, 1.0}, float[2, 1] last = {1.0, 60000.0}> {
+        zero = Constant <value_float = 0.0> ()
+        six = Constant <value_float = 6.0> ()
+        hidden = MatMul (x, first)
+        active = %s
+        y = MatMul (active, last)
+    }"""
+    onnx.save(onnx.parser.parse_model(text % activation), tmp_path / "mlp.onnx")
+    loss = {"loss": {"type": "mean_squared_error", "prediction": "y", "label": "target"}}
+    mixed = {"mixed_precision": {"use_mixed_precision": True, "loss_scale": 1024.0}}
+    plain = {"optimizer": {"training_optimizer_name": "SGDOptimizer", "optimizer_attributes": []}}
+    trainer = Trainer.load(bundle_of(tmp_path, **RATE, **loss, **mixed, **plain))
+    before = trainer.state()["first"]
+    trainer.train_step({"x": np.array([[1.0, -1.0]], np.float32), "target": np.array([[3.0]], np.float32)})
+    assert trainer.skipped_updates == 0
+    changed = trainer.state()["first"] - before
+    assert changed[0, 0] > 0
+    assert changed[:, 1].tolist() == [0, 0]

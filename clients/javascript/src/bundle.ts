@@ -7,7 +7,7 @@ import type { BundleFiles } from "./files.js";
 export const FORMAT = "onward-device";
 export const VERSION = 1;
 /** What bundles may require of a client. */
-export const KNOWN: ReadonlySet<string> = new Set(["accumulation", "class_labels"]);
+export const KNOWN: ReadonlySet<string> = new Set(["accumulation", "class_labels", "table_rows"]);
 
 /** An input, an output or a tensor of the state; sizes that are names are open, equal names are equal sizes. */
 export interface Described {
@@ -16,11 +16,12 @@ export interface Described {
   readonly shape: readonly (number | string)[] | null;
 }
 
-/** Data of a training pass; class labels are 0 to `classes` - 1, and one that does not count. */
+/** Data of a training pass; class labels are 0 to `classes` - 1 and one that does not count, indices 0 to `rows` - 1. */
 export interface TrainingFeature extends Described {
   readonly is_label: boolean;
   readonly classes?: number;
   readonly ignored_label?: number | null;
+  readonly rows?: number;
 }
 
 export interface StateTensor {

@@ -320,7 +320,9 @@ export class Trainer {
           throw new BundleError(`the batch has no "${one.name}"; it has ${Object.keys(batch).sort().join(", ") || "nothing"}.`);
         }
         const array = checked(feature, one, sizes);
-        checkLabels(array, this.bundle.manifest.features.find(({ name }) => name === one.name));
+        const about = this.bundle.manifest.features.find(({ name }) => name === one.name);
+        checkLabels(array, about);
+        checkIndices(array, about);
         return [one.name, this.#tensor(array)];
       }),
     );
@@ -368,6 +370,26 @@ function checkLabels({ data }: NDArray, feature: TrainingFeature | undefined): v
       throw new BundleError(
         `"${name}" holds the label ${label}; expected 0 to ${classes - 1}${other}. Fix the data, or set ` +
           "loss.ignore_index and write the bundle again.",
+      );
+    }
+  }
+}
+
+/** Compares indices with the rows of their table: a runtime counts negative ones from the end, and trains that row. */
+function checkIndices({ data }: NDArray, feature: TrainingFeature | undefined): void {
+  if (feature?.rows === undefined) {
+    return;
+  }
+  const { name, rows } = feature;
+  for (const value of data) {
+    const index = Number(value);
+    if (!(index > -1 && index < rows)) { // fractions are cut off before the lookup
+      const advice =
+        index < 0
+          ? "If it marks padding, write the padding's own index, and leave the padding out of the loss by labels."
+          : "Make the indices with the tokenizer or vocabulary that the model was made for.";
+      throw new BundleError(
+        `"${name}" holds the index ${index}; expected 0 to ${rows - 1}, since it picks rows of a table that has ${rows}. ` + advice,
       );
     }
   }

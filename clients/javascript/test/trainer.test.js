@@ -102,6 +102,19 @@ test("what does not fit is refused with what was expected", async () => {
   assertClose([await trainer.trainStep({ x, label })], [expected.losses[0]], 1e-5);
 });
 
+test("indices that no row of a table has are refused", async () => {
+  const manifest = JSON.parse(await readFile(join(bundle, "manifest.json"), "utf-8"));
+  const features = manifest.features.map(({ classes, ...one }) => (one.name === "label" ? { ...one, rows: 4 } : one));
+  const written = async () => new TextEncoder().encode(JSON.stringify({ ...manifest, features, requires: ["table_rows", "accumulation"] }));
+  const trainer = await Trainer.load(served({ "manifest.json": written }), { runtime: ort });
+  const [batch] = expected.batches;
+  const label = (index) => ({ ...batch, label: { ...batch.label, data: batch.label.data.map(() => index) } });
+  const negative = /"label" holds the index -1; expected 0 to 3, since it picks rows of a table that has 4\. If it marks padding/;
+  await assert.rejects(trainer.trainStep(label(-1)), refused(negative));
+  await assert.rejects(trainer.trainStep(label(4)), refused(/"label" holds the index 4; .* Make the indices with the tokenizer/));
+  assertClose([await trainer.trainStep(batch)], [expected.losses[0]], 1e-5);
+});
+
 test("damaged and other files are refused", async () => {
   const weights = async () => (await readFile(join(bundle, "weights.bin"))).fill(1, 0, 4);
   await assert.rejects(Bundle.open(served({ "weights.bin": weights })), refused(/weights.bin of served was changed or damaged/));

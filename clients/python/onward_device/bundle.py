@@ -12,7 +12,7 @@ import numpy as np
 
 FORMAT = "onward-device"
 VERSION = 1
-KNOWN = frozenset({"accumulation", "class_labels"})
+KNOWN = frozenset({"accumulation", "class_labels", "table_rows"})
 """What bundles may require of a client."""
 
 Array = np.ndarray[Any, np.dtype[Any]]

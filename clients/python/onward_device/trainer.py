@@ -223,15 +223,18 @@ class Trainer:
 
     def _features(self, batch: Batch, described: Iterable[Mapping[str, Any]]) -> dict[str, Array]:
         found, sizes = dict[str, Array](), dict[str, int]()
-        classes = {one["name"]: one for one in self.bundle.manifest["features"] if "classes" in one}
+        of_training = {one["name"]: one for one in self.bundle.manifest["features"]}
         for one in described:
             name = one["name"]
             if name not in batch:
                 raise BundleError(f"the batch has no {name!r}; it has {', '.join(sorted(batch)) or 'nothing'}.")
             array = np.ascontiguousarray(batch[name])
             found[name] = _checked(name, array, one, sizes)
-            if name in classes:
-                _check_labels(name, array, **{part: classes[name][part] for part in ("classes", "ignored_label")})
+            about = of_training.get(name, {})
+            if "classes" in about:
+                _check_labels(name, array, about["classes"], about["ignored_label"])
+            if "rows" in about:
+                _check_indices(name, found[name], about["rows"])
         return found
 
 
@@ -278,6 +281,22 @@ def _check_labels(name: str, labels: Array, classes: int, ignored_label: int | N
             f"{name!r} holds the label {wrong[0]}; expected 0 to {classes - 1}{ignored}. Fix the data, or set "
             "loss.ignore_index and write the bundle again."
         )
+
+
+def _check_indices(name: str, indices: Array, rows: int) -> None:
+    """Compares indices with the rows of a table: a runtime counts negative ones from the end, and trains that row."""
+    wrong = indices[~((indices > -1) & (indices < rows))]  # fractions are cut off before the lookup
+    if wrong.size:
+        raise BundleError(
+            f"{name!r} holds the index {wrong[0]}; expected 0 to {rows - 1}, since it picks rows of a table that has "
+            f"{rows}. {_how_to_fix_index(wrong[0])}"
+        )
+
+
+def _how_to_fix_index(index: Any) -> str:
+    if index < 0:
+        return "If it marks padding, write the padding's own index, and leave the padding out of the loss by labels."
+    return "Make the indices with the tokenizer or vocabulary that the model was made for."
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Array], str]:

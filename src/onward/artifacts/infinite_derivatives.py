@@ -1,4 +1,4 @@
-"""Whether gradients of a network may be infinite at zero, as that of a square root of what a ReLU gives."""
+"""Whether gradients of a network may be infinite: in fp16, or at zero, as of a square root of what a ReLU gives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ _INFINITE = frozenset(
         *("ReduceL2", "ReduceLogSum", "Sqrt"),
     ]
 )
+
+
+def gradients_may_be_infinite(model: ir.Model, is_lowered: bool) -> bool:
+    """Whether masks of clipped activations have to be choices: a product of 0 and an infinite gradient is NaN.
+
+    Args:
+        model: the network with its loss.
+        is_lowered: whether it computes in 16 bits, where a scaled loss makes gradients that are too large for fp16.
+            Those behind a clipped activation count for nothing, and are no reason to skip an update.
+    """
+    half = ir.DataType.FLOAT16
+    is_half = any(value.dtype is half for value in (*model.graph.inputs, *model.graph.initializers.values()))
+    return is_lowered or is_half or has_infinite_derivatives(model)
 
 
 def has_infinite_derivatives(model: ir.Model) -> bool:

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from onward.artifacts.infinite_derivatives import has_infinite_derivatives
+from onward.artifacts.infinite_derivatives import gradients_may_be_infinite
 from onward.artifacts.joint_segments import CPU, SegmentCode, SegmentTracer, SegmentUse, split_into_segments
 from onward.artifacts.lowered import Lowered
 from onward.errors import ModelError, ParametersError, UserError
@@ -175,14 +175,15 @@ def _trace(net: OnnxModule, opened: OpenSizes, lowered: Lowered | None) -> Joint
         kept = {name: _empty_like(own[name]) for name in (*weights, *states)}
         kept |= {name: _empty_like(tensor) for name, tensor in constants.items()}
     given = {**features, **kept}
+    may_be_infinite = gradients_may_be_infinite(net.graph.model, lowered is not None)
     with _explaining(opened), mode:
         chain = split_into_segments(net, program)
-        tracer = SegmentTracer(chain, weights, states, given, lowered, has_infinite_derivatives(net.graph.model))
+        tracer = SegmentTracer(chain, weights, states, given, lowered, may_be_infinite)
         uses = tracer.trace()
         if len(uses) > 1 and any(code.has_loops for code in tracer.codes):
             # What a loop hands on may have sizes that are known to it alone.
             chain = split_program(program, {}, 1)
-            tracer = SegmentTracer(chain, weights, states, given, lowered, has_infinite_derivatives(net.graph.model))
+            tracer = SegmentTracer(chain, weights, states, given, lowered, may_be_infinite)
             uses = tracer.trace()
     _check_open(mode, features, opened)
     reached = {name for use in uses for name in use.gives_gradients_of}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 aten = torch.ops.aten
+
+_LARGE_PLANE = 512
+"""Places from which a product for each sample and channel is worth its call."""
 
 
 def normalization_decompositions() -> Mapping[Any, Callable[..., Any]]:
@@ -46,11 +50,11 @@ def _batch_norm(
     axes = [axis for axis in range(input.dim()) if axis != 1]
     mean = input.mean(axes)
     centered = _centered(input, mean)
-    variance = (centered * centered).mean(axes)
+    elements: Any = input.numel() / input.shape[1]
+    variance = _sum_of_products(centered, centered) / elements
     inverse = (variance + epsilon).rsqrt()
     scale = inverse if weight is None else inverse * weight
     output = _scale_and_shift(centered, scale, torch.zeros_like(scale) if bias is None else bias)
-    elements: Any = input.numel() / input.shape[1]
     news = []
     for old, now in zip(statistics, (mean, variance * (elements / (elements - 1))), strict=False):
         new = None if old is None else momentum * now + (1 - momentum) * old
@@ -62,6 +66,17 @@ def _batch_norm(
 
 def _centered(input: Tensor, mean: Tensor) -> Tensor:
     return input - mean.reshape([1, -1, *[1] * (input.dim() - 2)])
+
+
+def _sum_of_products(one: Tensor, other: Tensor) -> Tensor:
+    """Of each channel: of large planes as products of a row and a column, which write nothing between."""
+    axes = [axis for axis in range(one.dim()) if axis != 1]
+    places = one.shape[2:]
+    if not all(isinstance(size, int) for size in places) or math.prod(places) < _LARGE_PLANE:
+        return (one * other).sum(axes)
+    rows = [value.reshape(-1, 1, math.prod(places)) for value in (one, other)]
+    # Transposed, since onnxruntime multiplies by the rows of a transposed matrix nine times as fast as by its columns.
+    return (rows[0] @ rows[1].transpose(1, 2)).reshape(-1, one.shape[1]).sum(0)
 
 
 def _layer_norm(input: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Any:
@@ -103,7 +118,7 @@ def _batch_norm_backward(
     shape = [-1, *[1] * (input.dim() - 2)]
     elements: Any = input.numel() / input.shape[1]
     centered = _centered(input, save_mean)
-    grad_bias, product = grad_out.sum(axes), (grad_out * centered).sum(axes)
+    grad_bias, product = grad_out.sum(axes), _sum_of_products(grad_out, centered)
     scale = save_invstd if weight is None else save_invstd * weight
     factor = -scale * save_invstd * save_invstd * product / elements
     moved = _scale_and_shift(grad_out, scale, -scale * grad_bias / elements)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onward.artifacts.small_weights import join_tensors, separate_tensors, update_groups
 from onward.artifacts.update_formulas import UpdateWriter, shapes_of_slots
 from onward.errors import ModelError, ParametersError
 from onward.graph.nodes.node_writer import NodeWriter
@@ -195,16 +196,14 @@ def append_formulas(
     share = _clipping_share(writer, norm, optimizer.max_norm_clip)
     results = list(zip(RATE_SUMS, olds_of_rates, news_of_rates, strict=False))
     written_before = len(model.graph)
-    for name, weight in weights.items():
-        attributes = attributes_of_weight(optimizer, name)
+    for names in update_groups(optimizer, weights, gradients):
+        attributes = attributes_of_weight(optimizer, names[0])
         _check(attributes, optimizer.training_optimizer_name)
-        gradient = update.widen(gradients[name])
+        gradient = update.widen(join_tensors(writer, [gradients[name] for name in names]))
         if share is not None:
             gradient = writer.apply("Mul", gradient, update.like(share, gradient))
-        olds = [weight, *slots[name]]
-        news = update.apply(attributes, updates_now, gradient, [update.widen(old) for old in olds])
-        for label, old, new in zip((name, *_slots(optimizer, name, weight)), olds, news, strict=True):
-            results.append((label, old, update.like(new, old)))
+        olds = [[weights[name], *slots[name]] for name in names]
+        results += _updated(update, attributes, updates_now, gradient, olds)
     results += [(name, old, new) for name, (old, new) in statistics.items()]
     made = _unless_skipped(writer, finite, written_before, gradients.values(), results)
     for label, old, _ in results:
@@ -214,6 +213,32 @@ def append_formulas(
         average = update.like(update.average(attributes_of_weight(optimizer, name), *found), weight)
         add_output(model, average, f"{name}_average", weight.dtype, weight.shape)
     return AppendedUpdate(norm=norm, finite=finite, updates_now=updates_now)
+
+
+def _updated(
+    update: UpdateWriter,
+    attributes: Mapping[str, Any],
+    updates_now: ir.Value,
+    gradient: ir.Value,
+    olds: Sequence[Sequence[ir.Value]],
+) -> list[tuple[str, ir.Value, ir.Value]]:
+    """Name, old and new value of weights that are updated together, and of their moments.
+
+    Args:
+        update: that writes it.
+        attributes: of each of the weights.
+        updates_now: as of `AppendedUpdate`.
+        gradient: of all, joined.
+        olds: of each weight: itself and its moments.
+    """
+    columns = list(zip(*olds, strict=True))
+    joined = [join_tensors(update.writer, column) for column in columns]
+    news = update.apply(attributes, updates_now, gradient, [update.widen(old) for old in joined])
+    found = []
+    for column, old, new in zip(columns, joined, news, strict=True):
+        parts = separate_tensors(update.writer, update.like(new, old), column)
+        found += [(str(one.name), one, part) for one, part in zip(column, parts, strict=True)]
+    return found
 
 
 def _unless_skipped(

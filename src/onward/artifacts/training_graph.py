@@ -16,7 +16,7 @@ import torch
 from onnx_ir.passes import common as passes
 
 from onward.artifacts.clipped_products import write_clip_gradients_directly, write_masks_at_once
-from onward.artifacts.infinite_derivatives import has_infinite_derivatives
+from onward.artifacts.infinite_derivatives import gradients_may_be_infinite
 from onward.artifacts.joint_graph import JointGraph, OpenSizes, tensors_of, trace_joint_graph
 from onward.artifacts.label_gradients import write_label_gradients_directly
 from onward.artifacts.lowered import Lowered
@@ -102,7 +102,7 @@ def build_training_graph(
     passes.RemoveUnusedNodesPass()(model)
     dtypes = {name: net.input_dtypes[name] for name in joint.features}
     model = _assembled(model, joint, dtypes | {name: tensor.dtype for name, tensor in tensors.items()})
-    if not has_infinite_derivatives(net.graph.model):
+    if not gradients_may_be_infinite(net.graph.model, lowered is not None):
         write_clip_gradients_directly(model)
     outputs = [net.program.outputs[0], *map(gradient_name, joint.weights), *map(new_name, joint.states)]
     _name_values(model, joint.inputs, outputs)

@@ -11,6 +11,7 @@ from onnx_ir.passes import common as passes
 
 from onward.artifacts.run_graphs import load_checkpoint
 from onward.artifacts.scalar_ranks import align_scalars
+from onward.artifacts.zero_biases import drop_zero_biases
 from onward.checkpoint.reading import find_checkpoint, note_on_taken
 from onward.device.activation_order import pool_before_activations
 from onward.device.bundle_files import save_bundle
@@ -23,7 +24,7 @@ from onward.device.run_fields import RUN_FIELDS, write_fields
 from onward.device.step_graphs import step_graphs
 from onward.engine.building.preparation import (
     check_dimensions,
-    label_ranges,
+    feature_ranges,
     make_loss_scale,
     read_training_graph,
 )
@@ -134,6 +135,7 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
         passes.DeduplicateInitializersPass()(model)
         passes.RemoveUnusedNodesPass()(model)
         drop_descriptions(model)
+        drop_zero_biases(model)
         write_uniform_constants_once(model)
     for name in steps:
         shorten_names(models[name])
@@ -143,7 +145,7 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
         state=tuple(state),
         metrics=metrics,
         labels=tuple(labels),
-        label_ranges=label_ranges(parameters.loss, graph),
+        feature_ranges=feature_ranges(parameters.loss, graph),
         notes=_notes(parameters, graph),
         about={
             "training": _training(parameters, scale),

@@ -15,12 +15,14 @@ import onnx_ir as ir
 from onward import __version__
 from onward.checkpoint.storage import sha256_of
 from onward.device.layout import DeviceGraphs, StateTensor
+from onward.engine.inputs.index_ranges import IndexRange
 from onward.errors import StorageError
 from onward.exclusive.temporary import temporary_folder
+from onward.losses.labels import LabelRange
 
 FORMAT = "onward-device"
 VERSION = 1
-REQUIREMENTS = frozenset({"accumulation", "class_labels"})
+REQUIREMENTS = frozenset({"accumulation", "class_labels", "table_rows"})
 """All that `requires` of a manifest may name."""
 
 MANIFEST = "manifest.json"
@@ -68,12 +70,9 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
                 shared.move(value)
             ir.save(model, folder / f"{name}.onnx")
     files = [WEIGHTS, *(f"{name}.onnx" for name in graphs.models)]
-    features = {
-        str(value.name): value
-        for model in (graphs.models["step" if "step" in graphs.models else "train"],)
-        for value in model.graph.inputs
-        if value.name not in {one.name for one in graphs.state}
-    }
+    state = {one.name for one in graphs.state}
+    inputs = graphs.models["step" if "step" in graphs.models else "train"].graph.inputs
+    features = [value for value in inputs if value.name not in state]
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -87,7 +86,7 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
             }
             for name, model in graphs.models.items()
         },
-        "features": [_described(value) | _about_labels(name, graphs) for name, value in features.items()],
+        "features": [_described(value) | _about_numbers(value, graphs) for value in features],
         "state": [_state(one, starts) for one in graphs.state],
         "metrics": [
             {"name": one.name, "total_of": list(one.total_of)}
@@ -122,7 +121,8 @@ def _required_of_clients(graphs: DeviceGraphs) -> list[str]:
     """What a client has to know beside the loop; one that does not know a name here refuses the bundle."""
     return [
         *(["accumulation"] if "update" in graphs.models else []),
-        *(["class_labels"] if graphs.label_ranges else []),
+        *(["class_labels"] if any(isinstance(one, LabelRange) for one in graphs.feature_ranges.values()) else []),
+        *(["table_rows"] if any(isinstance(one, IndexRange) for one in graphs.feature_ranges.values()) else []),
     ]
 
 
@@ -131,10 +131,15 @@ def _described(value: ir.Value) -> dict[str, Any]:
     return {"name": value.name, "dtype": _dtype_name(value.dtype), "shape": shape}
 
 
-def _about_labels(feature: str, graphs: DeviceGraphs) -> dict[str, Any]:
-    found = graphs.label_ranges.get(feature)
-    about = {} if found is None else {"classes": found.classes, "ignored_label": found.ignored}
-    return {"is_label": feature in graphs.labels, **about}
+def _about_numbers(feature: ir.Value, graphs: DeviceGraphs) -> dict[str, Any]:
+    """Whether a feature is a label, and which numbers clients accept; of halves, which they hold as bits, all."""
+    name, about = str(feature.name), dict[str, Any]()
+    found = None if feature.dtype is ir.DataType.FLOAT16 else graphs.feature_ranges.get(name)
+    if isinstance(found, LabelRange):
+        about = {"classes": found.classes, "ignored_label": found.ignored}
+    elif found is not None:
+        about = {"rows": found.rows}
+    return {"is_label": name in graphs.labels, **about}
 
 
 def _dtype_name(dtype: ir.DataType | None) -> str | None:

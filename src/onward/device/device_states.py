@@ -158,6 +158,11 @@ def _shares(count: int, weights: Sequence[float] | None) -> list[float]:
 
 
 def _check_averaged(state: DeviceState, first: DeviceState) -> None:
+    if not state.bundle:
+        raise CheckpointError(
+            f"{state.path} does not record the bundle that it is of, so it cannot be compared with the others. Save it "
+            "with a client."
+        )
     if state.bundle != first.bundle:
         raise CheckpointError(
             f"{state.path} is a state of the bundle {state.bundle[:12]}, {first.path} of {first.bundle[:12]}. Average "

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from onward.losses.labels import LabelRange
+from onward.engine.inputs.index_ranges import FeatureRange
 
 Kind = Literal["weight", "average", "moment", "statistic", "counter", "seed", "accumulator"]
 
@@ -84,7 +84,7 @@ class DeviceGraphs:
         state: what is kept between calls.
         metrics: of `eval`.
         labels: inputs that are labels.
-        label_ranges: those that are class labels -> which there are.
+        feature_ranges: inputs that are class labels or pick rows of tables -> which numbers they may hold.
         notes: for the user, a sentence each.
         about: further entries of the manifest.
     """
@@ -93,6 +93,6 @@ class DeviceGraphs:
     state: tuple[StateTensor, ...]
     metrics: tuple[DeviceMetric, ...] = ()
     labels: tuple[str, ...] = ()
-    label_ranges: Mapping[str, LabelRange] = field(default_factory=dict)
+    feature_ranges: Mapping[str, FeatureRange] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)

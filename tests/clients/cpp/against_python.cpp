@@ -70,12 +70,17 @@ int main(int count, char** arguments) {
   wide["x"] = Array::of<float>({rows, 7}, std::vector<float>(static_cast<size_t>(rows * 7)));
   no_x.erase("x");
   negative["label"] = Array::of<int64_t>({rows}, std::vector<int64_t>(static_cast<size_t>(rows), -1));
+  auto large = negative;
+  large["label"] = Array::of<int64_t>({rows}, std::vector<int64_t>(static_cast<size_t>(rows), 1000000));
+  auto indexed = onward::Trainer::load(folder / "indexed");  // whose labels pick rows of a table
   halves["label"] = Array::of<float>({rows}, std::vector<float>(static_cast<size_t>(rows), 0.5F));
   const std::vector<std::pair<std::string, std::function<void()>>> refused = {
       {"short", [&] { trainer.train_step(short_labels); }},
       {"wide", [&] { trainer.train_step(wide); }},
       {"no_x", [&] { trainer.train_step(no_x); }},
       {"negative", [&] { trainer.train_step(negative); }},
+      {"index", [&] { indexed.train_step(negative); }},
+      {"large index", [&] { indexed.train_step(large); }},
       {"halves", [&] { trainer.train_step(halves); }},
       {"nothing", [&] { trainer.predict({{"x", Array::of<float>({0, 6}, {})}}); }},
       {"no batches", [&] { trainer.evaluate({}); }},
