@@ -251,6 +251,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType({
     "CumProd": _row("data -"),
     "CumSum": _row("data -"),
     "DFT": _row("data - -"),
+    "EmbeddingBag": _row("weight - - data"),
     "Gather": _row("weight? -"),
     "GatherElements": _row("data -"),
     "GatherND": _row("data -"),

@@ -84,7 +84,12 @@ def index_ranges(model: ir.Model) -> Mapping[str, IndexRange]:
         is_bool = node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.BOOL
         if node.op_type in _MOVES and read[0] in origin and not is_bool:
             origin[node.outputs[0]] = origin[read[0]]
-        if node.op_type != "Gather" or read[1] not in origin or read[0] in computed or read[0].shape is None:
+        if (
+            node.op_type not in ("Gather", "EmbeddingBag")
+            or read[1] not in origin
+            or read[0] in computed
+            or read[0].shape is None
+        ):
             continue
         rows, name = read[0].shape[node.attributes.get_int("axis", 0)], str(origin[read[1]].name)
         if isinstance(rows, int) and (name not in found or rows < found[name].rows):

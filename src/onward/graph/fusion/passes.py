@@ -13,6 +13,7 @@ from onward.graph.fusion import (
     concatenation,
     contributed_experts,
     cross_entropy,
+    embedding_bag,
     experts,
     linear,
     normalization,
@@ -32,6 +33,7 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     linear.KIND: linear.fuse_linear,
     concatenation.KIND: concatenation.fuse_joined_relu,
     contributed_experts.KIND: experts.fuse_experts,
+    embedding_bag.KIND: embedding_bag.fuse_embedding_bag,
 }
 """Fusion, as `speed.fusions_off` names it -> what does it, in the order in which they run."""
 

@@ -114,8 +114,21 @@ class Editor(NodeFactory):
             ):
                 continue
             before = [value.producer() for value in node.inputs if value is not None]
+            for attribute in node.attributes.values():
+                if attribute.type is ir.AttributeType.GRAPH:
+                    before += _detach(attribute.as_graph())
             self.graph.remove(node, safe=True)
             stack.extend(source for source in before if source is not None)
+
+
+def _detach(graph: ir.Graph) -> list[ir.Node | None]:
+    """Ends all that nodes of a nested graph read; gives the nodes that computed it."""
+    found = []
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        for place, value in enumerate(node.inputs):
+            found.append(None if value is None else value.producer())
+            node.replace_input_with(place, None)
+    return found
 
 
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
