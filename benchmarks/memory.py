@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,19 +135,33 @@ def measure(path: Path, name: str) -> float:
         runner.run(loader)
     assert watching.profiler is not None
     assert watching.profiler.kineto_results is not None
-    events = [e for e in watching.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = sorted(_allocations(watching.profiler.kineto_results.experimental_event_tree()), key=lambda e: e[0])
     total = highest = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        total += event.nbytes()
+    for _, _, size in events:
+        total += size
         highest = max(highest, total)
-    return float(highest) + _held_by_numpy(runner)
+    return float(highest) + _held_by_numpy(runner, {address for _, address, _ in events})
 
 
-def _held_by_numpy(runner: TrainingRunner) -> float:
-    """Weights and constants that lie where numpy read them, which torch's allocator never saw."""
+def _allocations(tree: list[Any]) -> Iterator[tuple[int, int, int]]:
+    """Time, address and bytes (negative: released) of every allocation of torch's, wherever it is in the tree."""
+    waiting = [*tree]
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        fields = event.extra_fields
+        if isinstance(fields, torch._C._profiler._ExtraFields_Allocation):
+            yield event.start_time_ns, fields.ptr, fields.alloc_size
+
+
+def _held_by_numpy(runner: TrainingRunner, allocated: Collection[int]) -> float:
+    """Bytes of weights and constants in numpy's memory, which torch's allocator never saw.
+
+    Whether a storage can be resized does not tell: torch forgets it where numpy has only looked at its memory.
+    """
     tensors = [t for network in runner.state.networks for t in network.net.tensors_by_name().values()]
     storages = {s.data_ptr(): s for s in (local_part(t.detach()).untyped_storage() for t in tensors)}
-    return float(sum(s.nbytes() for s in storages.values() if not s.resizable()))
+    return float(sum(s.nbytes() for address, s in storages.items() if address not in allocated))
 
 
 def main() -> None:
