@@ -1,8 +1,8 @@
 """What is in memory at the peak of an update: `python -m benchmarks.memory_timeline MODEL:SIZE [--eager] [--top 25]`.
 
 Trains a network of `benchmarks.compare` for three updates and lists, for the third, the tensors that are alive at its
-highest moment: bytes, how many of a kind, the operator that allocated them and the line that called it. Then how much is
-alive at the end of the forward pass and at the end of the backward pass. Compiled code allocates unseen.
+peak: bytes, how many of a kind, the operator that allocated them and the line that called it. What was there before the
+update has the operator `aten.detach`. Compiled code allocates unseen.
 """
 
 from __future__ import annotations
@@ -108,28 +108,15 @@ def report(step: Any, top: int) -> None:
     step(0)
     step(1)
     gc.collect()
-    marks: dict[str, int] = {}
-    backward = torch.autograd.backward
-
     with Timeline() as log:
         for thing in gc.get_objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
                 log.note(thing.detach())
         held = log.now - 1
-
-        def marked(*arguments: Any, **named: Any) -> None:
-            marks["end of the forward pass"] = log.now - 1
-            backward(*arguments, **named)
-            marks["end of the backward pass"] = log.now - 1
-
-        torch.autograd.backward = marked  # type: ignore[assignment]
         step(2)
-        torch.autograd.backward = backward
     totals = log.totals()
     peak = max(range(held, len(totals)), key=totals.__getitem__)
     print(f"held before the update {totals[held] / 1e6:9.2f} MB")
-    for name, place in marks.items():
-        print(f"{name:23}{totals[place] / 1e6:9.2f} MB, {place - peak} events after the peak")
     print(f"peak                   {totals[peak] / 1e6:9.2f} MB")
     total, count = log.alive_after(peak)
     for kind, found in total.most_common(top):

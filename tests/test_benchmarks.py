@@ -10,12 +10,17 @@ import sys
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnx_ir as ir
 import pytest
+import torch
 from benchmarks import compare
 from benchmarks.compare_contestants import Task
+from benchmarks.memory import _allocations, _held_by_numpy
 from benchmarks.speedups import ALLOCATOR, SPEED_UPS, Measured, applies, table
+from torch.profiler import ProfilerActivity, profile
 
 from onward.models import create_model
 
@@ -28,6 +33,22 @@ def test_a_speed_up_is_judged_round_by_round() -> None:
     assert found.gains == [2.0, 1.5, 1.0]
     text = table(Task("llama", "tiny", "cpu", False, True, 1), [found])
     assert text.splitlines()[-1] == "| some | 1500.0 ms | 2500.0 ms | 1.500 (1.250 to 1.750) | 2.5 MB |"
+
+
+def test_memory_that_numpy_has_looked_at_is_counted_once() -> None:
+    """A weight is read from a file through a numpy array over torch's own memory."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watching:
+        tensor = torch.empty(1000)
+        tensor.numpy()
+    assert watching.profiler is not None
+    assert watching.profiler.kineto_results is not None
+    found = {
+        (address, size) for _, address, size in _allocations(watching.profiler.kineto_results.experimental_event_tree())
+    }
+    assert (tensor.data_ptr(), 4000) in found
+    network = SimpleNamespace(net=SimpleNamespace(tensors_by_name=lambda: {"a": tensor, "b": torch.zeros(10)}))
+    runner: Any = SimpleNamespace(state=SimpleNamespace(networks=[network]))
+    assert _held_by_numpy(runner, {address for address, _ in found}) == 40
 
 
 def test_what_a_network_has_none_of_is_not_measured(tmp_path: Path) -> None:

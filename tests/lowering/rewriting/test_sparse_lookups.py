@@ -16,7 +16,7 @@ from onward.lowering.module import OnnxModule
 from onward.lowering.ops import fused_cross_entropy
 from onward.lowering.program import Program
 from onward.lowering.rewriting import sparse_lookups
-from onward.lowering.rewriting.sparse_lookups import lookup, with_sparse_lookups
+from onward.lowering.rewriting.sparse_lookups import lookup, split_table, with_sparse_lookups
 from tests.graph.fusion.pairs import parse
 
 B, T, W, V = 2, 5, 8, 2048
@@ -100,6 +100,31 @@ def test_no_second_table_is_made() -> None:
         return found
 
     assert peak(net.program) - peak(sparse_of(net)) >= 0.9 * whole
+
+
+@pytest.mark.parametrize("head", [TIED, "x2 = Gather(table, ids)\ny = Add(h, x2)\n" + TIED.replace("(h,", "(y,")])
+def test_the_sum_of_both_gradients_is_in_the_memory_of_the_last_layer_s(head: str) -> None:
+    """At most one table of gradients is alive in the backward pass; autograd's own sum would be a second one."""
+    net, whole = network(head), V * W * 8
+    program = with_sparse_lookups(net.program)
+    (expected,) = torch.autograd.grad(loss_of(net, net.program), [net.weights["table"]])
+    with Allocations() as log:
+        log.note(net.weights["table"].detach())
+        loss = loss_of(net, program)
+        start = log.now
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert sum(log.peak(start, log.now).values()) < 2.5 * whole  # the weight is one of them
+    gradient = net.weights["table"].grad
+    assert gradient is not None
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-15)
+
+
+def test_a_table_read_by_the_last_layer_alone_has_its_gradient_when_lookups_are_left_out() -> None:
+    table = torch.randn(V, W, requires_grad=True)
+    for chosen in range(2):
+        part = split_table(table)[chosen]
+        assert part.data_ptr() == table.data_ptr()
+        assert torch.equal(torch.autograd.grad((part * 3).sum(), table)[0], torch.full((V, W), 3.0))
 
 
 def test_a_table_of_its_own_has_a_dense_gradient() -> None:
