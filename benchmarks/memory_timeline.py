@@ -108,7 +108,8 @@ def report(step: Any, top: int) -> None:
     step(0)
     step(1)
     gc.collect()
-    with Timeline() as log:
+    log = Timeline()
+    with log:
         for thing in gc.get_objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
                 log.note(thing.detach())

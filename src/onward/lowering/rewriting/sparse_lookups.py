@@ -100,7 +100,7 @@ def split_table(table: Tensor) -> tuple[Tensor, Tensor]:
 
 def _takes_sparse_gradients(data: Tensor) -> bool:
     """Whether it is a large weight on a CPU that has a gradient, or what `split_table` made of one."""
-    is_weight = data.is_leaf or isinstance(data.grad_fn, _Split._backward_cls)  # type: ignore[attr-defined]
+    is_weight = data.is_leaf or isinstance(data.grad_fn, _Split._backward_cls)
     is_weight = is_weight and data.requires_grad and torch.is_grad_enabled()
     has_numbers = type(data) in (Tensor, nn.Parameter) or isinstance(data, FakeTensor)
     is_traced = torch.compiler.is_compiling() or get_proxy_mode() is not None
