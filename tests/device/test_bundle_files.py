@@ -111,3 +111,22 @@ def test_indices_that_no_row_of_a_table_has_are_refused(tmp_path: Path) -> None:
     assert np.array_equal(trainer.state()["table"], before)
     trainer.train_step({"tokens": np.array([[4, 0], [1, 2]]), "label": labels})
     assert trainer.updates == 1
+
+
+def test_a_bundle_of_more_small_weights_than_fit_into_a_short_list(tmp_path: Path) -> None:
+    """They are updated as one vector, whose split into 150 reads sizes of 1,200 bytes."""
+    sums = "\n".join(f"s{number + 1} = Mul (s{number}, w{number})" for number in range(150))
+    weights = ", ".join(f"float[4] w{number} = {{1.0, 1.001, 0.999, {1 + number / 1e5}}}" for number in range(150))
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    products (float[batch, 4] x) => (float[batch, 4] logits) <{weights}> {{
+        s0 = Identity (x)
+        {sums}
+        logits = Identity (s150)
+    }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "mlp.onnx")
+    loss = {"loss": {"type": "softmax_cross_entropy", "prediction": "logits", "label": "label"}}
+    trainer = Trainer.load(bundle_of(tmp_path, optimizer={"layer_decay": None}, **loss))
+    before = trainer.state()
+    for _ in range(2):  # the first one's learning rate is 0
+        trainer.train_step({"x": np.ones((2, 4), np.float32), "label": np.array([0, 1])})
+    assert all(not np.array_equal(trainer.state()[name], before[name]) for name in ("w0", "w77", "w149"))

@@ -30,6 +30,9 @@ WEIGHTS = "weights.bin"
 _SMALLEST_SHARED_BYTES = 1024
 """Smaller constants stay in the graphs, where runtimes compute with them before they run."""
 
+_MOST_BYTES_OF_SIZES = 1 << 16
+"""Of lists of integers, as `Split` and `Reshape` read: runtimes infer shapes by them before they read other files."""
+
 _PAGE_BYTES = 4096
 """Tensors begin at a page, so that runtimes map them into memory."""
 
@@ -156,6 +159,13 @@ def _state(one: StateTensor, starts: Mapping[str, tuple[int, int]]) -> dict[str,
     return described | {"start": {"value": 0 if one.start is None else one.start.numpy().item()}}
 
 
+def _stays_inside(tensor: ir.TensorProtocol) -> bool:
+    """Whether a constant is no matter of the shared file."""
+    is_sizes = tensor.dtype is ir.DataType.INT64 and len(tensor.shape) == 1
+    fewest = _MOST_BYTES_OF_SIZES if is_sizes else _SMALLEST_SHARED_BYTES
+    return tensor.dtype is ir.DataType.STRING or tensor.nbytes < fewest
+
+
 class _SharedWeights:
     """The file that all graphs read their tensors from; equal bytes are written once."""
 
@@ -184,7 +194,7 @@ class _SharedWeights:
     def move(self, value: ir.Value) -> None:
         """Lets an initializer read its tensor from the file, where it is large."""
         tensor = value.const_value
-        if tensor is None or tensor.dtype is ir.DataType.STRING or tensor.nbytes < _SMALLEST_SHARED_BYTES:
+        if tensor is None or _stays_inside(tensor):
             if isinstance(tensor, ir.ExternalTensor):
                 value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
             return
