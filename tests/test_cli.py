@@ -89,7 +89,10 @@ def test_a_command_line_that_is_none(arguments: list[str], capsys: pytest.Captur
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "usage: onward" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("onward")
+    assert "--help' for its arguments." in said or "Did you mean 'train'?" in said
+    assert said.count("\n") == 1, "one line, not the usage of the command"
 
 
 def test_from_a_reference_model_to_a_trained_one(
@@ -260,7 +263,7 @@ def do_nothing(folder: Path) -> None:
         (
             do_nothing,
             ["--training.weights_to_train", "[v]"],
-            ["weights_to_train: 'v' matches none of the model's 4 float"],
+            ["training.weights_to_train: 'v' matches none of the model's 4 float"],
         ),
         (do_nothing, ["--tensorboard.norm_names", "[v]"], ["tensorboard names 'v': neither a value of the graph"]),
         (do_nothing, ["--checkpoint.checkpoint_to_load_path", "/nowhere"], ["checkpoint /nowhere does not exist"]),

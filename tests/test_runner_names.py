@@ -177,7 +177,7 @@ def test_exactly_the_chosen_weights_train(tmp_path: Path, choice: dict[str, Any]
 
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelError, match=r"^weights_to_train: 'v1' matches none of the model's 4 float initializers; did"
+        ModelError, match=r"^training.weights_to_train: 'v1' matches none of the model's 4 float initializers; did"
     ):
         start(tmp_path, training={"weights_to_train": ["v1"]})
     with pytest.raises(

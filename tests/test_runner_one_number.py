@@ -164,6 +164,6 @@ def test_what_is_not_one_number_is_refused_in_words(tmp_path: Path) -> None:
             runner.run(InMemoryDataLoader(wrong))
         assert str(caught.value) == (
             f"feature 'y_true' has shape {list(label)} per sample; the loss expects [1]. Only axes of size 1 "
-            "are added or removed, where there is one way to do it. Pack the data again with that shape, or "
-            "name the right feature in data.input_name_map."
+            "are added or removed, where there is one way to do it. Reshape the arrays or pack the data again with "
+            "that shape, or name the right feature in data.input_name_map."
         )

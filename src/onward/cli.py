@@ -129,6 +129,12 @@ class _Parser(argparse.ArgumentParser):
             error.message += did_you_mean(str(value), map(str, action.choices or ()))
             raise
 
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong; the usage, which argparse would print first, takes twenty lines in some commands."""
+        is_answered = message.endswith("?") or "--help" in message
+        hint = "" if is_answered else f". Run '{self.prog} --help' for its arguments."
+        self.exit(2, f"{self.prog}: {message}{hint}\n")
+
 
 def _refuse(parser: argparse.ArgumentParser, command: str, rest: Sequence[str]) -> NoReturn:
     """Ends the program for arguments that a command does not take."""

@@ -136,7 +136,7 @@ def test_features_that_do_not_fit() -> None:
     with pytest.raises(DataError, match=r"'x' has shape \[4, 2\] per sample"):
         forward.reader.to_tensors({**batch(2), "x": np.zeros((2, 4, 2), np.float32)})
     with pytest.raises(
-        DataError, match=r"'labels' is float32 in the data; the model expects int64. Pack the data again"
+        DataError, match=r"'labels' is float32 in the data; the model expects int64. Convert it to that type in"
     ):
         forward.reader.to_tensors({**batch(2), "labels": np.zeros(2, np.float32)})
     mapped = Forward(unsplit_network(network()), ("loss",), Precision(None), dimensions={"batch": 8})

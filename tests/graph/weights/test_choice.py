@@ -32,7 +32,7 @@ def test_patterns():
         "second.bias": "listed in weights_not_to_train",
     }
     with pytest.raises(
-        ModelError, match=r"weights_to_train: 'secnd\.\*' matches none of the model's 5 float.*mean 'second"
+        ModelError, match=r"training.weights_to_train: 'secnd\.\*' matches none of the model's 5 float.*mean 'second"
     ):
         make_training_graph(two_layers(), weights_to_train=["secnd.*"])
     with pytest.raises(ModelError, match=r"'norm\*' matches none .* They are .*first.* `onward inspect` lists them\.$"):

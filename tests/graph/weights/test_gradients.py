@@ -22,5 +22,7 @@ def test_no_gradient():
     assert graph.frozen == {
         "limit": "no gradient reaches it", "number": "no gradient reaches it", "alone": "no node reads it",
     }  # fmt: skip
-    with pytest.raises(ModelError, match="weights_to_train names 'limit', but no gradient of the loss reaches it"):
+    with pytest.raises(
+        ModelError, match=r"training\.weights_to_train names 'limit', but no gradient of the loss reaches it"
+    ):
         make_training_graph(model, weights_to_train=["limit"])

@@ -45,7 +45,9 @@ def test_integers_and_their_scales_do_not_train_and_that_is_reported() -> None:
 
 def test_a_scale_named_exactly_trains_an_integer_cannot() -> None:
     assert "b_scale" in make_training_graph(quantized(), weights_to_train=["b_scale", "bias"]).weights
-    with pytest.raises(ModelError, match="weights_to_train names 'w1', a weight stored as 8-bit integers, which"):
+    with pytest.raises(
+        ModelError, match=r"training\.weights_to_train names 'w1', a weight stored as 8-bit integers, which"
+    ):
         make_training_graph(quantized(), weights_to_train=["w1"])
 
 

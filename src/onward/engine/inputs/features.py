@@ -109,7 +109,7 @@ class FeatureReader:
         if not torch.can_cast(found, expected) or (expected == torch.bool) != (found == torch.bool):
             raise DataError(
                 f"feature {name!r} is {_short(found)} in the data; the model expects {_short(expected)}. "
-                "Pack the data again with that type."
+                "Convert it to that type in the arrays, or pack the data again with it."
             )
 
     def _fitted_shape(self, name: str, found: tuple[int, ...]) -> tuple[int, ...]:
@@ -130,7 +130,8 @@ class FeatureReader:
             shapes = f"shape {_listed(found)} (batch axis first); {who} expects {_listed(expected)}"
         raise DataError(
             f"feature {name!r} has {shapes}.{hint} Only axes of size 1 are added or removed, where there is "
-            "one way to do it. Pack the data again with that shape, or name the right feature in data.input_name_map."
+            "one way to do it. Reshape the arrays or pack the data again with that shape, or name the right feature in "
+            "data.input_name_map."
         )
 
 

@@ -95,8 +95,8 @@ def _require_floats(asked: Sequence[str], integers: Mapping[str, str], known_as:
     for name, reason in integers.items():
         if known_as.is_named(name, asked):
             raise ModelError(
-                f"weights_to_train names {known_as.shown(name)!r}, {reason}, which get no gradient. Train the model "
-                "before quantization and quantize it afterwards (onward export --quantize)."
+                f"training.weights_to_train names {known_as.shown(name)!r}, {reason}, which get no gradient. Train the "
+                "model before quantization and quantize it afterwards (onward export --quantize)."
             )
 
 
@@ -114,7 +114,7 @@ def _why_frozen(
     if name not in reached:
         if known_as.is_named(name, weights_to_train):
             raise ModelError(
-                f"weights_to_train names {known_as.shown(name)!r}, but no gradient of the loss reaches it."
+                f"training.weights_to_train names {known_as.shown(name)!r}, but no gradient of the loss reaches it."
             )
         return "no gradient reaches it" if value.uses() or value.is_graph_output() else "no node reads it"
     if known_as.matches(name, weights_not_to_train):
@@ -131,7 +131,7 @@ def _require_matches(field: str, patterns: Sequence[str], names: Sequence[str], 
             hint = f"; did you mean {', '.join(repr(n) for n in near)}?" if near else "."
             such = "" if near or not names else f" They are {known_as.listed(names, 3)}; `onward inspect` lists them."
             raise ModelError(
-                f"{field}: {pattern!r} matches none of the model's {len(names)} float initializers{hint}{such}"
+                f"training.{field}: {pattern!r} matches none of the model's {len(names)} float initializers{hint}{such}"
             )
 
 
