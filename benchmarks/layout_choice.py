@@ -31,7 +31,8 @@ import torch
 from tests.ranks import run_on_ranks
 from torch.profiler import ProfilerActivity, profile
 
-from onward.engine.building.preparation import feature_ranges, read_training_graph
+from benchmarks.quantized_base import Llama, build
+from onward.engine.building.preparation import feature_ranges, plan_run, read_training_graph
 from onward.engine.building.sizes import known_dimensions
 from onward.engine.callbacks import Callback
 from onward.engine.forecast.hardware_here import cluster_here
@@ -39,12 +40,14 @@ from onward.engine.forecast.network_work import count_network, search_settings
 from onward.engine.forecast.performance import synthetic_loader
 from onward.engine.reports import UpdateReport
 from onward.environment import Environment
+from onward.errors import ParametersError
 from onward.models import create_model
 from onward.operating_system import free_memory_bytes, usable_cores
 from onward.parameters import Parameters
 from onward.plan.search.choosing import choose_layout
 from onward.plan.search.layout import Layout, layouts
 from onward.plan.search.pricing import Estimate, Pricing
+from onward.plan.topology import Topology
 from onward.runner import TrainingRunner
 
 SAMPLES = 32
@@ -63,12 +66,18 @@ MODELS: Mapping[str, tuple[Callable[[], ir.Model], Mapping[str, Any]]] = {
     "bert": (
         lambda: create_model("bert", **TRANSFORMER, layers=4, width=256, heads=4), {"loss": {"type": "bert"}},
     ),
+    "llama": (
+        lambda: build(Llama(layers=4, width=256, heads=8, key_heads=4, inner=512, vocabulary=4096), 128), TOKENS,
+    ),
     "squeezenet": (
         lambda: create_model("squeezenet", image_size=64, channels=3, classes=10, dropout=0.0), TOKENS,
     ),
 }  # fmt: skip
 
-DIMENSIONS = {**{name: {"sequence": 128} for name in MODELS if "gpt2" in name}, "bert": {"sequence": 128, "masked": 20}}
+DIMENSIONS: Mapping[str, Mapping[str, int]] = {
+    **{name: {"sequence": 128} for name in MODELS if name != "squeezenet"},
+    "bert": {"sequence": 128, "masked": 20},
+}
 
 
 def parameters_of(model: Path, sections: Mapping[str, Any]) -> Parameters:
@@ -170,6 +179,17 @@ def tried(pricings: Sequence[Pricing]) -> list[Estimate]:
     return list(best.values())
 
 
+def can_be_planned(parameters: Parameters, estimate: Estimate) -> bool:
+    """Whether a plan carries a layout out: some schedules need gradients where a stage has none."""
+    run = in_layout(parameters, estimate.layout, 1)
+    try:
+        plan_run(run, Topology.of_sizes(run.distributed), read_training_graph(run), {})
+    except ParametersError as error:
+        print(f"    {estimate.layout}: refused: {error}")
+        return False
+    return True
+
+
 def signs(values: Sequence[float], noise: Sequence[float] | None = None) -> list[int]:
     """Of all pairs, which is larger: 1, -1, or 0 where the difference is within twice its standard error."""
     noise = [0.0] * len(values) if noise is None else noise
@@ -251,6 +271,7 @@ def compare(model: Path, sections: Mapping[str, Any], ranks: int, asked: argpars
     works = count_network(parameters, {}, ranks)
     chosen = choose_layout(works, cluster, settings).chosen
     estimates = evenly(tried([Pricing(work, cluster, settings) for work in works]), asked.most, chosen)
+    estimates = [one for one in estimates if can_be_planned(parameters, one)]
     found = measure(parameters, estimates, asked, ranks)
     for one in sorted(found, key=lambda one: one.busy):
         print("    " + line_of(one), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from onward.commands import calibration
 from onward.errors import OnwardError
+from onward.parallel.communication_trial import CommunicationSpeed
 from onward.plan.search.hardware import Link
 
 PHASES: Any = SimpleNamespace(begin=lambda name: None)
@@ -22,27 +24,33 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def rates(kind: str, seconds: float, link: Link | None = None) -> dict[str, Any]:
+def rates(kind: str, seconds: float, link: Link | None = None, crowded: Link | None = None) -> dict[str, Any]:
     one = link or Link(1e9, 1e-5)
     device = {
         "name": "a processor", "operations_per_second": {"float32": 2e12}, "bytes_per_second": 3e10,
         "operator_seconds": 4e-6,
     }  # fmt: skip
-    inside = {"bytes_per_second": one.bytes_per_second, "latency_seconds": one.latency_seconds}
-    return {"device": device, "inside": inside}
+    more = {} if crowded is None else {"crowded": dataclasses.asdict(crowded)}
+    return {"device": device, "inside": dataclasses.asdict(one), **more}
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_rates_are_kept_and_said(cores: int, two_cores: pytest.MonkeyPatch) -> None:
-    exchange = SimpleNamespace(bytes_per_second=5e9, latency_seconds=2e-5)
+    def measured(count: int, kind: str, seconds: float) -> CommunicationSpeed:
+        return CommunicationSpeed(count, "gloo", 5e9 * 2 / count, 2e-5, 4e9, 2e9)
+
     two_cores.setattr(calibration, "usable_cores", lambda: cores)
-    two_cores.setattr(calibration, "measure_communication", lambda count, kind, seconds: exchange)
+    two_cores.setattr(calibration, "measure_communication", measured)
     two_cores.setattr(calibration, "rates_of", rates)
     two_cores.setattr(calibration, "keep_rates", lambda kind, found: Path(f"{kind}.json"))
     text = calibration.calibrate(PHASES)
     assert text.startswith("a processor, one core\n")
     assert "2,000 GFLOP/s" in text
-    assert ("5 GB/s, 10 us" in text) == (cores == 2)
+    ring = "5 GB/s, 10 us, all-gathers 2 GB/s, reduce-scatters 1 GB/s"
+    crowded = "3.75 GB/s, 5 us, all-gathers 3 GB/s, reduce-scatters 1.5 GB/s"
+    words = " ".join(text.split())
+    assert (f"communication {ring}" in words) == (f"between 4 processes {crowded}" in words) == (cores == 2)
+    assert (f"between 2 processes {ring}" in words) == (cores == 1)
     assert ("1 GB/s, 10 us (assumed: there is one device)" in text) == (cores == 1)
     assert text.endswith("wrote cpu.json\n")
 

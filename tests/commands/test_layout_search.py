@@ -14,7 +14,7 @@ from onward.engine.forecast import hardware_here
 from onward.errors import ParametersError
 from onward.parallel.rendezvous.launcher import Launch
 from onward.parameters import Parameters
-from onward.plan.search.hardware import KNOWN
+from onward.plan.search.hardware import KNOWN, Link
 from onward.report.phases import Phases
 from tests.mlp import data, save_mlp, write_shards
 
@@ -192,6 +192,12 @@ def test_the_hardware_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert few.device.operations_per_second["fp32"] == pytest.approx(4 * one_core)
     assert many.device.operations_per_second["fp32"] == pytest.approx(one_core)
     assert (few.cores, many.cores) == (2, 8)
+    assert (few.is_crowded, many.is_crowded) == (False, False)
+    crowded = Link(1e8, 1e-3, 5e7, 4e7)
+    hardware_here.keep_rates("cpu", hardware_here.rates_of("cpu", 0.01, crowded=crowded))
+    few, many = hardware_here.cluster_here(2, "CPU"), hardware_here.cluster_here(16, "CPU")
+    assert (few.is_crowded, many.is_crowded) == (False, True)
+    assert few.inside != crowded == many.inside == many.between
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     assert hardware_here.cluster_here(4, None).device.name == "h100"

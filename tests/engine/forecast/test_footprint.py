@@ -12,13 +12,15 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onward.engine.building.preparation import plan_run, read_training_graph
-from onward.engine.forecast.footprint import optimizer_slots
+from onward.engine.building.sizes import input_sizes, known_dimensions
+from onward.engine.forecast.footprint import input_shapes_of, measure_kept, measure_stage, optimizer_slots
 from onward.engine.forecast.plan_forecast import forecast
 from onward.engine.forecast.trial import trial_bytes
 from onward.optim.building import with_exact_names
 from onward.parallel.launch.process import in_world_of_one
 from onward.parameters import Parameters
-from onward.plan.topology import Topology
+from onward.plan.rank import plan_rank
+from onward.plan.topology import Place, Topology
 from tests.mlp import save_mlp
 
 
@@ -53,6 +55,23 @@ def test_slots_are_those_of_torch(tmp_path: Path, name: str, rule: dict[str, Any
     held = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
     expected = sum(one.nbytes for one in held) / sum(one.nbytes for one in weights)
     assert optimizer_slots(with_exact_names(parameters.optimizer, graph), graph) == pytest.approx(expected)
+
+
+def test_the_forward_pass_alone_keeps_what_the_entire_run_keeps(tmp_path: Path) -> None:
+    parameters = Parameters.from_mapping(
+        {
+            "paths": {"model_path": save_mlp(tmp_path)},
+            "loss": {"type": "softmax_cross_entropy", "prediction": "logits", "label": "labels"},
+            "training": {"batch_size": 64, "num_train_steps": 1},
+            "learning_rate": {"initial_lr": 0.1},
+        }
+    )
+    graph, place = read_training_graph(parameters), Place(0, 0, 0)
+    planned = plan_rank(graph, plan_run(parameters, Topology(), graph, {}), place).own[0]
+    inputs = input_shapes_of(graph, input_sizes(graph, known_dimensions(parameters.training, graph, {})))
+    of_all = measure_stage(planned, parameters, Topology(), place, inputs, 1).footprint
+    kept = of_all.kept["activations"] - of_all.held.get("activations", 0.0)
+    assert measure_kept(planned, parameters, Topology(), place, inputs) == kept > 0
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])

@@ -16,12 +16,13 @@ from onward.engine.forecast.plan_forecast import forecast
 from onward.errors import ParametersError
 from onward.models import create_model
 from onward.parameters import Parameters
+from onward.plan.pipeline.balance import balanced_stages
 from onward.plan.search.choosing import choose_layout
-from onward.plan.search.hardware import KNOWN, Cluster, Group, cluster_of, gpu_of, known_cluster
+from onward.plan.search.hardware import KNOWN, Cluster, Group, Link, cluster_of, gpu_of, known_cluster
 from onward.plan.search.layout import Layout, Settings, layouts
 from onward.plan.search.network import NetworkWork
 from onward.plan.search.partition import best_cuts
-from onward.plan.search.pricing import Pricing
+from onward.plan.search.pricing import UNIT_OPERATORS, Pricing
 from onward.plan.topology import Topology
 
 SMALL = Transformer(layers=8, width=1024, heads=8, vocabulary=8192, tokens=512)
@@ -111,6 +112,18 @@ def test_memory_is_what_the_program_needs_on_fake_tensors(
     assert pricing.estimate(layout).total_bytes == pytest.approx(expected, rel=0.3)
 
 
+def test_a_pipeline_has_at_most_the_stages_that_can_be_planned(gpt2: Parameters) -> None:
+    """Each has a weight to train: frozen ones and constants make no place to cut."""
+    frozen = dataclasses.replace(gpt2, training=dataclasses.replace(gpt2.training, weights_not_to_train=("*ln*",)))
+    most = []
+    for run in (gpt2, frozen):
+        work, graph = count_network(run, {}, 1)[0], read_training_graph(run)
+        with pytest.raises(ParametersError, match=f"can be cut into {work.blocks} stages at most"):
+            balanced_stages(graph, 1000)
+        most.append(work.blocks)
+    assert most[1] < most[0]
+
+
 def slowest_stage(cost: np.ndarray, sent: np.ndarray, ends: tuple[int, ...]) -> float:
     crossing = [0.0, *sent[:-1], 0.0]
     return float(max(cost[a:b].sum() + crossing[a] + crossing[b] for a, b in itertools.pairwise((0, *ends, len(cost)))))
@@ -134,7 +147,47 @@ def test_collectives_take_the_time_of_rings_and_of_the_slowest_link() -> None:
     assert H100.gather(1e9, across) == pytest.approx(1e9 * 15 / 16 / 37.5e9 + 15 * 12e-6)
     assert H100.gather(1e9, Group(1, 1)) == H100.all_reduce(1e9, Group(1, 1)) == 0.0
     assert H100.scatter(1e9, inside) == H100.gather(1e9, inside)
-    assert dataclasses.replace(H100, scatter_is_reduce=True).scatter(1e9, inside) == H100.all_reduce(1e9, inside)
+    assert H100.share_tokens(1e9, inside) == H100.all_reduce(1e9, inside)
+    reduces = dataclasses.replace(H100, scatter_is_reduce=True)
+    assert reduces.scatter(1e9, inside) == H100.all_reduce(1e9, inside)
+    assert reduces.share_tokens(1e9, inside) == H100.all_reduce(1e9, inside) + H100.gather(1e9, inside)
+
+
+def test_gathers_that_are_slower_than_reductions_are_also_slower_between_nodes() -> None:
+    link = Link(8e9, 1e-4, 2e9, 4e9)
+    gloo = dataclasses.replace(H100, inside=link, between=link, ranks_of_node=2, scatter_is_reduce=True)
+    near, far = gloo.group(2, 1), gloo.group(2, 2)
+    assert gloo.all_reduce(1e9, near) == pytest.approx(1e9 / 8e9 + 2e-4)
+    for group in (near, far):
+        assert gloo.gather(1e9, group) == pytest.approx(0.5e9 / 2e9 + 1e-4)
+        assert gloo.scatter(1e9, group) == pytest.approx(0.5e9 / 4e9 + 1e-4)
+    slow = dataclasses.replace(gloo, between=link.at(1e9, 2e-4))
+    assert slow.gather(1e9, far) == pytest.approx(0.5e9 / 0.25e9 + 2e-4)
+
+
+def test_cores_that_ranks_share_carry_what_they_send_too() -> None:
+    """Four ranks on two cores take twice as long for all of it, unless links were measured with as many ranks."""
+    work, asked, layout = SMALL.work(), settings(ranks=4), Layout(data=4, batch_size=16)
+    device = dataclasses.replace(H100.device, is_asynchronous=False)
+    alone = dataclasses.replace(H100, device=device, overlap=0.0)
+    shared = dataclasses.replace(alone, cores=2.0)
+    free = Pricing(work, alone, asked).estimate(layout)
+    assert free.seconds["replicas"] > 0
+    assert Pricing(work, shared, asked).estimate(layout).total_seconds == pytest.approx(2 * free.total_seconds)
+    crowded = Pricing(work, dataclasses.replace(shared, is_crowded=True), asked).estimate(layout)
+    assert crowded.total_seconds == pytest.approx(2 * free.total_seconds - free.seconds["replicas"])
+
+
+def test_units_of_zero_take_the_host_of_a_cpu() -> None:
+    work, asked = SMALL.work(), settings(ranks=4)
+    device = dataclasses.replace(H100.device, is_asynchronous=False)
+    times = []
+    for seconds in (0.0, 1e-3):
+        slow = dataclasses.replace(H100, device=dataclasses.replace(device, operator_seconds=seconds))
+        one = Pricing(work, slow, asked).estimate(Layout(data=4, batch_size=8, micro_batches=2, zero_stage=3))
+        times.append(one.seconds["replicas"])
+    units = times[1] / (2 * UNIT_OPERATORS * 1e-3)
+    assert units == pytest.approx(SMALL.layers + 2, abs=2)
 
 
 def test_every_layout_has_the_ranks_and_samples_that_were_asked_for() -> None:

@@ -76,6 +76,34 @@ def measure_stage(
     Raises:
         Exception: of torch, where a shape depends on data.
     """
+    with _measuring(planned, parameters, topology, place, inputs) as measuring:
+        return measuring.run(micro_batches)
+
+
+def measure_kept(
+    planned: PlannedStage,
+    parameters: Parameters,
+    topology: Topology,
+    place: Place,
+    inputs: Mapping[str, TensorShape],
+) -> float:
+    """Bytes of activations that a micro-batch keeps for its backward pass, of the forward pass alone.
+
+    The arguments and errors are those of `measure_stage`.
+    """
+    with _measuring(planned, parameters, topology, place, inputs) as measuring:
+        return measuring.kept()
+
+
+@contextlib.contextmanager
+def _measuring(
+    planned: PlannedStage,
+    parameters: Parameters,
+    topology: Topology,
+    place: Place,
+    inputs: Mapping[str, TensorShape],
+) -> Iterator[_Measuring]:
+    """A stage of which nothing has run yet."""
     zero = parameters.distributed.zero_stage if topology.worker_size > 1 else 0
     mode, log = FakeTensorMode(allow_non_fake_inputs=True), Allocations()
     fake = fake_replicas(topology if zero else Topology(), place if zero else Place(0, 0, 0))
@@ -84,7 +112,7 @@ def measure_stage(
         network = network_of(planned, parameters, mesh, read=functools.partial(_empty_weight, mode))
         network.train()
         network.net.train()
-        return _Measuring(planned, parameters, topology, mesh, mode, log, network, inputs).run(micro_batches)
+        yield _Measuring(planned, parameters, topology, mesh, mode, log, network, inputs)
 
 
 def _empty_weight(mode: FakeTensorMode, value: ir.Value) -> torch.Tensor:
@@ -154,9 +182,7 @@ class _Measuring:
 
     def run(self, micro_batches: int) -> Measured:
         """Two or three micro-batches where there are several, and an update."""
-        examples = {name: torch.empty((), dtype=d).expand(shape) for name, (shape, d) in self.given.items()}
-        # Shapes become numbers on real tensors: constants are, and programs are kept for the shapes they are for.
-        self.forward.specialize([examples[name] for name in self.forward.program.inputs])
+        self._specialize()
         with self.mode, self.log:
             optimizer = self._hold()
             first = self._pass(is_last=False)[1] if micro_batches > 1 else ()
@@ -183,15 +209,37 @@ class _Measuring:
         )
         return Measured(footprint, sent)
 
-    def _hold(self) -> torch.optim.Optimizer:
-        """What is there all the time."""
-        log, network, distributed = self.log, self.network, self.parameters.distributed
+    def kept(self) -> float:
+        """Bytes of activations after a forward pass that were not there before."""
+        self._specialize()
+        with self.mode, self.log as log:
+            self._hold_network()
+            held = log.now
+            passed = self._forward()
+            log.name_alive("activations")
+            kept = log.alive(log.now)
+            del passed  # what it kept goes with it
+        return kept.get("activations", 0.0) - log.alive(held).get("activations", 0.0)
+
+    def _specialize(self) -> None:
+        """Shapes become numbers on real tensors: constants are, and programs are kept for the shapes they are for."""
+        examples = {name: torch.empty((), dtype=d).expand(shape) for name, (shape, d) in self.given.items()}
+        self.forward.specialize([examples[name] for name in self.forward.program.inputs])
+
+    def _hold_network(self) -> None:
+        """Weights and constants, which are there all the time."""
+        log, network = self.log, self.network
         for weight in network.parameters():
             log.note(local_part(weight.detach()), "weights")
         for tensor in self.forward.frozen:
             log.note(tensor, "frozen weights")
         for tensor in self.forward.constants:
             log.note(tensor, "constants")
+
+    def _hold(self) -> torch.optim.Optimizer:
+        """What is there all the time."""
+        log, network, distributed = self.log, self.network, self.parameters.distributed
+        self._hold_network()
         shapes = {name: tuple(weight.shape) for name, weight in network.weights.items()}
         self.weights = local_weights([network], self.mesh, {}, shapes, {})
         updated = {name: weight.parameter for name, weight in self.weights.items()}
@@ -219,14 +267,8 @@ class _Measuring:
         """One micro-batch: points in the log after forward and backward pass, its collectives, and what is sent."""
         log = self.log
         log.forget_counts()
-        received = {} if self.stage is None else {t.name: t.with_gradient for t in self.stage.received}
-        features = {}
-        for name, (shape, dtype) in self.given.items():
-            wanted = received.get(name, False) and dtype.is_floating_point
-            features[name] = torch.empty(shape, dtype=dtype).requires_grad_(wanted)
-        log.name(features.values(), "activations")
         with micro_batch(self.module, self.zero, is_last):
-            outputs = self.forward(features)
+            features, outputs = self._forward()
             if self.loss is not None:
                 roots = [outputs[self.loss].float()]
             else:
@@ -246,6 +288,16 @@ class _Measuring:
         log.rename_alive("activations", "gradients")
         counts = tuple((name, log.collectives[name], log.collective_bytes[name]) for name in log.collectives)
         return (forward, log.now), counts, sent
+
+    def _forward(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The inputs and the outputs of a forward pass."""
+        received = {} if self.stage is None else {t.name: t.with_gradient for t in self.stage.received}
+        features = {}
+        for name, (shape, dtype) in self.given.items():
+            wanted = received.get(name, False) and dtype.is_floating_point
+            features[name] = torch.empty(shape, dtype=dtype).requires_grad_(wanted)
+        self.log.name(features.values(), "activations")
+        return features, self.forward(features)
 
     @contextlib.contextmanager
     def _updating(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:

@@ -65,6 +65,8 @@ def _with_threads(cluster: Cluster) -> Cluster:
     threads = max(1, int((cluster.cores or 1) // cluster.ranks_of_node))
     rates = {name: rate * threads for name, rate in cluster.device.operations_per_second.items()}
     ranks = (cluster.cores or 1) / threads
+    if cluster.crowded is not None and cluster.ranks_of_node > ranks:
+        cluster = replace(cluster, inside=cluster.crowded, between=cluster.crowded, is_crowded=True)
     return replace(
         cluster,
         cores=ranks,
@@ -110,13 +112,16 @@ def keep_rates(kind: DeviceKind, rates: Mapping[str, Any]) -> Path:
     return path
 
 
-def rates_of(kind: DeviceKind, seconds: float, link: Link = _UNMEASURED_LINK) -> dict[str, Any]:
+def rates_of(
+    kind: DeviceKind, seconds: float, link: Link = _UNMEASURED_LINK, crowded: Link | None = None
+) -> dict[str, Any]:
     """Rates of a device, of one core where it is a CPU, as `cluster_of` reads them.
 
     Args:
         kind: of device.
         seconds: for each measurement.
         link: between ranks of this machine.
+        crowded: between more ranks than it has cores, where that was measured.
     """
     device = torch.device(kind)
     with _one_thread() if kind == "cpu" else contextlib.nullcontext():
@@ -135,7 +140,8 @@ def rates_of(kind: DeviceKind, seconds: float, link: Link = _UNMEASURED_LINK) ->
         reserved_bytes=2e9 if is_gpu else 0.3e9,
     )
     ranks, cores = (torch.cuda.device_count(), None) if is_gpu else (usable_cores(), usable_cores())
-    return {"device": asdict(found), "inside": asdict(link), "ranks_of_node": ranks, "cores": cores}
+    links = {"inside": asdict(link)} | ({} if crowded is None else {"crowded": asdict(crowded)})
+    return {"device": asdict(found), **links, "ranks_of_node": ranks, "cores": cores}
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from onward.engine.building.preparation import plan_run, read_training_graph
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.building.sizes import input_sizes, known_dimensions
 from onward.engine.forecast.batch_size import refuse_fixed_batch
-from onward.engine.forecast.footprint import input_shapes_of, measure_stage, optimizer_slots, stage_inputs
+from onward.engine.forecast.footprint import input_shapes_of, measure_kept, optimizer_slots, stage_inputs
 from onward.engine.network.precision import Precision
 from onward.errors import ParametersError
 from onward.graph.training_graph import TrainingGraph
@@ -91,7 +91,11 @@ def count_network(
     assert found[0] is not None
     share = _measured_share(counted, graph, specs, found[0])
     kept = KEPT if 1 / COUNTED_WITHIN < share < COUNTED_WITHIN else (1.0, 0.0)
-    return tuple(dataclasses.replace(one, kept=one.kept * share, kept_shares=kept) for one in found if one is not None)
+    return tuple(
+        dataclasses.replace(one, kept=(one.kept - one.kept_exactly) * share + one.kept_exactly, kept_shares=kept)
+        for one in found
+        if one is not None
+    )
 
 
 def with_context(
@@ -156,10 +160,11 @@ def _count(
     dimensions = known_dimensions(parameters.training, graph, specs)
     shapes = input_sizes(graph, dimensions)
     batch = next((shape[0] for shape in shapes.values() if shape), 1)
-    horizontal, tokens = HorizontalPlan(size=1), 1
+    horizontal, tokens, known = HorizontalPlan(size=1), 1, dict[str, tuple[int, ...]]()
     sizes: tuple[int, ...] = (1,)
     if most > 1:
         facts = find_value_facts(graph, shapes)
+        known = dict(facts.shapes)
         common = common_size(graph, facts.shapes, facts.numbers)
         sizes = tuple(size for size in range(2, min(common, most) + 1) if common % size == 0 and most % size == 0)
         if not sizes:
@@ -170,7 +175,7 @@ def _count(
         except ParametersError:  # no tokens can be shared
             horizontal = plan_horizontal(graph, sizes[0], facts.shapes, facts.numbers)
     roles = find_roles(graph)
-    costs = known_costs(graph, dimensions, roles) if costs is None else costs
+    costs = known_costs(graph, dimensions, roles, known) if costs is None else costs
     work = count_work(
         graph,
         costs,
@@ -215,7 +220,7 @@ def _measured_share(
         facts = find_value_facts(graph, shapes).shapes if stages > 1 else {}
         arrived = {one.name: (facts[one.name], dtype) for one in (planned.stage.received if planned.stage else ())}
         inputs = stage_inputs(planned.graph, input_shapes_of(graph, shapes), arrived)
-        found = measure_stage(planned, parameters, plan.topology, Place(0, 0, stages // 2), inputs, 1).footprint
+        kept = measure_kept(planned, parameters, plan.topology, Place(0, 0, stages // 2), inputs)
     except Exception:  # shapes that depend on data, operators without a fake twin: torch has no one class for them
         return 1.0
     names = {str(node.outputs[0].name) for node in planned.graph.model.graph}
@@ -223,7 +228,6 @@ def _measured_share(
     is_run = np.array([node_id(node) in names for node in roles.nodes if node in roles.bound])
     width = 1.0 if dtype is torch.float32 else dtype.itemsize / width_of(graph)
     counted = float(work.kept[is_run].sum()) * parameters.training.batch_size * width
-    kept = found.kept.get("activations", 0.0) - found.held.get("activations", 0.0)
     kept -= float(work.kept_once[is_run].sum())
     return kept / counted if kept > 0 and counted else 1.0
 

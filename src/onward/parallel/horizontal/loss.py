@@ -22,8 +22,8 @@ class _RowLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, labels: Tensor, start: int, group: str) -> Tensor:
         """Labels [N, ...] are classes of the unsharded axis; every one is in range."""
-        wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-        shifted = wide - all_reduce(wide.amax(1, keepdim=True), "max", group)
+        largest = all_reduce(scores.amax(1, keepdim=True), "max", group)
+        shifted = scores.float().sub_(largest) if scores.dtype in (torch.float16, torch.bfloat16) else scores - largest
         local = labels - start
         own = (local >= 0) & (local < scores.shape[1])
         local = torch.where(own, local, 0).unsqueeze(1)

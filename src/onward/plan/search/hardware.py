@@ -72,10 +72,25 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A level of the network, in one direction, of one rank."""
+    """A level of the network, in one direction, of one rank.
+
+    Attributes:
+        bytes_per_second: in rings.
+        latency_seconds: of a step.
+        gathered_bytes_per_second, scattered_bytes_per_second: of all-gathers and reduce-scatters, where they are
+            slower than all-reduces for the bytes that they send, as with Gloo; None: they are not.
+    """
 
     bytes_per_second: float
     latency_seconds: float
+    gathered_bytes_per_second: float | None = None
+    scattered_bytes_per_second: float | None = None
+
+    def at(self, bytes_per_second: float, latency_seconds: float) -> Link:
+        """Another link over which the same collectives are slower."""
+        more = bytes_per_second / self.bytes_per_second
+        gathered, scattered = self.gathered_bytes_per_second, self.scattered_bytes_per_second
+        return Link(bytes_per_second, latency_seconds, gathered and gathered * more, scattered and scattered * more)
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,8 @@ class Cluster:
         cores: ranks of a node that can compute at the same time; None: all.
         overlap: share of the time of computing in which replicas can communicate without slowing it down.
         scatter_is_reduce: whether a reduce-scatter is an all-reduce of which ranks keep their shards, as with Gloo.
+        crowded: between ranks of a node that are more than it has cores, and wait for one, too; None: not measured.
+        is_crowded: whether `inside` is that.
     """
 
     device: Device
@@ -107,6 +124,8 @@ class Cluster:
     cores: float | None = None
     overlap: float = 0.8
     scatter_is_reduce: bool = False
+    crowded: Link | None = None
+    is_crowded: bool = False
 
     def group(self, size: int, stride: int) -> Group:
         """Ranks whose numbers differ by `stride`, as a dimension of the mesh has them."""
@@ -117,7 +136,7 @@ class Cluster:
         if group.of_node >= group.size:
             return self.inside
         rate = min(self.inside.bytes_per_second, self.between.bytes_per_second * group.of_node)
-        return Link(rate, self.between.latency_seconds)
+        return self.between.at(rate, self.between.latency_seconds)
 
     def all_reduce(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
         """Seconds of so many all-reduces of `size_bytes` together; small ones take the steps of a tree."""
@@ -128,19 +147,31 @@ class Cluster:
 
     def scatter(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
         """Seconds of so many reduce-scatters of `size_bytes`, of the full tensor, together."""
-        return (self.all_reduce if self.scatter_is_reduce else self.gather)(size_bytes, group, calls)
+        link = self._link(group)
+        if self.scatter_is_reduce and link.scattered_bytes_per_second is None:
+            return self.all_reduce(size_bytes, group, calls)
+        return self._ring(size_bytes, group, calls, link.scattered_bytes_per_second)
 
     def gather(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
         """Seconds of so many all-gathers of `size_bytes`, of the full tensor, together; in rings."""
+        return self._ring(size_bytes, group, calls, self._link(group).gathered_bytes_per_second)
+
+    def share_tokens(self, size_bytes: float, group: Group, calls: float = 1.0) -> float:
+        """Seconds of so many reduce-scatters, each with an all-gather of the same size, instead of all-reduces."""
+        if not self.scatter_is_reduce:
+            return self.all_reduce(size_bytes, group, calls)
+        return self.scatter(size_bytes, group, calls) + self.gather(size_bytes, group, calls)
+
+    def _ring(self, size_bytes: float, group: Group, calls: float, rate: float | None) -> float:
         if group.size == 1:
             return 0.0
         nodes = group.size / group.of_node
         steps = (group.size - nodes) * self.inside.latency_seconds
         steps += (nodes - 1) * self.between.latency_seconds
-        return self._travel(size_bytes, group) + calls * steps
+        return self._travel(size_bytes, group, rate) + calls * steps
 
-    def _travel(self, size_bytes: float, group: Group) -> float:
-        return size_bytes * (group.size - 1) / group.size / self._link(group).bytes_per_second
+    def _travel(self, size_bytes: float, group: Group, rate: float | None = None) -> float:
+        return size_bytes * (group.size - 1) / group.size / (rate or self._link(group).bytes_per_second)
 
     def send(self, size_bytes: float, stride: int) -> float:
         """Seconds until a neighbor in the pipeline, `stride` ranks away, has a tensor."""
@@ -224,8 +255,9 @@ def cluster_of(measured: Mapping[str, Any], ranks_of_node: int | None = None) ->
     try:
         device = Device(**{one: measured["device"][one] for one in measured["device"]})
         inside = Link(**measured["inside"])
+        crowded = Link(**measured["crowded"]) if measured.get("crowded") else None
         cores, ranks = measured["cores"], ranks_of_node or int(measured["ranks_of_node"])
-        return Cluster(device=device, ranks_of_node=ranks, inside=inside, between=inside, cores=cores)
+        return Cluster(device=device, ranks_of_node=ranks, inside=inside, between=inside, cores=cores, crowded=crowded)
     except (KeyError, TypeError, ValueError) as error:
         raise ParametersError(
             "the rates of this machine cannot be read. Measure them again with `onward plan --calibrate`."

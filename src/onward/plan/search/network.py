@@ -18,6 +18,7 @@ from onward.plan.costs.costs import GraphCosts
 from onward.plan.horizontal.cuts import unlimited
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.roles import ValueRoles, node_id
+from onward.plan.search.loss_scores import FUSED_LOSS, computed_nodes, kept_by_loss, makers_of_scores, reads_scores
 
 Numbers = NDArray[np.float64]
 
@@ -42,6 +43,7 @@ class NetworkWork:
         forward, backward: operations of matmuls and convolutions.
         moved: bytes of activations that the forward pass reads and writes.
         kept: bytes that it keeps for the backward pass.
+        kept_exactly: of the kept bytes that it reads or writes, those that are float32 in any precision: of a loss.
         kept_once: bytes that it keeps for any number of samples: the gradient of the last layer's weight where the loss
             is taken a chunk of rows at a time.
         made: bytes of its output.
@@ -49,6 +51,7 @@ class NetworkWork:
         read: bytes of weights that it reads, for any number of samples.
         is_split: whether tensor-parallel ranks share its work.
         is_token_split: whether they share it with `sequence_parallel`.
+        is_ahead: whether the forward pass computes its gradients, too: a loss that is taken by chunks, with its layer.
         trained, trained_split: elements of the trainable weights that it is the first to read; those of them that
             tensor-parallel ranks share.
         frozen: bytes of other tensors that it is the first to read.
@@ -74,12 +77,14 @@ class NetworkWork:
     backward: Numbers
     moved: Numbers
     kept: Numbers
+    kept_exactly: Numbers
     kept_once: Numbers
     made: Numbers
     made_once: Numbers
     read: Numbers
     is_split: NDArray[np.bool_]
     is_token_split: NDArray[np.bool_]
+    is_ahead: NDArray[np.bool_]
     trained: Numbers
     trained_split: Numbers
     frozen: Numbers
@@ -104,6 +109,11 @@ class NetworkWork:
     def blocks(self) -> int:
         """How many there are."""
         return len(self.sent)
+
+    @property
+    def passes_back(self) -> NDArray[np.bool_]:
+        """Which operators read and write as much twice again in the backward pass."""
+        return (self.kept + self.backward > 0) & ~(self.is_ahead & (self.forward == 0))
 
     @property
     def weights(self) -> float:
@@ -141,7 +151,7 @@ def count_work(
         batch: samples of the micro-batch that `costs` are for.
     """
     nodes = [node for node in roles.nodes if node in roles.bound]
-    ends, sent, narrow = _places(nodes, roles, costs)
+    ends, sent, narrow = _places(nodes, roles, costs, frozenset(graph.weights))
     block = np.searchsorted(ends, np.arange(len(nodes)), side="right")
     found = [costs.nodes[node_id(node)] for node in nodes]
     weights = _Weights(graph, costs, roles, horizontal, nodes)
@@ -149,22 +159,32 @@ def count_work(
     moved = np.array([one.moved_bytes for one in found])
     split, by_tokens, forward_bytes, backward_bytes = _shares(nodes, costs, horizontal)
     trained, trained_split, frozen = weights.first_read(nodes)
-    kept_once = np.array([weights.kept_once(node) for node in nodes])
-    computed = _computed(graph, nodes)
-    made = np.array([costs.nodes[node_id(node)].output_bytes * (node in computed) for node in nodes])
-    made_once = [weights.bytes_of_chunk(node) for node in nodes]
+    computed = computed_nodes(graph, nodes, horizontal)
+    chunked = {node for node in nodes if node.op_type == FUSED_LOSS and not reads_scores(node, computed)}
+    kept_once = np.array([weights.kept_once(node) if node in chunked else 0.0 for node in nodes])
+    kept_exactly = np.array([0.0 if node in chunked else kept_by_loss(node, costs) for node in nodes])
+    losses = [node for node, size in zip(nodes, kept_exactly, strict=True) if size]
+    scores = {one for node in losses for one in makers_of_scores(node)}
+    kept = np.array([one.kept_bytes * (node not in scores) for node, one in zip(nodes, found, strict=True)])
+    # Of scores that ranks share the softmax, which is kept, and its gradient are all that is there.
+    is_cut = any(node_id(node) in horizontal.edits for node in losses)
+    held = computed - scores if is_cut else computed
+    made = np.array([costs.nodes[node_id(node)].output_bytes * (node in held) for node in nodes])
+    made_once = [weights.bytes_of_chunk(node) if node in chunked else 0.0 for node in nodes]
     return NetworkWork(
         block=block,
         forward=np.array([one.forward for one in found]) / batch,
         backward=np.array([one.backward_input + one.backward_weight for one in found]) / batch,
         moved=np.maximum(moved - read, 0.0) / batch,
-        kept=np.array([one.kept_bytes for one in found]) / batch,
+        kept=(kept + kept_exactly) / batch,
+        kept_exactly=kept_exactly / batch,
         kept_once=kept_once,
         made=made / batch,
         made_once=np.array(made_once),
         read=read,
         is_split=split,
         is_token_split=by_tokens,
+        is_ahead=np.array([node in chunked or node not in computed for node in nodes]),
         trained=trained,
         trained_split=trained_split,
         frozen=frozen,
@@ -180,20 +200,6 @@ def count_work(
         exchanged=np.array([_exchanged(node, costs) for node in nodes]) / batch if expert_sizes else None,
         width=width_of(graph),
     )
-
-
-def _computed(graph: TrainingGraph, nodes: list[ir.Node]) -> set[ir.Node]:
-    """Nodes that training runs: what only a loss by chunks could read, its logits, is not there in full."""
-    if graph.loss_names is None:
-        return set(nodes)
-    needed, found = {graph.loss_names.loss}, set[ir.Node]()
-    for node in reversed(nodes):
-        if needed.isdisjoint(str(value.name) for value in node.outputs):
-            continue
-        found.add(node)
-        read = node.inputs[:3] if node.op_type == "LinearCrossEntropy" else reads(node)
-        needed |= {str(value.name) for value in read if value is not None}
-    return found
 
 
 def is_mixture(node: ir.Node) -> bool:
@@ -217,11 +223,11 @@ def _exchanged(node: ir.Node, costs: GraphCosts) -> float:
 
 
 def _places(
-    nodes: list[ir.Node], roles: ValueRoles, costs: GraphCosts
+    nodes: list[ir.Node], roles: ValueRoles, costs: GraphCosts, trained: frozenset[str]
 ) -> tuple[NDArray[np.int64], Numbers, NDArray[np.bool_]]:
     """Where blocks end, what is sent there, and where that is a single activation.
 
-    Of places with the same weights on either side the last of those that send least.
+    Of places with the same trained weights on either side the last of those that send least, as the plan has them.
     """
     position = {node: index for index, node in enumerate(nodes)}
     alive, count = np.zeros(len(nodes) + 1), np.zeros(len(nodes) + 1)
@@ -237,8 +243,7 @@ def _places(
         count[first] += 1
         count[reader] -= 1
     alive, count = np.cumsum(alive), np.cumsum(count)
-    has_weight = np.array([any(v.is_initializer() for v in node.inputs if v is not None) for node in nodes])
-    before = np.cumsum(has_weight)
+    before = np.cumsum([bool(roles.weights_of(node, trained)) for node in nodes])
     best: dict[int, int] = {}
     for place in range(len(nodes) - 1):
         group = int(before[place])
@@ -305,14 +310,10 @@ class _Weights:
 
     def kept_once(self, node: ir.Node) -> float:
         """Of a loss that is taken by chunks, whose forward pass adds up the gradient of its weight in float32."""
-        if node.op_type != "LinearCrossEntropy":
-            return 0.0
         return 4.0 * sum(float(self._stored[name].size) for name in self._read[node] & self._trained)
 
     def bytes_of_chunk(self, node: ir.Node) -> float:
         """Half of the float32 logits that such a loss holds at once: in place they become their gradient."""
-        if node.op_type != "LinearCrossEntropy":
-            return 0.0
         widest = max((max(self._stored[name].shape.numpy()) for name in self._read[node]), default=0)
         return 2.0 * CHUNK_ROWS * widest
 

@@ -30,6 +30,13 @@ SPLIT_BACKWARD = 0.7
 an autograd function of several gradients computes all of them in both. Measured: 0.8 to 0.9 in transformers, little
 where one matmul dominates."""
 
+UNIT_OPERATORS = 80.0
+"""A pass of a micro-batch through a unit of `fully_shard` takes the host, forward and backward, as long as so many
+operators: 1.6 ms where one takes 20 us, without what it waits for its collectives (linear layers of 8 x 8)."""
+
+COMMUNICATION = ("tensor parallel", "tensor and context parallel", "pipeline transfers", "expert parallel", "replicas")
+"""Kinds of seconds in which a rank communicates."""
+
 USABLE_SHARE = 0.92
 """Of a rank's memory: allocators round up and leave gaps."""
 
@@ -158,7 +165,7 @@ class Pricing:
         m, p = layout.micro_batches, layout.pipeline
         again = (ranks.forward + ranks.collectives / 2) * (1.0 - layout.kept)
         splits = p > 1 and pipeline_named(layout.schedule).splits_backward
-        twice = ranks.backward * (SPLIT_BACKWARD * splits)
+        twice = ranks.split * (SPLIT_BACKWARD * splits)
         each = ranks.forward + ranks.backward + ranks.collectives + again + twice
         place = int(each.argmax())
         idle = self._idle_units(layout) * float(each.mean()) if p > 1 else 0.0
@@ -172,8 +179,9 @@ class Pricing:
             "pipeline transfers": 0.0,
         }
         if p > 1:
-            once = self.cluster.send(ranks.sent_bytes, layout.replicas * layout.horizontal)
-            found["pipeline transfers"] = once * (2 * m * layout.stages_per_rank * EXPOSED_SENDS + 2 * (p - 1))
+            stride, sends = layout.replicas * layout.horizontal, 2 * m * layout.stages_per_rank * EXPOSED_SENDS
+            often, first = (self.cluster.send(size, stride) for size in (ranks.sent_mean, ranks.sent_bytes))
+            found["pipeline transfers"] = often * sends + first * 2 * (p - 1)
         if layout.experts > 1:
             found["expert parallel"] = m * self._exchange_seconds(layout) / p
         found["replicas"] = self._replica_seconds(layout, ranks, place, again)
@@ -185,10 +193,11 @@ class Pricing:
         moved = elements * (4.0 + 8.0 * (1.0 + self.settings.slots))
         found["update"] = moved / self.cluster.device.bytes_per_second
         cores = self.cluster.cores
-        if cores is not None:  # ranks that wait leave the cores to others
-            used = min(layout.ranks, self.cluster.ranks_of_node)
-            busy = m * float(each.mean()) + found["update"] + found.get("gradient accumulation", 0.0)
-            least = busy * used / cores
+        if cores is not None:  # ranks that wait leave the cores to others; cores carry what ranks send, too
+            times = min(layout.ranks, self.cluster.ranks_of_node) / cores
+            busy = sum(found.values()) - idle - m * float(each[place] - each.mean())
+            sent = sum(found.get(kind, 0.0) for kind in COMMUNICATION)
+            least = (busy - sent) * times + sent * (1.0 if self.cluster.is_crowded else times)
             found["shared cores"] = max(0.0, least - sum(found.values()))
         return found
 
@@ -235,6 +244,8 @@ class Pricing:
         rate = cluster.device.bytes_per_second / 2.0
         gather = cluster.gather(elements * settings.width, group, units) + elements * settings.width / rate
         scatter = cluster.scatter(reduced, group, units) + reduced / rate
+        if not cluster.device.is_asynchronous:  # else the host is ahead
+            found += layout.micro_batches * units * UNIT_OPERATORS * cluster.device.operator_seconds
         if layout.zero_stage == 3:
             passes = self._exposed(gather, forward, units) + self._exposed(gather + scatter, backward, units)
             return found + layout.micro_batches * passes

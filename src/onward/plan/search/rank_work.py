@@ -27,6 +27,7 @@ class _Blocks:
 
     forward: Numbers
     backward: Numbers
+    split: Numbers
     collectives: Numbers
     kept: Numbers
     segment: Numbers
@@ -41,6 +42,7 @@ class RanksWork:
 
     forward: Numbers
     backward: Numbers
+    split: Numbers
     collectives: Numbers
     kept: Numbers
     between: Numbers
@@ -53,6 +55,7 @@ class RanksWork:
     units: Numbers
     largest_unit: Numbers
     sent_bytes: float
+    sent_mean: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,7 @@ def operator_seconds(
         matmuls_forward=work.forward * samples / share / rate,
         matmuls_backward=work.backward * samples / share / rate,
         memory_forward=moved,
-        memory_backward=2 * moved * (work.kept + work.backward > 0),
+        memory_backward=2 * moved * work.passes_back,
     )
 
 
@@ -163,6 +166,7 @@ class RankWork:
         return RanksWork(
             forward=forward,
             backward=backward,
+            split=summed(blocks.split),
             collectives=summed(blocks.collectives),
             kept=summed(blocks.kept),
             between=summed(blocks.between),
@@ -175,6 +179,7 @@ class RankWork:
             units=summed((trained > 0).astype(np.float64) * work.is_narrow) + 1.0,
             largest_unit=self._largest_unit(full + shared / layout.horizontal - of_experts, rank_of_block, p),
             sent_bytes=float(work.sent[cuts[1:-1] - 1].max()) * factor if count > 1 else 0.0,
+            sent_mean=float(work.sent[cuts[1:-1] - 1].mean()) * factor if count > 1 else 0.0,
         )
 
     def _largest_unit(self, elements: Numbers, rank_of_block: NDArray[np.int64], ranks: int) -> Numbers:
@@ -208,11 +213,12 @@ class RankWork:
         taken = operator_seconds(work, device, self.settings, batch, share, weights_share)
         forward, backward = taken.forward, taken.backward
         group, reduced = Group(horizontal, horizontal), (work.reduced_forward + work.reduced_backward) * factor
-        seconds = np.zeros(len(reduced))
+        seconds, reduce = np.zeros(len(reduced)), self.cluster.share_tokens if by_tokens else self.cluster.all_reduce
         for place in np.flatnonzero(reduced) if horizontal > 1 else ():
             calls = (work.reduced_forward[place] > 0) + (work.reduced_backward[place] > 0)
-            seconds[place] = self.cluster.all_reduce(float(reduced[place]), group, float(calls))
+            seconds[place] = reduce(float(reduced[place]), group, float(calls))
         kept = work.of_blocks(work.kept / share) * factor + work.of_blocks(work.kept_once / weights_share)
+        kept += work.of_blocks(work.kept_exactly / share) * max(0.0, batch - factor)
         collectives = work.of_blocks(seconds)
         if context > 1:  # keys and values of all context ranks are gathered and kept, and their gradients reduced
             gathered = work.gathered * self.settings.width / work.width * samples / horizontal
@@ -225,6 +231,7 @@ class RankWork:
         found = _Blocks(
             forward=work.of_blocks(forward),
             backward=work.of_blocks(backward),
+            split=work.of_blocks(backward * ~work.is_ahead),
             collectives=collectives,
             kept=kept,
             segment=np.bincount(segments, kept)[segments],
@@ -236,10 +243,13 @@ class RankWork:
         return found
 
     def _largest_made(self, share: NDArray[np.int64], factor: float) -> Numbers:
-        """Bytes, of which two are there at a time; of a loss by chunks logits, and its gradient in fewer bits."""
+        """Half of the bytes that are there at a time; of a loss logits, and its gradient in fewer bits."""
         work, width, found = self.work, self.settings.width, np.zeros(self.work.blocks)
         lowered = work.kept_once * (width / 8.0 if width < 4.0 else 0.0)
-        np.maximum.at(found, work.block, np.maximum(work.made * factor, work.made_once + lowered) / share)
+        of_loss = work.kept_exactly * (factor * work.width / width) / 2.0
+        np.maximum.at(
+            found, work.block, np.maximum.reduce([work.made * factor, work.made_once + lowered, of_loss]) / share
+        )
         return found
 
     @cached_property

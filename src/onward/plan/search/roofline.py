@@ -102,7 +102,8 @@ def roofline(
     # Logits that a loss computes by chunks are multiplied, but never stored; views move nothing.
     is_stored = work.made > 0
     memory = (once.memory_forward + once.memory_backward) * is_stored
-    seconds, moved = np.maximum(matmuls, memory), memory * device.bytes_per_second
+    moved = (work.moved * samples * settings.width / work.width + work.read * settings.width / work.width) * is_stored
+    seconds, moved = np.maximum(matmuls, memory), moved * (1 + 2 * work.passes_back)
     is_started = ((work.moved > 0) & is_stored) | (operations > 0)
     starts = is_started * np.where(work.kept + work.backward > 0, STARTS, 1)
     kinds = []
