@@ -232,7 +232,8 @@ def peak_bytes(
     """The forecast peak memory of the rank that needs most, of those at some places in a pipeline or of all; of one
     process without a topology."""
     plan = plan_run(parameters, topology or Topology(), graph, specs)
-    return max(rank.memory.total for rank in forecast(parameters, graph, plan, specs, pipelines=pipelines).ranks)
+    found = forecast(parameters, graph, plan, specs, pipelines=pipelines, counts=False)
+    return max(rank.memory.total for rank in found.ranks)
 
 
 def has_fixed_batch(parameters: Parameters, graph: TrainingGraph) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -49,6 +50,7 @@ def forecast(
     specs: Mapping[str, FeatureSpec] | None = None,
     *,
     pipelines: Sequence[int] | None = None,
+    counts: bool = True,
 ) -> Forecast:
     """Measures every stage once, on the first rank that holds it, and puts the stages of each rank together.
 
@@ -58,6 +60,7 @@ def forecast(
         plan: for any number of ranks.
         specs: what the data's samples have, where it is known.
         pipelines: places in a pipeline whose ranks are forecast; None: all.
+        counts: whether costs of nodes are counted that only a report reads.
 
     Raises:
         ParametersError: the size of a dimension of the inputs is not known.
@@ -67,10 +70,10 @@ def forecast(
     parameters = dataclasses.replace(parameters, optimizer=with_exact_names(parameters.optimizer, graph))
     dimensions = known_dimensions(parameters.training, graph, specs or {})
     shapes = input_shapes_of(graph, input_sizes(graph, dimensions))
-    costs = known_costs(graph, dimensions)
+    costs = functools.cache(lambda: known_costs(graph, dimensions))
     rank = plan_rank(graph, plan, Place(0, 0, 0), indices=indices)
     local, stages = rank.local, rank.stages
-    timeline = None if stages is None else _timeline(plan, stages, costs)
+    timeline = None if stages is None else _timeline(plan, stages, costs())
     footprints: dict[int, StageFootprint] = {}
     arrived = {} if len(indices) == plan.stage_count else _known_arrivals(parameters, rank, dimensions)
     for index, planned in rank.own.items():
@@ -95,7 +98,7 @@ def forecast(
         footprints=footprints,
         planned=rank,
         timeline=timeline,
-        costs=costs,
+        costs=costs() if counts else GraphCosts(nodes={}, value_bytes={}, weight_bytes={}),
         inputs=_as_text(shapes),
     )
 
@@ -115,7 +118,7 @@ def _measure(
     plan: Plan,
     place: Place,
     inputs: Mapping[str, TensorShape],
-    costs: GraphCosts,
+    count: Callable[[], GraphCosts],
 ) -> Measured:
     """What a stage needs: measured, or, where it cannot run without its data, estimated with the reason."""
     try:
@@ -127,7 +130,7 @@ def _measure(
     except Exception as error:  # shapes that depend on data, operators without a fake twin: torch has no one class
         lines = str(error).splitlines()
         why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    part, stage = planned.graph, planned.stage
+    part, stage, costs = planned.graph, planned.stage, count()
     data, zero = plan.topology.zero_size, plan.zero_stage
     known = [name for node in part.model.graph for name in [str(node.outputs[0].name)] if name in costs.nodes]
     estimated = estimated_footprint(
