@@ -5,8 +5,8 @@ the forecast. Every layout is built once, and all are trained a few updates in `
 does meets all of them alike. Printed are the forecast of each, the median of its times and of the CPU seconds that the
 cores need, and for each model and number of processes how well the orders agree and how far the chosen layout is from
 the fastest one; `--split` adds what the seconds are made of. CPU time also says something on a busy machine, but not
-how long ranks wait. Run `onward plan --calibrate` before; `--most 8 --turns 5 --updates 3` takes about 25 minutes on
-two idle cores.
+how long ranks wait. Run `onward plan --calibrate` before; `--most 8 --turns 5 --updates 3` takes about 30 minutes on
+two idle cores, `--models llama bert squeezenet gpt2_wide gpt2_many_words --most 6 --turns 4 --updates 2` about 14.
 """
 
 from __future__ import annotations
