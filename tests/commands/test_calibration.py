@@ -37,7 +37,14 @@ def rates(kind: str, seconds: float, link: Link | None = None, crowded: Link | N
 @pytest.mark.parametrize("cores", [1, 2])
 def test_rates_are_kept_and_said(cores: int, two_cores: pytest.MonkeyPatch) -> None:
     def measured(count: int, kind: str, seconds: float) -> CommunicationSpeed:
-        return CommunicationSpeed(count, "gloo", 5e9 * 2 / count, 2e-5, 4e9, 2e9)
+        return CommunicationSpeed(
+            processes=count,
+            backend="gloo",
+            bytes_per_second=5e9 * 2 / count,
+            latency_seconds=2e-5,
+            gathered_bytes_per_second=4e9,
+            scattered_bytes_per_second=2e9,
+        )
 
     two_cores.setattr(calibration, "usable_cores", lambda: cores)
     two_cores.setattr(calibration, "measure_communication", measured)

@@ -202,7 +202,16 @@ def test_rates_are_measured_once_and_kept(
     monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(calibration, "SECONDS", 0.02)
     monkeypatch.setattr(
-        calibration, "measure_communication", lambda count, *_: CommunicationSpeed(count, "gloo", 1e9, 8e-5, 5e8, 4e8)
+        calibration,
+        "measure_communication",
+        lambda count, *_: CommunicationSpeed(
+            processes=count,
+            backend="gloo",
+            bytes_per_second=1e9,
+            latency_seconds=8e-5,
+            gathered_bytes_per_second=5e8,
+            scattered_bytes_per_second=4e8,
+        ),
     )
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(calibration, "usable_cores", lambda: 4)

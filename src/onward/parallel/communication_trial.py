@@ -26,7 +26,7 @@ LARGE_BYTES = 32 * 2**20
 SMALL_BYTES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CommunicationSpeed:
     """What was measured.
 

@@ -113,7 +113,8 @@ class NetworkWork:
     @property
     def passes_back(self) -> NDArray[np.bool_]:
         """Which operators read and write as much twice again in the backward pass."""
-        return (self.kept + self.backward > 0) & ~(self.is_ahead & (self.forward == 0))
+        found: NDArray[np.bool_] = (self.kept + self.backward > 0) & ~(self.is_ahead & (self.forward == 0))
+        return found
 
     @property
     def weights(self) -> float:
@@ -163,12 +164,11 @@ def count_work(
     chunked = {node for node in nodes if node.op_type == FUSED_LOSS and not reads_scores(node, computed)}
     kept_once = np.array([weights.kept_once(node) if node in chunked else 0.0 for node in nodes])
     kept_exactly = np.array([0.0 if node in chunked else kept_by_loss(node, costs) for node in nodes])
-    losses = [node for node, size in zip(nodes, kept_exactly, strict=True) if size]
+    losses = [nodes[place] for place in np.flatnonzero(kept_exactly)]
     scores = {one for node in losses for one in makers_of_scores(node)}
     kept = np.array([one.kept_bytes * (node not in scores) for node, one in zip(nodes, found, strict=True)])
     # Of scores that ranks share the softmax, which is kept, and its gradient are all that is there.
-    is_cut = any(node_id(node) in horizontal.edits for node in losses)
-    held = computed - scores if is_cut else computed
+    held = computed - scores if any(node_id(node) in horizontal.edits for node in losses) else computed
     made = np.array([costs.nodes[node_id(node)].output_bytes * (node in held) for node in nodes])
     made_once = [weights.bytes_of_chunk(node) if node in chunked else 0.0 for node in nodes]
     return NetworkWork(
