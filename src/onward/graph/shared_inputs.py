@@ -21,7 +21,7 @@ KEEP_APART = operators_with(Fact.MATMUL | Fact.CONVOLUTION | Fact.RECURRENT | Fa
 So would keys and values of every layer of a decoder, which read the same result of an encoder.
 """
 
-LEAST_OUTPUTS: Mapping[str, int] = {"LayerNormalization": 64, "RMSNormalization": 64, "Mish": 512}
+LEAST_OUTPUTS: Mapping[str, int] = {"LayerNormalization": 256, "RMSNormalization": 256, "Mish": 512}
 """Operator -> outputs of all layers together that read its result, from which on the layers recompute it in training.
 
 Their products are 6 operations for each output and element of the result, in both passes. With fewer outputs,

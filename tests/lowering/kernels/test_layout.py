@@ -126,3 +126,33 @@ def test_gradients_come_in_the_layout_of_their_images(function: Any, monkeypatch
     assert came == [True, False, False, False]
     for one, other in zip(gradients[:2], gradients[2:], strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 11), (4, 4)], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, layout.MOST_CHANNELS_OF_PATCHES])
+def test_patches_of_few_channels_are_one_product(
+    size: tuple[int, int], channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients of torch's convolution in float64; what is left over at the edges has none."""
+    torch.manual_seed(0)
+    X, W, B = torch.randn(2, channels, *size), torch.randn(5, channels, 4, 2), torch.randn(5)
+    exact = [tensor.double().requires_grad_() for tensor in (X, W, B)]
+    expected = torch.nn.functional.conv2d(*exact, stride=(4, 2))
+    monkeypatch.setattr(torch.nn.functional, "conv2d", None)
+    own = [tensor.requires_grad_() for tensor in (X, W, B)]
+    result = layout.convolve_images(*own, (4, 2), (0, 0), (1, 1), 1, True)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+    given = torch.randn_like(result)
+    pairs = torch.autograd.grad(result, own, given), torch.autograd.grad(expected, exact, given.double())
+    for mine, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(mine.double(), other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("weight", "stride", "padding", "dilation"),
+    [((5, 17, 2, 2), (2, 2), (0, 0), (1, 1)), ((5, 3, 3, 3), (2, 2), (0, 0), (1, 1)),
+     ((5, 3, 2, 2), (2, 2), (1, 0), (1, 1)), ((5, 3, 2, 2), (2, 2), (0, 0), (1, 2)),
+     ((5, 3, 1, 1), (1, 1), (0, 0), (1, 1))],
+)  # fmt: skip
+def test_other_windows_are_no_patches(weight: object, stride: object, padding: object, dilation: object) -> None:
+    assert not layout.is_of_patches(weight, stride, padding, dilation)  # type: ignore[arg-type]

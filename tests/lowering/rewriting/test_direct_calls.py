@@ -182,7 +182,7 @@ def test_what_may_be_recomputed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     code: Any = program.run
     modules = [n.target.__module__ for n in code.graph.nodes if getattr(n.target, "__name__", "") in ("relu", "gelu")]
     assert set(modules) == {"onward.lowering.ops.activation"}
-    assert "linear_layers" in called(program)
+    assert "checked_layers" in called(program)
 
 
 def test_a_program_for_any_shapes_is_left_as_it_is() -> None:

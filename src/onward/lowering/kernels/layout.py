@@ -45,6 +45,9 @@ def convolve_images(
     if not is_exact(X.shape[1], stride) and not X.is_cuda:
         X = X.squeeze(1).contiguous().unsqueeze(1)  # with the strides that torch takes for channels first
         return F.conv2d(X, W, B, stride, padding, dilation, group)
+    has_patches = X.shape[2] >= stride[0] and X.shape[3] >= stride[1]  # torch reports an image that is too small
+    if group == 1 and has_patches and not X.is_cuda and is_of_patches(W.shape, stride, padding, dilation):
+        return _convolve_patches(X, W, B)
     last = torch.channels_last
     is_of_pixels = tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding)
     if not X.is_cuda and not is_of_pixels and W.numel() > X.numel():
@@ -56,6 +59,30 @@ def convolve_images(
             pixels = X[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
             return F.linear(pixels, W.flatten(1), B).permute(0, 3, 1, 2)
         return F.conv2d(X, W, B, stride, padding, dilation, group)
+
+
+MOST_CHANNELS_OF_PATCHES = 16
+"""Images of more channels are convolved no slower than their patches are copied."""
+
+
+def is_of_patches(
+    weight: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> bool:
+    """Whether a convolution by a weight [M, C, k1, k2] reads every pixel of a few channels once, as the first layer of
+    a vision transformer does.
+    """
+    is_apart = tuple(weight[2:]) == tuple(stride) and not any(padding) and all(step == 1 for step in dilation)
+    return is_apart and tuple(stride) != (1, 1) and weight[1] <= MOST_CHANNELS_OF_PATCHES
+
+
+def _convolve_patches(X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
+    """One product of all patches and the weight; torch's convolution takes 1.2 to 4 times as long."""
+    (height, width), count = W.shape[2:], X.shape[0]
+    rows, columns = X.shape[2] // height, X.shape[3] // width
+
+    cells = X[:, :, : rows * height, : columns * width].reshape(count, X.shape[1], rows, height, columns, width)
+    patches = cells.permute(0, 2, 4, 1, 3, 5).reshape(count, rows, columns, X.shape[1] * height * width)
+    return F.linear(patches, W.flatten(1), B).permute(0, 3, 1, 2)
 
 
 def is_exact(channels: int, stride: Sequence[int]) -> bool:

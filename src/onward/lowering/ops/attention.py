@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.attention import attend
 from onward.lowering.kernels.dtypes import torch_dtype
 from onward.lowering.registry import lowers
 
@@ -111,15 +112,13 @@ def _attend_fused(
     grouped = query.shape[1] != key.shape[1]
     windowed = rules.left_window_size >= 0 or rules.right_window_size >= 0
     if attn_mask is None and lengths is None and not windowed and (not rules.is_causal or past == 0):
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=rules.is_causal, scale=rules.scale, enable_gqa=grouped
-        )
+        return attend(query, key, value, None, is_causal=rules.is_causal, scale=rules.scale, enable_gqa=grouped)
     mask = _full_mask(query, key, attn_mask, past, lengths, rules)
     assert mask is not None
     blocked = _fully_masked(mask)
     # What a kernel makes of a query without any key differs; its row is opened here and emptied below.
     opened = mask | blocked if mask.dtype == torch.bool else mask.masked_fill(blocked, 0.0)
-    result = F.scaled_dot_product_attention(query, key, value, opened, scale=rules.scale, enable_gqa=grouped)
+    result = attend(query, key, value, opened, scale=rules.scale, enable_gqa=grouped)
     return result.masked_fill(blocked, 0.0)
 
 

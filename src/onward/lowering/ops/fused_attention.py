@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from onward.graph.fusion.rewriting import DOMAIN
+from onward.lowering.kernels.attention import attend
 from onward.lowering.registry import lowers
 from onward.lowering.simplification import simplifies
 
@@ -75,12 +75,12 @@ def _attend(
         if mask is not None:
             mask = mask.reshape((1,) * (query.dim() - mask.dim()) + tuple(mask.shape))
             mask = mask if mask.dtype == torch.bool else _in_type(mask, computing)
-        result = F.scaled_dot_product_attention(
+        result = attend(
             query,
             key,
             value,
             mask,
-            dropout_p=dropout,
+            dropout=dropout,
             is_causal=is_causal,
             scale=scale,
             enable_gqa=query.dim() == 4 and bool(query.shape[1] != key.shape[1]),  # symbolic in a trace

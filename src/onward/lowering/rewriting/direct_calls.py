@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from onward.lowering.building.tensor_facts import FACT, TensorFact, fact_about
 from onward.lowering.kernels import matmuls, rematerialize
+from onward.lowering.kernels.attention import attend
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops import (
     activation,
@@ -61,7 +62,7 @@ def with_direct_calls(program: Program) -> Program:
         if node.op != "call_function":
             continue
         if node.target is linear_layers.linear_layers:
-            changed |= _separate(graph, node)
+            changed |= _separate(graph, node) or _save(node)
             continue
         rule = _RULES.get(node.target)
         call = None if rule is None else rule(node)
@@ -216,7 +217,7 @@ def _attention(node: fx.Node) -> Call | None:
             return None
     is_grouped = facts[1] is not None and facts[1].shape[1] != first.shape[1]
     more = {"is_causal": bool(keywords.get("is_causal")), "scale": keywords["scale"], "enable_gqa": is_grouped}
-    return F.scaled_dot_product_attention, (query, key, value, mask), more
+    return attend, (query, key, value, mask), more
 
 
 def _multiplies_small(X: TensorFact | None, W: TensorFact | None, is_transposed: bool) -> bool:
@@ -281,6 +282,25 @@ def _separate(graph: fx.Graph, joined: fx.Node) -> bool:
         user.replace_all_uses_with(result)
         graph.erase_node(user)
     graph.erase_node(joined)
+    return True
+
+
+def _save(joined: fx.Node) -> bool:
+    """Calls layers whose input is worth it without looking at shapes."""
+    X, kinds, weights, biases = joined.args[:4]
+    fact = fact_about(X)
+    if fact is None or fact.dtype not in _FLOATS or fact.nbytes < linear_layers.LEAST_BYTES:
+        return False
+    for (kind, is_transposed), W, B in zip(kinds, weights, biases, strict=True):  # type: ignore[arg-type]
+        weight = fact_about(W)
+        if weight is None or weight.dtype is not fact.dtype or len(weight.shape) != 2:
+            return False
+        outputs, inputs = weight.shape if is_transposed else weight.shape[::-1]
+        if inputs != fact.shape[-1] or (len(fact.shape) != 2 if kind == "gemm" else len(fact.shape) < 2):
+            return False
+        if B is not None and fact_about(B) != TensorFact((outputs,), weight.dtype):
+            return False
+    joined.target = linear_layers.checked_layers
     return True
 
 

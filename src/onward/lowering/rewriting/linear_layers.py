@@ -5,7 +5,7 @@ The input is kept, or recomputed of what it was made of, once for all of them; i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,10 +66,35 @@ def linear_layers(
     if not _saves(X, kinds, weights, biases):
         layers = zip(kinds, weights, biases, strict=True)
         return tuple(_as_it_was(kind, is_transposed, X, W, B) for (kind, is_transposed), W, B in layers)
+    return _applied(X, kinds, weights, biases, recipe, sources)
+
+
+def checked_layers(
+    X: Tensor,
+    kinds: Sequence[tuple[str, bool]],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    recipe: Recipe | None,
+    sources: Sequence[Any],
+) -> tuple[Tensor, ...]:
+    """`linear_layers` of shapes that have been found to save something, where all of the weights train."""
+    if torch.is_grad_enabled() and all(W.requires_grad for W in weights):
+        return _applied(X, kinds, weights, biases, recipe, sources)
+    return linear_layers(X, kinds, weights, biases, recipe, sources)
+
+
+def _applied(
+    X: Tensor,
+    kinds: Sequence[tuple[str, bool]],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    recipe: Recipe | None,
+    sources: Sequence[Any],
+) -> tuple[Tensor, ...]:
     if recipe is not None:
         recipe.readers += 1
         sources = [source.detach() if isinstance(source, Tensor) else source for source in sources]
-    are_transposed = tuple(is_transposed for _, is_transposed in kinds)
+    are_transposed = [is_transposed for _, is_transposed in kinds]
     result = _Layers.apply(X, recipe, sources, are_transposed, *weights, *biases)  # type: ignore[no-untyped-call]
     return result if len(kinds) > 1 else (result,)
 
@@ -113,20 +138,19 @@ class _Layers(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Keeps the weights, and X or what it was made of."""
-        count, device, dtype = len(are_transposed), X.device.type, X.dtype
+        count, device, ctx.dtype = len(are_transposed), X.device.type, X.dtype
         ctx.autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-        if ctx.autocast is not None and dtype != torch.float64:
+        if ctx.autocast is not None and ctx.dtype != torch.float64:
             X = X.to(ctx.autocast[1])  # once, where each product would do it
         kept = [X] if recipe is None else [source if isinstance(source, Tensor) else None for source in sources]
         ctx.set_materialize_grads(False)
-        ctx.recipe, ctx.are_transposed, ctx.dtype, ctx.shape = recipe, are_transposed, dtype, X.shape
-        ctx.of_biases = [None if B is None else B.dtype for B in parameters[count:]]
+        ctx.recipe, ctx.are_transposed, ctx.shape = recipe, are_transposed, X.shape
         ctx.others = [None if isinstance(source, Tensor) else source for source in sources]
         ctx.save_for_backward(*parameters[:count], *kept)
         rows, results = X.reshape(-1, X.shape[-1]), []
-        for is_transposed, W, B in zip(are_transposed, parameters[:count], parameters[count:], strict=True):
-            assert W is not None
-            result = multiply(rows, W.T if is_transposed else W, B)
+        for place in range(count):
+            W: Any = parameters[place]
+            result = multiply(rows, W.T if are_transposed[place] else W, parameters[count + place])
             # As torch's own layers do it: no view, so that what comes after may write over it.
             results.append(torch.ops.aten._unsafe_view.default(result, (*X.shape[:-1], result.shape[-1])))
         return tuple(results) if count > 1 else results[0]
@@ -142,23 +166,28 @@ class _Layers(torch.autograd.Function):
 def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of what `_Layers` was called with."""
     count, wanted, saved = len(ctx.are_transposed), ctx.needs_input_grad, ctx.saved_tensors
-    weights, kept = saved[:count], saved[count:]
-    matrices = [W.T if turned else W for W, turned in zip(weights, ctx.are_transposed, strict=True)]
-    rows = {place: G.reshape(-1, G.shape[-1]) for place, G in enumerate(gradients) if G is not None}
+    rows = [None if G is None else G.reshape(-1, G.shape[-1]) for G in gradients]
     found: list[Tensor | None] = [None] * (2 * count)
-    taught = [place for place in rows if wanted[4 + place]]
-    if taught:  # first, so that X and its gradient are not there at once
-        X = _input(ctx, kept).reshape(-1, ctx.shape[-1])
-        for place in taught:
-            of_weight = gradient_of_weight(X.to(rows[place].dtype), rows[place], matrices[place])
-            of_weight = of_weight.to(weights[place].dtype)
-            found[place] = of_weight.T if ctx.are_transposed[place] else of_weight
-        del X
-    for place, dtype in enumerate(ctx.of_biases):
-        if wanted[4 + count + place] and place in rows:
-            found[count + place] = rows[place].sum(0).to(dtype)
-    of_x = _of_input(rows, matrices, ctx.dtype) if wanted[0] else None
-    return (None if of_x is None else of_x.view(ctx.shape), None, None, None, *found)
+    X = total = None
+    for place, G in enumerate(rows):  # weights first, so that X and its gradient are not there at once
+        if G is None:
+            continue
+        if wanted[4 + place]:
+            X = _input(ctx, saved[count:]).reshape(-1, ctx.shape[-1]) if X is None else X
+            W = saved[place]
+            is_turned = ctx.are_transposed[place]
+            of_weight = gradient_of_weight(X.to(G.dtype), G, W.T if is_turned else W)
+            found[place] = of_weight.T if is_turned else of_weight
+        if wanted[4 + count + place]:
+            found[count + place] = G.sum(0)
+    X = None
+    for place, G in enumerate(rows if wanted[0] else ()):
+        if G is None:
+            continue
+        right = saved[place] if ctx.are_transposed[place] else saved[place].T
+        right = right.to(G.dtype)
+        total = multiply(G, right).to(ctx.dtype) if total is None else add_product(total, G, right)
+    return (None if total is None else total.view(ctx.shape), None, None, None, *found)
 
 
 _guarded = torch.autograd.function.once_differentiable(_differentiated)
@@ -178,12 +207,3 @@ def _input(ctx: Any, kept: Sequence[Tensor | None]) -> Tensor:
     with torch.autocast(device, low, cache_enabled=False):
         made = ctx.recipe.make(sources)
     return made
-
-
-def _of_input(rows: Mapping[int, Tensor], matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """The sum over the layers of the gradient of their input [M, K], from those of their results [M, N]."""
-    total = None
-    for place, G in rows.items():
-        right = matrices[place].to(G.dtype).T
-        total = multiply(G, right).to(dtype) if total is None else add_product(total, G, right)
-    return total

@@ -1,0 +1,87 @@
+"""Attention by torch's kernel, or, with a learned bias of the scores on a CPU, by products that keep the probabilities.
+
+torch's fused kernel has no gradient for a mask. With one torch writes attention out, and looks for rows without any key
+in passes over the scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.passes import is_plain
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`softmax(Q K' scale + mask) V`: `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        query, key, value: [B, H, L, D], [B, G, S, D], [B, G, S, E].
+        mask: broadcasts to [B, H, L, S]; bool or float, no row of which hides all keys.
+        scale: of the products.
+        is_causal: query i sees the keys 0 to i.
+        dropout: share of the probabilities that are set to zero.
+        enable_gqa: H may be a multiple of G.
+    """
+    if mask is not None and not (is_causal or dropout or enable_gqa) and _is_learned(mask, query, key, value):
+        result: Tensor = _Attention.apply(query, key, value, mask, scale)  # type: ignore[no-untyped-call]
+        return result
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _is_learned(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a mask has a gradient, for plain attention in the type of the queries."""
+    if not (mask.requires_grad and torch.is_grad_enabled()) or query.device.type != "cpu" or query.dim() != 4:
+        return False
+    if torch.compiler.is_compiling() or not is_plain(query) or query.dtype not in (torch.float32, torch.float64):
+        return False
+    return key.shape[:2] == value.shape[:2] == query.shape[:2] and mask.dtype is query.dtype
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps queries, keys, values and probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+        """Scores, their softmax, and the values' means."""
+        batch, heads, length, _ = query.shape
+        q, k, v = (tensor.flatten(0, 1) for tensor in (query, key, value))
+        scores = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=scale)
+        scores = scores.view(batch, heads, length, -1)
+        probabilities = torch.softmax(scores.add_(mask), -1)
+        ctx.save_for_backward(q, k, v, probabilities)
+        ctx.scale, ctx.mask = scale, mask.shape
+        return torch.bmm(probabilities.flatten(0, 1), v).view(batch, heads, length, -1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Those of two products and a softmax; the mask's is summed over the axes along which it was repeated."""
+        q, k, v, probabilities = ctx.saved_tensors
+        batch, heads = probabilities.shape[:2]
+        given, rows = gradients[0].flatten(0, 1), probabilities.flatten(0, 1)
+        of_value = torch.bmm(rows.mT, given)
+        of_rows = torch.bmm(given, v.mT)
+        of_scores = torch.ops.aten._softmax_backward_data(of_rows, rows, -1, rows.dtype)
+        of_mask = of_scores.view_as(probabilities).sum_to_size(ctx.mask) if ctx.needs_input_grad[3] else None
+        of_query, of_key = (
+            torch.baddbmm(q.new_empty(()), left, right, beta=0, alpha=ctx.scale)
+            for left, right in ((of_scores, k), (of_scores.mT, q))
+        )
+        shaped = (tensor.view(batch, heads, *tensor.shape[1:]) for tensor in (of_query, of_key, of_value))
+        return *shaped, of_mask, None

@@ -1,0 +1,61 @@
+"""Attention with a mask that has a gradient, and without one, against the formula in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from onward.lowering.kernels.attention import attend
+
+MASKS = [(2, 3, 5, 7), (1, 3, 5, 7), (3, 5, 7), (2, 1, 1, 7), (5, 1), (7,)]
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(query @ key.mT * 0.3 + mask, -1) @ value
+
+
+def drawn(mask: tuple[int, ...]) -> list[Tensor]:
+    """Queries, keys and values as heads that layers share memory for, and a mask."""
+    torch.manual_seed(0)
+    heads = [torch.randn(2, length, 3, size).transpose(1, 2) for length, size in ((5, 4), (7, 4), (7, 6))]
+    return [*heads, torch.randn(mask)]
+
+
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_of_a_learned_mask(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and all four gradients; torch's kernel is not asked."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", None)
+    own = [tensor.requires_grad_() for tensor in drawn(shape)]
+    exact = [tensor.double().requires_grad_() for tensor in drawn(shape)]
+    result, expected = attend(*own, scale=0.3), written_out(*exact)
+    weight = torch.randn_like(result)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)
+    for mine, other in zip(
+        torch.autograd.grad(result, own, weight), torch.autograd.grad(expected, exact, weight.double()), strict=True
+    ):
+        torch.testing.assert_close(mine.double(), other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_query_has_no_gradient() -> None:
+    query, key, value, mask = drawn((5, 7))
+    attend(query, key, value, mask.requires_grad_(), scale=0.3).sum().backward()
+    assert query.grad is None
+    assert mask.grad is not None
+
+
+def test_of_another_mask_or_type_it_is_torchs_kernel() -> None:
+    """Without gradients for the mask, under no_grad, of grouped heads and of 16 bits: the same bits."""
+    query, key, value, mask = drawn((5, 7))
+    one, few = query[:, :1], key[:, :1]
+    cases = [
+        (query, key, value, mask), (one, few, value[:, :1], mask.requires_grad_()),
+        (query.bfloat16(), key.bfloat16(), value.bfloat16(), mask.bfloat16()),
+    ]  # fmt: skip
+    for case in cases:
+        with torch.no_grad():
+            expected = functional.scaled_dot_product_attention(*case, scale=0.3)
+            assert torch.equal(attend(*case, scale=0.3), expected)
+    grouped = attend(query, few, value[:, :1], mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(grouped, written_out(query, few, value[:, :1], mask), rtol=1e-5, atol=1e-6)
