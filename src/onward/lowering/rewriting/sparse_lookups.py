@@ -112,8 +112,7 @@ def _takes_sparse_gradients(data: Tensor) -> bool:
 class _Split(torch.autograd.Function):
     """A table, twice.
 
-    Autograd would add the two gradients into new memory: of a tensor that Python has seen, torch 2.13 does not know
-    that nobody else holds it.
+    Autograd of torch 2.13 would write the sum of both gradients, of which the dense one comes first, into new memory.
     """
 
     @staticmethod
