@@ -23,8 +23,6 @@ WHY: dict[str, str] = {
     "locally_connected": "`F.unfold` is exported as two Gathers of positions, slower than its kernel",
     "fourier_features": f"an update of 3 ms: {_BOOKKEEPING}",
     "recommender": f"an update of 5 ms: {_BOOKKEEPING}; the export computes one layer twice",
-    "beit": "a learned bias of the scores is a mask with a gradient, for which torch looks for rows without any key in "
-    "passes over it; activations are recomputed",
     "pooled_embedding": f"an update of 2.5 ms: {_BOOKKEEPING}",
     "roformer": "its table of sines and cosines is not recognized as one, so that it is trained, and the tables of all "
     "layers are made of it again, with gradients",
