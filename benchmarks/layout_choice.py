@@ -6,7 +6,7 @@ does meets all of them alike. Printed are the forecast of each, the median of it
 cores need, and for each model and number of processes how well the orders agree and how far the chosen layout is from
 the fastest one; `--split` adds what the seconds are made of. CPU time also says something on a busy machine, but not
 how long ranks wait. Run `onward plan --calibrate` before; `--most 8 --turns 5 --updates 3` takes about 30 minutes on
-two idle cores, `--models llama bert squeezenet gpt2_wide gpt2_many_words --most 6 --turns 4 --updates 2` about 14.
+two idle cores, `--models llama bert squeezenet gpt2_wide gpt2_many_words --most 5 --turns 4 --updates 2` about 14.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from onward.errors import ParametersError
 from onward.models import create_model
 from onward.operating_system import free_memory_bytes, usable_cores
 from onward.parameters import Parameters
-from onward.plan.search.choosing import choose_layout
+from onward.plan.search.choosing import OBVIOUS, choose_layout
 from onward.plan.search.layout import Layout, layouts
 from onward.plan.search.pricing import Estimate, Pricing
 from onward.plan.topology import Topology
@@ -301,11 +301,12 @@ def line_of(one: Measured) -> str:
 
 
 def evenly(estimates: Sequence[Estimate], most: int | None, chosen: Estimate) -> list[Estimate]:
-    """At most so many of them, from the fastest to the slowest, and the chosen one."""
+    """At most so many of them, from the fastest to the slowest, and the chosen one and replicas alone in addition."""
     ordered = sorted(estimates, key=lambda one: one.total_seconds)
+    more = [chosen, *(one for one in ordered if OBVIOUS["replicas only"](one.layout))]
     if most is not None and most < len(ordered):
         ordered = [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, most)]
-    return ordered if chosen.layout in [one.layout for one in ordered] else [chosen, *ordered]
+    return list({one.layout: one for one in (*more, *ordered)}.values())
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ al., 2021 (arXiv 2104.04473) and Korthikanti et al., 2022 (arXiv 2205.05198) cou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -198,7 +199,9 @@ class Pricing:
             busy = sum(found.values()) - idle - m * float(each[place] - each.mean())
             sent = sum(found.get(kind, 0.0) for kind in COMMUNICATION)
             least = (busy - sent) * times + sent * (1.0 if self.cluster.is_crowded else times)
-            found["shared cores"] = max(0.0, least - sum(found.values()))
+            alone = sum(found.values())
+            together = max(alone, least) if times <= 1 else math.hypot(alone**2, least**2) ** 0.5
+            found["shared cores"] = together - alone
         return found
 
     def _exchange_seconds(self, layout: Layout) -> float:
