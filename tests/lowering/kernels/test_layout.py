@@ -17,13 +17,13 @@ LAST = torch.channels_last
 # (channels, rows and columns), (weight), stride, padding, dilation, groups; the fourth weight is larger than its image.
 CASES = {
     "3x3": ((5, 9), (8, 5, 3, 3), 1, 1, 1, 1),
-    "3x3, stride and dilation": ((6, 11), (4, 6, 3, 3), 2, 2, 2, 1),
+    "3x3, stride and dilation": ((6, 19), (4, 6, 3, 3), 2, 2, 2, 1),
     "groups": ((6, 9), (12, 3, 3, 3), 1, 1, 1, 2),
     "depthwise": ((6, 9), (6, 1, 3, 3), 1, 1, 1, 6),
     "larger weight than image": ((8, 3), (40, 8, 3, 3), 1, 1, 1, 1),
     "one channel": ((1, 9), (8, 1, 3, 3), 1, 1, 1, 1),
     "a pixel": ((6, 9), (10, 6, 1, 1), 1, 0, 1, 1),
-    "a pixel, with stride": ((6, 9), (10, 6, 1, 1), 2, 0, 1, 1),
+    "a pixel, with stride": ((6, 18), (10, 6, 1, 1), 2, 0, 1, 1),
     "a pixel, padded": ((6, 9), (10, 6, 1, 1), 1, 1, 1, 1),
     "a pixel, in groups": ((6, 9), (10, 3, 1, 1), 1, 0, 1, 2),
 }
@@ -66,6 +66,18 @@ def test_images_of_one_channel_are_laid_out_channels_last_without_a_copy() -> No
     assert F.conv2d(found, torch.randn(4, 1, 3, 3)).is_contiguous(memory_format=LAST)
 
 
+@pytest.mark.parametrize(
+    ("size", "channels", "is_converted"), [(8, 16, False), (9, 16, True), (8, 17, True), (16, 3, True)]
+)
+def test_small_images_of_few_channels_stay(size: int, channels: int, is_converted: bool) -> None:
+    images, weight = torch.randn(2, 3, size, size), torch.randn(channels, 3, 3, 3)
+    assert layout.pays(images.shape, weight.shape, (1, 1)) == is_converted
+    assert layout.pays((2, 3, 2 * size, 2 * size), weight.shape, (2, 2)) == is_converted
+    found = convolve_images(images, weight, None, (1, 1), (1, 1), (1, 1), 1, True)
+    assert found.is_contiguous(memory_format=LAST if is_converted else torch.contiguous_format)
+    torch.testing.assert_close(found, F.conv2d(images, weight, padding=1))
+
+
 @pytest.mark.parametrize("shape", [(3, 1, 7, 2), (2, 1, 40, 3)])
 def test_one_channel_that_becomes_one_column_has_torchs_numbers(shape: tuple[int, ...]) -> None:
     """torch 2.13 leaves parts of the result unwritten where the channels are last."""
@@ -91,7 +103,7 @@ def test_types_that_gain_nothing_stay_as_they_lie(dtype: torch.dtype) -> None:
 
 
 def test_16_bits_under_autocast() -> None:
-    images, weight = torch.randn(2, 4, 6, 6), torch.randn(8, 4, 1, 1)
+    images, weight = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 1, 1)
     with torch.autocast("cpu", torch.bfloat16):
         found = convolve_images(images, weight, None, (1, 1), (0, 0), (1, 1), 1, True)
         expected = F.conv2d(images, weight)

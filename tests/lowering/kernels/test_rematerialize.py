@@ -14,6 +14,7 @@ from torch import Tensor
 import onward.lowering.kernels.rematerialize as rematerialize
 from onward.engine.forecast.allocations import Allocations
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.kernels import layout
 from onward.lowering.kernels.rematerialize import Rematerialization, with_rematerialization
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
@@ -166,7 +167,8 @@ def test_a_sum_with_one_image_for_all_is_kept(operands: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_images_that_come_in_another_layout_are_turned_again() -> None:
+def test_images_that_come_in_another_layout_are_turned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "MOST_SMALL_PIXELS", 0)
     net = network(f"n = {NORM}(h, s, o, m, v)\nz = Relu(n)")
     x = images().detach().contiguous()
 

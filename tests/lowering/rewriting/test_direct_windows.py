@@ -14,11 +14,11 @@ from tests.lowering.rewriting.test_direct_calls import called, direct_twin, same
 
 # (shape of x, shape of w, node): every name in the program that is to come of it.
 DIRECT = {
-    "3x3": ((2, 3, 8, 8), (4, 3, 3, 3), "Conv<pads=[1,1,1,1]>(x, w, b)", "_convolve_small"),
-    "one channel": ((2, 1, 8, 8), (4, 1, 3, 3), "Conv(x, w)", "_convolve_small"),
+    "3x3": ((2, 3, 9, 10), (4, 3, 3, 3), "Conv<pads=[1,1,1,1]>(x, w, b)", "_convolve_small"),
+    "one channel": ((2, 1, 9, 10), (4, 1, 3, 3), "Conv(x, w)", "_convolve_small"),
     "one channel that becomes a column": ((2, 1, 8, 3), (8, 1, 3, 3), "Conv<strides=[1,2]>(x, w)", "convolve_images"),
     "groups, padded alike": (
-        (2, 4, 7, 7), (4, 2, 3, 3), 'Conv<group=2, auto_pad="SAME_UPPER">(x, w, b)', "_convolve_small"
+        (2, 4, 9, 9), (4, 2, 3, 3), 'Conv<group=2, auto_pad="SAME_UPPER">(x, w, b)', "_convolve_small"
     ),
     "a pixel": ((2, 3, 8, 8), (4, 3, 1, 1), "Conv<strides=[2,2]>(x, w, b)", "convolve_images"),
     "a large weight": ((2, 8, 3, 3), (40, 8, 3, 3), "Conv<pads=[1,1,1,1]>(x, w, b)", "convolve_images"),

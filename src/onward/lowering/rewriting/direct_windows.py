@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from onward.lowering.building.tensor_facts import TensorFact, fact_about
 from onward.lowering.kernels import rematerialize
-from onward.lowering.kernels.layout import channels_last, convolve_images, is_exact, is_of_patches
+from onward.lowering.kernels.layout import channels_last, convolve_images, is_exact, is_of_patches, pays
 from onward.lowering.kernels.max_pooling import pool_max
 from onward.lowering.kernels.windows import Windows, lay_windows
 
@@ -40,7 +40,8 @@ def convolution(node: fx.Node) -> Call | None:
     is_cut = group == 1 and is_of_patches(W.shape, windows.stride, windows.begin, windows.dilation)
     is_usual = windows.kernel != (1, 1) and not is_cut and torch.Size(W.shape).numel() <= torch.Size(X.shape).numel()
     is_last = bool(given.get("channels_last_images", True))
-    if is_usual and is_last and is_exact(X.shape[1], windows.stride) and X.nbytes < rematerialize.LEAST_BYTES:
+    is_converted = is_last and is_exact(X.shape[1], windows.stride) and pays(X.shape, W.shape, windows.stride)
+    if is_usual and is_converted and X.nbytes < rematerialize.LEAST_BYTES:
         return _convolve_small, arguments, {}
     return convolve_images, (*arguments, is_last), {}
 
