@@ -68,7 +68,7 @@ def convolve_images(
 
 
 MOST_CHANNELS_OF_PATCHES = 16
-"""Images of more channels are convolved no slower than their patches are copied."""
+"""Patches of 3 channels are faster as a product, those of 32 are not; where it changes was not measured."""
 
 
 def is_of_patches(
@@ -82,7 +82,7 @@ def is_of_patches(
 
 
 def _convolve_patches(X: Tensor, W: Tensor, B: Tensor | None) -> Tensor:
-    """One product of all patches and the weight; torch's convolution takes 1.2 to 4 times as long."""
+    """One product of all patches and the weight; of 3 channels torch's convolution takes 1.1 to 4 times as long."""
     (height, width), count = W.shape[2:], X.shape[0]
     rows, columns = X.shape[2] // height, X.shape[3] // width
 
