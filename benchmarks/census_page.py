@@ -15,7 +15,6 @@ WHY: dict[str, str] = {
     "root_mean_square": "8 wide: RMSNorm and SwiGLU go over their inputs again in the backward pass rather than keep "
     "more, which takes as long as a product of 8 by 8",
     "bilinear": "`nn.Bilinear` is exported as an Einsum, computed by batched products instead of torch's own function",
-    "dueling": "small convolutions of 4 channels take as long as by hand; the rest is not known",
     "sparsemax": "the export sorts by TopK, and multiplies by masks that it casts to numbers",
     "tied_autoencoder": f"an update of 4 ms: {_BOOKKEEPING}",
     "variational": "softplus is exported as a choice between it and its input above 20: five more passes",
