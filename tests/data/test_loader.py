@@ -29,12 +29,6 @@ def small_batches(request, monkeypatch):
     return request.param == "inline"
 
 
-@pytest.fixture(autouse=True)
-def _keeps_no_files(monkeypatch):
-    """Small files, too, are read again and again, as many as `max_num_files_preload` allows."""
-    monkeypatch.setattr(loader_module, "KEPT_BYTES", 0)
-
-
 def write(folder, counts, first=0):
     """Shards of `counts` samples; sample k of all holds id k and a vector made from it."""
     number = first
@@ -384,23 +378,6 @@ def test_files_that_all_fit_are_read_once(tmp_path, monkeypatch):
     take(loader, 3, 10)
     list(loader.one_pass(1))
     assert opened == ["part-000.pb", "part-001.pb"]
-
-
-def test_files_that_take_little_memory_together_are_read_once(tmp_path, monkeypatch):
-    """Also where they are more than may be read ahead; one byte more, and they are read in every epoch."""
-    write(tmp_path, [3] * 5)
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.pb"))
-    opened = []
-    load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
-    found = []
-    for kept in (size, size - 1):
-        monkeypatch.setattr(loader_module, "KEPT_BYTES", kept)
-        opened.clear()
-        with DataLoader({}, tmp_path, 2, shuffle=True) as loader:
-            found.append(take(loader, 4, 12))
-        assert sorted(opened) == [f"part-{k:03}.pb" for k in range(5)] if kept == size else len(opened) > 10
-    assert str(found[0]) == str(found[1])
 
 
 def prefetch_threads():

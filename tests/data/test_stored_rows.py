@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onward.data import loader as loader_module
 from onward.data import stored_rows
 from onward.data.loader import DataLoader
 from onward.data.manifest import MANIFEST_NAME
@@ -21,12 +20,6 @@ from onward.errors import DataError
 
 SIZE = 10_000
 """Elements of a sample's largest feature: 40,000 bytes."""
-
-
-@pytest.fixture(autouse=True)
-def _keeps_no_files(monkeypatch):
-    """Small files, too, are read again and again, as many as `max_num_files_preload` allows."""
-    monkeypatch.setattr(loader_module, "KEPT_BYTES", 0)
 
 
 def write(folder, counts, extra=()):

@@ -35,10 +35,6 @@ _WORTH_A_THREAD_BYTES = 1 << 20
 """Below this size, handing a batch from thread to thread takes longer than copying its samples."""
 
 
-KEPT_BYTES = 256 << 20
-"""Files of a rank that together take no more than this stay in memory: reading them again would cost every epoch."""
-
-
 class _Visit(NamedTuple):
     """One reading of one file: in which epoch, at which position of its order, and which of this rank's files."""
 
@@ -55,7 +51,7 @@ class DataLoader:
             not list have their own names.
         data_dir: directory of `.pb` shards, read in the order of their names; hidden files and folders are left out.
         max_num_files_preload: files in memory at once, the one being read included. If all files of this rank fit,
-            or take 256 MiB at most, they stay in memory and are read from disk once.
+            they stay in memory and are read from disk once.
         rank, size: of the data-parallel group: this loader reads the files i with i mod size == rank. The default
             reads all: what replicated evaluation wants.
         shuffle: redraw the order of files, and of the samples in each file, for every epoch. Samples do not move
@@ -105,7 +101,6 @@ class DataLoader:
         self._skip_corrupt = skip_corrupt
         folder = Path(data_dir)
         self._files = persistently(lambda: find_shard_files(folder, rank, size), f"listing {folder}")
-        self._keeps_all = len(self.files) <= self._capacity or self._files.byte_count <= KEPT_BYTES
         self._sample_counts: dict[int, int] = {}
         self._resident: dict[int, Shard] = {}
         self._has_rows: dict[int, bool] = {}
@@ -330,7 +325,7 @@ class DataLoader:
                 self._skip_or_raise(visit.file, error)
                 return None
             self._sample_counts[visit.file] = shard.sample_count
-            if isinstance(shard, Shard) and self._keeps_all:
+            if isinstance(shard, Shard) and len(self.files) <= self._capacity:
                 self._resident[visit.file] = shard
         return visit, shard
 
@@ -338,7 +333,7 @@ class DataLoader:
         """Reads or opens a file; the first time it is compared with what `pack.json` says of it."""
         path, is_verified = self.files[file], file in self._has_rows
         checksum = None if is_verified else self._files.checksums.get(path.name)
-        may_have_rows = not self._keeps_all and self._has_rows.get(file, True)
+        may_have_rows = len(self.files) > self._capacity and self._has_rows.get(file, True)
         rows = open_rows(path, self._input_name_map, checksum, is_verified=is_verified) if may_have_rows else None
         shard = rows or load_shard(path, self._input_name_map, checksum)
         expected = self._files.sample_counts.get(path.name)

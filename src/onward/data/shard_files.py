@@ -21,7 +21,6 @@ class ShardFiles:
         paths: this rank's files, in order of name.
         numbers: of each of them, its number among the files of all ranks.
         total: files of all ranks.
-        byte_count: of this rank's files together.
         sample_counts: file name -> samples, for files that `pack.json` lists.
         checksums: file name -> checksum of its bytes; all files that `pack.json` lists, or none.
         damaged: paths of this rank whose size or presence contradicts `pack.json` -> what is wrong.
@@ -33,7 +32,6 @@ class ShardFiles:
     paths: tuple[Path, ...]
     numbers: tuple[int, ...]
     total: int
-    byte_count: int
     sample_counts: Mapping[str, int]
     checksums: Mapping[str, str] = field(default_factory=dict)
     damaged: Mapping[Path, str] = field(default_factory=dict)
@@ -94,7 +92,6 @@ def find_shard_files(data_dir: Path, rank: int, size: int) -> ShardFiles:
         paths=mine,
         numbers=numbers,
         total=len(paths),
-        byte_count=sum(sizes[path] for path in mine),
         sample_counts={name: entry.samples for name, entry in listed.items()},
         checksums={name: entry.checksum for name, entry in listed.items() if entry.checksum},
         damaged=_find_damage(data_dir, manifest, sizes, mine),

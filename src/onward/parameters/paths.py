@@ -50,8 +50,7 @@ class Data:
             number of each token's conversation, from which the training graph computes it: a token sees the earlier
             tokens of its own. `onward pack --several-per-sequence` writes `segment_ids`.
         shuffle_data: draw a new order of files, and of samples within a file, for every epoch from the seed.
-        max_num_files_preload: files held in memory at most, the current one included; files of a rank that take
-            256 MiB at most together all stay.
+        max_num_files_preload: files held in memory at most, the current one included.
         test_data: `replicated`: every rank evaluates all test data; `partitioned`: each rank a part.
         last_batch: `wrap`: the last batch of an epoch is filled with the next epoch's first samples;
             `drop`: it is left out, and counted; `short`: it is smaller.

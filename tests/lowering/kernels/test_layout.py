@@ -149,10 +149,10 @@ def test_patches_of_few_channels_are_one_product(
     torch.manual_seed(0)
     X, W, B = torch.randn(2, channels, *size), torch.randn(5, channels, 4, 2), torch.randn(5)
     exact = [tensor.double().requires_grad_() for tensor in (X, W, B)]
-    expected = torch.nn.functional.conv2d(*exact, stride=(4, 2))
+    expected = torch.nn.functional.conv2d(exact[0], exact[1], exact[2], stride=(4, 2))
     monkeypatch.setattr(torch.nn.functional, "conv2d", None)
     own = [tensor.requires_grad_() for tensor in (X, W, B)]
-    result = layout.convolve_images(*own, (4, 2), (0, 0), (1, 1), 1, True)
+    result = layout.convolve_images(own[0], own[1], own[2], (4, 2), (0, 0), (1, 1), 1, True)
     torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
     given = torch.randn_like(result)
     pairs = torch.autograd.grad(result, own, given), torch.autograd.grad(expected, exact, given.double())
