@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import pytest
 from onward.cli import main
 from onward.data.in_memory import InMemoryDataLoader
 from onward_device import Trainer
-from tests.device.bundles import batches, bundle_of, samples, sections
+from tests.device.bundles import batches, bundle_of, check_against_onward, samples, sections
 from tests.mlp import save_mlp, start
 
 
@@ -42,6 +43,32 @@ def test_the_way_back_to_the_user_and_to_onward_train(normalized: Path, tmp_path
     losses = [trainer.train_step(batch) for batch in batches(features, 30)]
     assert losses == pytest.approx(recorder.losses, abs=1e-5)
     assert main([*run, "--checkpoint.checkpoints_dir", str(tmp_path / "checkpoints")]) == 2
+
+
+@pytest.mark.parametrize(("name", "options"), [("NAdam", {"momentum_decay": 0.1}), ("ASGD", {"lambd": 0.01})])
+def test_classes_of_torch_train_and_resume_as_onward_train_does(
+    name: str, options: dict[str, float], tmp_path: Path
+) -> None:
+    """With clipping, a schedule and rates by layer: the losses of 50 steps, and of 30 from a checkpoint of a device."""
+    optimizer = {"training_optimizer_name": f"torch.optim.{name}", "optimizer_attributes": [{"options": options}]}
+    changes: dict[str, Any] = {"optimizer": optimizer, "learning_rate": {"initial_lr": 0.2}}
+    save_mlp(tmp_path)
+    bundle_of(tmp_path, **changes)
+    features = samples()
+    check_against_onward(tmp_path, features, **changes)
+    run = ["device", str(tmp_path / "run.yaml"), "--device-state", str(tmp_path / "state.safetensors")]
+    for updates in (0, 20):
+        trainer = Trainer.load(tmp_path / "bundle")
+        for batch in batches(features, updates):
+            trainer.train_step(batch)
+        trainer.save_state(tmp_path / "state.safetensors")
+        checkpoints = tmp_path / f"checkpoints_{updates}"
+        assert main([*run, "--checkpoint.checkpoints_dir", str(checkpoints)]) == 0
+        runner, recorder = start(tmp_path, checkpoint={"checkpoints_dir": checkpoints}, **sections(**changes))
+        assert runner.resumed_update == updates
+        runner.run(InMemoryDataLoader(dict(features)))
+        losses = [trainer.train_step(batch) for batch in batches(features, 50 - updates)]
+        assert losses == pytest.approx(recorder.losses, abs=1e-5)
 
 
 def test_schedule_free_resumes_from_a_device(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def append_formulas(
     training_operators: bool = False,
     finite_too: Sequence[ir.Value] = (),
     statistics: Mapping[str, tuple[ir.Value, ir.Value]] = MappingProxyType({}),
+    initial_lr: float | None = None,
 ) -> AppendedUpdate:
     """Appends the update of all weights to a model, with inputs and outputs for their moments and outputs for them.
 
@@ -172,6 +173,8 @@ def append_formulas(
         training_operators: as of `append_update`.
         finite_too: float values, of which one that is not finite means that the update is skipped.
         statistics: old and new values that become outputs, too; a skipped update keeps the old ones.
+        initial_lr: with which state begins that depends on a rate (of torch's Rprop and ASGD); None: with the rate of
+            the first update.
     """
     model = writer.model
     slots = {
@@ -182,6 +185,7 @@ def append_formulas(
         writer=writer,
         name=optimizer.training_optimizer_name,
         rate=rate,
+        first_rate=rate if initial_lr is None else writer.constant(initial_lr, "initial_lr", np.float32),
         updates_before=count,
         shared={},
         training_operators=training_operators,

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.artifacts.update_formulas import shapes_of_slots
 from onward.graph.nodes.node_writer import NodeWriter
 from onward.optim.building import attributes_of_weight
 from onward.optimizers.registry import optimizer_named
@@ -24,13 +25,15 @@ def update_groups(
     optimizer: Optimizer, weights: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]
 ) -> list[list[str]]:
     """Names of weights that are updated together: one alone, or small ones whose elements are updated alike."""
-    is_elementwise = optimizer_named(optimizer.training_optimizer_name).is_elementwise
+    kind = optimizer.training_optimizer_name
+    is_elementwise = optimizer_named(kind).is_elementwise
     groups = dict[tuple[Any, ...], list[str]]()
     for name, weight in weights.items():
         key: tuple[Any, ...] = (name,)
         if is_elementwise and weight.shape is not None and math.prod(weight.shape.numpy()) <= _MOST_ELEMENTS:
-            attributes = attributes_of_weight(optimizer, name)
-            key = (weight.dtype, gradients[name].dtype, *sorted(attributes.items()))
+            attributes, shape = attributes_of_weight(optimizer, name), weight.shape.numpy()
+            if all(slot == shape for slot in shapes_of_slots(kind, attributes, shape).values()):
+                key = (weight.dtype, gradients[name].dtype, *sorted((n, repr(a)) for n, a in attributes.items()))
         groups.setdefault(key, []).append(name)
     return list(groups.values())
 

@@ -125,7 +125,9 @@ def _take(runner: TrainingRunner, held: DeviceState) -> None:
             "after an update."
         )
     wanted = {**state.torch_parameters, **state.statistics()}
-    for weight, slots in slots_by_name(state.optimizer, state.torch_parameters).items():
+    # Before the first update a device's moments are zeros, a run's what its optimizer begins with.
+    slots_of = slots_by_name(state.optimizer, state.torch_parameters) if done_updates(held) else {}
+    for weight, slots in slots_of.items():
         wanted |= {f"{weight}_{slot}": tensor for slot, tensor in slots.items()}
     alike = _once_for_all(runner, held)
     wrong = [

@@ -80,7 +80,7 @@ def step_graphs(
     if optimizer_named(rules.training_optimizer_name).averages_weights:
         state += [StateTensor(name=name, dtype=FLOAT, shape=(), kind="moment") for name in RATE_SUMS]
         state += [replace(one, name=average_name(one.name), kind="average") for one in state if one.kind == "weight"]
-    rates = update_rates(parameters)
+    rates = _update_rates(parameters)
     if accumulation == 1:
         _append_step(pass_graph, rules, rates, scale)
         return {"step": pass_graph.model}, state
@@ -101,15 +101,23 @@ def step_graphs(
     return {"train": pass_graph.model, "update": update}, state
 
 
-def update_rates(parameters: Parameters) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """The learning rate of every update of the round, what stays the same at the end written once."""
+@dataclass(frozen=True)
+class _Rates:
+    """The learning rate that state begins with, and that of every update, what stays the same at the end once."""
+
+    initial: float
+    of_updates: np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+def _update_rates(parameters: Parameters) -> _Rates:
+    """Of the round."""
     training = parameters.training
     schedule = LearningRateSchedule(parameters.learning_rate, training.steps)
     accumulation = training.gradient_accumulation_steps
     steps = range(accumulation, training.steps + 1, accumulation)
     rates = np.array([schedule.at(step) for step in steps] or [schedule.at(training.steps)], dtype=np.float32)
     changes = np.flatnonzero(np.diff(rates))
-    return rates[: changes[-1] + 2 if changes.size else 1]
+    return _Rates(parameters.learning_rate.initial_lr, rates[: changes[-1] + 2 if changes.size else 1])
 
 
 def _counter(name: str) -> StateTensor:
@@ -229,8 +237,9 @@ def _add_loss(writer: NodeWriter, minimized: ir.Value, feature: ir.Value, is_sum
     add_output(writer.model, reported, "loss", FLOAT, ())
 
 
-def _rate(writer: NodeWriter, rates: np.ndarray[tuple[int], np.dtype[np.float32]], update: ir.Value) -> ir.Value:
+def _rate(writer: NodeWriter, every: _Rates, update: ir.Value) -> ir.Value:
     """The learning rate of an update, the first being 0; after the last that of the last."""
+    rates = every.of_updates
     if rates.size == 1:
         return writer.constant(rates[0], "learning_rate", np.float32)
     last = writer.constant(rates.size - 1, "last_update")
@@ -253,9 +262,7 @@ def _count_updates(writer: NodeWriter, update: ir.Value, skipped: ir.Value, fini
     add_output(writer.model, more, new_name(SKIPPED), INT64, ())
 
 
-def _append_step(
-    done: _PassGraph, rules: Optimizer, rates: np.ndarray[tuple[int], np.dtype[np.float32]], scale: LossScale | None
-) -> None:
+def _append_step(done: _PassGraph, rules: Optimizer, rates: _Rates, scale: LossScale | None) -> None:
     model = done.model
     writer = NodeWriter(model, "update/")
     update = next((v for v in model.graph.inputs if v.name == UPDATE_COUNT), None) or _new_input(model, UPDATE_COUNT)
@@ -272,6 +279,7 @@ def _append_step(
         before,
         finite_too=done.losses,
         statistics=done.statistics,
+        initial_lr=rates.initial,
     )
     _keep_averages(model, done.weights)
     _count_updates(writer, update, skipped, appended.finite)
@@ -316,7 +324,7 @@ def _update_graph(
     weights: Sequence[StateTensor],
     statistics: Sequence[StateTensor],
     rules: Optimizer,
-    rates: np.ndarray[tuple[int], np.dtype[np.float32]],
+    rates: _Rates,
     divides: bool,
     parts: int,
     scale: LossScale | None,
@@ -340,7 +348,9 @@ def _update_graph(
         gradients[name] = writer.apply("Sum", *(one[name] for one in means))
         gradients[name].type = value.type
     rate, before = _rate(writer, rates, update), writer.apply("Sub", update, skipped)
-    done = append_formulas(writer, rules, held, gradients, rate, before, finite_too=[loss, *now.values()])
+    done = append_formulas(
+        writer, rules, held, gradients, rate, before, finite_too=[loss, *now.values()], initial_lr=rates.initial
+    )
     for name, value in now.items():
         chosen = writer.apply("Where", done.finite, value, kept[name])
         add_output(model, chosen, new_name(name), value.dtype, value.shape)

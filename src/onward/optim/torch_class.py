@@ -35,6 +35,16 @@ def group_of_torch_class(name: str, options: Mapping[str, Any]) -> dict[str, Any
     return {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
 
 
+def options_of_torch_class(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a group, those that are not given with torch's defaults.
+
+    Raises:
+        ParametersError: the class has no such option, or torch refuses a value.
+    """
+    group: dict[str, Any] = _checked(name, [torch.zeros(())], group_of_torch_class(name, options)).param_groups[0]
+    return group
+
+
 def make_torch_class(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimizer, with the state that torch would make in the first update.
 
@@ -44,17 +54,19 @@ def make_torch_class(name: str, groups: list[dict[str, Any]]) -> torch.optim.Opt
     optimizer: torch.optim.Optimizer = _class(name)([{**group, "params": list(group["params"])} for group in groups])
     for group in groups:
         options = {key: value for key, value in group.items() if key not in ("params", "learning_rate_factor")}
-        try:
-            # A constructor checks its own arguments only, and makes some state of them, not of those of the groups.
-            first = _class(name)(group["params"] or [torch.zeros(())], **options)
-        except (TypeError, ValueError) as error:
-            raise ParametersError(
-                f"optimizer_attributes: {name} refuses these options: {error}. Change them."
-            ) from error
+        # A constructor checks its own arguments only, and makes some state of them, not of those of the groups.
+        first = _checked(name, group["params"] or [torch.zeros(())], options)
         for weight in group["params"]:
             _begin(first, weight)
             optimizer.state[weight] = first.state[weight]
     return optimizer
+
+
+def _checked(name: str, weights: list[Any], options: Mapping[str, Any]) -> Any:
+    try:
+        return _class(name)(weights, **options)
+    except (TypeError, ValueError) as error:
+        raise ParametersError(f"optimizer_attributes: {name} refuses these options: {error}. Change them.") from error
 
 
 def _begin(optimizer: Any, weight: torch.nn.Parameter) -> None:

@@ -52,16 +52,10 @@ OPTIMIZERS: tuple[OptimizerKind, ...] = (
         defaults={"alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-8},
         needs_full_weights="its moments are quantized in blocks of 256 elements, which shards would cut",
         replicated_slots=tuple(f"{slot}.{part}" for slot in ("exp_avg", "exp_avg_sq") for part in ("scale", "qmap")),
-        why_no_graph="AdamW8bit is not among the updates that are written in ONNX; AdamW is",
+        why_no_graph="its moments are rounded to the nearest of 256 uneven numbers, for which ONNX has no operator; "
+        "AdamW is written",
     ),
-    *(
-        OptimizerKind(
-            name=f"torch.optim.{name}",
-            defaults={"options": {}},
-            why_no_graph="classes of torch.optim are not among the updates that are written in ONNX",
-        )
-        for name in _TORCH_CLASSES
-    ),
+    *(OptimizerKind(name=f"torch.optim.{name}", defaults={"options": {}}) for name in _TORCH_CLASSES),
 )
 
 
