@@ -14,7 +14,7 @@ MULTIPLIES_INTEGERS = {"ConvInteger", "MatMulInteger"}
 """A gradient flows through integers that a quantized network multiplies, by what they stand for."""
 
 OF_OTHERS = {
-    "ConstantFill", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "Experts", "FusedConv", "Linear", "Lookup",
+    "ConstantFill", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "EmbeddingBag", "Experts", "FusedConv", "Linear", "Lookup",
     "MatMulIntegerToFloat", "MatMulNBits", "NhwcConv", "OneHotCategories", "QGemm", "QLinearAdd",
     "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
     "QLinearSoftmax", "TreeClassifier", "TreeRegressor", "DequantizeBnb4", "DequantizeNBits", "GatherBlockQuantized",
