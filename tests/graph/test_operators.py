@@ -14,11 +14,11 @@ MULTIPLIES_INTEGERS = {"ConvInteger", "MatMulInteger"}
 """A gradient flows through integers that a quantized network multiplies, by what they stand for."""
 
 OF_OTHERS = {
-    "ConstantFill", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "EmbeddingBag", "Experts", "FusedConv", "Linear", "Lookup",
+    "ConstantFill", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "Experts", "FusedConv", "Linear", "Lookup",
     "MatMulIntegerToFloat", "MatMulNBits", "NhwcConv", "OneHotCategories", "QGemm", "QLinearAdd",
     "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
     "QLinearSoftmax", "TreeClassifier", "TreeRegressor", "DequantizeBnb4", "DequantizeNBits", "GatherBlockQuantized",
-    "GroupQueryAttention", "MatMulBnb4", "StopGradient",
+    "EmbeddingBag", "GroupQueryAttention", "MatMulBnb4", "StopGradient",
 }  # fmt: skip
 """Of onnxruntime, of onward, and one that the standard dropped."""
 

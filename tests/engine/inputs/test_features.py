@@ -40,7 +40,7 @@ def test_types_are_those_of_the_model_and_what_it_does_not_read_is_left_out() ->
     [
         ({"x": np.ones((3, 7), np.float32)}, ["feature 'x' has shape [7] per sample; the model expects [6]. Only"]),
         ({"x": np.ones(3, np.float32)}, ["feature 'x' has one number per sample; the model expects [6]. Only"]),
-        ({"x": np.ones((3, FEATURES), np.complex64)}, ["feature 'x' is complex64", "expects float32", "Pack the data"]),
+        ({"x": np.ones((3, FEATURES), np.complex64)}, ["feature 'x' is complex64", "expects float32", "pack the data"]),
         ({"x": np.ones((3, FEATURES), bool)}, ["feature 'x' is bool"]),
         ({"label": np.array([0, 4, 9])}, ["label 4", "0 to 3", "2 of the 3 labels", "the first at [1]", "4 classes"]),
         ({"label": np.array([-1, 0, 0])}, ["label -1", "ignore_index"]),

@@ -62,7 +62,7 @@ def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor) -> Tensor:
 def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN is to multiply left [..., K] and right [K, N]: in float32, outside of tracing and autocast."""
     # This is asked before every product: what is quick to find out, and often says no, comes first.
-    if not prefers_onednn() or torch.compiler.is_compiling() or not (_is_usual(left) and _is_usual(right)):
+    if torch.compiler.is_compiling() or not prefers_onednn() or not (_is_usual(left) and _is_usual(right)):
         return False
     return (
         2 * left.numel() * right.shape[1] >= WORTHWHILE_FLOPS
