@@ -59,3 +59,42 @@ def test_of_another_mask_or_type_it_is_torchs_kernel() -> None:
             assert torch.equal(attend(*case, scale=0.3), expected)
     grouped = attend(query, few, value[:, :1], mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(grouped, written_out(query, few, value[:, :1], mask), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "keys"), [(0, 7), (2, 1)])
+def test_of_no_samples_and_of_one_key(batch: int, keys: int) -> None:
+    query, key, value, mask = drawn((5, 7))
+    own = [
+        tensor.requires_grad_()
+        for tensor in (query[:batch], key[:batch, :, :keys], value[:batch, :, :keys], mask[:, :keys])
+    ]
+    result, expected = attend(*own, scale=0.3), written_out(*own)
+    torch.testing.assert_close(result, expected)
+    mine, other = (torch.autograd.grad(found.sum(), own) for found in (result, expected))
+    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_under_autocast_it_is_torchs_kernel() -> None:
+    """Which takes all products in 16 bits; the gradients come back in the types of the inputs."""
+    own = [tensor.requires_grad_() for tensor in drawn((5, 7))]
+    with torch.autocast("cpu", torch.bfloat16):
+        result = attend(*own, scale=0.3)
+        expected = functional.scaled_dot_product_attention(*own, scale=0.3)
+    assert result.dtype is torch.bfloat16
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    mine, other = (torch.autograd.grad(found.float().sum(), own) for found in (result, expected))
+    torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_transforms_of_torch_func_reach_a_learned_mask() -> None:
+    """The gradient of each sample by vmap, against one after the other."""
+    query, key, value, mask = drawn((5, 7))
+
+    def loss(bias: Tensor, *heads: Tensor) -> Tensor:
+        return attend(*(head.unsqueeze(0) for head in heads), bias, scale=0.3).sin().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0, 0))(mask, query, key, value)
+    for sample in range(2):
+        bias = mask.clone().requires_grad_()
+        written_out(query[sample], key[sample], value[sample], bias).sin().sum().backward()
+        torch.testing.assert_close(found[sample], bias.grad, rtol=1e-5, atol=1e-6)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from onward.lowering.passes import is_plain
 
@@ -50,6 +51,9 @@ def _is_learned(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool
         return False
     if torch.compiler.is_compiling() or not is_plain(query) or query.dtype not in (torch.float32, torch.float64):
         return False
+    # Autocast chooses another type for each product; transforms of torch.func take no function of this kind.
+    if torch.is_autocast_enabled("cpu") or any(map(is_functorch_wrapped_tensor, (query, key, value, mask))):
+        return False
     return key.shape[:2] == value.shape[:2] == query.shape[:2] and mask.dtype is query.dtype
 
 
@@ -59,14 +63,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
         """Scores, their softmax, and the values' means."""
-        batch, heads, length, _ = query.shape
+        (batch, heads, length, _), count, width = query.shape, key.shape[2], value.shape[3]
         q, k, v = (tensor.flatten(0, 1) for tensor in (query, key, value))
         scores = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=scale)
-        scores = scores.view(batch, heads, length, -1)
+        scores = scores.view(batch, heads, length, count)
         probabilities = torch.softmax(scores.add_(mask), -1)
         ctx.save_for_backward(q, k, v, probabilities)
         ctx.scale, ctx.mask = scale, mask.shape
-        return torch.bmm(probabilities.flatten(0, 1), v).view(batch, heads, length, -1)
+        return torch.bmm(probabilities.flatten(0, 1), v).view(batch, heads, length, width)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
