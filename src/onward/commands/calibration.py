@@ -49,7 +49,7 @@ def calibrate(phases: Phases) -> str:
         ("memory", f"{device['bytes_per_second'] / 1e9:,.3g} GB/s"),
         ("to start an operator", f"{device['operator_seconds'] * 1e6:.3g} us"),
         ("communication", _words(rates["inside"]) + ("" if "link" in links else " (assumed: there is one device)")),
-        *((f"between {many} processes", _words(rates[name])) for name in ("crowded",) if name in rates),
+        *([(f"between {many} processes", _words(rates["crowded"]))] if "crowded" in rates else []),
     ]  # fmt: skip
     each = "" if kind == "cuda" else ", one core"
     return "\n".join([f"{device['name']}{each}", *(f"  {line}" for line in aligned(rows)), f"wrote {path}", ""])

@@ -287,19 +287,18 @@ def _separate(graph: fx.Graph, joined: fx.Node) -> bool:
 
 def _save(joined: fx.Node) -> bool:
     """Calls layers whose input is worth it without looking at shapes."""
-    X, kinds, weights, biases = joined.args[:4]
+    arguments: Any = joined.args[:4]
+    X, kinds, weights, biases = arguments
     fact = fact_about(X)
     if fact is None or fact.dtype not in _FLOATS or fact.nbytes < linear_layers.LEAST_BYTES:
         return False
-    for (kind, is_transposed), W, B in zip(kinds, weights, biases, strict=True):  # type: ignore[arg-type]
-        weight = fact_about(W)
-        if weight is None or weight.dtype is not fact.dtype or len(weight.shape) != 2:
-            return False
-        outputs, inputs = weight.shape if is_transposed else weight.shape[::-1]
-        if inputs != fact.shape[-1] or (len(fact.shape) != 2 if kind == "gemm" else len(fact.shape) < 2):
-            return False
-        if B is not None and fact_about(B) != TensorFact((outputs,), weight.dtype):
-            return False
+    known = {value: fact_about(value) for value in (*weights, *biases) if value is not None}
+    facts = {value: one for value, one in known.items() if one is not None and one.dtype is fact.dtype}
+    if len(facts) < len(known):
+        return False
+    of_weights, of_biases = [facts[W] for W in weights], [None if B is None else facts[B] for B in biases]
+    if not linear_layers.have_shapes_of_layers(fact, kinds, of_weights, of_biases):
+        return False
     joined.target = linear_layers.checked_layers
     return True
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onward.lowering.building.tensor_facts import TensorFact
 from onward.lowering.kernels.matmuls import add_product, gradient_of_weight, multiply
 from onward.lowering.ops import fused
 from onward.lowering.ops.linear import gemm, matmul
@@ -107,9 +108,19 @@ def _saves(
         return False
     if not (is_plain(X) and X.is_floating_point() and any(W.requires_grad for W in weights)):
         return False
-    rank = X.dim()
+    return have_shapes_of_layers(X, kinds, weights, biases)
+
+
+def have_shapes_of_layers(
+    X: Tensor | TensorFact,
+    kinds: Sequence[tuple[str, bool]],
+    weights: Sequence[Tensor | TensorFact],
+    biases: Sequence[Tensor | TensorFact | None],
+) -> bool:
+    """Whether an input [..., K] goes with weights [K, N] and biases [N], as `linear_layers` takes them."""
+    rank = len(X.shape)
     for (kind, is_transposed), W, B in zip(kinds, weights, biases, strict=True):
-        if W.dim() != 2 or (rank != 2 if kind == "gemm" else rank < 2):
+        if len(W.shape) != 2 or (rank != 2 if kind == "gemm" else rank < 2):
             return False
         outputs, inputs = W.shape if is_transposed else W.shape[::-1]
         if inputs != X.shape[-1] or not (B is None or B.shape == (outputs,)):
