@@ -101,7 +101,9 @@ class GradientReduction:
         """
         replicas = self.mesh.topology.worker_size
         # Statistics are added up over replicas before they are divided.
-        checked = [tensor * replicas for tensor in state.statistics().values() if tensor.is_floating_point()]
+        checked = [tensor for tensor in state.statistics().values() if tensor.is_floating_point()]
+        if replicas > 1 and checked:
+            checked = list(torch._foreach_mul(checked, replicas))
         if self.mesh.world_size == 1:
             norm = total_norm(list(found.values()))
             if not checked and type(loss) is torch.Tensor and loss.is_cpu:

@@ -188,9 +188,7 @@ class TrainState:
         """Running statistics of this rank by name."""
         found: dict[str, torch.Tensor] = {}
         for network in self.networks:
-            if network.net.graph.states:
-                own = network.net.tensors_by_name()
-                found |= {name: own[name] for name in network.net.graph.states if name in own}
+            found |= network.net.running_statistics()
         return found
 
     def sharded_tensors(self, is_of_same_workers: bool = True) -> dict[str, ShardedTensor]:

@@ -73,6 +73,17 @@ class TensorTree(nn.Module):
             raise KeyError(name)
         return found
 
+    def find_tensor(self, name: str) -> torch.Tensor | None:
+        """The parameter or buffer that was placed under a name; None: there is none."""
+        holder: nn.Module | None = self
+        *path, leaf = _parts(name)
+        for part in path:
+            holder = None if holder is None else holder._modules.get(part)
+        if holder is None:
+            return None
+        found = holder._buffers.get(leaf)
+        return holder._parameters.get(leaf) if found is None else found
+
     def remove_parameter(self, name: str) -> None:
         """Takes the parameter of a name out of the tree.
 
@@ -268,6 +279,11 @@ class OnnxModule(TensorTree):
     def tensors_by_name(self) -> dict[str, torch.Tensor]:
         """Weights, running statistics and constants under their ONNX names."""
         return {**self.weights, **dict(self.named_buffers())}
+
+    def running_statistics(self) -> dict[str, torch.Tensor]:
+        """The running statistics that the module holds, without a walk through all of its tensors."""
+        found = {name: self.find_tensor(name) for name in self.graph.states}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Computes the graph's outputs: one tensor, or a tuple in graph order."""

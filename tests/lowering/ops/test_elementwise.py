@@ -103,6 +103,20 @@ def test_ties_of_max_share_the_gradient() -> None:
     assert y.grad.tolist() == [0.5, 0.0]
 
 
+@pytest.mark.parametrize(("op_type", "bound"), [("Max", 0.0), ("Min", 0.0), ("Max", 1.5)])
+def test_a_bound_takes_no_share_of_the_gradient(op_type: str, bound: float) -> None:
+    """torch exports `clamp(x, min=bound)` as a Max with a number: the gradient is that of the clamp."""
+    x = torch.tensor([-1.0, -0.0, 0.0, 1.5, 2.0], requires_grad=True)
+    model = make_model(op_type, {"X": x, "Y": None}, {}, 18, initializers={"Y": np.float32(bound)})
+    own = x.detach().clone().requires_grad_()
+    found = run(model, x)
+    expected = torch.clamp(own, min=bound) if op_type == "Max" else torch.clamp(own, max=bound)
+    found.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(found, expected)
+    assert torch.equal(x.grad, own.grad)
+
+
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
 

@@ -280,4 +280,4 @@ def test_rms_norm_differentiates_as_torch_does(shape: tuple[int, ...]) -> None:
     kept = []
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.shape) or tensor, lambda tensor: tensor):
         rms_norm(x, shape, scale, 1e-5)
-    assert kept == [x.shape, scale.shape]
+    assert kept == [x.shape, scale.shape, (*x.shape[: -scale.dim()], *[1] * scale.dim())]

@@ -54,9 +54,16 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return total.addmm_(left, right)
 
 
-def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor) -> Tensor:
-    """`X' G` of X [M, K] and the gradient G [M, N] of `X W`, which is laid out in memory like W [K, N]."""
-    return (G.T @ X).T if W.stride(0) == 1 else X.T @ G
+def gradient_of_weight(X: Tensor, G: Tensor, W: Tensor, is_transposed: bool = False) -> Tensor:
+    """The gradient of W from X [M, K] and the gradient G [M, N] of `X W`, laid out in memory like W.
+
+    Args:
+        X, G: as above.
+        W: [K, N], or [N, K] of `X W'` if `is_transposed`.
+    """
+    if is_transposed:
+        return torch.mm(X.T, G).T if W.stride(1) != 1 else torch.mm(G.T, X)
+    return torch.mm(G.T, X).T if W.stride(0) == 1 else torch.mm(X.T, G)
 
 
 def _gains(left: Tensor, right: Tensor, bias: Tensor | None) -> bool:

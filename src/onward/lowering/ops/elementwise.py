@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
+from onward.lowering.kernels.bounds import clamp
 from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.operands import align, broadcasts_by_attribute, operand_for, takes_numbers
 from onward.lowering.kernels.rematerialize import activated, summed
 from onward.lowering.kernels.unsigned import UNSIGNED, divide_unsigned, narrow_ordered, unsigned, widen, widen_ordered
+from onward.lowering.passes import is_traced
 from onward.lowering.registry import lowers
 
 
@@ -120,15 +123,39 @@ def mean(*data_0: Tensor) -> Tensor:
 @lowers("Max", since=1)
 @unsigned("orders")
 def max_(*data_0: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Max.html; equal elements share the gradient."""
-    return reduce(torch.maximum, data_0)
+    """https://onnx.ai/onnx/operators/onnx__Max.html; equal elements share the gradient, a bound takes none of it."""
+    return data_0[0] if len(data_0) == 1 else reduce(_larger, data_0)
+
+
+def _larger(a: Tensor, b: Tensor) -> Tensor:
+    if _is_bound(b, a):
+        return _clamp(a, _number_if_at_hand(b), None)
+    return torch.maximum(a, b)
 
 
 @lowers("Min", since=1)
 @unsigned("orders")
 def min_(*data_0: Tensor) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Min.html; equal elements share the gradient."""
-    return reduce(torch.minimum, data_0)
+    """https://onnx.ai/onnx/operators/onnx__Min.html; equal elements share the gradient, a bound takes none of it."""
+    return data_0[0] if len(data_0) == 1 else reduce(_smaller, data_0)
+
+
+def _smaller(a: Tensor, b: Tensor) -> Tensor:
+    if _is_bound(b, a):
+        return _clamp(a, None, _number_if_at_hand(b))
+    return torch.minimum(a, b)
+
+
+def _is_bound(number: Tensor, x: Tensor) -> bool:
+    """Whether a number without a gradient bounds a tensor with one: torch exports `clamp(x, min=number)` so."""
+    is_number = number.dim() == 0 and not number.requires_grad and x.requires_grad and x.dim() > 0
+    return is_number and number.dtype is x.dtype
+
+
+def _number_if_at_hand(bound: Tensor) -> Any:
+    """The number of a tensor, where reading it waits for no device and nothing traces it."""
+    is_read = type(bound) is Tensor and bound.is_cpu and not (torch.compiler.is_compiling() or is_traced())
+    return bound.item() if is_read and not is_functorch_wrapped_tensor(bound) else bound
 
 
 @lowers("Clip", since=11, either=("min", "max"))
@@ -162,7 +189,7 @@ def _clamp(x: Tensor, low: Any, high: Any) -> Tensor:
         return torch.clamp(torch.clamp(x, min=low), max=high)
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return torch.clamp(x, low, high)
-    clamped = activated(x, lambda t: torch.clamp(t, low, high), lambda t: torch.clamp_(t, low, high))
+    clamped = activated(x, lambda t: clamp(t, low, high), lambda t: torch.clamp_(t, low, high))
     return with_gradient_alike(clamped)
 
 

@@ -61,26 +61,28 @@ def rms_norm(x: Tensor, shape: Sequence[int], scale: Tensor | None, epsilon: flo
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMS normalization over the axes of scale, the last ones of x; statistics are computed again."""
+    """RMS normalization over the axes of scale, the last ones of x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
         """In as few passes over x as there can be; 16 bits as torch does it."""
-        ctx.save_for_backward(x, scale)
         ctx.epsilon = epsilon
         if x.dtype not in (torch.float32, torch.float64):
+            ctx.save_for_backward(x, scale, None)
             return F.rms_norm(x, scale.shape, scale, epsilon)
-        return (x * _inverse_rms(x, tuple(range(-scale.dim(), 0)), scale.numel(), epsilon)).mul_(scale)
+        inverse = _inverse_rms(x, tuple(range(-scale.dim(), 0)), scale.numel(), epsilon)
+        ctx.save_for_backward(x, scale, inverse)
+        return (x * inverse).mul_(scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """With s = 1 / rms: `gradient scale s - x s³ mean(gradient scale x)`, and the sum of `gradient x s`."""
-        x, scale = ctx.saved_tensors
+        x, scale, inverse = ctx.saved_tensors
         dtype, width = torch.promote_types(x.dtype, torch.float32), scale.numel()
         given, rows = (tensor.to(dtype).reshape(-1, width) for tensor in (gradients[0], x))
         factor = scale.to(dtype).view(width, 1)
-        inverse = _inverse_rms(rows, (-1,), width, ctx.epsilon)
+        inverse = _inverse_rms(rows, (-1,), width, ctx.epsilon) if inverse is None else inverse.view(-1, 1)
         product = given * rows
         of_x = of_scale = None
         share = (product @ factor).mul_(inverse.pow(3)).mul_(-1 / width)

@@ -56,6 +56,10 @@ def batch_normalization(
         return _normalize_by_running(X, scale, B, input_mean, input_var, epsilon), input_mean, input_var
     track = owned[3] and owned[4]
     Y, mean, variance = _normalize_by_batch(X, scale, B, epsilon, replica_group, output_count > 1 and not track)
+    if output_count == 1:
+        if track and not is_recomputing():
+            _update((input_mean, input_var), (mean, variance), momentum)
+        return (Y,)
     running_mean = _blend(input_mean, mean, momentum)
     running_variance = _blend(input_var, variance, momentum)
     if track and not is_recomputing():
@@ -63,6 +67,18 @@ def batch_normalization(
             input_mean.copy_(running_mean)
             input_var.copy_(running_variance)
     return Y, running_mean, running_variance
+
+
+@torch.no_grad()
+def _update(running: Sequence[Tensor], batch: Sequence[Tensor], momentum: float) -> None:
+    """Blends statistics into the running ones in place, all in one call where types agree, with the same bits."""
+    if any(old.dtype != new.dtype for old, new in zip(running, batch, strict=True)):
+        for old, new in zip(running, batch, strict=True):
+            old.copy_(_blend(old, new, momentum))
+        return
+    olds, news = list(running), torch._foreach_mul([new.detach() for new in batch], 1 - momentum)
+    torch._foreach_mul_(olds, momentum)
+    torch._foreach_add_(olds, news)
 
 
 def _blend(running: Tensor, batch: Tensor, momentum: float) -> Tensor:

@@ -76,6 +76,8 @@ def pad_axes(data: Tensor, pads: Sequence[int], axes: Sequence[int] | None, mode
 
 def _pad_constant(data: Tensor, pairs: Sequence[int], value: float) -> Tensor:
     """Constant padding; unsigned types that torch cannot fill go through int64."""
+    if not any(pairs):
+        return data  # exporters pad every convolution; torch would copy
     if data.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return F.pad(data.to(torch.int64), list(pairs), value=value).to(data.dtype)
     return F.pad(data, list(pairs), value=value)

@@ -17,6 +17,8 @@ from onward.lowering.ops import fused
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.passes import is_plain
 
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
 LEAST_BYTES = 2**18
 """Layers of smaller inputs are left to torch: all that they do takes less time than this takes to begin."""
 
@@ -149,21 +151,26 @@ class _Layers(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Keeps the weights, and X or what it was made of."""
+        # Python's calls are a tenth of the time of small layers: none that can be left out is made here or below.
         count, device, ctx.dtype = len(are_transposed), X.device.type, X.dtype
         ctx.autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
         if ctx.autocast is not None and ctx.dtype != torch.float64:
             X = X.to(ctx.autocast[1])  # once, where each product would do it
-        kept = [X] if recipe is None else [source if isinstance(source, Tensor) else None for source in sources]
         ctx.set_materialize_grads(False)
-        ctx.recipe, ctx.are_transposed, ctx.shape = recipe, are_transposed, X.shape
-        ctx.others = [None if isinstance(source, Tensor) else source for source in sources]
-        ctx.save_for_backward(*parameters[:count], *kept)
-        rows, results = X.reshape(-1, X.shape[-1]), []
+        ctx.recipe, ctx.are_transposed, ctx.shape, ctx.others = recipe, are_transposed, X.shape, sources
+        if recipe is None:
+            ctx.save_for_backward(*parameters[:count], X)
+        else:
+            kept = [source if isinstance(source, Tensor) else None for source in sources]
+            ctx.others = [None if isinstance(source, Tensor) else source for source in sources]
+            ctx.save_for_backward(*parameters[:count], *kept)
+        rows = X if X.dim() == 2 else X.reshape(-1, X.shape[-1])
+        results = []
         for place in range(count):
             W: Any = parameters[place]
             result = multiply(rows, W.T if are_transposed[place] else W, parameters[count + place])
             # As torch's own layers do it: no view, so that what comes after may write over it.
-            results.append(torch.ops.aten._unsafe_view.default(result, (*X.shape[:-1], result.shape[-1])))
+            results.append(result if rows is X else _unsafe_view(result, (*X.shape[:-1], result.shape[-1])))
         return tuple(results) if count > 1 else results[0]
 
     @staticmethod
@@ -177,7 +184,7 @@ class _Layers(torch.autograd.Function):
 def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of what `_Layers` was called with."""
     count, wanted, saved = len(ctx.are_transposed), ctx.needs_input_grad, ctx.saved_tensors
-    rows = [None if G is None else G.reshape(-1, G.shape[-1]) for G in gradients]
+    rows = [G if G is None or G.dim() == 2 else G.reshape(-1, G.shape[-1]) for G in gradients]
     found: list[Tensor | None] = [None] * (2 * count)
     X = total = None
     for place, G in enumerate(rows):  # weights first, so that X and its gradient are not there at once
@@ -185,20 +192,24 @@ def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None,
             continue
         if wanted[4 + place]:
             X = _input(ctx, saved[count:]).reshape(-1, ctx.shape[-1]) if X is None else X
-            W = saved[place]
-            is_turned = ctx.are_transposed[place]
-            of_weight = gradient_of_weight(X.to(G.dtype), G, W.T if is_turned else W)
-            found[place] = of_weight.T if is_turned else of_weight
+            found[place] = gradient_of_weight(_alike(X, G), G, saved[place], ctx.are_transposed[place])
         if wanted[4 + count + place]:
             found[count + place] = G.sum(0)
     X = None
     for place, G in enumerate(rows if wanted[0] else ()):
         if G is None:
             continue
-        right = saved[place] if ctx.are_transposed[place] else saved[place].T
-        right = right.to(G.dtype)
-        total = multiply(G, right).to(ctx.dtype) if total is None else add_product(total, G, right)
+        right = _alike(saved[place] if ctx.are_transposed[place] else saved[place].T, G)
+        if total is None:
+            total = multiply(G, right)
+            total = total if total.dtype is ctx.dtype else total.to(ctx.dtype)
+        else:
+            total = add_product(total, G, right)
     return (None if total is None else total.view(ctx.shape), None, None, None, *found)
+
+
+def _alike(tensor: Tensor, other: Tensor) -> Tensor:
+    return tensor if tensor.dtype is other.dtype else tensor.to(other.dtype)
 
 
 _guarded = torch.autograd.function.once_differentiable(_differentiated)

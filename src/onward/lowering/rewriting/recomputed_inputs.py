@@ -94,8 +94,11 @@ def _outputs_by_input(products: Sequence[fx.Node]) -> dict[Any, int | None]:
 
 def _is_worth(made: Sequence[fx.Node], outputs: int | None) -> bool:
     """Whether the layers take so long that recomputing what they read adds little; a view takes no time."""
-    labels = [step.meta.get("onnx") for step in made if step.target not in VIEWS]
-    return outputs is None or all(label is None or is_worth_recomputing(label.op_type, outputs) for label in labels)
+    cheap = [step for step in made if step.target not in VIEWS and "onnx" in step.meta]
+    return outputs is None or all(
+        is_worth_recomputing(step.meta["onnx"].op_type, outputs, step.kwargs.get("approximate", "none"))
+        for step in cheap
+    )
 
 
 def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, sources: Sequence[fx.Node]) -> None:

@@ -306,7 +306,9 @@ def _is_recomputed_input(node: ir.Node, index: int, roles: ValueRoles) -> bool:
     if source is None or not has_fact(source.op_type, Fact.RECOMPUTED) or (other is not None and other in roles.bound):
         return False
     widths = [_width(use.node) for use in left.uses() if use.idx == 0 and use.node.op_type == node.op_type]
-    return None in widths or is_worth_recomputing(source.op_type, sum(width or 0 for width in widths))
+    approximate = source.attributes["approximate"].as_string() if "approximate" in source.attributes else "none"
+    outputs = sum(width or 0 for width in widths)
+    return None in widths or is_worth_recomputing(source.op_type, outputs, approximate)
 
 
 def _width(layer: ir.Node) -> int | None:
