@@ -353,9 +353,10 @@ class Bundle {
     if (manifest.value("version", 0) != 1)
       throw BundleError(folder.string() + " is a device bundle of version " + manifest["version"].dump() +
                         "; this header reads version 1. Take the header of the onward that wrote it (" + manifest.value("written_by", "") + ").");
+    static const std::set<std::string> all = {"accumulation", "class_labels", "table_rows", "weights_inside"};
     std::set<std::string> unknown;
-    for (const auto& one : manifest.value("requires", Json::array()))
-      if (one != "accumulation" && one != "class_labels" && one != "table_rows") unknown.insert(one.get<std::string>());
+    for (const std::string one : manifest.value("requires", Json::array()))
+      if (!all.count(one)) unknown.insert(one);
     if (!unknown.empty()) {
       std::string listed;
       for (const auto& one : unknown) listed += (listed.empty() ? "" : ", ") + one;
@@ -480,9 +481,12 @@ class SkippedUpdates {
   bool has_warned_ = false;
 };
 
-// Without a memory pattern, whose one block for a step takes up to half more memory, and no less time.
+// Messages are errors alone: the runtime warns of each value that a skipped update reads and its optimizer would rename,
+// and of first values inside a graph, which no node reads. There is no memory pattern, whose one block for a step takes
+// up to half more memory, and no less time.
 inline Ort::SessionOptions session_options() {
   Ort::SessionOptions options;
+  options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
   options.DisableMemPattern();
   return options;
 }

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from onward_device import Trainer
 from tests.clients.sequences import batches_of_lengths, write_sequence_bundle
-from tests.device.bundles import batches, bundle_of, samples
+from tests.device.bundles import batches, bundle_of, file_of_weights, samples
 from tests.mlp import save_mlp
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def run(program: Path, folder: Path, found: list[dict[str, np.ndarray]], *option
 def damage(folder: Path) -> None:
     """Beside the bundle of a folder: a damaged one, newer and impatient ones, and the state of another."""
     shutil.copytree(folder / "bundle", folder / "damaged")
-    with (folder / "damaged" / "weights.bin").open("r+b") as file:
+    with (folder / "damaged" / file_of_weights(folder / "bundle")).open("r+b") as file:
         file.write(b"\1\1\1\1")
     (folder / "newer").mkdir()
     manifest = json.loads((folder / "bundle" / "manifest.json").read_text())
@@ -99,7 +99,7 @@ REFUSED = {
     "nothing": '"x" has the shape [0, 6]. Leave out batches without samples.',
     "no batches": "there are no batches to evaluate. Pass at least one.",
     "nowhere": "nowhere is no device bundle: it has no manifest.json. Write one with `onward device",
-    "damaged": "weights.bin was changed or damaged: its SHA-256 is ",
+    "damaged": "weights.bin was changed or damaged: its SHA-256 is |train.onnx was changed or damaged: its SHA-256 is ",
     "newer": "newer is a device bundle of version 2; this header reads version 1. Take the header of the onward",
     "unknown": "unknown is a device bundle that requires tides, which this header does not know. Take the header of",
     "other_state": "other.safetensors is a state of the bundle 000000000000; this one is ",
@@ -114,7 +114,7 @@ def test_cpp_trains_as_python_does(accumulation: int, compiled: Path, tmp_path: 
     save_mlp(tmp_path, normalized=True, dropout=0.2)
     steps = 50 // accumulation * accumulation
     training = {"gradient_accumulation_steps": accumulation, "num_train_steps": steps}
-    bundle_of(tmp_path, training={**training, "weights_not_to_train": ["b1"]})
+    bundle_of(tmp_path, weights_inside=accumulation > 1, training={**training, "weights_not_to_train": ["b1"]})
     inputs = batches(samples(), steps)
     trainer, losses = Trainer.load(tmp_path / "bundle"), []
     for index, batch in enumerate(inputs):

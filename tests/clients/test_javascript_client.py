@@ -51,7 +51,7 @@ def test_node_trains_as_python_does(accumulation: int, compiled: Path, tmp_path:
     save_mlp(tmp_path, normalized=True)
     steps = 50 // accumulation * accumulation
     training = {"gradient_accumulation_steps": accumulation, "num_train_steps": steps}
-    bundle_of(tmp_path, training={**training, "weights_not_to_train": ["b1"]})
+    bundle_of(tmp_path, weights_inside=accumulation > 1, training={**training, "weights_not_to_train": ["b1"]})
     found = batches(samples(), steps)
     trainer = Trainer.load(tmp_path / "bundle")
     losses = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,15 @@ def run_file(folder: Path, **changes: Any) -> Path:
     return folder / "run.yaml"
 
 
-def bundle_of(folder: Path, **changes: Any) -> Path:
+def bundle_of(folder: Path, *, weights_inside: bool = False, **changes: Any) -> Path:
     """The bundle of the model in a folder, trained as `sections` say."""
-    return write_bundle(run_file(folder, **changes), folder / "bundle")
+    return write_bundle(run_file(folder, **changes), folder / "bundle", weights_inside=weights_inside)
+
+
+def file_of_weights(bundle: Path) -> str:
+    """The file of a bundle that its state begins with."""
+    state = json.loads((bundle / "manifest.json").read_text())["state"]
+    return str(next(one["start"]["file"] for one in state if "file" in one["start"]))
 
 
 def batches(features: Features, count: int = 50) -> list[dict[str, np.ndarray]]:

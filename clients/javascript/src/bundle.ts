@@ -7,7 +7,7 @@ import type { BundleFiles } from "./files.js";
 export const FORMAT = "onward-device";
 export const VERSION = 1;
 /** What bundles may require of a client. */
-export const KNOWN: ReadonlySet<string> = new Set(["accumulation", "class_labels", "table_rows"]);
+export const KNOWN: ReadonlySet<string> = new Set(["accumulation", "class_labels", "table_rows", "weights_inside"]);
 
 /** An input, an output or a tensor of the state; sizes that are names are open, equal names are equal sizes. */
 export interface Described {

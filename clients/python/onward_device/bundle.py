@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 FORMAT = "onward-device"
 VERSION = 1
-KNOWN = frozenset({"accumulation", "class_labels", "table_rows"})
+KNOWN = frozenset({"accumulation", "class_labels", "table_rows", "weights_inside"})
 """What bundles may require of a client."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -109,14 +110,18 @@ class Bundle:
     def first_state(self) -> dict[str, Array]:
         """The state before the first step, by name."""
         found: dict[str, Array] = {}
-        with (self.folder / "weights.bin").open("rb") as file:
+        with ExitStack() as opened:
+            files: dict[str, BinaryIO] = {}
             for one in self.manifest["state"]:
                 start, shape, dtype = one["start"], tuple(one["shape"]), np.dtype(one["dtype"])
                 if "file" not in start:
                     found[one["name"]] = np.full(shape, start["value"], dtype)
                     continue
-                file.seek(start["offset"])
-                found[one["name"]] = np.frombuffer(file.read(start["length"]), dtype).reshape(shape).copy()
+                name = Path(start["file"]).name
+                if name not in files:
+                    files[name] = opened.enter_context((self.folder / name).open("rb"))
+                files[name].seek(start["offset"])
+                found[one["name"]] = np.frombuffer(files[name].read(start["length"]), dtype).reshape(shape).copy()
         return found
 
     def check_state(self, state: dict[str, Array], source: str) -> None:

@@ -12,7 +12,7 @@ from onward.graph.reading.garbage_collection import importing
 from onward.report.phases import Phases
 
 USAGE = (
-    "onward device RUN.yaml -o DIR [--checkpoint DIR] [--section.field value ...] | "
+    "onward device RUN.yaml -o DIR [--checkpoint DIR] [--weights-inside] [--section.field value ...] | "
     "onward device RUN.yaml --device-state STATE [--section.field value ...] | "
     "onward device average STATE STATE ... -o STATE [--weights N,N,...] "
     "[--server FILE --before STATE --bundle DIR [--server-rate RATE]]"
@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="RUN.yaml", nargs="+", help="the run; or the word average, and states")
     parser.add_argument("-o", "--output", metavar="PATH", help="the folder of the bundle; of average, the merged state")
     parser.add_argument("--checkpoint", metavar="DIR", help="begin with the weights of a checkpoint, or of the latest")
+    parser.add_argument(
+        "--weights-inside",
+        action="store_true",
+        help="write the weights into the graphs' files, not into one they share",
+    )
     parser.add_argument("--device-state", metavar="STATE", help="write a checkpoint from a state that a client saved")
     parser.add_argument("--weights", metavar="N,N,...", help="average: how much each state counts (all the same)")
     parser.add_argument("--server", metavar="FILE", help="average: update by FedAdam; its moments are kept in FILE")
@@ -67,7 +72,14 @@ def run(options: argparse.Namespace, rest: Sequence[str], phases: Phases) -> Non
 
     phases.begin(f"writing {folder}")
     with writing_to(files=[folder]):
-        write_bundle(what, folder, checkpoint=options.checkpoint, overrides=fields, notify=print)
+        write_bundle(
+            what,
+            folder,
+            checkpoint=options.checkpoint,
+            overrides=fields,
+            weights_inside=options.weights_inside,
+            notify=print,
+        )
     print(f"wrote {folder}")
 
 

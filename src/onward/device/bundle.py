@@ -46,6 +46,7 @@ def write_bundle(
     *,
     checkpoint: str | Path | None = None,
     overrides: Mapping[str, str] | None = None,
+    weights_inside: bool = False,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Writes the device bundle of a run.
@@ -55,6 +56,7 @@ def write_bundle(
         folder: where it goes; it must not exist, or hold a bundle, which is replaced.
         checkpoint: whose weights and running statistics it begins with; None: those of the model.
         overrides: fields of the run.
+        weights_inside: as of `save_bundle`.
         notify: takes what the user should know, one sentence a call.
 
     Returns:
@@ -76,7 +78,7 @@ def write_bundle(
     of_checkpoint = "" if asked is None or taken is None else note_on_taken(asked, taken)
     for note in filter(None, (*graphs.notes, of_checkpoint)):
         notify(note)
-    return save_bundle(graphs, Path(folder))
+    return save_bundle(graphs, Path(folder), weights_inside=weights_inside)
 
 
 def why_no_bundle(parameters: Parameters) -> str:

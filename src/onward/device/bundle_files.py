@@ -1,4 +1,4 @@
-"""A device bundle on disk: its manifest, its graphs, and the one file of weights that all of them read."""
+"""A device bundle on disk: its graphs, its weights, and the manifest that describes them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onward import __version__
 from onward.checkpoint.storage import sha256_of
 from onward.device.layout import DeviceGraphs, StateTensor
+from onward.device.weight_files import Place, save_with_shared_weights, save_with_weights_inside
 from onward.engine.inputs.index_ranges import IndexRange
 from onward.errors import StorageError
 from onward.exclusive.temporary import temporary_folder
@@ -22,25 +23,22 @@ from onward.losses.labels import LabelRange
 
 FORMAT = "onward-device"
 VERSION = 1
-REQUIREMENTS = frozenset({"accumulation", "class_labels", "table_rows"})
+REQUIREMENTS = frozenset({"accumulation", "class_labels", "table_rows", "weights_inside"})
 """All that `requires` of a manifest may name."""
 
 MANIFEST = "manifest.json"
-WEIGHTS = "weights.bin"
-_SMALLEST_SHARED_BYTES = 1024
-"""Smaller constants stay in the graphs, where runtimes compute with them before they run."""
-
-_MOST_BYTES_OF_SIZES = 1 << 16
-"""Of lists of integers, as `Split` and `Reshape` read: runtimes infer shapes by them before they read other files."""
-
-_PAGE_BYTES = 4096
-"""Tensors begin at a page, so that runtimes map them into memory."""
 
 
-def save_bundle(graphs: DeviceGraphs, folder: Path) -> Path:
+def save_bundle(graphs: DeviceGraphs, folder: Path, *, weights_inside: bool = False) -> Path:
     """Writes a bundle next to its place first, and moves it there when it is complete.
 
+    Args:
+        graphs: of the bundle.
+        folder: where it goes.
+        weights_inside: every graph's file has its own tensors; otherwise one file has those of all graphs.
+
     Raises:
+        ModelError: a graph with its tensors is larger than an ONNX file can be.
         StorageError: a file cannot be written, or the folder holds something else.
     """
     if folder.exists() and not _is_bundle(folder):
@@ -50,7 +48,7 @@ def save_bundle(graphs: DeviceGraphs, folder: Path) -> Path:
         with temporary_folder(folder) as workplace:
             new = workplace / "bundle"
             new.mkdir()
-            _write(graphs, new)
+            _write(graphs, new, weights_inside)
             if folder.exists():
                 os.replace(folder, workplace / "before")
             os.replace(new, folder)
@@ -65,14 +63,9 @@ def _is_bundle(folder: Path) -> bool:
     return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
 
 
-def _write(graphs: DeviceGraphs, folder: Path) -> None:
-    with _SharedWeights(folder) as shared:
-        starts = {one.name: shared.add(one.start) for one in graphs.state if one.start is not None and one.shape}
-        for name, model in graphs.models.items():
-            for value in model.graph.initializers.values():
-                shared.move(value)
-            ir.save(model, folder / f"{name}.onnx")
-    files = [WEIGHTS, *(f"{name}.onnx" for name in graphs.models)]
+def _write(graphs: DeviceGraphs, folder: Path, weights_inside: bool) -> None:
+    starts = save_with_weights_inside(graphs, folder) if weights_inside else save_with_shared_weights(graphs, folder)
+    files = sorted(path.name for path in folder.iterdir())
     state = {one.name for one in graphs.state}
     inputs = graphs.models["step" if "step" in graphs.models else "train"].graph.inputs
     features = [value for value in inputs if value.name not in state]
@@ -80,7 +73,7 @@ def _write(graphs: DeviceGraphs, folder: Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "written_by": f"onward {__version__}",
-        "requires": _required_of_clients(graphs),
+        "requires": [*_required_of_clients(graphs), *(["weights_inside"] * weights_inside)],
         "graphs": {
             name: {
                 "file": f"{name}.onnx",
@@ -151,60 +144,8 @@ def _dtype_name(dtype: ir.DataType | None) -> str | None:
     return "string" if dtype is ir.DataType.STRING else str(dtype.numpy().name)
 
 
-def _state(one: StateTensor, starts: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+def _state(one: StateTensor, starts: Mapping[str, Place]) -> dict[str, Any]:
     described = {"name": one.name, "dtype": _dtype_name(one.dtype), "shape": list(one.shape), "kind": one.kind}
     if one.name in starts:
-        offset, length = starts[one.name]
-        return described | {"start": {"file": WEIGHTS, "offset": offset, "length": length}}
+        return described | {"start": asdict(starts[one.name])}
     return described | {"start": {"value": 0 if one.start is None else one.start.numpy().item()}}
-
-
-def _stays_inside(tensor: ir.TensorProtocol) -> bool:
-    """Whether a constant is no matter of the shared file."""
-    is_sizes = tensor.dtype is ir.DataType.INT64 and len(tensor.shape) == 1
-    fewest = _MOST_BYTES_OF_SIZES if is_sizes else _SMALLEST_SHARED_BYTES
-    return tensor.dtype is ir.DataType.STRING or tensor.nbytes < fewest
-
-
-class _SharedWeights:
-    """The file that all graphs read their tensors from; equal bytes are written once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file = (folder / WEIGHTS).open("wb")
-        self._places: dict[bytes, tuple[int, int]] = {}
-
-    def __enter__(self) -> _SharedWeights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, tensor: ir.TensorProtocol) -> tuple[int, int]:
-        """Where a tensor is in the file: offset and length."""
-        data = np.ascontiguousarray(tensor.numpy()).tobytes()
-        digest = hashlib.sha256(data).digest()
-        if digest not in self._places:
-            start = self._file.tell()
-            self._file.write(b"\0" * (-start % (_PAGE_BYTES if len(data) >= _PAGE_BYTES * 16 else 64)))
-            self._places[digest] = (self._file.tell(), len(data))
-            self._file.write(data)
-        return self._places[digest]
-
-    def move(self, value: ir.Value) -> None:
-        """Lets an initializer read its tensor from the file, where it is large."""
-        tensor = value.const_value
-        if tensor is None or _stays_inside(tensor):
-            if isinstance(tensor, ir.ExternalTensor):
-                value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
-            return
-        offset, length = self.add(tensor)
-        value.const_value = ir.ExternalTensor(
-            WEIGHTS,
-            offset,
-            length,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=str(value.name),
-            base_dir=self._folder,
-        )
