@@ -26,6 +26,9 @@ _PAGE_BYTES = 4096
 _LARGEST_BYTES = (1 << 31) - 1
 """Of an ONNX file: protobuf's limit."""
 
+_START = "start/"
+"""Begins the names of initializers that are first values of the state."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -74,13 +77,16 @@ def save_with_weights_inside(graphs: DeviceGraphs, folder: Path) -> dict[str, Pl
                 f"the tensors of {name}.onnx take {held:,} bytes, and an ONNX file ends at 2 GiB. Leave out "
                 "--weights-inside: they go into a file next to the graphs."
             )
-        ir.save(model, folder / f"{name}.onnx")
-    return _places_inside(graphs.models[first], folder / f"{first}.onnx", names)
+        content = ir.to_proto(model).SerializeToString()
+        (folder / f"{name}.onnx").write_bytes(content)
+        if name == first:
+            places = _places_inside(model, content, f"{name}.onnx")
+    return {name: places[initializer] for name, initializer in names.items()}
 
 
 def _add_first_values(graphs: DeviceGraphs, model: ir.Model) -> dict[str, str]:
     """The initializer of each tensor of the state, by name; equal ones are one."""
-    writer, held, found = NodeWriter(model, "start/"), dict[bytes, str](), dict[str, str]()
+    writer, held, found = NodeWriter(model, _START), dict[bytes, str](), dict[str, str]()
     for one in graphs.state:
         if one.start is None or not one.shape:
             continue
@@ -92,17 +98,17 @@ def _add_first_values(graphs: DeviceGraphs, model: ir.Model) -> dict[str, str]:
     return found
 
 
-def _places_inside(model: ir.Model, path: Path, names: dict[str, str]) -> dict[str, Place]:
-    """The bytes of initializers in a file that has them in the order of the graph, found by what they are."""
-    content, wanted, places, end = path.read_bytes(), set(names.values()), dict[str, Place](), 0
+def _places_inside(model: ir.Model, content: bytes, file: str) -> dict[str, Place]:
+    """The initializers of a graph whose bytes are `content`, in the same order, found by what they hold."""
+    places, end = dict[str, Place](), 0
     for value in model.graph.initializers.values():
-        if value.name in wanted:
+        if str(value.name).startswith(_START):
             assert value.const_value is not None
             data = value.const_value.tobytes()
             offset = content.index(data, end)
             end = offset + len(data)
-            places[value.name] = Place(path.name, offset, len(data))
-    return {name: places[initializer] for name, initializer in names.items()}
+            places[str(value.name)] = Place(file, offset, len(data))
+    return places
 
 
 def _move_inside(value: ir.Value) -> None:

@@ -18,7 +18,7 @@ from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.rematerialize import is_worth_rematerializing, normalized
 from onward.lowering.kernels.single_images import canonicalize_strides, with_canonical_gradient
 from onward.lowering.ops.fused import rms_norm
-from onward.lowering.passes import is_recomputing
+from onward.lowering.passes import is_recomputing, is_traced
 from onward.lowering.process_groups import sum_over_group
 from onward.lowering.registry import lowers, takes_attributes_of
 
@@ -71,8 +71,11 @@ def batch_normalization(
 
 @torch.no_grad()
 def _update(running: Sequence[Tensor], batch: Sequence[Tensor], momentum: float) -> None:
-    """Blends statistics into the running ones in place, all in one call where types agree, with the same bits."""
-    if any(old.dtype != new.dtype for old, new in zip(running, batch, strict=True)):
+    """Blends statistics into the running ones in place, all in one call where types agree, with the same bits.
+
+    A graph that is written down has no operator on lists of tensors.
+    """
+    if is_traced() or any(old.dtype != new.dtype for old, new in zip(running, batch, strict=True)):
         for old, new in zip(running, batch, strict=True):
             old.copy_(_blend(old, new, momentum))
         return
