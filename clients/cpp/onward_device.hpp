@@ -98,6 +98,9 @@ inline std::string read_file(const std::filesystem::path& path, uint64_t offset 
 
 // Writes a file next to its place first, so that it is complete or absent.
 inline void replace_file(const std::filesystem::path& path, const std::string& content) {
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  if (!std::filesystem::is_directory(folder))
+    throw BundleError(path.string() + " cannot be written: there is no folder " + folder.string() + ". Make it, or choose another.");
   auto unfinished = path;
   unfinished += ".unfinished";
   {
@@ -240,6 +243,13 @@ inline std::pair<Arrays, Json> read_safetensors(const std::string& file, const s
     }
   }
   return {std::move(tensors), header.value("__metadata__", Json::object())};
+}
+
+// SHA-256 of all tensors of a safetensors file: the bytes behind its header.
+inline std::string checksum(const std::string& file) {
+  uint64_t length = 0;
+  for (size_t i = 0; i < 8; ++i) length |= uint64_t{static_cast<uint8_t>(file.at(i))} << (8 * i);
+  return sha256(file.substr(8 + length));
 }
 
 // Protobuf's wire format, and the numbers of onnx.proto: a model with values put into it.
@@ -573,23 +583,32 @@ class Trainer {
     return found;
   }
 
+  // With the checksum of its tensors. Throws BundleError: it cannot be written.
   void save_state(const std::filesystem::path& path) const {
     Json about = {{"format", "onward-device"}, {"bundle", bundle.identity()}};
     if (bundle.manifest.contains("run_fields")) about["run_fields"] = bundle.manifest["run_fields"];
-    detail::replace_file(path, detail::write_safetensors(state(), about));
+    const auto tensors = state();
+    about["sha256"] = detail::checksum(detail::write_safetensors(tensors, Json::object()));
+    detail::replace_file(path, detail::write_safetensors(tensors, about));
   }
 
-  // Continues from a state that `save_state` of any client wrote. Throws BundleError: it is of another bundle, or no state.
+  // Continues from a state that `save_state` of any client wrote. Throws BundleError: it is of another bundle, or no
+  // state, or its tensors are not those that were saved.
   void load_state(const std::filesystem::path& path) {
     const auto source = path.string();
     if (!std::filesystem::exists(path)) throw BundleError("there is no file " + source + ".");
-    const auto [tensors, about] = detail::read_safetensors(detail::read_file(path), source);
+    const auto content = detail::read_file(path);
+    const auto [tensors, about] = detail::read_safetensors(content, source);
     if (about.value("format", "") != "onward-device")
       throw BundleError(source + " is no state of a device bundle; save one with Trainer::save_state.");
     const auto identity = about.value("bundle", "");
     if (identity != bundle.identity())
       throw BundleError(source + " is a state of the bundle " + detail::short_name(identity) + "; this one is " +
                         detail::short_name(bundle.identity()) + ". Use the bundle that the state was trained with.");
+    const auto expected = about.value("sha256", ""), sum = expected.empty() ? "" : detail::checksum(content);
+    if (sum != expected)
+      throw BundleError(source + " was changed or damaged: the SHA-256 of its tensors is " + sum + ", its header has " + expected +
+                        ". Copy the state again.");
     bundle.check_state(tensors, source);
     set_state(tensors);
   }
@@ -712,6 +731,7 @@ class Trainer {
 
   // Those features of a batch that a graph reads, compared with what it expects.
   Batch checked(const Batch& batch, const Json& described) const {
+    check_names(batch, described);
     Batch found;
     std::map<std::string, int64_t> sizes;
     for (const auto& one : described) {
@@ -727,6 +747,19 @@ class Trainer {
       found.emplace(name, given->second);
     }
     return found;
+  }
+
+  void check_names(const Batch& batch, const Json& described) const {
+    std::set<std::string> known, expected;
+    for (const auto& one : bundle.manifest["features"]) known.insert(one["name"]);
+    for (const auto& one : features_of("infer")) known.insert(one["name"]);
+    for (const auto& one : described) expected.insert(one["name"]);
+    std::string unknown, listed;
+    for (const auto& [name, array] : batch)
+      if (!known.count(name)) unknown += (unknown.empty() ? "\"" : ", \"") + name + "\"";
+    for (const auto& name : expected) listed += (listed.empty() ? "" : ", ") + name;
+    if (!unknown.empty())
+      throw BundleError("the batch has " + unknown + ", which no graph reads; expected " + listed + ". Leave out others, or fix the name.");
   }
 
   static void check(const std::string& name, const Array& array, const Json& described, std::map<std::string, int64_t>& sizes) {

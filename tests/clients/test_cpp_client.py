@@ -73,6 +73,9 @@ def damage(folder: Path) -> None:
     shutil.copytree(folder / "bundle", folder / "indexed")
     features = [{**one, "rows": 4} if one["name"] == "label" else one for one in manifest["features"]]
     (folder / "indexed" / "manifest.json").write_text(json.dumps({**manifest, "features": features}))
+    state = bytearray((folder / "python.safetensors").read_bytes())
+    state[-1] ^= 1
+    (folder / "flipped.safetensors").write_bytes(state)
     tensors = load_file(folder / "python.safetensors")
     save_file(tensors, folder / "other.safetensors", {"format": "onward-device", "bundle": "0" * 64})
 
@@ -104,6 +107,10 @@ REFUSED = {
     "unknown": "unknown is a device bundle that requires tides, which this header does not know. Take the header of",
     "other_state": "other.safetensors is a state of the bundle 000000000000; this one is ",
     "no_state": "run.yaml is no safetensors file: its header would take ",
+    "flipped": "flipped.safetensors was changed or damaged: the SHA-256 of its tensors is ",
+    "no_folder": "cannot be written: there is no folder ",
+    "bytes": '"x" is uint8; expected float32. Convert it.',
+    "more": 'the batch has "weight", which no graph reads; expected label, x. Leave out others, or fix the name.',
     "no_file": "no.safetensors.",
     "values": "1 values are no array of the shape [2, 2].",
 }

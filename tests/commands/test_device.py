@@ -19,7 +19,7 @@ from onward.cli import main
             ["device", "average", "a", "-o", "c", "--weights", "1,x"],
             "--weights is '1,x'; expected numbers like 100,250",
         ),
-        (["device", "average", "a", "-o", "c"], "the device state a cannot be read"),
+        (["device", "average", "a", "b", "-o", "c"], "the device state a cannot be read"),
         (
             ["export", "m.onnx", "--device-state", "s"],
             "--device-state takes one MODEL and needs -o FILE, without --chec",
@@ -54,5 +54,5 @@ def test_a_folder_that_holds_something_else_stays(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s").write_bytes(b"no state at all")
-    assert main(["device", "average", str(tmp_path / "s"), "-o", str(tmp_path / "m")]) == 2
+    assert main(["device", "average", str(tmp_path / "s"), "t", "-o", str(tmp_path / "m")]) == 2
     assert "is no safetensors file. Pass a file that a client saved." in capsys.readouterr().err

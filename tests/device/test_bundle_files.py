@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from safetensors.numpy import save_file
 
+from onward.device.device_states import read_state
+from onward.errors import CheckpointError
 from onward_device import BundleError, Trainer
 from tests.device.bundles import batches, bundle_of, samples
 
@@ -21,7 +25,7 @@ def test_a_saved_state_continues_bit_for_bit(normalized: Path, tmp_path: Path) -
     trainer = Trainer.load(normalized / "bundle")
     for batch in features[:3]:
         trainer.train_step(batch)
-    path = tmp_path / "new folder" / "state.safetensors"
+    path = tmp_path / "state.safetensors"
     trainer.save_state(path)
     (tmp_path / "any file").touch()
     assert path.stat().st_mode == (tmp_path / "any file").stat().st_mode
@@ -67,12 +71,57 @@ def test_a_state_of_another_bundle_is_refused(normalized: Path, tmp_path: Path) 
         other.load_state(tmp_path / "state.safetensors")
 
 
+def test_a_state_with_a_flipped_bit_is_refused(normalized: Path, tmp_path: Path) -> None:
+    trainer, path = Trainer.load(normalized / "bundle"), tmp_path / "state.safetensors"
+    trainer.save_state(path)
+    content = bytearray(path.read_bytes())
+    data = 8 + int.from_bytes(content[:8], "little")
+    about = json.loads(content[8:data])["__metadata__"]
+    assert about["sha256"] == hashlib.sha256(content[data:]).hexdigest()
+    content[data + 5] ^= 1
+    path.write_bytes(content)
+    words = (
+        r"state\.safetensors was changed or damaged: the SHA-256 of its tensors is [0-9a-f]{64}, its header has "
+        + (about["sha256"] + r"\. Copy the state again")
+    )
+    with pytest.raises(BundleError, match=words):
+        trainer.load_state(path)
+    with pytest.raises(CheckpointError, match=words):
+        read_state(path)
+    # Older clients recorded none.
+    save_file(trainer.state(), path, {"format": "onward-device", "bundle": trainer.bundle.identity})
+    trainer.load_state(path)
+    assert read_state(path).tensors.keys() == trainer.state().keys()
+
+
+def test_a_folder_that_is_missing_is_not_made(normalized: Path, tmp_path: Path) -> None:
+    trainer, words = (
+        Trainer.load(normalized / "bundle"),
+        r"cannot be written: there is no folder .*nowhere\. Make it, or",
+    )
+    for write in (trainer.save_state, trainer.export):
+        with pytest.raises(BundleError, match=words):
+            write(tmp_path / "nowhere" / "file")
+    assert not (tmp_path / "nowhere").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"x": np.zeros((3, 6), np.float32)}, r"'label' has the shape \[4\]; expected \[batch=3\]"),
         ({"x": np.zeros((4, 7), np.float32)}, r"'x' has the shape \[4, 7\]; expected \[batch=4, 6\]"),
         ({"x": np.zeros((4, 6), complex)}, r"'x' is complex128; expected float32\. Convert it with \.astype"),
+        (
+            {"x": np.zeros((4, 6), np.uint8)},
+            r"'x' is uint8; expected float32\. Convert it with \.astype, scaled as the",
+        ),
+        (
+            {"x": np.zeros((4, 6), bool)},
+            r"'x' is bool; expected float32\. Convert it with \.astype, scaled as the model",
+        ),
+        ({"label": np.zeros(4, bool)}, r"'label' is bool; expected int64\. Convert it with \.astype\."),
+        ({"label": np.full(4, 2**63, np.uint64)}, r"'label' holds 9223372036854775808, which int64 cannot\. Look whe"),
+        ({"weight": np.ones(4)}, r"the batch has 'weight', which no graph reads; expected label, x\. Leave out others"),
         ({"x": None}, r"the batch has no 'x'; it has label"),
         ({"x": np.zeros((0, 6), np.float32)}, r"'x' has the shape \[0, 6\]\. Leave out batches without samples"),
         (

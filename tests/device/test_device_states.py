@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,25 @@ def test_states_are_averaged(normalized: Path, tmp_path: Path, capsys: pytest.Ca
     save_file(trained[1], files[1], {"format": "onward-device", "bundle": "another bundle"})
     assert main(["device", "average", *files, "-o", merged]) == 2
     assert "is a state of the bundle another bund" in capsys.readouterr().err
-    for file in files:
-        save_file(trained[1], file, {"format": "onward-device"})
+    for file, tensors in zip(files, trained, strict=True):
+        save_file(tensors, file, {"format": "onward-device"})
     assert main(["device", "average", *files, "-o", merged]) == 2
     assert "does not record the bundle that it is of" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_device_does_not_count_twice(normalized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, again, output = (str(tmp_path / name) for name in ("one", "again", "merged"))
+    Trainer.load(normalized / "bundle").save_state(one)
+    shutil.copy(one, again)
+    refused = {
+        (one,): f"{one} is the only state given, and is its own average. Pass the states of two or more devices.",
+        (one, one): f"{one} is given twice. Give each state once, and how much each counts with --weights.",
+        (one, again): f"{one} and {again} hold the same tensors, so that a device would count twice.",
+    }
+    for given, words in refused.items():
+        assert main(["device", "average", *given, "-o", output]) == 2
+        assert words.replace(" ", "") in "".join(capsys.readouterr().err.split())
+    assert not Path(output).exists()
 
 
 def test_bundles_that_require_something_unknown_are_refused(

@@ -16,6 +16,7 @@ export type TypedArray =
 
 type TypedArrayConstructor = {
   readonly BYTES_PER_ELEMENT: number;
+  readonly name: string;
   new (length: number): TypedArray;
   new (buffer: ArrayBufferLike, offset?: number, length?: number): TypedArray;
 };
@@ -85,29 +86,57 @@ export function filled(dtype: string, shape: readonly number[], value: number): 
   return converted(dtype, shape, new Array<number>(sizeOf(shape)).fill(value));
 }
 
-/** Numbers, big integers or booleans in a type; integers are asked for where the type holds integers. */
+/** The kind of numbers that values are; undefined: a plain list, whose elements tell. */
+function kindOfValues(values: ArrayLike<number | bigint | boolean>): "float" | "int" | undefined {
+  if (!ArrayBuffer.isView(values)) {
+    return undefined;
+  }
+  return /^Float/.test(values.constructor.name) ? "float" : "int";
+}
+
+/**
+ * Numbers, big integers or booleans in a type; integers are asked for where the type holds integers.
+ *
+ * Integers in a typed array, and booleans, are no floats: pixels of 0 to 255 would train a model that was made for 0 to 1,
+ * and nothing would show it. A half is its bits, in a Uint16Array.
+ */
 export function converted(
   dtype: string,
   shape: readonly number[],
   values: ArrayLike<number | bigint | boolean>,
 ): NDArray {
   const kind = kindOf(dtype);
-  if (dtype === "float16" && !(values instanceof Uint16Array)) {
+  if (dtype === "float16" && kindOfValues(values) !== "int" && typeof values[0] !== "boolean") {
     return { dtype, shape, data: Uint16Array.from(values, (value) => halfOf(Number(value))) };
   }
   if (values instanceof kind.array) {
     return { dtype, shape, data: values };
   }
+  const [found, expected] = [kindOfValues(values), dtype.startsWith("float") ? "float" : "int"];
+  if (found !== undefined && found !== expected && dtype !== "bool") {
+    throw new BundleError(`a ${values.constructor.name} is no ${dtype}. ${howToConvert(dtype)}`);
+  }
   const data = new kind.array(values.length);
   const isBig = data instanceof BigInt64Array || data instanceof BigUint64Array;
   for (let index = 0; index < values.length; index++) {
     const value = values[index] as number | bigint | boolean;
-    if (!dtype.startsWith("float") && typeof value === "number" && !Number.isInteger(value)) {
+    if (expected === "int" && typeof value === "number" && !Number.isInteger(value)) {
       throw new BundleError(`${value} is no ${dtype}. Round it, or look whether the feature is the right one.`);
     }
+    if (typeof value === "boolean" && dtype !== "bool") {
+      throw new BundleError(`${value} is no ${dtype}. ${howToConvert(dtype)}`);
+    }
     (data as unknown as (number | bigint)[])[index] = isBig ? BigInt(value) : Number(value);
+    if (expected === "int" && Number(data[index]) !== Number(value)) {
+      throw new BundleError(`${value} is more than ${dtype} holds. Look whether the feature is the right one.`);
+    }
   }
   return { dtype, shape, data };
+}
+
+function howToConvert(dtype: string): string {
+  const scaled = dtype.startsWith("float") ? ", scaled as the model expects it" : "";
+  return `Convert it to a ${kindOf(dtype).array.name}${scaled}.`;
 }
 
 /** The bits of the half nearest to a number, ties to even (IEEE 754). */

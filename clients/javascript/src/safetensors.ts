@@ -53,6 +53,11 @@ export function readSafetensors(file: Uint8Array): { tensors: Map<string, NDArra
   return { tensors, metadata: metadata as Record<string, string> };
 }
 
+/** All tensors of a file, of which a state carries the checksum: the bytes behind the header. */
+export function tensorBytes(file: Uint8Array): Uint8Array {
+  return file.subarray(headerOf(file).end);
+}
+
 function headerOf(file: Uint8Array): { entries: Record<string, unknown>; end: number } {
   try {
     const length = Number(new DataView(file.buffer, file.byteOffset, file.byteLength).getBigUint64(0, true));

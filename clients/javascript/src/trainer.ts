@@ -3,11 +3,11 @@
 import type { InferenceSession, Tensor } from "onnxruntime-common";
 
 import { type NDArray, type TypedArray, converted, kindOf, sizeOf } from "./arrays.js";
-import { Bundle, type Described, FORMAT, type Metric, type TrainingFeature } from "./bundle.js";
+import { Bundle, checksum, type Described, FORMAT, type Metric, type TrainingFeature } from "./bundle.js";
 import { BundleError } from "./errors.js";
 import { type BundleFiles, filesOf } from "./files.js";
 import { withValues } from "./one_file.js";
-import { readSafetensors, writeSafetensors } from "./safetensors.js";
+import { readSafetensors, tensorBytes, writeSafetensors } from "./safetensors.js";
 import { SkippedUpdates } from "./skipped_updates.js";
 
 /** What is used of `onnxruntime-web` or `onnxruntime-node`. */
@@ -165,22 +165,30 @@ export class Trainer {
     return this.#inTurn(async () => Object.fromEntries([...this.#state].map(([name, one]) => [name, one.location])));
   }
 
-  /** The state as the bytes of a safetensors file, which every client reads. */
+  /** The state as the bytes of a safetensors file with the checksum of its tensors, which every client reads. */
   async saveState(): Promise<Uint8Array> {
     const { identity, run_fields: fields } = this.bundle.manifest;
     const about = { format: FORMAT, bundle: identity, ...(fields === undefined ? {} : { run_fields: fields }) };
-    return writeSafetensors(await this.state(), about);
+    const state = await this.state();
+    const sum = await checksum(tensorBytes(writeSafetensors(state, {})));
+    return writeSafetensors(state, { ...about, ...(sum === undefined ? {} : { sha256: sum }) });
   }
 
   /**
    * Continues from a state that `saveState` gave.
    *
-   * @throws BundleError It is of another bundle, or no state.
+   * @throws BundleError It is of another bundle, or no state, or its tensors are not those that were saved.
    */
   async loadState(file: Uint8Array): Promise<void> {
     const { tensors, metadata } = readSafetensors(file);
     if (metadata["format"] !== FORMAT) {
       throw new BundleError("this is no state of a device bundle; save one with saveState.");
+    }
+    const [expected, found] = [metadata["sha256"], await checksum(tensorBytes(file))];
+    if (expected !== undefined && found !== undefined && found !== expected) {
+      throw new BundleError(
+        `this state was changed or damaged: the SHA-256 of its tensors is ${found}, its header has ${expected}. Copy the state again.`,
+      );
     }
     const { identity } = this.bundle.manifest;
     if (metadata["bundle"] !== identity) {
@@ -313,6 +321,14 @@ export class Trainer {
 
   #features(batch: Batch, described: readonly Described[]): Map<string, Tensor> {
     const sizes = new Map<string, number>();
+    const known = new Set([...this.bundle.manifest.features, ...this.#featuresOf("infer")].map(({ name }) => name));
+    const unknown = Object.keys(batch).filter((name) => !known.has(name)).sort();
+    if (unknown.length > 0) {
+      throw new BundleError(
+        `the batch has ${unknown.map((name) => `"${name}"`).join(", ")}, which no graph reads; expected ` +
+          `${described.map(({ name }) => name).sort().join(", ")}. Leave out others, or fix the name.`,
+      );
+    }
     return new Map(
       described.map((one) => {
         const feature = batch[one.name];

@@ -99,6 +99,16 @@ test("what does not fit is refused with what was expected", async () => {
   await assert.rejects(trainer.evaluate([]), refused(/there are no batches to evaluate\. Pass at least one/));
   const halves = { ...label, data: label.data.map(() => 0.5) };
   await assert.rejects(trainer.trainStep({ x, label: halves }), refused(/"label": 0.5 is no int64. Round it/));
+  const bytes = { ...x, data: new Uint8Array(x.data.length) };
+  await assert.rejects(trainer.trainStep({ x: bytes, label }), refused(/"x": a Uint8Array is no float32. Convert it to a Float32Array, scaled/));
+  const truths = { ...x, data: x.data.map(() => true) };
+  await assert.rejects(trainer.trainStep({ x: truths, label }), refused(/"x": true is no float32. Convert it to a Float32Array, scaled/));
+  const floats = { ...label, data: new Float32Array(label.data.length) };
+  await assert.rejects(trainer.trainStep({ x, label: floats }), refused(/"label": a Float32Array is no int64. Convert it to a BigInt64Array\./));
+  const large = { ...label, data: new BigUint64Array(label.data.length).fill(2n ** 63n) };
+  await assert.rejects(trainer.trainStep({ x, label: large }), refused(/"label": 9223372036854775808 is more than int64 holds/));
+  const more = { x, label, weight: label };
+  await assert.rejects(trainer.trainStep(more), refused(/the batch has "weight", which no graph reads; expected label, x\. Leave/));
   assertClose([await trainer.trainStep({ x, label })], [expected.losses[0]], 1e-5);
 });
 
@@ -139,6 +149,9 @@ test("states of other bundles and other files are refused", async () => {
     },
   }), { runtime: ort });
   await assert.rejects(trainer.loadState(await other.saveState()), refused(/a state of the bundle 000000000000; this one is [0-9a-f]{12}/));
+  const flipped = await trainer.saveState();
+  flipped[flipped.length - 1] ^= 1;
+  await assert.rejects(trainer.loadState(flipped), refused(/^this state was changed or damaged: the SHA-256 of its tensors is [0-9a-f]{64}, its header has [0-9a-f]{64}\. Copy/));
   await assert.rejects(trainer.loadState(new Uint8Array(3)), refused(/these bytes are no safetensors file/));
   await assert.rejects(trainer.loadState(new Uint8Array(16).fill(255)), refused(/its header would take/));
 });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from onward_device.bundle import FORMAT, Array, Bundle, BundleError
 from onward_device.one_file import with_values
@@ -145,15 +146,21 @@ class Trainer:
         return {name: np.array(value.numpy()) for name, value in self._state.items()}
 
     def save_state(self, path: str | Path) -> None:
-        """Writes the state as a safetensors file, next to its place first."""
+        """Writes the state as a safetensors file, next to its place first, with the checksum of its tensors.
+
+        Raises:
+            BundleError: the folder of `path` does not exist.
+        """
         fields = {name: str(self.bundle.manifest[name]) for name in ("run_fields",) if name in self.bundle.manifest}
-        _replace(path, save(self.state(), {"format": FORMAT, "bundle": self.bundle.identity, **fields}))
+        state = self.state()
+        checksum = {"sha256": _checksum(save(state))}
+        _replace(path, save(state, {"format": FORMAT, "bundle": self.bundle.identity, **fields, **checksum}))
 
     def load_state(self, path: str | Path) -> None:
         """Continues from a state that `save_state` wrote.
 
         Raises:
-            BundleError: it is of another bundle, or no state.
+            BundleError: it is of another bundle, or no state, or its tensors are not those that were saved.
         """
         state, identity = read_state(path)
         if identity != self.bundle.identity:
@@ -168,6 +175,9 @@ class Trainer:
         """Writes the model with its present weights, as one file for any ONNX runtime.
 
         Its graph is the one that was trained. For the user's own graph, run `onward export MODEL --device-state`.
+
+        Raises:
+            BundleError: the folder of `path` does not exist, or the model is larger than an ONNX file can be.
         """
         inputs = {one["name"] for one in self.bundle.manifest["graphs"]["infer"]["inputs"]}
         values = {name: array for name, array in self.state().items() if name in inputs}
@@ -221,9 +231,17 @@ class Trainer:
     def _inputs_that_are_features(self, graph: str) -> list[dict[str, Any]]:
         return [one for one in self.bundle.manifest["graphs"][graph]["inputs"] if one["name"] not in self._state]
 
-    def _features(self, batch: Batch, described: Iterable[Mapping[str, Any]]) -> dict[str, Array]:
+    def _features(self, batch: Batch, described: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
         found, sizes = dict[str, Array](), dict[str, int]()
         of_training = {one["name"]: one for one in self.bundle.manifest["features"]}
+        unknown = sorted(
+            set(batch) - of_training.keys() - {one["name"] for one in self._inputs_that_are_features("infer")}
+        )
+        if unknown:
+            raise BundleError(
+                f"the batch has {', '.join(map(repr, unknown))}, which no graph reads; expected "
+                f"{', '.join(sorted(one['name'] for one in described))}. Leave out others, or fix the name."
+            )
         for one in described:
             name = one["name"]
             if name not in batch:
@@ -241,9 +259,10 @@ class Trainer:
 def _replace(path: str | Path, content: bytes) -> None:
     """Writes a file next to its place first, so that it is complete or absent."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise BundleError(f"{path} cannot be written: there is no folder {path.parent}. Make it, or choose another.")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_bytes(content)
         os.replace(unfinished, path)
     finally:
@@ -253,10 +272,7 @@ def _replace(path: str | Path, content: bytes) -> None:
 def _checked(name: str, array: Array, described: Mapping[str, Any], sizes: dict[str, int]) -> Array:
     """An array in the type of an input; its axes are compared with those that have the same name elsewhere."""
     if described["dtype"] != "string" and array.dtype != np.dtype(described["dtype"]):
-        expected = np.dtype(described["dtype"])
-        if not np.can_cast(array.dtype, expected, "same_kind"):
-            raise BundleError(f"{name!r} is {array.dtype}; expected {expected}. Convert it with .astype.")
-        array = array.astype(expected)
+        array = _converted(name, array, np.dtype(described["dtype"]))
     shape = described["shape"]
     if array.shape[:1] == (0,):
         raise BundleError(f"{name!r} has the shape {list(array.shape)}. Leave out batches without samples.")
@@ -269,6 +285,24 @@ def _checked(name: str, array: Array, described: Mapping[str, Any], sizes: dict[
         listed = [f"{size}={sizes[size]}" if size in sizes else size for size in shape]
         raise BundleError(f"{name!r} has the shape {list(array.shape)}; expected [{', '.join(map(str, listed))}].")
     return array
+
+
+def _converted(name: str, array: Array, expected: np.dtype[Any]) -> Array:
+    """Floats in another type of floats, or integers in another type of integers that holds them all.
+
+    Integers are no floats: pixels of 0 to 255 would train a model that was made for 0 to 1, and nothing would show it.
+    """
+    kinds = [{"u": "i"}.get(dtype.kind, dtype.kind) for dtype in (array.dtype, expected)]
+    if kinds[0] != kinds[1]:
+        scaled = ", scaled as the model expects it" if kinds[1] == "f" else ""
+        raise BundleError(f"{name!r} is {array.dtype}; expected {expected}. Convert it with .astype{scaled}.")
+    found = array.astype(expected)
+    if kinds[1] == "i" and not np.array_equal(found, array):
+        wrong = array[found != array].flat[0]
+        raise BundleError(
+            f"{name!r} holds {wrong}, which {expected} cannot. Look whether the feature is the right one."
+        )
+    return found
 
 
 def _check_labels(name: str, labels: Array, classes: int, ignored_label: int | None) -> None:
@@ -303,19 +337,31 @@ def read_state(path: str | Path) -> tuple[dict[str, Array], str]:
     """The tensors of a state file, and the identity of the bundle that it is of.
 
     Raises:
-        BundleError: it is no state.
+        BundleError: it is no state, or its tensors do not have the checksum that it records.
     """
     try:
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content = Path(path).read_bytes()
+        state = load(content)
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}.") from None
     except SafetensorError as error:
         raise BundleError(f"{path} is no safetensors file: {error}.") from error
     if about.get("format") != FORMAT:
         raise BundleError(f"{path} is no state of a device bundle; save one with Trainer.save_state.")
+    found = _checksum(content)
+    if about.get("sha256", found) != found:
+        raise BundleError(
+            f"{path} was changed or damaged: the SHA-256 of its tensors is {found}, its header has {about['sha256']}. "
+            "Copy the state again."
+        )
     return state, about.get("bundle", "")
+
+
+def _checksum(content: bytes) -> str:
+    """SHA-256 of all tensors of a safetensors file: the bytes behind its header."""
+    return hashlib.sha256(memoryview(content)[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
 
 
 def session_options(threads: int = 0) -> Any:

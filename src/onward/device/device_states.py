@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,8 @@ from onward.untrusted_files import RefusedFile, open_regular, parse_json, read_t
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LARGEST_BYTES = 1 << 40
+CHECKSUM = "sha256"
+"""In the metadata of a state: of all bytes behind its header. States of older clients have none."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,15 @@ def read_state(path: str | Path) -> DeviceState:
     """Reads a state that a client saved.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: it is none, or its tensors do not have the checksum that it records.
         StorageError: it cannot be read.
     """
     path = Path(path)
     try:
         with open_regular(path, _LARGEST_BYTES) as file:
             content = file.read()
-        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about, tensors = header.get("__metadata__", {}), load(content)
+        data = 8 + int.from_bytes(content[:8], "little")
+        about, tensors = parse_json(content[8:data]).get("__metadata__", {}), load(content)
     except (OSError, RefusedFile) as error:
         raise StorageError(
             f"the device state {path} cannot be read: {error}. Pass a file that a client saved."
@@ -62,6 +66,12 @@ def read_state(path: str | Path) -> DeviceState:
         raise CheckpointError(f"{path} is no safetensors file. Pass a file that a client saved.") from error
     if about.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no state of a device bundle. Pass a file that a client saved.")
+    digest = hashlib.sha256(memoryview(content)[data:]).hexdigest()
+    if about.get(CHECKSUM, digest) != digest:
+        raise CheckpointError(
+            f"{path} was changed or damaged: the SHA-256 of its tensors is {digest}, its header has {about[CHECKSUM]}. "
+            "Copy the state again."
+        )
     return DeviceState(path, str(about.get("bundle", "")), tensors, str(about.get(RUN_FIELDS, "")))
 
 
@@ -77,6 +87,10 @@ def write_state(state: DeviceState, path: str | Path) -> Path:
         with replacing(path) as unfinished:
             about = {"format": FORMAT, "bundle": state.bundle}
             about |= {RUN_FIELDS: state.run_fields} if state.run_fields else {}
+            content = save(dict(state.tensors))
+            about[CHECKSUM] = hashlib.sha256(
+                memoryview(content)[8 + int.from_bytes(content[:8], "little") :]
+            ).hexdigest()
             unfinished.write_bytes(save(dict(state.tensors), about))
     except OSError as error:
         raise StorageError(
@@ -155,6 +169,26 @@ def _shares(count: int, weights: Sequence[float] | None) -> list[float]:
     if any(not math.isfinite(one) or one < 0 for one in given) or total <= 0:
         raise ParametersError(f"--weights is {given}; expected finite numbers from 0, not all of them 0.")
     return [one / total for one in given]
+
+
+def _check_distinct(states: Sequence[DeviceState]) -> None:
+    """Refuses a device that would count twice."""
+    known = dict[bytes, DeviceState]()
+    for state in states:
+        digest = hashlib.sha256()
+        for name in sorted(state.tensors):
+            digest.update(name.encode() + b"\0" + np.ascontiguousarray(state.tensors[name]).tobytes())
+        other = known.setdefault(digest.digest(), state)
+        if other is state:
+            continue
+        if os.path.samefile(other.path, state.path):
+            raise ParametersError(
+                f"{state.path} is given twice. Give each state once, and how much each counts with --weights."
+            )
+        raise ParametersError(
+            f"{other.path} and {state.path} hold the same tensors, so that a device would count twice. Give each "
+            "device's state once, and how much each counts with --weights."
+        )
 
 
 def _check_averaged(state: DeviceState, first: DeviceState) -> None:
@@ -252,9 +286,16 @@ def average_files(
         optimizer: of the server; None: the average is what comes next.
 
     Raises:
-        CheckpointError, ParametersError, StorageError: as the functions above do.
+        CheckpointError, StorageError: as the functions above do.
+        ParametersError: too; and one state alone without `optimizer`, or a state that is given twice.
     """
-    averaged = average_states([read_state(path) for path in paths], weights)
+    if len(paths) == 1 and optimizer is None:
+        raise ParametersError(
+            f"{paths[0]} is the only state given, and is its own average. Pass the states of two or more devices."
+        )
+    states = [read_state(path) for path in paths]
+    _check_distinct(states)
+    averaged = average_states(states, weights)
     if optimizer is None:
         return write_state(averaged, output)
     if before is None or server is None or bundle is None:

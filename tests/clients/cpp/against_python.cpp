@@ -72,6 +72,9 @@ int main(int count, char** arguments) {
   negative["label"] = Array::of<int64_t>({rows}, std::vector<int64_t>(static_cast<size_t>(rows), -1));
   auto large = negative;
   large["label"] = Array::of<int64_t>({rows}, std::vector<int64_t>(static_cast<size_t>(rows), 1000000));
+  auto bytes = batches[0], more = batches[0];
+  bytes["x"] = Array::of<uint8_t>({rows, 6}, std::vector<uint8_t>(static_cast<size_t>(rows * 6)));
+  more["weight"] = more["label"];
   auto indexed = onward::Trainer::load(folder / "indexed");  // whose labels pick rows of a table
   halves["label"] = Array::of<float>({rows}, std::vector<float>(static_cast<size_t>(rows), 0.5F));
   const std::vector<std::pair<std::string, std::function<void()>>> refused = {
@@ -90,6 +93,10 @@ int main(int count, char** arguments) {
       {"unknown", [&] { onward::Trainer::load(folder / "unknown"); }},
       {"other_state", [&] { trainer.load_state(folder / "other.safetensors"); }},
       {"no_state", [&] { trainer.load_state(folder / "run.yaml"); }},
+      {"flipped", [&] { trainer.load_state(folder / "flipped.safetensors"); }},
+      {"no_folder", [&] { trainer.save_state(folder / "nowhere" / "state.safetensors"); }},
+      {"bytes", [&] { trainer.train_step(bytes); }},
+      {"more", [&] { trainer.train_step(more); }},
       {"no_file", [&] { trainer.load_state(folder / "no.safetensors"); }},
       {"values", [] { Array::of<float>({2, 2}, {1.0F}); }},
   };
