@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onward.device.bundle import write_bundle
-from onward_device import Trainer
+from onward_device import Bundle, Trainer
+from tests.device.rounding import RoundingComparison, compare_rounding
 from tests.lowering.architecture import Architecture, export_program
 from tests.lowering.vision_models import randomize
 
@@ -41,8 +42,7 @@ class StepDifference:
             element: what a step changes may be little beside what float32 rounds off the weight.
         tensors: how many were compared.
         steps: how many steps, the later ones with another batch size where the export leaves it open.
-        exact, rounding: where `update` is above `RELATIVE`, how far the device's and torch's float32 change are from
-            torch's in float64.
+        beyond: where one of these is above `RELATIVE`: both compared with torch in float64, over several batches.
     """
 
     loss: float
@@ -50,13 +50,12 @@ class StepDifference:
     gradient: float
     tensors: int
     steps: int
-    exact: float = 0.0
-    rounding: float = 0.0
+    beyond: RoundingComparison | None = None
 
     @property
     def is_equal(self) -> bool:
         """Whether it is the module's step, as nearly as torch itself computes it in float32."""
-        return self.largest <= RELATIVE or (self.loss <= RELATIVE and self.exact <= self.rounding)
+        return self.largest <= RELATIVE or (self.beyond is not None and self.beyond.is_alike)
 
     @property
     def largest(self) -> float:
@@ -174,7 +173,7 @@ def _compare(
     optimizer = torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM)
     before = {name: kept[name].detach().clone() for name in own}
     untrained = copy.deepcopy(module)
-    losses, update, gradient, beyond = [], None, 0.0, {}
+    losses, update, gradient = [], None, 0.0
     for batch in batches:
         optimizer.zero_grad()
         loss = _loss(_float_outputs(module, batch), scales)
@@ -191,17 +190,18 @@ def _compare(
             found = {name: kept[name].grad for name in own}
             known = {name: one for name, one in found.items() if one is not None}
             gradient = _gradient_difference(trainer.state(), known)
-            if max(update, gradient) > RELATIVE:
-                exact = _step_in_float64(untrained, batch, scales, own)
-                beyond = {
-                    "exact": _difference(trainer.state(), before, exact),
-                    "rounding": _difference({name: one.numpy() for name, one in after.items()}, before, exact),
-                }
     assert update is not None
     assert not trainer.skipped_updates
-    return StepDifference(
-        loss=max(losses), update=update, gradient=gradient, tensors=len(own), steps=len(batches), **beyond
+    found = StepDifference(loss=max(losses), update=update, gradient=gradient, tensors=len(own), steps=len(batches))
+    if found.largest <= RELATIVE:
+        return found
+    beyond = compare_rounding(
+        lambda given: _device_steps(trainer.bundle, given, names),
+        lambda given, dtype: _torch_steps(untrained, given, scales, own, dtype),
+        lambda state, exact: _difference(state, before, exact),
+        batches,
     )
+    return replace(found, beyond=beyond)
 
 
 def _gradient_difference(state: Mapping[str, np.ndarray], gradients: Mapping[str, Tensor]) -> float:
@@ -212,16 +212,34 @@ def _gradient_difference(state: Mapping[str, np.ndarray], gradients: Mapping[str
     return worst
 
 
-def _step_in_float64(
-    module: nn.Module, batch: tuple[Tensor, ...], scales: list[float], names: Iterable[str]
-) -> dict[str, Tensor]:
-    module = module.double()
+def _device_steps(
+    bundle: Bundle, batches: list[tuple[Tensor, ...]], names: list[str]
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses of steps from the beginning, and the state after the first."""
+    trainer, losses, first = Trainer(bundle), list[float](), dict[str, np.ndarray]()
+    for batch in batches:
+        losses.append(trainer.train_step({name: x.numpy() for name, x in zip(names, batch, strict=True)}))
+        first = first or trainer.state()
+    return losses, first
+
+
+def _torch_steps(
+    module: nn.Module, batches: list[tuple[Tensor, ...]], scales: list[float], names: Iterable[str], dtype: torch.dtype
+) -> tuple[list[float], dict[str, Tensor]]:
+    """As `_device_steps`, of a copy of a module in a type."""
+    module = copy.deepcopy(module).to(dtype)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=RATE, momentum=MOMENTUM)
-    wide = tuple(x.double() if x.is_floating_point() else x for x in batch)
-    _loss(_float_outputs(module, wide), scales).backward()
-    optimizer.step()
     kept = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-    return {name: kept[name].detach() for name in names}
+    losses, first = list[float](), dict[str, Tensor]()
+    for batch in batches:
+        optimizer.zero_grad()
+        outputs = _float_outputs(module, tuple(x.to(dtype) if x.is_floating_point() else x for x in batch))
+        loss = _loss(outputs, scales)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        first = first or {name: kept[name].detach().clone() for name in names}
+    return losses, first
 
 
 def _difference(state: Mapping[str, np.ndarray], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
