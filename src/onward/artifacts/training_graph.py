@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 
+from onward.artifacts.added_scatters import add_into_scatters
 from onward.artifacts.clipped_products import write_clip_gradients_directly, write_masks_at_once
 from onward.artifacts.infinite_derivatives import gradients_may_be_infinite
 from onward.artifacts.joint_graph import JointGraph, OpenSizes, tensors_of, trace_joint_graph
@@ -102,6 +103,7 @@ def build_training_graph(
     passes.RemoveUnusedNodesPass()(model)
     dtypes = {name: net.input_dtypes[name] for name in joint.features}
     model = _assembled(model, joint, dtypes | {name: tensor.dtype for name, tensor in tensors.items()})
+    add_into_scatters(model)
     if not gradients_may_be_infinite(net.graph.model, lowered is not None):
         write_clip_gradients_directly(model)
     outputs = [net.program.outputs[0], *map(gradient_name, joint.weights), *map(new_name, joint.states)]
