@@ -24,12 +24,15 @@ OperatorKey = tuple[str, str]
 """(domain, operator type); the default domain is ""."""
 
 _CONTEXT = frozenset(field.name for field in fields(ExecutionContext))
-RESERVED = _CONTEXT | {"training", "device", "output_count", "owned", "dtypes", "element_types", "only_dequantized"}
+RESERVED = _CONTEXT | {
+    "training", "device", "output_count", "is_read", "owned", "dtypes", "element_types", "only_dequantized",
+}  # fmt: skip
 """Keyword-only parameters that the program fills in, never an attribute of the node:
 
 - `training: bool`: the network is in training mode;
 - `device: torch.device`: where new tensors belong;
 - `output_count: int`: outputs of the node up to the last one that is named;
+- `is_read: tuple[bool, ...]`: per output, whether a node reads it, or the program gives it out;
 - `owned: tuple[bool, ...]`: per input, whether it is a tensor of the model itself (initializer or constant);
 - `dtypes: tuple[torch.dtype | None, ...]`: per input, its element type as far as it is known before running;
 - `element_types: tuple[int | None, ...]`: the same as ONNX's own codes, which distinguish types that torch holds alike;

@@ -58,6 +58,15 @@ def test_sizes_keep_the_names_of_open_dimensions() -> None:
     assert parts.numbers(inner["y"]) == (4,)
 
 
+def test_a_fixed_size_next_to_open_ones_is_a_number() -> None:
+    """The scale of attention as torch's exporter writes it, for any batch: 1 / sqrt of a head's size."""
+    body = "s = Shape(x) f = Gather(s, last) c = CastLike(f, x) r = Sqrt(c) y = Div(one, r)"
+    known, values = facts(body, last=np.array([1]), one=np.ones(1, np.float32))
+    assert known.number(values["y"]) == 0.5
+    known, values = facts(body, last=np.array([0]), one=np.ones(1, np.float32))
+    assert known.number(values["y"]) is None
+
+
 def test_numbers_are_compared_as_exactly_as_their_type_holds_them() -> None:
     single, values = facts("y = Mul(x, k)", k=np.float32(0.1))
     assert single.is_number(values["k"], 0.1)

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import onward
 from onward.errors import NodeError
+from onward.lowering.ops.indexing import gather
+from onward.lowering.simplification import simpler_arguments
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
 
 RANDOM = np.random.default_rng(0)
@@ -121,3 +124,49 @@ def test_bad_values_are_named() -> None:
 def test_gather_of_a_list_by_a_position_that_is_computed(index: int) -> None:
     data, place = np.arange(3, dtype=np.int64) * 5, np.array(index)
     check_against_onnxruntime(make_model("Gather", {"data": data, "indices": place}, {}, 13), data, place)
+
+
+WINDOWS = [
+    ((3, 7), 2, 1, 0), ((3, 7), 1, 2, 0), ((2, 3), 3, 4, 1), ((4, 2), 5, 1, 2), ((2, 2), 1, 1, 14),
+]  # fmt: skip
+"""(rows, columns), the step from row to row and from column to column, and the first position."""
+
+
+@pytest.mark.parametrize(("shape", "across", "along", "start"), WINDOWS)
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_windows_at_known_positions_are_views(
+    shape: tuple[int, int], across: int, along: int, start: int, axis: int
+) -> None:
+    """As torch's exporter writes `unfold`: what is gathered is a view, and its gradient is that of the elements."""
+    positions = start + across * np.arange(shape[0])[:, None] + along * np.arange(shape[1])
+    data = np.random.default_rng(0).standard_normal((20, 21, 22)).astype(np.float32)
+    changes = simpler_arguments(
+        gather,
+        ("data", torch.from_numpy(positions)),
+        {"axis": axis},
+        lambda a: a if isinstance(a, Tensor) else None,
+        {},
+    )
+    assert changes is not None
+    x = torch.from_numpy(data).requires_grad_()
+    found = gather(x, *changes[0][1:], **changes[1])
+    assert found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    np.testing.assert_array_equal(to_array(found), np.take(data, positions, axis))
+    own = torch.from_numpy(data).requires_grad_()
+    weight = torch.randn(found.shape)
+    (found * weight).sum().backward()
+    (gather(own, torch.from_numpy(positions), axis=axis) * weight).sum().backward()
+    torch.testing.assert_close(x.grad, own.grad)
+
+
+@pytest.mark.parametrize(
+    "positions", [[[0, 1], [2, 4]], [[0, 0], [1, 1]], [[3, 2], [2, 1]], [[-2, -1], [-1, 0]], [[0, 1]], [0, 1, 2]]
+)
+def test_other_positions_are_read_one_by_one(positions: list[int] | list[list[int]]) -> None:
+    lookup = lambda given: given if isinstance(given, Tensor) else None  # noqa: E731
+    assert simpler_arguments(gather, ("data", torch.tensor(positions)), {}, lookup, {}) is None
+
+
+def test_windows_beyond_the_axis_are_refused() -> None:
+    with pytest.raises(IndexError, match="index 8 is out of range for an axis of size 8"):
+        gather(torch.zeros(8), (range(0, 3), range(0, 8, 2)))  # type: ignore[arg-type]

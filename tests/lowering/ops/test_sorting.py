@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from onward import to_torch
 from onward.errors import NodeError
+from tests.graph.fusion.pairs import parse
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
 
 RANDOM = np.random.default_rng(0)
@@ -45,6 +48,21 @@ def test_of_equal_values_the_first_wins(largest: int, k: int, dtype: type[np.gen
 @pytest.mark.parametrize("attributes", [{}, {"axis": 1, "largest": 0}, {"axis": 0, "sorted": 0}])
 def test_top_k_gradients(attributes: dict[str, Any]) -> None:
     check_gradients(make_model("TopK", {"x": X}, attributes, 11, 2, {"k": np.array([2])}), X)
+
+
+@pytest.mark.parametrize(("k", "outputs", "is_stable"), [(6, "v", False), (6, "v, i", True), (5, "v", True)])
+def test_all_values_alone_are_sorted_as_torch_sorts(
+    k: int, outputs: str, is_stable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The places of `torch.sort`, which nobody reads, need no order among equal values."""
+    called, sort = [], torch.sort
+    monkeypatch.setattr(torch, "sort", lambda *given, stable, **more: called.append(stable) or sort(*given, **more))
+    kinds = ", ".join(f"{'float' if name == 'v' else 'int64'}[2,{k}] {name}" for name in outputs.split(", "))
+    net = to_torch(parse("float[2,6] x", kinds, "v, i = TopK<axis = 1>(x, k)", {"k": np.array([k])}, 18))
+    found = net(torch.from_numpy(TIES))
+    values = found[0] if isinstance(found, tuple) else found
+    assert called == [is_stable]
+    np.testing.assert_array_equal(to_array(values), -np.sort(-TIES, 1)[:, :k])
 
 
 def test_k_out_of_range() -> None:

@@ -133,7 +133,7 @@ class KnownValues:
         if value not in self._evaluated:
             self._evaluated[value] = None  # what is looked for inside of itself is not known
             with contextlib.suppress(ValueError, TypeError, IndexError, ArithmeticError):
-                self._evaluated[value] = self._evaluate(value)
+                self._evaluated[value] = _as_integers(self._evaluate(value))
         return self._evaluated[value]
 
     def _evaluate(self, value: ir.Value) -> np.ndarray | None:
@@ -249,6 +249,13 @@ class KnownValues:
 
     def _number_of(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
+
+
+def _as_integers(found: np.ndarray | None) -> np.ndarray | None:
+    """What was picked from among sizes and names, as plain numbers where no name is left."""
+    if found is None or found.dtype != object or any(isinstance(one, str) for one in found.flat):
+        return found
+    return found.astype(np.int64)
 
 
 def _is_vague(shape: ir.Shape) -> bool:

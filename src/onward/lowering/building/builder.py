@@ -89,11 +89,13 @@ class _Builder:
     attribute_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     captured: list[BoundValue] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    asked: frozenset[ir.Value] = frozenset()
 
     def build(self, outputs: Sequence[str] | None) -> Program:
         """The entire program of a main graph."""
         self._open_placeholders()
         values = list(self.graph.outputs) if outputs is None else self._values_named(outputs)
+        self.asked = frozenset(values)
         self._lower_nodes()
         self.fx_graph.output(tuple(self.as_tensor(self.resolve(value)) for value in values))
         self._move_placeholders_up()
@@ -107,15 +109,11 @@ class _Builder:
         names = tuple(str(value.name) for value in values)
         return Program(
             code=code,
-            inputs=self._input_names(),
+            inputs=tuple(str(v.name) for v in self.graph.inputs if v.name not in self.graph.initializers),
             tensors=tuple(self.tensors),
             outputs=names,
             attribute_tensors=self.attribute_tensors,
         )
-
-    def _input_names(self) -> tuple[str, ...]:
-        initializers = self.graph.initializers
-        return tuple(str(value.name) for value in self.graph.inputs if value.name not in initializers)
 
     def _open_placeholders(self) -> None:
         self.training = self.fx_graph.placeholder("training")
@@ -326,6 +324,7 @@ class _Builder:
             "training": lambda: self.training,
             "device": lambda: self.device,
             "output_count": lambda: last_named_output(node),
+            "is_read": lambda: tuple(bool(v.uses()) or v.is_graph_output() or v in self.asked for v in node.outputs),
             "owned": lambda: tuple(bound is not None and bound.owned for bound in inputs),
             "dtypes": lambda: tuple(None if bound is None else bound.dtype for bound in inputs),
             "element_types": lambda: tuple(None if v is None or v.dtype is None else int(v.dtype) for v in node.inputs),

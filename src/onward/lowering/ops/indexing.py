@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import move_bits, normalize_axis
 from onward.lowering.registry import lowers
+from onward.lowering.simplification import simplifies
 
 
 def wrap_positions(indices: Tensor, size: int) -> Tensor:
@@ -22,11 +24,16 @@ def wrap_positions(indices: Tensor, size: int) -> Tensor:
 
 @lowers("Gather", either=("indices",))
 def gather(data: Tensor, indices: Tensor | int | tuple[Any, ...], *, axis: int = 0) -> Tensor:
-    """https://onnx.ai/onnx/operators/onnx__Gather.html; a known single position is a view."""
+    """https://onnx.ai/onnx/operators/onnx__Gather.html; a known single position is a view, and so are windows.
+
+    Two ranges stand for the sums of their elements, the positions of windows.
+    """
     axis = normalize_axis(axis, data.dim())
     if not isinstance(indices, Tensor):
         if not isinstance(indices, tuple):
             return data.select(axis, indices)
+        if indices and isinstance(indices[0], range):
+            return _windows(data, axis, *indices)
         indices = torch.tensor(indices, dtype=torch.int64, device=data.device)
     positions = wrap_positions(indices, data.shape[axis])
     if axis == 0 and data.dim() == 2 and data.is_floating_point():
@@ -35,6 +42,36 @@ def gather(data: Tensor, indices: Tensor | int | tuple[Any, ...], *, axis: int =
         return data.index_select(axis, positions)
     picked = data.index_select(axis, positions.reshape(-1))
     return picked.reshape((*data.shape[:axis], *positions.shape, *data.shape[axis + 1 :]))
+
+
+@simplifies(gather)
+def _with_known_positions(known: Mapping[str, Any], given: frozenset[str]) -> dict[str, Any]:
+    """Positions of windows that follow each other, as torch exports `unfold`, need not be read one by one."""
+    positions = known.get("indices")
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or min(positions.shape) < 2:
+        return {}
+    start, across, along = (int(positions[place]) for place in ((0, 0), (1, 0), (0, 1)))
+    across, along = across - start, along - start
+    if start < 0 or across < 1 or along < 1:
+        return {}
+    rows, columns = positions.shape
+    first, second = range(start, start + rows * across, across), range(0, columns * along, along)
+    expected = torch.tensor(first)[:, None] + torch.tensor(second)
+    return {"indices": (first, second)} if torch.equal(expected, positions.cpu()) else {}
+
+
+def _windows(data: Tensor, axis: int, first: range, second: range) -> Tensor:
+    """The elements at the sums of two ranges, along an axis that becomes two; a view.
+
+    Raises:
+        IndexError: a position is beyond the axis.
+    """
+    reach = first[-1] - first[0] + 1
+    size = reach + second[-1]
+    if first[0] + size > data.shape[axis]:
+        raise IndexError(f"index {first[0] + size - 1} is out of range for an axis of size {data.shape[axis]}.")
+    windows = data.narrow(axis, first[0], size).unfold(axis, reach, second.step)
+    return windows[..., :: first.step].movedim(-1, axis)
 
 
 @lowers("GatherElements", since=11)

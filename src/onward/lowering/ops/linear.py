@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from onward.lowering.kernels.matmuls import faster_linear
+from onward.lowering.kernels.thin_products import multiply_thin
 from onward.lowering.registry import lowers, takes_attributes_of
 
 
@@ -16,6 +17,7 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__MatMul.html; numpy's matmul."""
     if A.is_floating_point() or A.is_complex():
         faster = faster_linear(A, B)
+        faster = multiply_thin(A, B) if faster is None else faster
         return torch.matmul(A, B) if faster is None else faster
     return integer_matmul(A, B)
 

@@ -13,25 +13,37 @@ from onward.lowering.registry import lowers
 
 @lowers("TopK", since=10, host=("K",))
 def top_k(
-    X: Tensor, K: HostValue, *, axis: int = -1, largest: int = 1, sorted: int = 1, output_count: int
+    X: Tensor,
+    K: HostValue,
+    *,
+    axis: int = -1,
+    largest: int = 1,
+    sorted: int = 1,
+    output_count: int,
+    is_read: tuple[bool, ...],
 ) -> tuple[Tensor, ...]:
-    """https://onnx.ai/onnx/operators/onnx__TopK.html; of equal values the one that comes first wins."""
-    return _first_of_sorted(X, numbers_of(K)[0], axis, bool(largest))
+    """https://onnx.ai/onnx/operators/onnx__TopK.html; of equal values the one that comes first wins.
+
+    Where all values are taken and nobody asks for their places, as `torch.sort` is exported, they are sorted as torch
+    sorts by default: equal values may get each other's gradient, in half the time.
+    """
+    return _first_of_sorted(X, numbers_of(K)[0], axis, bool(largest), any(is_read[1:]))
 
 
 @lowers("TopK", since=1)
 def top_k_1(X: Tensor, *, k: int, axis: int = -1, output_count: int) -> tuple[Tensor, ...]:
     """https://onnx.ai/onnx/operators/onnx__TopK.html; up to version 9 k is an attribute."""
-    return _first_of_sorted(X, k, axis, True)
+    return _first_of_sorted(X, k, axis, True, True)
 
 
-def _first_of_sorted(X: Tensor, k: int, axis: int, largest: bool) -> tuple[Tensor, ...]:
+def _first_of_sorted(X: Tensor, k: int, axis: int, largest: bool, has_places: bool) -> tuple[Tensor, ...]:
     axis = normalize_axis(axis, X.dim())
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"k = {k} is out of range for axis {axis} of size {X.shape[axis]}.")
     # torch.topk breaks ties as it likes; a stable sort keeps the order of equal values.
     keys = X.to(torch.int64) if X.dtype in (torch.uint16, torch.uint32) else X
-    values, indices = torch.sort(keys, dim=axis, descending=largest, stable=True)
+    is_stable = has_places or k < X.shape[axis]
+    values, indices = torch.sort(keys, dim=axis, descending=largest, stable=is_stable)
     return values.narrow(axis, 0, k).to(X.dtype), indices.narrow(axis, 0, k)
 
 
