@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from onward.lowering.kernels import bounds
 from onward.lowering.kernels.bounds import clamp
@@ -60,3 +61,12 @@ def test_transforms_of_functions_go_through() -> None:
     x = torch.randn(3, 8)
     found = torch.func.vmap(torch.func.grad(lambda x: clamp(x, 0.0, 1.0).sum()))(x)
     assert torch.equal(found, ((x >= 0) & (x <= 1)).float())
+
+
+def test_an_open_size_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written for a device is traced for any batch: a size that is compared would be fixed."""
+    monkeypatch.setattr(bounds, "LEAST_ELEMENTS", 9)
+    traced = make_fx(lambda x: clamp(x, 0.0, 1.0), tracing_mode="symbolic")(torch.randn(8, requires_grad=True))
+    (size,) = next(node for node in traced.graph.nodes if node.op == "placeholder").meta["val"].shape
+    assert isinstance(size, torch.SymInt)
+    assert not size.node.shape_env.guards

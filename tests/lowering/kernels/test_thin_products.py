@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from onward.lowering.kernels import thin_products
 from onward.lowering.kernels.thin_products import multiply_thin
@@ -66,3 +67,18 @@ def test_only_what_gradients_need_is_kept(left: bool, right: bool) -> None:
         found = multiply_thin(A, B)
     assert sorted(kept) == sorted([(4, 2, 1)] * left + [(4, 3, 2)] * right)
     found.sum().backward()
+
+
+def test_open_sizes_stay_open() -> None:
+    """What is written for a device is traced for any batch: a size that is compared would be fixed."""
+    known = []
+
+    def multiply(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        known.append(multiply_thin(A, B))
+        return torch.matmul(A, B)
+
+    traced = make_fx(multiply, tracing_mode="symbolic")(torch.randn(9, 3, 2), torch.randn(9, 2, 1))
+    size = next(node for node in traced.graph.nodes if node.op == "placeholder").meta["val"].shape[0]
+    assert known == [None]
+    assert isinstance(size, torch.SymInt)
+    assert traced(torch.ones(7, 3, 2), torch.ones(7, 2, 1)).shape == (7, 3, 1)

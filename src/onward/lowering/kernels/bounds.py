@@ -28,13 +28,10 @@ def clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
         x: of any type and shape.
         low, high: numbers; None: no bound. At least one is given.
     """
-    if (
-        x.dtype not in (torch.float32, torch.float64)
-        or x.numel() < LEAST_ELEMENTS
-        or not (x.requires_grad and torch.is_grad_enabled())
-    ):
-        return torch.clamp(x, low, high)
     if torch.compiler.is_compiling() or not (x.is_cpu and is_plain(x)) or is_functorch_wrapped_tensor(x):
+        return torch.clamp(x, low, high)  # before its size is asked for: an open one would be fixed by the answer
+    is_usual = x.dtype in (torch.float32, torch.float64) and x.requires_grad and torch.is_grad_enabled()
+    if not is_usual or x.numel() < LEAST_ELEMENTS:
         return torch.clamp(x, low, high)
     result: Tensor = _Clamp.apply(x, low, high)  # type: ignore[no-untyped-call]
     return result

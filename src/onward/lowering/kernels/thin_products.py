@@ -21,7 +21,10 @@ LEAST_ELEMENTS, LARGEST_MATRIX = 2**14, 2**12
 def multiply_thin(A: Tensor, B: Tensor) -> Tensor | None:
     """`A @ B` of A [..., M, K] and B [..., K, N] of the same batch, where M, K or N is 1; None for other products."""
     rank = A.dim()
-    if rank < 3 or B.dim() != rank or not (A.shape[-1] == 1 or A.shape[-2] == 1 or B.shape[-1] == 1):
+    # Before sizes are asked for: open ones would be fixed by the answer.
+    if rank < 3 or B.dim() != rank or torch.compiler.is_compiling() or not (is_plain(A) and is_plain(B)):
+        return None
+    if not (A.shape[-1] == 1 or A.shape[-2] == 1 or B.shape[-1] == 1):
         return None
     if A.shape[:-2] != B.shape[:-2] or A.shape[-1] != B.shape[-2] or not _gains(A, B):
         return None
@@ -37,9 +40,8 @@ def _gains(A: Tensor, B: Tensor) -> bool:
     largest = max(rows * inner, inner * columns, rows * columns)
     if largest >= LARGEST_MATRIX or A.shape[:-2].numel() * largest < LEAST_ELEMENTS or not torch.is_grad_enabled():
         return False
-    if torch.compiler.is_compiling() or not (is_plain(A) and is_plain(B)) or torch.is_autocast_enabled("cpu"):
-        return False
-    return not (is_functorch_wrapped_tensor(A) or is_functorch_wrapped_tensor(B))
+    is_wrapped = is_functorch_wrapped_tensor(A) or is_functorch_wrapped_tensor(B)
+    return not (is_wrapped or torch.is_autocast_enabled("cpu"))
 
 
 def _product(A: Tensor, B: Tensor) -> Tensor:
