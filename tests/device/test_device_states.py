@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from onward.cli import main
@@ -26,6 +27,8 @@ def test_states_are_averaged(normalized: Path, tmp_path: Path, capsys: pytest.Ca
     files = [str(tmp_path / f"{device}.safetensors") for device in range(2)]
     merged = str(tmp_path / "merged.safetensors")
     assert main(["device", "average", *files, "-o", merged, "--weights", "3,1"]) == 0
+    with safe_open(merged, "numpy") as file:
+        assert len(file.metadata()["sha256"]) == 64
     trainer.load_state(merged)
     for name, array in trainer.state().items():
         if array.dtype == np.float32:
