@@ -146,7 +146,7 @@ def make_plan(
     check_base(frozen, horizontal, graph)
     notes += [frozen.describe(graph)] if frozen.axes else []
     recompute = parameters.recompute
-    note = check_recompute(graph.model.graph, recompute)
+    note = check_recompute(graph.model.graph, recompute, graph.weights)
     notes += [] if note is None else [note]
     return Plan(
         topology=topology,

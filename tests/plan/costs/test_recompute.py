@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -15,6 +16,7 @@ from onward.parameters.distributed import Recompute
 from onward.plan.costs.costs import measure_costs
 from onward.plan.costs.recompute import check_recompute, choose_for_budget, count_fused_attention, find_attention
 from onward.plan.costs.segments import SegmentPlan, label_of, plan_segments
+from tests.graph.fusion.pairs import parse
 
 SIZES = {"batch": 2, "sequence": 8}
 
@@ -37,7 +39,7 @@ def names_in(graph: TrainingGraph, plan: SegmentPlan, segment: int) -> list[ir.N
 
 
 def test_written_out_attention_reaches_from_the_score_to_the_value_product() -> None:
-    found = find_attention(gpt2(fused=False).model.graph)
+    found = find_attention(gpt2(fused=False).model.graph, ())
     assert len(found) == 2
     for core in found:
         kinds = [node.op_type for node in core]
@@ -46,9 +48,24 @@ def test_written_out_attention_reaches_from_the_score_to_the_value_product() -> 
 
 
 def test_attention_of_one_kernel_keeps_no_scores_unless_it_drops_out() -> None:
-    assert find_attention(gpt2(fused=True).model.graph) == []
-    assert count_fused_attention(gpt2(fused=True).model.graph) == 2
-    assert [len(core) for core in find_attention(gpt2(fused=True, dropout=0.1).model.graph)] == [1, 1]
+    assert find_attention(gpt2(fused=True).model.graph, ()) == []
+    assert count_fused_attention(gpt2(fused=True).model.graph, ()) == 2
+    assert [len(core) for core in find_attention(gpt2(fused=True, dropout=0.1).model.graph, ())] == [1, 1]
+
+
+@pytest.mark.parametrize(("trained", "found"), [(("table",), 1), ((), 0), (("w",), 0)])
+def test_attention_with_a_bias_that_trains_keeps_its_scores(trained: tuple[str, ...], found: int) -> None:
+    """torch's kernels have no gradient for a mask; a mask that is computed from another weight's constant has none."""
+    body = (
+        "q = MatMul(x, w)\nkt = Transpose<perm=[0,1,3,2]>(q)\ns = MatMul(q, kt)\n"
+        "b = Gather(table, places)\nm = Add(s, b)\np = Softmax<axis=-1>(m)\ny = MatMul(p, q)"
+    )
+    stored = {"w": np.eye(8, dtype=np.float32), "table": np.ones((9, 4, 4), np.float32), "places": np.array([1, 2])}
+    model = parse("float[2,2,4,8] x", "float[2,2,4,8] y", body, stored, 18)
+    graph = make_training_graph(model, fuse=True).model.graph
+    assert sum(node.op_type == "Attention" for node in graph) == 1
+    assert len(find_attention(graph, trained)) == found
+    assert count_fused_attention(graph, trained) == 1 - found
 
 
 def test_attention_segments_hold_attention_and_nothing_else() -> None:
@@ -56,7 +73,7 @@ def test_attention_segments_hold_attention_and_nothing_else() -> None:
     cut = plan(graph, attention=True)
     assert cut.count == 5
     assert cut.recomputed == {1, 3}
-    for segment, core in zip((1, 3), find_attention(graph.model.graph), strict=True):
+    for segment, core in zip((1, 3), find_attention(graph.model.graph, graph.weights), strict=True):
         assert set(names_in(graph, cut, segment)) == core
     assert not any(1 in readers for readers in cut.readers.values()), "attention reads no weight"
 
@@ -115,7 +132,7 @@ def test_a_model_without_attention_is_told_so() -> None:
     spec = LossSpec(type="softmax_cross_entropy", prediction=str(model.graph.outputs[0].name), label="labels")
     graph = make_training_graph(model, loss=spec)
     with pytest.raises(ParametersError) as error:
-        check_recompute(graph.model.graph, Recompute(attention=True))
+        check_recompute(graph.model.graph, Recompute(attention=True), graph.weights)
     assert str(error.value) == (
         "recompute.attention is true, but the model has no attention: no softmax between two matmuls of activations. "
         "Use recompute.segments or recompute.memory_budget instead."
@@ -123,9 +140,9 @@ def test_a_model_without_attention_is_told_so() -> None:
 
 
 def test_nothing_to_recompute_is_said() -> None:
-    assert check_recompute(gpt2(fused=True).model.graph, Recompute(attention=True)) == (
+    assert check_recompute(gpt2(fused=True).model.graph, Recompute(attention=True), ()) == (
         "recompute.attention: nothing to do. All 2 attentions are computed by one kernel each, which keeps no scores "
         "(speed.fusions_off: [attention] would expand them again)."
     )
-    assert check_recompute(gpt2(fused=False).model.graph, Recompute(attention=True)) is None
-    assert check_recompute(gpt2(fused=True).model.graph, Recompute(segments=True)) is None
+    assert check_recompute(gpt2(fused=False).model.graph, Recompute(attention=True), ()) is None
+    assert check_recompute(gpt2(fused=True).model.graph, Recompute(segments=True), ()) is None

@@ -188,7 +188,7 @@ def _count(
     )
     if not parameters.recompute.attention:
         return work
-    again = frozenset[ir.Node]().union(*find_attention(graph.model.graph))
+    again = frozenset[ir.Node]().union(*find_attention(graph.model.graph, graph.weights))
     is_again = np.array([node in again for node in roles.nodes if node in roles.bound])
     return dataclasses.replace(work, backward=work.backward + work.forward * is_again)
 

@@ -6,7 +6,7 @@ Recompute of entire layers is Chen et al., 2016 (arXiv 1604.06174); of attention
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -23,16 +23,21 @@ _BETWEEN = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Cast", "Reshape", "I
 _MOST_STEPS = 16
 
 
-def find_attention(graph: ir.Graph) -> list[frozenset[ir.Node]]:
+def find_attention(graph: ir.Graph, weights: Collection[str]) -> list[frozenset[ir.Node]]:
     """The attentions of a graph that keep their scores for the backward pass, each from score to value product.
 
     Those that fusion made one node of keep none (Dao et al., 2022), unless there is dropout on the probabilities,
-    which not every kernel can do.
+    which not every kernel can do, or a bias of the scores that trains, for which no kernel has a gradient.
+
+    Args:
+        graph: prepared for lowering.
+        weights: that train.
     """
+    trained = frozenset(weights)
     order = {node: place for place, node in enumerate(graph)}
     found = []
     for node in graph:
-        if node.op_type == "Attention" and _keeps_scores(node):
+        if node.op_type == "Attention" and _keeps_scores(node, trained):
             found.append(frozenset({node}))
         elif node.op_type == "Softmax" and node.domain == "":
             core = _core_around(node, order)
@@ -41,20 +46,26 @@ def find_attention(graph: ir.Graph) -> list[frozenset[ir.Node]]:
     return found
 
 
-def count_fused_attention(graph: ir.Graph) -> int:
-    """How many attentions are one node that keeps no scores."""
-    return sum(node.op_type == "Attention" and not _keeps_scores(node) for node in graph)
+def count_fused_attention(graph: ir.Graph, weights: Collection[str]) -> int:
+    """How many attentions are one node that keeps no scores, where these weights train."""
+    trained = frozenset(weights)
+    return sum(node.op_type == "Attention" and not _keeps_scores(node, trained) for node in graph)
 
 
-def check_recompute(graph: ir.Graph, recompute: Recompute) -> str | None:
+def check_recompute(graph: ir.Graph, recompute: Recompute, weights: Collection[str]) -> str | None:
     """Looks whether there is what is to be recomputed, in the entire graph; what to report to the user, if anything.
+
+    Args:
+        graph: prepared for lowering.
+        recompute: what is asked for.
+        weights: that train.
 
     Raises:
         ParametersError: `attention` is asked for, and the model has none.
     """
-    if not recompute.attention or recompute.segments or find_attention(graph):
+    if not recompute.attention or recompute.segments or find_attention(graph, weights):
         return None
-    fused = count_fused_attention(graph)
+    fused = count_fused_attention(graph, weights)
     if not fused:
         raise ParametersError(
             "recompute.attention is true, but the model has no attention: no softmax between two matmuls of "
@@ -66,11 +77,28 @@ def check_recompute(graph: ir.Graph, recompute: Recompute) -> str | None:
     )
 
 
-def _keeps_scores(node: ir.Node) -> bool:
+def _keeps_scores(node: ir.Node, weights: frozenset[str]) -> bool:
     if node.domain != FUSED_DOMAIN:
         return True
     ratio = node.attributes.get("dropout_ratio")
-    return ratio is not None and ratio.as_float() > 0
+    if ratio is not None and ratio.as_float() > 0:
+        return True
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    return mask is not None and mask.dtype is not ir.DataType.BOOL and _depends_on(mask, weights)
+
+
+def _depends_on(value: ir.Value, weights: frozenset[str]) -> bool:
+    """Whether a value is computed from one of the weights."""
+    found, stack = {value}, [value]
+    while stack:
+        one = stack.pop()
+        if one.name in weights:
+            return True
+        node = one.producer()
+        sources = [] if node is None else [source for source in node.inputs if source is not None]
+        stack += [source for source in sources if source not in found]
+        found.update(sources)
+    return False
 
 
 def _core_around(softmax: ir.Node, order: Mapping[ir.Node, int]) -> frozenset[ir.Node]:

@@ -70,7 +70,8 @@ def plan_segments(
     coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
     if joins_blocks and not (by_budget or recompute.segments or recompute.attention):
         coarse = _joined(graph, coarse, weights)
-    attentions = find_attention(graph) if by_budget or (recompute.attention and not recompute.segments) else []
+    is_apart = by_budget or (recompute.attention and not recompute.segments)
+    attentions = find_attention(graph, weights) if is_apart else []
     parts, special = list[list[ir.Node]](), set[int]()
     for segment in coarse:
         found, inner = split_at_attention(segment, attentions)
