@@ -96,7 +96,7 @@ def _is_worth(made: Sequence[fx.Node], outputs: int | None) -> bool:
     """Whether the layers take so long that recomputing what they read adds little; a view takes no time."""
     cheap = [step for step in made if step.target not in VIEWS and "onnx" in step.meta]
     return outputs is None or all(
-        is_worth_recomputing(step.meta["onnx"].op_type, outputs, step.kwargs.get("approximate", "none"))
+        is_worth_recomputing(step.meta["onnx"].op_type, outputs, str(step.kwargs.get("approximate", "none")))
         for step in cheap
     )
 
