@@ -192,16 +192,16 @@ def _compare(
             gradient = _gradient_difference(trainer.state(), known)
     assert update is not None
     assert not trainer.skipped_updates
-    found = StepDifference(loss=max(losses), update=update, gradient=gradient, tensors=len(own), steps=len(batches))
-    if found.largest <= RELATIVE:
-        return found
+    compared = StepDifference(loss=max(losses), update=update, gradient=gradient, tensors=len(own), steps=len(batches))
+    if compared.largest <= RELATIVE:
+        return compared
     beyond = compare_rounding(
         lambda given: _device_steps(trainer.bundle, given, names),
         lambda given, dtype: _torch_steps(untrained, given, scales, own, dtype),
         lambda state, exact: _difference(state, before, exact),
         batches,
     )
-    return replace(found, beyond=beyond)
+    return replace(compared, beyond=beyond)
 
 
 def _gradient_difference(state: Mapping[str, np.ndarray], gradients: Mapping[str, Tensor]) -> float:
