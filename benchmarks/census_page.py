@@ -12,18 +12,22 @@ _BOOKKEEPING = (
 )
 WHY: dict[str, str] = {
     "embedding_bag": f"an update of 2.5 ms: {_BOOKKEEPING}",
-    "root_mean_square": "8 wide: RMSNorm and SwiGLU go over their inputs again in the backward pass rather than keep "
-    "more, which takes as long as a product of 8 by 8",
-    "bilinear": "`nn.Bilinear` is exported as an Einsum, computed by batched products instead of torch's own function",
-    "sparsemax": "the export sorts by TopK, and multiplies by masks that it casts to numbers",
+    "root_mean_square": "8 wide: a product of each row with its factor takes three times one of equal shapes, "
+    "and RMSNorm has four of them",
+    "bilinear": "exported as a matrix times a vector for each sample; torch's own function loops over 5 outputs",
+    "sparsemax": "the export multiplies by masks that it casts to numbers",
     "tied_autoencoder": f"an update of 4 ms: {_BOOKKEEPING}",
     "variational": "softplus is exported as a choice between it and its input above 20: five more passes",
-    "locally_connected": "`F.unfold` is exported as two Gathers of positions, slower than its kernel",
     "fourier_features": f"an update of 3 ms: {_BOOKKEEPING}",
     "recommender": f"an update of 5 ms: {_BOOKKEEPING}; the export computes one layer twice",
     "pooled_embedding": f"an update of 2.5 ms: {_BOOKKEEPING}",
-    "roformer": "its table of sines and cosines is not recognized as one, so that it is trained, and the tables of all "
-    "layers are made of it again, with gradients",
+    "graph_convolution": "`nan_to_num` is exported as three choices by conditions, six passes and their gradients",
+    "scaled_attention": "6 queries and keys, 4 wide: half of the time is torch's attention kernel, on both sides",
+    "scaled_attention_23": "6 queries and keys, 4 wide: half of the time is torch's attention kernel, on both sides",
+    "mobilevit": "two images: 1,035 nodes that Python calls; what follows 27 of 32 batch normalizations is recomputed",
+    "state_space": "the kernel of the long convolution is computed in more passes; the convolution and "
+    "its gradient, 0.8 of the time, are torch's on both sides",
+    "mixer": "8 to 16 wide: layers that save their inputs cost 30 us of Python each",
     "rwkv": "unrolled over the tokens: ten times as many nodes as in other networks, each of which Python calls",
     "resnet": "batch normalizations are recomputed, and ONNX's running statistics are further passes over the channels",
 }
