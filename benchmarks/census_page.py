@@ -24,10 +24,9 @@ WHY: dict[str, str] = {
     "graph_convolution": "`nan_to_num` is exported as three choices by conditions, six passes and their gradients",
     "scaled_attention": "6 queries and keys, 4 wide: half of the time is torch's attention kernel, on both sides",
     "scaled_attention_23": "6 queries and keys, 4 wide: half of the time is torch's attention kernel, on both sides",
-    "mobilevit": "two images: 1,035 nodes that Python calls; what follows 27 of 32 batch normalizations is recomputed",
+    "mobilevit": "two images: 1,035 nodes that Python calls; batch normalizations are computed 59 times for 32 layers",
     "state_space": "the kernel of the long convolution is computed in more passes; the convolution and "
     "its gradient, 0.8 of the time, are torch's on both sides",
-    "mixer": "8 to 16 wide: layers that save their inputs cost 30 us of Python each",
     "rwkv": "unrolled over the tokens: ten times as many nodes as in other networks, each of which Python calls",
     "resnet": "batch normalizations are recomputed, and ONNX's running statistics are further passes over the channels",
 }
