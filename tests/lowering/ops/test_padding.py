@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from onward.errors import NodeError
+from onward.lowering.ops.padding import pad_axes
 from tests.one_node import check_against_onnxruntime, check_gradients, ints, make_model, run, to_array
 
 RANDOM = np.random.default_rng(0)
@@ -134,3 +135,10 @@ def test_col2im_is_the_transpose_of_cutting_blocks(
     assert back.shape == picture.shape
     torch.testing.assert_close((back * picture).sum(), (cut_out * columns).sum(), rtol=1e-12, atol=1e-12)
     check_gradients(model, columns[:1, : int(np.prod(block))])
+
+
+def test_padding_by_nothing_copies_nothing() -> None:
+    """Exports of MobileNet put a Pad before every convolution, most of them by 0."""
+    data = torch.randn(2, 3, 4, 4)
+    assert pad_axes(data, [0] * 8, None, "constant", 0.0) is data
+    assert pad_axes(data, [0, 0, 0, 0, 0, 0, 0, 1], None, "constant", 0.0).shape == (2, 3, 4, 5)
