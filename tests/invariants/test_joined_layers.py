@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,41 @@ def test_replicas_shards_and_parts(layout: Layout, sums: int) -> None:
 def test_a_pipeline() -> None:
     """Two layers on each rank, two micro-batches an update."""
     assert max(both(Layout(pipeline=2), 2 * 2 * 2 * 3, accumulation=2)) <= BOUND
+
+
+def train_overlapped_here(sections: Any, *arguments: Any) -> Result:
+    """The part of one rank, where no input is too small; says in a message how often it computed during an exchange."""
+    started: list[str] = []
+
+    def noting(step: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            started.append(step)
+            return original(*given)
+
+        return noted
+
+    def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: noting("waited", noting("begun", original)(*given))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_layers, "LEAST_BYTES", 0)
+        patch.setattr(linear_layers, "_of_parameters", noting("weights", linear_layers._of_parameters))
+        for name in ("begin_sum", "begin_reduce_scatter"):
+            patch.setattr(linear_layers, name, beginning(getattr(linear_layers, name)))
+        result = train_here(sections, *arguments)
+    overlaps = sum(started[place : place + 3] == ["begun", "weights", "waited"] for place in range(len(started)))
+    assert started.count("begun") == started.count("waited") == overlaps
+    result.messages.append(f"{overlaps} overlaps")
+    return result
+
+
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_ranks_compute_gradients_of_weights_while_those_of_inputs_are_added_up(by_tokens: bool) -> None:
+    """Two regions of each of four layers and two of the heads, in three updates on two ranks, equal one process."""
+    layout = Layout(horizontal=2, distributed={"sequence_parallel": by_tokens})
+    found = train_on_ranks(BERT, layout, updates=3, here=train_overlapped_here)
+    assert {result.messages[-1] for result in found} == {f"{(4 * 2 + 2) * 3} overlaps"}
+    assert max(differences(found[0], train_on_ranks(BERT, Layout(), updates=3)[0])) <= 2 * BOUND
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ A graph's code is text with constants in it, so that a compiler reads it; a grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -48,6 +48,31 @@ def _summed(tensor: torch.Tensor, group: str) -> torch.Tensor:
     total = tensor.clone()
     dist.all_reduce(total, group=group_named(group))
     return total
+
+
+def begin_sum(tensor: torch.Tensor, group: str) -> Callable[[], torch.Tensor]:
+    """Begins to add up a tensor over a group, in its place; what is returned waits for the sum, and gives it.
+
+    Every rank issues it at the same point of its order, as any collective.
+    """
+    total = tensor.contiguous()
+    work = dist.all_reduce(total, group=group_named(group), async_op=True)
+    return lambda: _waited(work, total)
+
+
+def begin_reduce_scatter(tensor: torch.Tensor, axis: int, size: int, group: str) -> Callable[[], torch.Tensor]:
+    """Begins to add up a tensor over a group of `size` ranks; what is returned gives a rank's equal share along an
+    axis."""
+    shares = [share.contiguous() for share in tensor.chunk(size, axis)]
+    own = torch.empty_like(shares[0])
+    work = dist.reduce_scatter(own, shares, group=group_named(group), async_op=True)
+    return lambda: _waited(work, own)
+
+
+def _waited(work: dist.Work | None, tensor: torch.Tensor) -> torch.Tensor:
+    if work is not None:  # None: this process is not in the group
+        work.wait()
+    return tensor
 
 
 def largest_of_group(tensor: torch.Tensor, group: str) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Linear layers that read the same input, as one function: what it keeps, and how their gradients add up.
 
-The input is kept, or recomputed of what it was made of, once for all of them; its gradient is one sum in one place.
+The input is kept, or recomputed of what it was made of, once for all of them; its gradient is one sum in one place,
+which tensor-parallel ranks exchange while each computes the gradients of its weights.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from onward.lowering.kernels.matmuls import add_product, gradient_of_weight, mul
 from onward.lowering.ops import fused
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.passes import is_plain
+from onward.lowering.process_groups import begin_reduce_scatter, begin_sum
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 LEAST_BYTES = 2**18
 """Layers of smaller inputs are left to torch: all that they do takes less time than this takes to begin."""
+
+
+Entry = tuple[Tensor, str, tuple[int, int] | None]
+"""Where ranks begin to compute parts of layers: what each had before, the name of their group, and, where that was a
+share of the tokens only, the axis of tokens and the number of shares. The ranks' gradients of it are added up."""
 
 
 class Recipe:
@@ -55,6 +62,7 @@ def linear_layers(
     biases: Sequence[Tensor | None],
     recipe: Recipe | None,
     sources: Sequence[Any],
+    entry: Entry | None = None,
 ) -> tuple[Tensor, ...]:
     """`X W + B` of X [..., K] for some weights W [K, N] and biases B [N], N of each its own.
 
@@ -65,11 +73,12 @@ def linear_layers(
         weights, biases: of the layers.
         recipe: makes X of the sources, which are kept in its place; None: X is kept.
         sources: tensors and other values; gradients flow through X.
+        entry: of the region of tensor parallelism that begins with X, which nothing else reads.
     """
     if not _saves(X, kinds, weights, biases):
         layers = zip(kinds, weights, biases, strict=True)
         return tuple(_as_it_was(kind, is_transposed, X, W, B) for (kind, is_transposed), W, B in layers)
-    return _applied(X, kinds, weights, biases, recipe, sources)
+    return _applied(X, kinds, weights, biases, recipe, sources, entry)
 
 
 def checked_layers(
@@ -79,11 +88,12 @@ def checked_layers(
     biases: Sequence[Tensor | None],
     recipe: Recipe | None,
     sources: Sequence[Any],
+    entry: Entry | None = None,
 ) -> tuple[Tensor, ...]:
     """`linear_layers` of shapes that have been found to save something, where all of the weights train."""
     if torch.is_grad_enabled() and all(W.requires_grad for W in weights):
-        return _applied(X, kinds, weights, biases, recipe, sources)
-    return linear_layers(X, kinds, weights, biases, recipe, sources)
+        return _applied(X, kinds, weights, biases, recipe, sources, entry)
+    return linear_layers(X, kinds, weights, biases, recipe, sources, entry)
 
 
 def _applied(
@@ -93,12 +103,15 @@ def _applied(
     biases: Sequence[Tensor | None],
     recipe: Recipe | None,
     sources: Sequence[Any],
+    entry: Entry | None,
 ) -> tuple[Tensor, ...]:
     if recipe is not None:
         recipe.readers += 1
         sources = [source.detach() if isinstance(source, Tensor) else source for source in sources]
     are_transposed = [is_transposed for _, is_transposed in kinds]
-    result = _Layers.apply(X, recipe, sources, are_transposed, *weights, *biases)  # type: ignore[no-untyped-call]
+    before, *exchange = entry or (X, None, None)
+    read = X if entry is None else X.detach()  # the gradient goes to what it was before
+    result = _Layers.apply(before, read, exchange, recipe, sources, are_transposed, *weights, *biases)  # type: ignore[no-untyped-call]
     return result if len(kinds) > 1 else (result,)
 
 
@@ -138,13 +151,19 @@ def _as_it_was(kind: str, is_transposed: bool, X: Tensor, W: Tensor, B: Tensor |
     return fused.linear(X, W, B, rows_are_outputs=int(is_transposed))
 
 
+_BEFORE_WEIGHTS = 6
+"""Arguments of `_Layers` that stand before the weights."""
+
+
 class _Layers(torch.autograd.Function):
     """Products of X with weights, and sums with biases; the gradients are those of torch's `addmm`."""
 
     @staticmethod
     def forward(
         ctx: Any,
+        before: Tensor,
         X: Tensor,
+        exchange: tuple[str | None, tuple[int, int] | None],
         recipe: Recipe | None,
         sources: Sequence[Any],
         are_transposed: tuple[bool, ...],
@@ -158,6 +177,7 @@ class _Layers(torch.autograd.Function):
             X = X.to(ctx.autocast[1])  # once, where each product would do it
         ctx.set_materialize_grads(False)
         ctx.recipe, ctx.are_transposed, ctx.shape, ctx.others = recipe, are_transposed, X.shape, sources
+        ctx.exchange = exchange
         if recipe is None:
             ctx.save_for_backward(*parameters[:count], X)
         else:
@@ -183,20 +203,41 @@ class _Layers(torch.autograd.Function):
 
 def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of what `_Layers` was called with."""
-    count, wanted, saved = len(ctx.are_transposed), ctx.needs_input_grad, ctx.saved_tensors
+    saved = ctx.saved_tensors  # unpacked once: hooks may read them from a disk
     rows = [G if G is None or G.dim() == 2 else G.reshape(-1, G.shape[-1]) for G in gradients]
+    group, shares = ctx.exchange
+    if group is None or not ctx.needs_input_grad[0]:
+        found = _of_parameters(ctx, rows, saved)  # first, so that X and its gradient are not there at once
+        total = _of_input(ctx, rows, saved) if ctx.needs_input_grad[0] else None
+    else:
+        part = _of_input(ctx, rows, saved)
+        assert part is not None  # autograd calls with at least one gradient
+        finish = begin_sum(part, group) if shares is None else begin_reduce_scatter(part, *shares, group)
+        found = _of_parameters(ctx, rows, saved)
+        total = finish()
+    return total, None, None, None, None, None, *found
+
+
+def _of_parameters(ctx: Any, rows: Sequence[Tensor | None], saved: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of weights and biases that are asked for, of the rows [N, outputs] of each layer's gradient."""
+    count, wanted = len(ctx.are_transposed), ctx.needs_input_grad[_BEFORE_WEIGHTS:]
     found: list[Tensor | None] = [None] * (2 * count)
-    X = total = None
-    for place, G in enumerate(rows):  # weights first, so that X and its gradient are not there at once
+    X = None
+    for place, G in enumerate(rows):
         if G is None:
             continue
-        if wanted[4 + place]:
+        if wanted[place]:
             X = _input(ctx, saved[count:]).reshape(-1, ctx.shape[-1]) if X is None else X
             found[place] = gradient_of_weight(_alike(X, G), G, saved[place], ctx.are_transposed[place])
-        if wanted[4 + count + place]:
+        if wanted[count + place]:
             found[count + place] = G.sum(0)
-    X = None
-    for place, G in enumerate(rows if wanted[0] else ()):
+    return found
+
+
+def _of_input(ctx: Any, rows: Sequence[Tensor | None], saved: Sequence[Tensor]) -> Tensor | None:
+    """The gradient of X, of the rows [N, outputs] of each layer's gradient."""
+    total = None
+    for place, G in enumerate(rows):
         if G is None:
             continue
         right = _alike(saved[place] if ctx.are_transposed[place] else saved[place].T, G)
@@ -205,7 +246,7 @@ def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None,
             total = total if total.dtype is ctx.dtype else total.to(ctx.dtype)
         else:
             total = add_product(total, G, right)
-    return (None if total is None else total.view(ctx.shape), None, None, None, *found)
+    return None if total is None else total.view(ctx.shape)
 
 
 def _alike(tensor: Tensor, other: Tensor) -> Tensor:

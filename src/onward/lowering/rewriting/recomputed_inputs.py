@@ -63,7 +63,8 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
     outputs = _outputs_by_input(products)
     steps = {call: made if _is_worth(made, outputs.get(call.args[0])) else () for call, made in steps.items()}
     groups = _neighbors(graph, products) if joins else [[call] for call in products]
-    groups = [group for group in groups if len(group) > 1 or steps[group[0]]]
+    entered = {group[0] for group in groups if joins and _begins_region(group)}
+    groups = [group for group in groups if len(group) > 1 or steps[group[0]] or group[0] in entered]
     if not groups:
         return program
     root: dict[str, Any] = {
@@ -77,7 +78,7 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
             root[name], sources = extracted(made)
             with graph.inserting_before(group[0]):
                 recipes[made] = graph.call_function(Recipe, (graph.get_attr(name),)), sources
-        _replace(graph, group, *recipes.get(made, (None, [])))
+        _replace(graph, group, *recipes.get(made, (None, [])), _entry(group) if group[0] in entered else None)
     return replace(program, run=fx.GraphModule(root, graph))
 
 
@@ -101,11 +102,36 @@ def _is_worth(made: Sequence[fx.Node], outputs: int | None) -> bool:
     )
 
 
-def _replace(graph: fx.Graph, group: Sequence[fx.Node], recipe: fx.Node | None, sources: Sequence[fx.Node]) -> None:
+def _begins_region(group: Sequence[fx.Node]) -> bool:
+    """Whether what the layers read enters a region of tensor parallelism there, and nothing else reads it."""
+    left = group[0].args[0]
+    if not isinstance(left, fx.Node) or "onnx" not in left.meta or set(left.users) != set(group):
+        return False
+    kind = left.meta["onnx"].op_type
+    return "horizontal_group" in left.kwargs and (
+        kind == "Enter" or (kind == "GatherTokens" and bool(left.kwargs.get("partial")))
+    )
+
+
+def _entry(group: Sequence[fx.Node]) -> tuple[Any, ...]:
+    """What `linear_layers` is told of a region that begins with a group."""
+    left: Any = group[0].args[0]
+    is_share = "cut_axis" in left.kwargs
+    shares = (left.kwargs["cut_axis"], left.kwargs["size"]) if is_share else None
+    return left.args[0], left.kwargs["horizontal_group"], shares
+
+
+def _replace(
+    graph: fx.Graph,
+    group: Sequence[fx.Node],
+    recipe: fx.Node | None,
+    sources: Sequence[fx.Node],
+    entry: tuple[Any, ...] | None,
+) -> None:
     """Replaces all calls by one, where the first of them is."""
     layers = [_layer(call) for call in group]
     kinds, weights, biases = (tuple(layer[place] for layer in layers) for place in range(3))
-    arguments = (group[0].args[0], kinds, weights, biases, recipe, tuple(sources))
+    arguments = (group[0].args[0], kinds, weights, biases, recipe, tuple(sources), entry)
     with graph.inserting_before(group[0]):
         joined = graph.call_function(linear_layers, arguments)
         joined.meta = dict(group[0].meta)
