@@ -15,6 +15,7 @@ from onward.data.shard import FeatureSpec
 from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.sequences import plan_sequences
 from onward.engine.building.sizes import input_sizes, known_dimensions
+from onward.engine.inputs.bag_starts import refuse_bag_starts
 from onward.engine.inputs.index_ranges import FeatureRange, index_ranges
 from onward.engine.reports import RunStart
 from onward.engine.state import Counters, TrainState
@@ -281,9 +282,11 @@ def plan_run(
 
     Raises:
         ParametersError: no weight trains, nothing can be cut as asked, or a size that a plan needs is not known.
+        ModelError: the model reads where bags of ids begin.
     """
     if not graph.weights:
         raise ParametersError(graph.why_nothing_trains())
+    refuse_bag_starts(graph.model)
     facts, sizes = ValueFacts({}, {}), dict[str, int]()
     by_budget = parameters.recompute.memory_budget is not None
     if topology.horizontal_size * topology.pipeline_size * topology.context_size > 1 or by_budget:
