@@ -98,3 +98,10 @@ def test_transforms_of_torch_func_reach_a_learned_mask() -> None:
         bias = mask.clone().requires_grad_()
         written_out(query[sample], key[sample], value[sample], bias).sin().sum().backward()
         torch.testing.assert_close(found[sample], bias.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [None, 0, 2])
+def test_second_derivatives(frozen: int | None) -> None:
+    """Against finite differences of the first, also where one of the inputs has no gradient."""
+    own = [tensor.double().requires_grad_(place != frozen) for place, tensor in enumerate(drawn((1, 3, 5, 7)))]
+    assert torch.autograd.gradgradcheck(lambda *given: attend(*given, scale=0.3), tuple(own))

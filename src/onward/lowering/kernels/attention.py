@@ -68,24 +68,38 @@ class _Attention(torch.autograd.Function):
         scores = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=scale)
         scores = scores.view(batch, heads, length, count)
         probabilities = torch.softmax(scores.add_(mask), -1)
-        ctx.save_for_backward(q, k, v, probabilities)
-        ctx.scale, ctx.mask = scale, mask.shape
+        # Not q, k and v: they may be copies, to which a second derivative finds no way.
+        ctx.save_for_backward(query, key, value, mask, probabilities)
+        ctx.scale = scale
         return torch.bmm(probabilities.flatten(0, 1), v).view(batch, heads, length, width)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Those of two products and a softmax; the mask's is summed over the axes along which it was repeated."""
-        q, k, v, probabilities = ctx.saved_tensors
+        *given, probabilities = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            return _recorded(*given, ctx.scale, gradients[0])
+        mask = given[3]
+        q, k, v = (tensor.flatten(0, 1) for tensor in given[:3])
         batch, heads = probabilities.shape[:2]
-        given, rows = gradients[0].flatten(0, 1), probabilities.flatten(0, 1)
-        of_value = torch.bmm(rows.mT, given)
-        of_rows = torch.bmm(given, v.mT)
+        G, rows = gradients[0].flatten(0, 1), probabilities.flatten(0, 1)
+        of_value = torch.bmm(rows.mT, G)
+        of_rows = torch.bmm(G, v.mT)
         of_scores = torch.ops.aten._softmax_backward_data(of_rows, rows, -1, rows.dtype)
-        of_mask = of_scores.view_as(probabilities).sum_to_size(ctx.mask) if ctx.needs_input_grad[3] else None
+        of_mask = of_scores.view_as(probabilities).sum_to_size(mask.shape) if ctx.needs_input_grad[3] else None
         of_query, of_key = (
             torch.baddbmm(q.new_empty(()), left, right, beta=0, alpha=ctx.scale)
             for left, right in ((of_scores, k), (of_scores.mT, q))
         )
         shaped = (tensor.view(batch, heads, *tensor.shape[1:]) for tensor in (of_query, of_key, of_value))
         return *shaped, of_mask, None
+
+
+def _recorded(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients by operators of torch, of which autograd knows the derivatives."""
+    result = torch.softmax(query @ key.mT * scale + mask, -1) @ value
+    inputs = [tensor for tensor in (query, key, value, mask) if tensor.requires_grad]
+    found = iter(torch.autograd.grad(result, inputs, gradient, create_graph=True))
+    return *(next(found) if tensor.requires_grad else None for tensor in (query, key, value, mask)), None
