@@ -76,11 +76,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Those of two products and a softmax; the mask's is summed over the axes along which it was repeated."""
-        *given, probabilities = ctx.saved_tensors
+        query, key, value, mask, probabilities = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives
-            return _recorded(*given, ctx.scale, gradients[0])
-        mask = given[3]
-        q, k, v = (tensor.flatten(0, 1) for tensor in given[:3])
+            return _recorded(query, key, value, mask, ctx.scale, gradients[0])
+        q, k, v = (tensor.flatten(0, 1) for tensor in (query, key, value))
         batch, heads = probabilities.shape[:2]
         G, rows = gradients[0].flatten(0, 1), probabilities.flatten(0, 1)
         of_value = torch.bmm(rows.mT, G)

@@ -212,7 +212,7 @@ def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None,
     else:
         part = _of_input(ctx, rows, saved)
         assert part is not None  # autograd calls with at least one gradient
-        finish = begin_sum(part, group) if shares is None else begin_reduce_scatter(part, *shares, group)
+        finish = begin_sum(part, group) if shares is None else begin_reduce_scatter(part, shares[0], shares[1], group)
         found = _of_parameters(ctx, rows, saved)
         total = finish()
     return total, None, None, None, None, None, *found

@@ -78,7 +78,8 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
             root[name], sources = extracted(made)
             with graph.inserting_before(group[0]):
                 recipes[made] = graph.call_function(Recipe, (graph.get_attr(name),)), sources
-        _replace(graph, group, *recipes.get(made, (None, [])), _entry(group) if group[0] in entered else None)
+        recipe, sources = recipes.get(made, (None, []))
+        _replace(graph, group, recipe, sources, _entry(group) if group[0] in entered else None)
     return replace(program, run=fx.GraphModule(root, graph))
 
 
