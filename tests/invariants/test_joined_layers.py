@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import onward.lowering.rewriting.linear_layers as linear_layers
+import onward.lowering.rewriting.recomputed_inputs as recomputed_inputs
 from onward.models import create_model
 from tests.invariants.cases import Case, random
 from tests.invariants.layouts import Layout, Result, differences, knowing_gradients, train_here, train_on_ranks
@@ -120,13 +121,43 @@ def train_overlapped_here(sections: Any, *arguments: Any) -> Result:
     return result
 
 
+def train_one_after_the_other_here(sections: Any, *arguments: Any) -> Result:
+    """The part of one rank, where no input is too small and gradients of weights come before the exchange."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recomputed_inputs, "_begins_region", lambda group: False)
+        return train_small_layers_here(sections, *arguments)
+
+
+def check_overlap(layout: Layout, overlaps: int, **options: Any) -> Result:
+    """What rank 0 has of a run that computes during exchanges, `overlaps` there; one that waits has the same bits."""
+    found = train_on_ranks(BERT, layout, updates=3, here=train_overlapped_here, **options)
+    waits = train_on_ranks(BERT, layout, updates=3, here=train_one_after_the_other_here, **options)
+    assert found[0].messages[-1] == f"{overlaps} overlaps"
+    assert differences(found[0], waits[0]) == (0.0, 0.0)
+    return found[0]
+
+
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_ranks_compute_gradients_of_weights_while_those_of_inputs_are_added_up(by_tokens: bool) -> None:
-    """Two regions of each of four layers and two of the heads, in three updates on two ranks, equal one process."""
-    layout = Layout(horizontal=2, distributed={"sequence_parallel": by_tokens})
-    found = train_on_ranks(BERT, layout, updates=3, here=train_overlapped_here)
-    assert {result.messages[-1] for result in found} == {f"{(4 * 2 + 2) * 3} overlaps"}
-    assert max(differences(found[0], train_on_ranks(BERT, Layout(), updates=3)[0])) <= 2 * BOUND
+    """Two regions of each of four layers and two of the heads, in three updates on two ranks."""
+    found = check_overlap(Layout(horizontal=2, distributed={"sequence_parallel": by_tokens}), (4 * 2 + 2) * 3)
+    assert max(differences(found, train_on_ranks(BERT, Layout(), updates=3)[0])) <= 2 * BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "overlaps", "options"),
+    [
+        (Layout(2, 2, 1, {"zero_stage": 3}), 30, {}),
+        (Layout(1, 2, 2), 48, {"accumulation": 4}),
+        (Layout(1, 2, 2, {"pipeline_schedule": "ZBVZeroBubble"}), 0, {"accumulation": 4}),
+        (Layout(1, 2, 1), 30, {"sections": {"mixed_precision": {"use_mixed_precision": True}}}),
+        (Layout(1, 2, 1), 6, {"sections": {"recompute": {"segments": True}}}),
+    ],
+    ids=str,
+)
+def test_overlap_under_other_options(layout: Layout, overlaps: int, options: dict[str, Any]) -> None:
+    check_overlap(layout, overlaps, **options)
 
 
 @pytest.mark.slow
