@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import onnx
 import torch
 
 import onward.graph.shared_inputs as shared_inputs
-import onward.lowering.kernels.layout as layout
-import onward.lowering.kernels.matmuls as products
-import onward.lowering.kernels.max_pooling as max_pooling
-import onward.lowering.kernels.rematerialize as rematerialize
-import onward.lowering.ops.fused_cross_entropy as fused_cross_entropy
-import onward.lowering.rewriting.linear_layers as linear_layers
-import onward.lowering.rewriting.sparse_lookups as sparse_lookups
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import LinearOptions, Network
 from onward.engine.network.precision import Precision
@@ -52,14 +47,20 @@ class Trained:
     tensors: dict[str, torch.Tensor]
 
 
+def modules_of(package: str) -> list[ModuleType]:
+    """A package's modules, all imported."""
+    folders = importlib.import_module(package).__path__
+    names = [found.name for found in pkgutil.walk_packages(folders, f"{package}.")]
+    return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+
+
 @contextmanager
 def of_any_size() -> Iterator[None]:
     """In here nothing is too small to be worth it."""
-    places: list[tuple[Any, str]] = [
-        (rematerialize, "LEAST_BYTES"), (linear_layers, "LEAST_BYTES"), (max_pooling, "LEAST_BYTES"),
-        (products, "WORTHWHILE_FLOPS"), (layout, "LEAST_BYTES"), (sparse_lookups, "LEAST_BYTES"),
-        (fused_cross_entropy, "SMALL_BYTES"), (shared_inputs, "LEAST_OUTPUTS"),
-    ]  # fmt: skip
+    thresholds = ("LEAST_", "SMALL_BYTES", "WORTHWHILE_")
+    modules = modules_of("onward.lowering")
+    places = [(module, name) for module in modules for name in vars(module) if name.startswith(thresholds)]
+    places.append((shared_inputs, "LEAST_OUTPUTS"))
     before = [getattr(*place) for place in places]
     for place, value in zip(places, before, strict=True):
         setattr(*place, type(value)())

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
+from onward.lowering.passes import only_first_derivative
+
 
 def group_named(name: str) -> dist.ProcessGroup:
     """The process group of a name that torch gave it.
@@ -41,7 +43,7 @@ class _GroupSum(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(gradient, context.group), None
+        return sum_over_group(gradient, context.group), None
 
 
 def _summed(tensor: torch.Tensor, group: str) -> torch.Tensor:
@@ -148,6 +150,7 @@ class _GroupGather(torch.autograd.Function):
         return torch.cat([*kept[rank:], *kept[:rank]])
 
     @staticmethod
+    @only_first_derivative
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         counts, rank = context.counts, context.rank
         of_ranks = torch.split(gradient, [*counts[rank:], *counts[:rank]])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -17,6 +18,7 @@ from onward.artifacts.training_graph import write_training_graph
 from onward.errors import ModelError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.kernels.scanning import scan_steps
 from onward.lowering.module import OnnxModule
 from tests.artifacts.plain_runtime import call, largest_error, open_session
 
@@ -210,3 +212,16 @@ def test_a_loop_that_ends_by_its_data_is_refused(tmp_path: Path) -> None:
     weights = {weight: torch.randn(shape) for weight, shape in SHAPES.items()}
     with pytest.raises(ModelError, match="computes shapes or control flow from its data"):
         _written(Recurrence(text, SHAPES, _by_hand, {}), weights, tmp_path / "training.onnx")
+
+
+def test_second_derivatives_are_refused() -> None:
+    """The states before each step are kept as numbers, through which none would flow."""
+    x, start = torch.randn(5, 2, requires_grad=True), torch.randn(2, requires_grad=True)
+
+    def step(states: tuple[Tensor, ...], now: tuple[Tensor, ...], _: Any) -> tuple[Any, Any]:
+        following = torch.tanh(states[0] + now[0])
+        return (following,), (following * following,)
+
+    (end,), (outputs,) = scan_steps(step, (start,), (x,), ())
+    with pytest.raises(RuntimeError, match="of Scan has no second derivative"):
+        torch.autograd.grad(end.sum() + outputs.sum(), start, create_graph=True)

@@ -106,6 +106,25 @@ def test_under_autocast_results_are_in_its_type() -> None:
     assert x.grad.dtype is torch.float32
 
 
+@pytest.mark.parametrize(("with_x", "with_w"), [(True, False), (False, True), (False, False)])
+def test_either_operand_may_have_no_gradient(with_x: bool, with_w: bool) -> None:
+    x, w, g = tensors(torch.float32, 16)
+    expected = torch.autograd.grad(float8_product(x, w), (x, w), g)
+    given = x.detach().requires_grad_(with_x), w.detach().requires_grad_(with_w)
+    result = float8_product(*given)
+    assert result.requires_grad == (with_x or with_w)
+    for leaf, one in zip(given, expected, strict=True):
+        if leaf.requires_grad:
+            assert torch.equal(torch.autograd.grad(result, leaf, g, retain_graph=True)[0], one)
+
+
+def test_second_derivatives_are_refused() -> None:
+    """Both operands are kept in 8 bits, through which none would flow."""
+    x, w, g = tensors(torch.float32, 16)
+    with pytest.raises(RuntimeError, match="of Product has no second derivative"):
+        torch.autograd.grad(float8_product(x, w), (x, w), g, create_graph=True)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's compiler itself
 def test_torchs_compiler_takes_it_without_a_break() -> None:

@@ -147,3 +147,39 @@ def test_a_frozen_table_has_no_gradient() -> None:
     assert not lookup(table, batch()["ids"]).requires_grad
     assert torch.equal(lookup(table, batch()["ids"]), table[batch()["ids"]])
     assert torch.equal(lookup(table, (3, -1)), table[[3, -1]])
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_without_a_gradient_of_the_last_layer_it_is_dense(accumulates: bool) -> None:
+    """Where a loss of other values is differentiated, optimizers and clipping get what they know."""
+    table, ids = torch.randn(V, W, dtype=torch.float64, requires_grad=True), batch()["ids"]
+    first, _ = split_table(table)
+    expected = torch.zeros(V, W, dtype=torch.float64)
+    expected.index_add_(0, ids.flatten() % V, torch.ones(ids.numel(), W, dtype=torch.float64))
+    if accumulates:
+        table.grad = torch.ones_like(table)
+    lookup(first, ids).sum().backward()  # type: ignore[no-untyped-call]
+    assert table.grad is not None
+    assert table.grad.layout is torch.strided
+    assert torch.equal(table.grad, expected + int(accumulates))
+    assert torch.nn.utils.clip_grad_norm_([table], 1e9) == pytest.approx(float((expected + int(accumulates)).norm()))
+
+
+@pytest.mark.parametrize("loss", ["both", "lookups alone", "last layer alone"])
+def test_a_second_loss_of_what_was_looked_up(loss: str) -> None:
+    """Any part of the graph may be what is differentiated."""
+    net = network(TIED)
+    weight, program = net.weights["table"], sparse_of(net)
+    rows = [node for node in program.code.graph.nodes if node.target is lookup]
+    assert len(rows) == 1
+    results = []
+    for sparse in (True, False):
+        first, second = split_table(weight) if sparse else (weight, weight)
+        x = lookup(first, batch()["ids"]) if sparse else weight[batch()["ids"]]
+        scores = (x.tanh() @ second.T).logsumexp(-1).sum()
+        total = {"both": scores + x.square().sum(), "lookups alone": x.square().sum()}.get(loss, scores)
+        if loss == "last layer alone":
+            total = (second * 2).square().sum()
+        results.append(torch.autograd.grad(total, weight)[0])
+    assert results[0].layout is torch.strided
+    torch.testing.assert_close(results[0], results[1], rtol=1e-14, atol=1e-13)

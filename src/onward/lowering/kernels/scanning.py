@@ -15,7 +15,7 @@ from torch._higher_order_ops.utils import first_slice_copy, materialize_as_graph
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onward.lowering.passes import is_traced
+from onward.lowering.passes import is_traced, only_first_derivative
 
 LARGEST_UNROLLED_STEPS = 3
 """More take longer to trace and to write than a scan of them."""
@@ -100,6 +100,7 @@ class _Scan(torch.autograd.Function):
         return (*finals, *outputs)
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         kept, scanned, shared = ctx.operands
         reached = ctx.needs_input_grad[3 + ctx.places :]

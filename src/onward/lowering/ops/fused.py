@@ -16,7 +16,7 @@ from torch import Tensor
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels import matmuls as products
 from onward.lowering.ops.activation import gelu, swish
-from onward.lowering.passes import is_plain
+from onward.lowering.passes import is_plain, only_first_derivative
 from onward.lowering.registry import lowers
 
 lowers("Gelu", domain=DOMAIN)(gelu)
@@ -75,14 +75,14 @@ class _RMSNorm(torch.autograd.Function):
         return (x * inverse).mul_(scale)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """With s = 1 / rms: `gradient scale s - x s³ mean(gradient scale x)`, and the sum of `gradient x s`."""
         x, scale, inverse = ctx.saved_tensors
         dtype, width = torch.promote_types(x.dtype, torch.float32), scale.numel()
         given, rows = (tensor.to(dtype).reshape(-1, width) for tensor in (gradients[0], x))
-        factor = scale.to(dtype).view(width, 1)
-        inverse = _inverse_rms(rows, (-1,), width, ctx.epsilon) if inverse is None else inverse.view(-1, 1)
+        factor = scale.to(dtype).reshape(width, 1)
+        inverse = _inverse_rms(rows, (-1,), width, ctx.epsilon) if inverse is None else inverse.reshape(-1, 1)
         product = given * rows
         of_x = of_scale = None
         share = (product @ factor).mul_(inverse.pow(3)).mul_(-1 / width)
@@ -125,7 +125,7 @@ class _SwiGLU(torch.autograd.Function):
         return F.silu(gate).mul_(value)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_first_derivative
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """`d silu(a) = sigmoid(a) (1 + a (1 - sigmoid(a)))`, torch's own backward of it."""
         (gradient,) = gradients
@@ -187,7 +187,7 @@ class _Rotary(torch.autograd.Function):
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """`G cosine` and, for each, the other's gradient times the other's sine."""
         cosine, sine = ctx.saved_tensors

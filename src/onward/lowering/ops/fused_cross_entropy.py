@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels.matmuls import multiply
 from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
-from onward.lowering.passes import is_plain
+from onward.lowering.passes import is_plain, only_first_derivative
 from onward.lowering.registry import lowers
 
 CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 512 * 2**20}
@@ -195,7 +195,7 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """What the forward pass kept, times the gradient of the loss; in place, unless the pass keeps its graph.
 

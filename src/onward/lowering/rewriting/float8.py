@@ -17,6 +17,7 @@ from onward.lowering.ops.fused import linear
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.ops.movement import transpose
+from onward.lowering.passes import only_first_derivative
 from onward.lowering.program import Program
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
@@ -141,6 +142,7 @@ class _Product(torch.autograd.Function):
         return _multiply(x, w, x_scale, w_scale, dtype)
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """The products `G W'` and `X' G`."""
         x, x_scale, w, w_scale = ctx.saved_tensors

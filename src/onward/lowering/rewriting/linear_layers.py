@@ -16,7 +16,7 @@ from onward.lowering.building.tensor_facts import TensorFact
 from onward.lowering.kernels.matmuls import add_product, gradient_of_weight, multiply
 from onward.lowering.ops import fused
 from onward.lowering.ops.linear import gemm, matmul
-from onward.lowering.passes import is_plain
+from onward.lowering.passes import is_plain, only_first_derivative
 from onward.lowering.process_groups import begin_reduce_scatter, begin_sum
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -91,7 +91,8 @@ def checked_layers(
     entry: Entry | None = None,
 ) -> tuple[Tensor, ...]:
     """`linear_layers` of shapes that have been found to save something, where all of the weights train."""
-    if torch.is_grad_enabled() and all(W.requires_grad for W in weights):
+    is_usual = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+    if is_usual and all(W.requires_grad for W in weights):
         return _applied(X, kinds, weights, biases, recipe, sources, entry)
     return linear_layers(X, kinds, weights, biases, recipe, sources, entry)
 
@@ -194,11 +195,10 @@ class _Layers(torch.autograd.Function):
         return tuple(results) if count > 1 else results[0]
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """X again, as it was made, for the gradients of the weights alone."""
-        # The guard against a second derivative takes as long as a small product; it is for passes that record one.
-        found: tuple[Tensor | None, ...] = (_guarded if torch.is_grad_enabled() else _differentiated)(ctx, *gradients)
-        return found
+        return _differentiated(ctx, *gradients)
 
 
 def _differentiated(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -251,9 +251,6 @@ def _of_input(ctx: Any, rows: Sequence[Tensor | None], saved: Sequence[Tensor]) 
 
 def _alike(tensor: Tensor, other: Tensor) -> Tensor:
     return tensor if tensor.dtype is other.dtype else tensor.to(other.dtype)
-
-
-_guarded = torch.autograd.function.once_differentiable(_differentiated)
 
 
 def _input(ctx: Any, kept: Sequence[Tensor | None]) -> Tensor:

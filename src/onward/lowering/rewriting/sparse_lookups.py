@@ -18,6 +18,7 @@ from onward.lowering.building.tensor_facts import FACT, fact_about
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.indexing import gather, wrap_positions
 from onward.lowering.ops.movement import transpose
+from onward.lowering.passes import only_first_derivative
 from onward.lowering.program import Program, pick
 
 LEAST_BYTES = 2**20
@@ -104,6 +105,7 @@ def _takes_sparse_gradients(data: Tensor) -> bool:
     is_weight = is_weight and data.requires_grad and torch.is_grad_enabled()
     has_numbers = type(data) in (Tensor, nn.Parameter) or isinstance(data, FakeTensor)
     is_traced = torch.compiler.is_compiling() or get_proxy_mode() is not None
+    is_traced = is_traced or torch._C._are_functorch_transforms_active()
     is_plain = data.dim() == 2 and data.dtype in (torch.float32, torch.float64) and data.device.type == "cpu"
     is_large = data.numel() * data.element_size() >= LEAST_BYTES
     return is_weight and has_numbers and is_plain and is_large and not is_traced
@@ -122,11 +124,13 @@ class _Split(torch.autograd.Function):
         return table.detach(), table.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor | None) -> Tensor | None:
         """Writes into the gradient of the second, which only the last layer knows."""
         rows, dense = gradients
-        return rows if dense is None else dense if rows is None else dense.add_(rows)
+        if rows is None or dense is None:  # a sparse gradient is for this sum alone: nobody else expects one
+            return dense if rows is None else rows.to_dense()
+        return dense.add_(rows)
 
 
 class _Lookup(torch.autograd.Function):
@@ -140,7 +144,7 @@ class _Lookup(torch.autograd.Function):
         return F.embedding(positions, table)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """The rows' gradients and where they belong; equal positions are added one after the other."""
         (positions,) = ctx.saved_tensors

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.passes import only_first_derivative
 from onward.lowering.registry import lowers
 from onward.parallel.horizontal.collectives import all_reduce
 from onward.plan.horizontal.cuts import DOMAIN
@@ -37,6 +38,7 @@ class _RowLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Probabilities, less 1 at the label."""
         probabilities, local, own = ctx.saved_tensors

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.passes import only_first_derivative
 from onward.lowering.registry import lowers
 from onward.parallel.horizontal.collectives import EnterRegion, LeaveRegion, all_gather, all_reduce
 from onward.plan.horizontal.cuts import DOMAIN
@@ -100,6 +101,7 @@ class _Gathered(torch.autograd.Function):
         ctx.cut, ctx.rank, ctx.size, _ = inputs[1:]
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         """The rank's shard."""
         cut = ctx.cut
@@ -217,6 +219,7 @@ class _Softmax(torch.autograd.Function):
         return found
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Reduces one sum a row over the ranks."""
         (result,) = ctx.saved_tensors

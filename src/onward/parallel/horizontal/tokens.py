@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.passes import only_first_derivative
 from onward.lowering.registry import lowers
 from onward.parallel.horizontal.collectives import all_gather, reduce_scatter
 from onward.plan.horizontal.cuts import DOMAIN
@@ -47,6 +48,7 @@ class _Move(torch.autograd.Function):
         ctx.settings = inputs[2:]
 
     @staticmethod
+    @only_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         """Runs the opposite collective on gradients."""
         return _collective(gradients[0], *ctx.settings), None, None, None, None, None, None
