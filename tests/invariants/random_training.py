@@ -72,7 +72,12 @@ def of_any_size() -> Iterator[None]:
 
 
 def train(
-    model: onnx.ModelProto, data: Mapping[str, np.ndarray], how: Speedups, batch: int, accumulation: int = 1
+    model: onnx.ModelProto,
+    data: Mapping[str, np.ndarray],
+    how: Speedups,
+    batch: int,
+    accumulation: int = 1,
+    rate: float = 0.05,
 ) -> Trained:
     """Three updates by SGD with momentum, of the weights whose names begin with `w`."""
     loss = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
@@ -83,7 +88,7 @@ def train(
     network = Network(net, plan, None, LinearOptions(how.again, how.joins), how.sparse)
     network.train()
     forward = Forward(network, (graph.loss,), Precision(None))
-    optimizer = torch.optim.SGD(network.weights.values(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(network.weights.values(), lr=rate, momentum=0.9)
     losses: list[float] = []
     for step in range(3 * accumulation):
         rows = (np.arange(batch) + step * batch) % len(data["labels"])

@@ -69,7 +69,10 @@ def test_data_that_end() -> None:
         ),
         ([{"y": np.zeros(2)}], "hold 'y'; the model reads 'x' of rank 2. Pass input_name_map="),
         ([(np.zeros((2, 3)), np.zeros(3))], "a batch holds {'x': 2, 'label': 3} samples; expected the same number"),
-        ([(np.zeros((0, 3)), np.zeros(0))], "expected the same number, at least 1, along axis 0"),
+        (
+            [(np.zeros((0, 3)), np.zeros(0))],
+            "along axis 0 of every feature. Yield batches whose features have a row for each sample",
+        ),
         ([(np.zeros((2, 3)), 1)], "a batch holds {'x': 2, 'label': None} samples"),
     ],
 )

@@ -19,6 +19,14 @@ def test_frozen_weights_are_no_parameters():
     assert net.graph.frozen["b1"] == "frozen next to adapters"
 
 
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [(("w1",), "next to 1 weight, which is frozen."), (("w1", "w2"), "next to 2 weights, which are frozen.")],
+)
+def test_the_note_counts_weights(targets: tuple[str, ...], words: str) -> None:
+    assert any(note.endswith(words) for note in adapted(build_mlp(), targets=targets).graph.notes)
+
+
 def test_a_weight_that_no_gradient_reaches_is_refused() -> None:
     """Its product is rounded to integers: it trained nothing, or ended in an error of torch's."""
     make, number = helper.make_node, numpy_helper.from_array

@@ -187,6 +187,7 @@ def _sample_count(features: dict[str, np.ndarray]) -> int:
     counts = {name: array.shape[0] if array.ndim else None for name, array in features.items()}
     if len(set(counts.values())) != 1 or None in counts.values() or 0 in counts.values():
         raise DataError(
-            f"a batch holds {counts} samples; expected the same number, at least 1, along axis 0 of every feature."
+            f"a batch holds {counts} samples; expected the same number, at least 1, along axis 0 of every feature. "
+            "Yield batches whose features have a row for each sample, or yield single samples and pass batch_size."
         )
     return int(next(iter(features.values())).shape[0])

@@ -107,7 +107,10 @@ def add_adapters(
         known_as=WeightNames(paths),
         adapters=adapters,
         changed=tuple(adapters) if settings.start == "pissa" else (),
-        notes=(f"adapters of {parameters:,} parameters train next to {len(adapters)} weights, which are frozen.",),
+        notes=(
+            f"adapters of {parameters:,} parameters train next to {len(adapters)} "
+            f"{'weight, which is' if len(adapters) == 1 else 'weights, which are'} frozen.",
+        ),
     )
 
 
