@@ -21,13 +21,13 @@ from benchmarks.attack_mutation import explore
 from benchmarks.attack_row import Result, Row, each
 from onward.checkpoint.reading import read_new_tensors
 from onward.checkpoint.run_record import read_run_record
-from onward.checkpoint.storage import sha256_of
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.manifest import Manifest, ShardEntry, read_manifest
 from onward.data.shard import load_shard
 from onward.data.shard_format import encode_sample
 from onward.graph.training_graph import make_training_graph
 from onward.parameters import Parameters
+from onward.untrusted_files import sha256_of
 
 RUN = b"""paths: {model_path: m.onnx, train_data_dir: train, output_dir: out}
 loss: {type: mean_squared_error, prediction: y, label: t}

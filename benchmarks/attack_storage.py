@@ -30,10 +30,10 @@ from tests.faulty_storage import OPERATIONS, Fault, faulty_storage
 from tests.mlp import CROSS_ENTROPY, data, save_mlp, write_shards
 
 from benchmarks.attack_row import Result, Row
-from onward.checkpoint.storage import sha256_of
 from onward.cli import main
 from onward.report.watching import Watchers
 from onward.retries import Patience
+from onward.untrusted_files import sha256_of
 
 LONGEST_SECONDS = 60.0
 ALL_FROM_SECONDS = 60.0

@@ -29,9 +29,11 @@ INNER = 5120
 
 INSPECT = """
 import contextlib, io, json, sys, time
-from onward.cli import main
+from onward.cli import process
+sys.argv = ["onward", "inspect", sys.argv[1]]
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    main(["inspect", sys.argv[1]])
+    with contextlib.suppress(SystemExit):
+        process()
 print(json.dumps({"seconds": time.process_time(), "torch": "torch" in sys.modules}))
 """
 
@@ -51,7 +53,7 @@ print(json.dumps({"seconds": seconds, "weights": weights / 4, **grown}))
 """
 
 FIRST_STEP = """
-import io, json, os, sys, time
+import gc, io, json, os, sys, time
 start = time.thread_time()
 import torch
 imported = time.thread_time()
@@ -62,15 +64,19 @@ class Screen(io.StringIO):
     def flush(self):
         pass
 out, sys.stdout, sys.stderr = sys.stdout, Screen(), Screen()
-from onward.engine.steps import Steps
+gc.freeze()  # as `process` does: the collector never walks through modules
+from onward.graph.reading.garbage_collection import importing
+with importing():
+    from onward.engine.steps import Steps
 def first(self, *arguments, **named):
     update(self, *arguments, **named)
     out.write(json.dumps({**seen, "step": time.thread_time() - imported}))
     out.flush()
     os._exit(0)
 update, Steps.update = Steps.update, first
-from onward.cli import main
-main(["train", sys.argv[1]])
+from onward.cli import process
+sys.argv = ["onward", "train", sys.argv[1]]
+process()
 """
 
 FIRST_LINE = """
@@ -84,8 +90,9 @@ class Screen:
     def isatty(self):
         return False
 sys.stdout = sys.stderr = Screen()
-from onward.cli import main
-main(["train", sys.argv[1]])
+from onward.cli import process
+sys.argv = ["onward", "train", sys.argv[1]]
+process()
 """
 
 
@@ -157,6 +164,7 @@ def write_run(folder: Path) -> Path:
         "learning_rate: {initial_lr: 1.0e-3}\n"
         "optimizer: {training_optimizer_name: AdamW, max_norm_clip: 1.0}\n"
         "tensorboard: {log_dir: out/tensorboard}\n"
+        "checkpoint: {checkpoints_dir: out/checkpoints, checkpoint_period: 400}\n"
     )
     return run
 

@@ -4,6 +4,7 @@ another file, only inside of its folder. Every file that onward reads is opened 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -116,6 +117,12 @@ def read_bytes(path: str | os.PathLike[str], largest_bytes: int = LARGEST_TEXT_B
 def read_text(path: str | os.PathLike[str], largest_bytes: int = LARGEST_TEXT_BYTES) -> str:
     """The content of a regular file in UTF-8, as `Path.read_text` gives it. Raises as it and `open_regular`."""
     return decode(read_bytes(path, largest_bytes))
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a regular file's bytes in hexadecimal. Raises as `open_regular`."""
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def decode(content: bytes) -> str:

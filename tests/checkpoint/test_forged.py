@@ -14,9 +14,9 @@ import torch
 from onward.checkpoint.manifest import _digest
 from onward.checkpoint.reading import read_new_tensors
 from onward.checkpoint.run_record import read_run_record
-from onward.checkpoint.storage import sha256_of
 from onward.checkpoint.writing import CheckpointWriter
 from onward.errors import CheckpointError
+from onward.untrusted_files import sha256_of
 from tests.test_untrusted_files import ESCAPES
 
 RECORD: dict[str, Any] = {

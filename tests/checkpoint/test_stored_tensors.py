@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onward.checkpoint.manifest import CheckpointManifest, FileEntry, TensorEntry
-from onward.checkpoint.storage import OFFSETS_KEY
+from onward.checkpoint.safetensors_format import OFFSETS_KEY
 from onward.checkpoint.stored_tensors import StoredShard, StoredTensor, fill, find_stored_shards
 from onward.errors import CheckpointError
 from onward.parallel.sharded_tensors import ShardedTensor

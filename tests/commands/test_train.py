@@ -58,6 +58,40 @@ onward.cli.main(["train", {run_file!r}])
     assert done.stderr.startswith("onward 0.")
 
 
+def test_a_run_imports_only_what_it_uses(run_file: str) -> None:
+    """Up to the first step; `torch._dynamo`, SymPy and DTensor are imported by torch's fake tensors."""
+    code = f"""
+import os, sys
+from onward.engine.steps import Steps
+def first(self, *arguments, **named):
+    result = update(self, *arguments, **named)
+    sys.stderr.write(" ".join(sys.modules))
+    sys.stderr.flush()
+    os._exit(7)
+update, Steps.update = Steps.update, first
+from onward.cli import process
+sys.argv = ["onward", "train", {run_file!r}, "--quiet"]
+process()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert done.returncode == 7, done.stderr
+    imported = set(done.stderr.split())
+    assert "onward.engine.steps" in imported
+    packages = {name.partition(".")[0] for name in imported}
+    unused = {"PIL", "IPython", "jinja2", "matplotlib", "onnxruntime", "onnxscript", "pandas", "pyarrow", "sklearn"}
+    assert sorted(packages & {*unused, "safetensors", "tokenizers", "torchvision", "transformers"}) == []
+    modules = {
+        "onward.commands.dry_run",
+        "onward.commands.layout_search",
+        "onward.plan.search.choosing",
+        "onward.proposal",
+        "torch.distributed.checkpoint",
+        "torch.distributed.elastic",
+        "torch.distributed.pipelining",
+    }
+    assert sorted(imported & modules) == []
+
+
 def test_json_is_an_object_a_line(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", run_file, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -4,7 +4,7 @@ Ranks send JSON. torch's `save` sends pickles, and whoever takes a rank's place 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,21 +16,35 @@ from torch.distributed.checkpoint.storage import WriteResult
 from onward.checkpoint.agreement import decide_together, rank_and_size
 from onward.checkpoint.manifest import FileEntry
 from onward.checkpoint.planning import ShardSavePlanner, write_item
-from onward.checkpoint.storage import FilePlan, SafetensorsStorageWriter
+from onward.checkpoint.storage import FilePlan, Publication, SafetensorsStorageWriter
 from onward.parallel.messages import Json
-from onward.parallel.sharded_tensors import dtype_name, dtype_named
+from onward.parallel.sharded_tensors import ShardedTensor, dtype_name, dtype_named
 
 
 def save_together(
-    planner: ShardSavePlanner, storage: SafetensorsStorageWriter, group: dist.ProcessGroup | None
+    tensors: Mapping[str, ShardedTensor],
+    names: Iterable[str],
+    publication: Publication,
+    record: Mapping[str, Json],
+    rank_record: Mapping[str, Json] | None,
+    group: dist.ProcessGroup | None,
 ) -> None:
     """Every rank plans what it could write, the first decides who writes what, all write, the first completes it.
+
+    Args:
+        tensors: what this rank may write.
+        names: of all that it holds.
+        publication: where the files go, and what is done before and after.
+        record, rank_record: go into the manifest, see `SafetensorsStorageWriter`.
+        group: the ranks that save together; None: this process alone.
 
     Raises:
         StorageError: the disk refused; on every rank, with the rank where it did.
         OnwardError: anything else failed on some rank; without a group it goes through as it is.
     """
     rank, _ = rank_and_size(group)
+    planner = ShardSavePlanner(tensors, names)
+    storage = SafetensorsStorageWriter(publication, record, rank_record)
     planned: list[SavePlan] = []
     metadata: list[Metadata] = []
 

@@ -14,13 +14,12 @@ import torch.distributed as dist
 from onward.checkpoint.agreement import do_together, gather_from_all, rank_and_size
 from onward.checkpoint.disk import REPLACED_PREFIX
 from onward.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, FileEntry, TensorEntry, read_manifest
-from onward.checkpoint.storage import sha256_of
 from onward.checkpoint.stored_tensors import StoredTensor, fill, find_stored_shards
 from onward.errors import CheckpointError, OtherTensorsError
 from onward.parallel.sharded_tensors import ShardedTensor, dtype_name, dtype_named
 from onward.retries import persistently
 from onward.spelling import shortened
-from onward.untrusted_files import path_inside
+from onward.untrusted_files import path_inside, sha256_of
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _LISTED_DIFFERENCES = 4

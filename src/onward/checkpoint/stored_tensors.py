@@ -14,12 +14,10 @@ from typing import Annotated, Any
 import numpy as np
 import pydantic
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from typing_extensions import TypedDict
 
 from onward.checkpoint.manifest import CheckpointManifest, Size
-from onward.checkpoint.storage import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
+from onward.checkpoint.safetensors_format import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
 from onward.parallel.sharded_tensors import ShardedTensor, dtype_name
 from onward.untrusted_files import first_problem, open_regular, parse_json, path_inside
@@ -167,6 +165,9 @@ def fill(name: str, sharded: ShardedTensor, stored: Sequence[StoredShard]) -> No
         CheckpointError: some of its elements are in no file.
         OSError: a file cannot be read.
     """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
     chunks = [ChunkStorageMetadata(torch.Size(shard.offsets), torch.Size(shard.sizes)) for shard in stored]
     layout = TensorStorageMetadata(
         properties=TensorProperties(dtype=sharded.tensor.dtype), size=torch.Size(sharded.full_shape), chunks=chunks

@@ -18,13 +18,11 @@ import torch
 import torch.distributed as dist
 
 from onward.checkpoint.agreement import rank_and_size
-from onward.checkpoint.collective_save import save_together
 from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, prepare_directory, publish, remove, storage_error
 from onward.checkpoint.manifest import snapshot_record
-from onward.checkpoint.planning import ShardSavePlanner
 from onward.checkpoint.reading import checkpoint_name, checkpoint_number, list_checkpoints, sequence_of
+from onward.checkpoint.safetensors_format import refuse_unstorable
 from onward.checkpoint.staging import HostCopies
-from onward.checkpoint.storage import Publication, SafetensorsStorageWriter, refuse_unstorable
 from onward.errors import OnwardError, ParametersError, StorageError
 from onward.parallel.messages import Json
 from onward.parallel.sharded_tensors import ShardedTensor
@@ -133,11 +131,12 @@ class CheckpointWriter:
         own = {name: sharded.tensor.detach() for name, sharded in written.items()}
         if not self.blocking:
             own = self._copies.take(own)
-        planner = ShardSavePlanner({name: replace(written[name], tensor=own[name]) for name in written}, held)
+        saved = {name: replace(written[name], tensor=own[name]) for name in written}
+        arguments = (number, saved, tuple(held), snapshot, rank_snapshot, best)
         if self.blocking:
-            self._write(number, planner, snapshot, rank_snapshot, best)
+            self._write(*arguments)
         else:
-            self._in_flight = self._executor.submit(self._write, number, planner, snapshot, rank_snapshot, best)
+            self._in_flight = self._executor.submit(self._write, *arguments)
         self.stall_seconds = time.perf_counter() - started
         return self.directory / checkpoint_name(number)
 
@@ -173,11 +172,16 @@ class CheckpointWriter:
     def _write(
         self,
         number: int,
-        planner: ShardSavePlanner,
+        tensors: Mapping[str, ShardedTensor],
+        names: tuple[str, ...],
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None,
         best: int | None,
     ) -> None:
+        # torch.distributed.checkpoint takes half a second to import, here beside training.
+        from onward.checkpoint.collective_save import save_together
+        from onward.checkpoint.storage import Publication
+
         final = self.directory / checkpoint_name(number)
         temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
 
@@ -200,7 +204,7 @@ class CheckpointWriter:
         publication = Publication(temporary=temporary, final=final, begin=begin, complete=complete)
         started = time.perf_counter()
         try:
-            save_together(planner, SafetensorsStorageWriter(publication, record, rank_record), self._group)
+            save_together(tensors, names, publication, record, rank_record, self._group)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise explained(error, final, self._group) from None

@@ -14,8 +14,6 @@ from typing import Literal
 
 from onward.checkpoint.memory.run_memory import newest_here
 from onward.checkpoint.run_files import localize
-from onward.commands.dry_run import dry_run
-from onward.commands.layout_search import chosen_overrides
 from onward.commands.loaders import check_numbering_of_rounds, test_loader, training_loader
 from onward.commands.path_fields import naming_path_fields
 from onward.commands.rehearsal import without_files
@@ -100,6 +98,8 @@ def train(
             parameters, notes = _with_ranks(parameters)
             with naming_path_fields(parameters):
                 if options.dry_run:
+                    from onward.commands.dry_run import dry_run
+
                     environment = environment_of(parameters, options)
                     dry_run(parameters, environment, lambda: _watchers(options, phases), membership)
                 else:
@@ -115,6 +115,8 @@ def _with_layout(
     parameters = Parameters.load(file, overrides)
     if parameters.distributed.layout != "auto":
         return parameters, overrides
+    from onward.commands.layout_search import chosen_overrides  # and with it the search, which few runs need
+
     overrides, note = chosen_overrides(parameters, overrides, detect(), phases)
     phases.end()
     phases.notify(note)

@@ -13,13 +13,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onward import __version__
-from onward.checkpoint.storage import sha256_of
 from onward.device.layout import DeviceGraphs, StateTensor
 from onward.device.weight_files import Place, save_with_shared_weights, save_with_weights_inside
 from onward.engine.inputs.index_ranges import IndexRange
 from onward.errors import StorageError
 from onward.exclusive.temporary import temporary_folder
 from onward.losses.labels import LabelRange
+from onward.untrusted_files import sha256_of
 
 FORMAT = "onward-device"
 VERSION = 1

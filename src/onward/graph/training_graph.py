@@ -22,6 +22,7 @@ from onward.graph.losses.adding import add_loss
 from onward.graph.losses.preference import share_frozen
 from onward.graph.losses.spec import LossNames, LossSpec
 from onward.graph.nodes.budget import PreparationDeadline
+from onward.graph.nodes.iteration import every_node
 from onward.graph.ordered_names import OrderedNames
 from onward.graph.quantize_aware.quantizers import NOTES, Quantizer, quantizers_of
 from onward.graph.quantize_aware.scales import train_scales
@@ -370,7 +371,7 @@ def _known_constants(source: ir.Model, model: ir.Model, loss: LossNames | None, 
     reasons = dict.fromkeys(() if loss is None else loss.constants, "a constant of the loss")
     reasons.update(rewritten.constants)
     stored: Counter[str] = Counter()
-    computed = {str(value.name) for node in ir.traversal.RecursiveGraphIterator(source.graph) for value in node.outputs}
+    computed = {str(value.name) for node in every_node(source.graph) for value in node.outputs}
     stored.update(name for name, found in rewritten.weights.items() if found.output in computed)
     for graph in (source.graph, *source.graph.subgraphs()):
         stored.update(str(name) for name in graph.initializers)

@@ -17,6 +17,7 @@ from onward.errors import ModelError
 from onward.graph.adapters.targets import default_targets
 from onward.graph.classical.class_names import find_class_names
 from onward.graph.new_head import has_head
+from onward.graph.nodes.iteration import every_node
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.operators import Fact, operators_with
 from onward.graph.reading.garbage_collection import without_collection
@@ -193,7 +194,7 @@ def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS, training: Trai
     """
     training = training or make_training_graph(path, why_not_lowered=why_not_lowered, limits=limits)
     graph, inferred = training.source.graph, inferred_values(training.source)
-    operators = Counter(node.op_type for node in ir.traversal.RecursiveGraphIterator(training.model.graph))
+    operators = Counter(node.op_type for node in every_node(training.model.graph))
     _refuse_obstacles(training, path)
     outputs = tuple(_port(value, inferred) for value in training.model.graph.outputs if _is_tensor(value))
     weights = _shapes_of_weights(training)
@@ -225,7 +226,7 @@ def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS, training: Trai
 
 def _refuse_obstacles(training: TrainingGraph, path: Path) -> None:
     found: dict[str, str] = {}
-    for node in ir.traversal.RecursiveGraphIterator(training.model.graph):
+    for node in every_node(training.model.graph):
         version = training.model.opset_imports.get(node.domain)
         if version is None or f"{node.domain}:{node.op_type}" in found:
             continue
@@ -332,9 +333,8 @@ def _before_selection(ends: Mapping[str, ir.Node | None], inferred: Mapping[str,
 def _needed_inputs(model: ir.Model, output: str) -> tuple[str, ...]:
     value = next((one for one in model.graph.outputs if one.name == output), None)
     inputs = {str(one.name) for one in model.graph.inputs if not one.is_initializer()}
-    seen: set[str] = set()
+    seen, visited = set[str](), set[int]()
     waiting = [] if value is None else [value]
-    visited: set[int] = set()
     while waiting:
         one = waiting.pop()
         if id(one) in visited:
@@ -347,8 +347,8 @@ def _needed_inputs(model: ir.Model, output: str) -> tuple[str, ...]:
             waiting += [read for read in node.inputs if read is not None]
             for attribute in node.attributes.values():
                 if attribute.type is ir.AttributeType.GRAPH:
-                    inner = ir.traversal.RecursiveGraphIterator(attribute.as_graph())
-                    waiting += [read for one in inner for read in one.inputs if read is not None]
+                    nested = every_node(attribute.as_graph())
+                    waiting += [read for inner in nested for read in inner.inputs if read is not None]
     return tuple(name for name in (str(one.name) for one in model.graph.inputs) if name in seen)
 
 

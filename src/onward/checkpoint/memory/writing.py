@@ -11,18 +11,16 @@ from pathlib import Path
 import torch.distributed as dist
 
 from onward.checkpoint.agreement import do_together
-from onward.checkpoint.collective_save import save_together
 from onward.checkpoint.disk import TEMPORARY_PREFIX, discard, publish, remove
 from onward.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onward.checkpoint.memory.file_transfer import Transfer, transfer_files
 from onward.checkpoint.memory.nodes import Nodes
-from onward.checkpoint.planning import ShardSavePlanner
 from onward.checkpoint.reading import checkpoint_name, list_checkpoints
-from onward.checkpoint.storage import Publication, SafetensorsStorageWriter
 from onward.checkpoint.writing import CheckpointWriter, explained
 from onward.errors import StorageError
 from onward.operating_system import sync_directory
 from onward.parallel.messages import Json, broadcast_json
+from onward.parallel.sharded_tensors import ShardedTensor
 from onward.untrusted_files import read_text
 
 
@@ -50,11 +48,15 @@ class MemoryWriter(CheckpointWriter):
     def _write(
         self,
         number: int,
-        planner: ShardSavePlanner,
+        tensors: Mapping[str, ShardedTensor],
+        names: tuple[str, ...],
         record: Mapping[str, Json],
         rank_record: Mapping[str, Json] | None,
         best: int | None,
     ) -> None:
+        from onward.checkpoint.collective_save import save_together
+        from onward.checkpoint.storage import Publication
+
         started, final = time.perf_counter(), self.directory / checkpoint_name(number)
         temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
 
@@ -72,7 +74,7 @@ class MemoryWriter(CheckpointWriter):
         )
         try:
             self._on_each_node(begin)
-            save_together(planner, SafetensorsStorageWriter(publication, record, rank_record), self._group)
+            save_together(tensors, names, publication, record, rank_record, self._group)
             self._copy_manifest(temporary)
             transfers = do_together(self._group, lambda: self._transfers(temporary))
             transfer_files(self._group, transfers, temporary)

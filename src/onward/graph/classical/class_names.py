@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onward.graph.nodes.iteration import every_node
 from onward.graph.nodes.structure import ML_DOMAIN
 
 _ATTRIBUTES = ("classlabels_strings", "classlabels_int64s", "classlabels_ints")
@@ -11,7 +12,7 @@ _ATTRIBUTES = ("classlabels_strings", "classlabels_int64s", "classlabels_ints")
 
 def find_class_names(model: ir.Model) -> tuple[str, ...]:
     """The names in the order of the classes, whole numbers as text; none where the file holds none."""
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in every_node(model.graph):
         if node.domain != ML_DOMAIN:
             continue
         for name in _ATTRIBUTES:

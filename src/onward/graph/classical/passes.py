@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onward.graph.classical import encoders, linear, support_vectors, trees
 from onward.graph.classical.rewriting import NodeRewriter, Rewritten, is_classical
+from onward.graph.nodes.iteration import every_node
 from onward.graph.nodes.node_writer import NodeFactory
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.nodes.structure import ML_DOMAIN, NEWEST_ML_OPSET
@@ -47,7 +48,7 @@ def rewrite_classical(model: ir.Model) -> Rewritten:
         ModelError: the attributes of a node contradict each other.
     """
     done = Rewritten()
-    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if is_classical(node)]
+    nodes = [node for node in every_node(model.graph) if is_classical(node)]
     if not nodes:
         return done
     model.opset_imports.setdefault("", _OPSET)

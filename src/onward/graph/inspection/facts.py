@@ -12,6 +12,7 @@ from onward.graph.adapters.targets import default_targets
 from onward.graph.classical.side_outputs import WhyNotLowered
 from onward.graph.cuts import CutPoint, find_cut_points, shape_of
 from onward.graph.fusion.passes import Fusion, fuse
+from onward.graph.nodes.iteration import every_node
 from onward.graph.nodes.map_types import MAP_TYPES, MapTypes, describe_map
 from onward.graph.nodes.shape_inference import inferred_values
 from onward.graph.reading.dimensions import symbolic_dimensions
@@ -237,9 +238,9 @@ def _without_functions(source: ir.Model) -> ir.Model:
 
 def _operators(model: ir.Model, computed: ir.Model, why_not_lowered: WhyNotLowered | None) -> tuple[OperatorUse, ...]:
     """The operators of `model`, its constants left out; only one that `computed` needs can be an obstacle."""
-    needed = {(node.domain, node.op_type) for node in ir.traversal.RecursiveGraphIterator(computed.graph)}
+    needed = {(node.domain, node.op_type) for node in every_node(computed.graph)}
     nodes: dict[tuple[str, str], list[str]] = {}
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in every_node(model.graph):
         if node.op_type == "Constant" and node.domain == "" and not node.outputs[0].is_graph_output():
             continue
         first = next((str(value.name) for value in node.outputs if value.name), "")

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.nodes.iteration import every_node
 from onward.parameters.limits import Limits
 
 _LENGTH_OF_INPUT = frozenset(
@@ -146,7 +147,7 @@ def check_constants(graph: ir.Graph, limits: Limits) -> None:
     Raises:
         ModelError: one of them would be larger than `limits.constant_gb`.
     """
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in every_node(graph):
         count = _elements(node) if node.domain == "" and node.op_type in _SIZED_BY_NUMBERS else 0
         if count * _ASSUMED_BYTES > limits.constant_gb * 1e9:
             label = f"node {node.name or node.outputs[0].name!r} ({node.op_type})"
@@ -178,7 +179,7 @@ def largest_value(graph: ir.Graph) -> tuple[str, int]:
     """The node whose result, as far as it follows from constants, may have the most numbers, and how many."""
     lengths: dict[ir.Value, int] = {}
     largest = ("no node", 0)
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in every_node(graph):
         if node.domain != "":
             continue
         inputs = [_length(value, lengths) for value in node.inputs if value is not None]

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onward.graph.nodes.iteration import every_node
+
 Attribute = int | float | str | Sequence[int]
 
 
@@ -26,7 +28,7 @@ class TakenNames(set[str]):
 def value_names(graph: ir.Graph) -> TakenNames:
     """Every value name of a graph, those of nested graphs included: no two values may share one."""
     names = TakenNames(str(value.name) for value in (*graph.inputs, *graph.initializers.values()))
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in every_node(graph):
         names.update(str(value.name) for value in node.outputs)
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.GRAPH:
@@ -37,7 +39,7 @@ def value_names(graph: ir.Graph) -> TakenNames:
 
 def node_names(graph: ir.Graph) -> TakenNames:
     """Every node name of a graph, those of nested graphs included."""
-    return TakenNames(str(node.name) for node in ir.traversal.RecursiveGraphIterator(graph))
+    return TakenNames(str(node.name) for node in every_node(graph))
 
 
 def free_name(name: str, taken: TakenNames, separator: str = "_") -> str:

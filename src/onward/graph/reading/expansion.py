@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from onward.errors import ModelError
+from onward.graph.nodes.iteration import every_node
 
 HasLowering = Callable[[str, str, int], bool]
 """(domain, operator, opset version) -> whether it is computed directly."""
@@ -41,9 +42,7 @@ def expand_function_operators(model: ir.Model, has_lowering: HasLowering) -> tup
     """
     lines: list[str] = []
     for _ in range(_MOST_ROUNDS):
-        nodes = [
-            node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _must_expand(model, node, has_lowering)
-        ]
+        nodes = [node for node in every_node(model.graph) if _must_expand(model, node, has_lowering)]
         if not nodes:
             return tuple(lines)
         _infer_types(model, nodes)

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.nodes.iteration import every_node
 from onward.graph.nodes.structure import label
 from onward.untrusted_files import RefusedFile, path_inside
 
@@ -70,7 +71,7 @@ def stored_tensors(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol]]:
             for name, value in one.initializers.items():
                 if value.const_value is not None:
                     yield f"initializer {name!r}", value.const_value
-        for node in ir.traversal.RecursiveGraphIterator(graph):
+        for node in every_node(graph):
             for attribute in node.attributes.values():
                 place = f"attribute {attribute.name!r} of {label(node)}"
                 if attribute.is_ref():

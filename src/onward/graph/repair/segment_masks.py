@@ -35,6 +35,8 @@ def compute_segment_masks(model: ir.Model, features: Mapping[str, str]) -> tuple
     Raises:
         ModelError: no such input, or none of this shape and type.
     """
+    if not features:
+        return ()
     writer = NodeWriter(model, "onward_segments_")
     inputs = {str(value.name): value for value in model.graph.inputs}
     for name, feature in features.items():

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onward.graph.nodes import provenance
+from onward.graph.nodes.iteration import every_node
 from onward.graph.weights.names import WeightNames
 
 _SHOWN = 6
@@ -79,6 +80,6 @@ def _read_outside(graph: ir.Graph) -> set[str]:
 
 def _read_in(graph: ir.Graph) -> set[str]:
     found = {str(value.name) for value in graph.outputs}
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in every_node(graph):
         found.update(str(value.name) for value in node.inputs if value is not None)
     return found

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ModelError
+from onward.graph.nodes.iteration import every_node
 from onward.graph.reading.tensor_storage import close_file
 from onward.graph.weights.evidence import Exporter, why_constant
 from onward.graph.weights.gradients import TRAINABLE_TYPES, reached_by_gradient
@@ -22,7 +23,7 @@ ImmutableWeights = Mapping[str, Sequence[tuple[int, float]]]
 def find_running_statistics(graph: ir.Graph) -> tuple[str, ...]:
     """Names of initializers that batch normalization nodes read as running mean and variance."""
     names: dict[str, None] = {}
-    for node in ir.traversal.RecursiveGraphIterator(graph):
+    for node in every_node(graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
             for value in node.inputs[3:5]:
                 if value is not None and value.is_initializer():

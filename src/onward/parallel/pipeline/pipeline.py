@@ -13,9 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import pipelining
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.errors import DataError, ModelError, OnwardError, ParametersError, chain_of
@@ -203,6 +201,9 @@ class Pipeline:
         finally:
             for index, module in self.modules.items():
                 module.train(modes[index])
+        from torch.distributed import pipelining  # every run imports this module; few have a pipeline
+        from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+
         stages = []
         for index, module in self.modules.items():
             stage = self._stages[index].stage
