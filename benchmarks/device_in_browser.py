@@ -53,8 +53,7 @@ def build(folder: Path, task: Task, modules: Path) -> None:
     for name in RUNTIME:
         (folder / "runtime").mkdir(exist_ok=True)
         shutil.copy(CLIENT / "node_modules" / "onnxruntime-web" / "dist" / name, folder / "runtime")
-    compiler = ["node", str(CLIENT / "node_modules" / "typescript" / "bin" / "tsc"), "--outDir", str(folder / "client")]
-    subprocess.run(compiler, cwd=CLIENT, check=True)
+    subprocess.run(["node", str(CLIENT / "build.js"), str(folder / "client")], check=True)
     shutil.copy(Path(__file__).with_suffix(".js"), folder)
     (folder / "index.html").write_text(PAGE)
     (folder / "work.json").write_text(json.dumps(_work(folder, task)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
 import runpy
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from safetensors import safe_open
 
 from onward_device import Trainer
 from tests.clients.chromium import CHROMIUM, Page, open_page
@@ -41,17 +44,26 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         """Says nothing."""
 
 
-@pytest.fixture
-def page(site: Path, tmp_path: Path) -> Iterator[Page]:
-    """The page, ready, in a browser that keeps downloads in the test's folder."""
+@contextlib.contextmanager
+def served(site: Path) -> Iterator[int]:
+    """A server of a folder; gives its port."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            with open_page(f"http://127.0.0.1:{server.server_address[1]}/", tmp_path) as opened:
-                opened.wait_for("document.getElementById('status')?.textContent.startsWith('Ready')", 300)
-                yield opened
+            yield server.server_address[1]
         finally:
             server.shutdown()
+
+
+IS_READY = "document.getElementById('status')?.textContent.startsWith('Ready')"
+
+
+@pytest.fixture
+def page(site: Path, tmp_path: Path) -> Iterator[Page]:
+    """The page, ready, in a browser that keeps downloads in the test's folder."""
+    with served(site) as port, open_page(f"http://127.0.0.1:{port}/", tmp_path) as opened:
+        opened.wait_for(IS_READY, 300)
+        yield opened
 
 
 def text(page: Page, element: str) -> str:
@@ -103,6 +115,27 @@ def test_somebody_trains_draws_and_takes_the_network_away(page: Page, site: Path
     (found,) = session.run(None, {"X": images})
     assert np.abs(found - trainer.predict({"X": images})["predictions"]).max() < 1e-4
     assert page.errors == []
+
+
+def test_a_page_of_another_host_over_http_compares_checksums(site: Path, tmp_path: Path) -> None:
+    """There, a browser has no crypto.subtle, in pages and in workers."""
+    shutil.copytree(site, tmp_path / "site")
+    options = ["--host-resolver-rules=MAP digits.example 127.0.0.1", "--disable-gpu"]
+    with (
+        served(tmp_path / "site") as port,
+        open_page(f"http://digits.example:{port}/", tmp_path, options=options) as page,
+    ):
+        page.wait_for(IS_READY, 300)
+        assert page.evaluate("[isSecureContext, crypto.subtle === undefined]") == [False, True]
+        page.click("#save")
+        state = downloaded(tmp_path, "state.safetensors")
+        Trainer.load(site / "bundle").load_state(state)
+        with safe_open(state, "numpy") as saved:
+            assert len(saved.metadata()["sha256"]) == 64
+        (tmp_path / "site" / "bundle" / "infer.onnx").write_bytes(b"damaged")
+        page.call("Page.reload", ignoreCache=True)
+        page.wait_for("document.getElementById('status')?.textContent.includes('infer.onnx of http://digits.')", 300)
+        assert "was changed or damaged: its SHA-256 is " in text(page, "status")
 
 
 def test_the_browser_trains_as_python_does(page: Page, site: Path) -> None:

@@ -170,8 +170,7 @@ export class Trainer {
     const { identity, run_fields: fields } = this.bundle.manifest;
     const about = { format: FORMAT, bundle: identity, ...(fields === undefined ? {} : { run_fields: fields }) };
     const state = await this.state();
-    const sum = await checksum(tensorBytes(writeSafetensors(state, {})));
-    return writeSafetensors(state, { ...about, ...(sum === undefined ? {} : { sha256: sum }) });
+    return writeSafetensors(state, { ...about, sha256: await checksum(tensorBytes(writeSafetensors(state, {}))) });
   }
 
   /**
@@ -185,7 +184,7 @@ export class Trainer {
       throw new BundleError("this is no state of a device bundle; save one with saveState.");
     }
     const [expected, found] = [metadata["sha256"], await checksum(tensorBytes(file))];
-    if (expected !== undefined && found !== undefined && found !== expected) {
+    if (expected !== undefined && found !== expected) {
       throw new BundleError(
         `this state was changed or damaged: the SHA-256 of its tensors is ${found}, its header has ${expected}. Copy the state again.`,
       );

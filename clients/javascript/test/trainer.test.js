@@ -1,12 +1,14 @@
 /** The client in Node, against what was written down beside a bundle (see tests/clients of the repository). */
 
 import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { test } from "node:test";
 
 import * as ort from "onnxruntime-node";
 
+import { checksum } from "../dist/bundle.js";
 import { Bundle, BundleError, SkippedUpdatesError, Trainer } from "../dist/index.js";
 
 const folder = process.env.ONWARD_DEVICE_EXAMPLE;
@@ -154,6 +156,26 @@ test("states of other bundles and other files are refused", async () => {
   await assert.rejects(trainer.loadState(flipped), refused(/^this state was changed or damaged: the SHA-256 of its tensors is [0-9a-f]{64}, its header has [0-9a-f]{64}\. Copy/));
   await assert.rejects(trainer.loadState(new Uint8Array(3)), refused(/these bytes are no safetensors file/));
   await assert.rejects(trainer.loadState(new Uint8Array(16).fill(255)), refused(/its header would take/));
+});
+
+test("without crypto.subtle, as in pages of other hosts over http, checksums are the same", async () => {
+  const given = Object.getOwnPropertyDescriptor(globalThis, "crypto");
+  Object.defineProperty(globalThis, "crypto", { value: {}, configurable: true });
+  try {
+    for (const length of [0, 1, 55, 56, 64, 119, 100_003]) {
+      const bytes = Uint8Array.from({ length }, (_, index) => (index * 37) % 256);
+      assert.equal(await checksum(bytes), createHash("sha256").update(bytes).digest("hex"));
+    }
+    const trainer = await load();
+    const state = await trainer.saveState();
+    await trainer.loadState(state);
+    state[state.length - 1] ^= 1;
+    await assert.rejects(trainer.loadState(state), refused(/^this state was changed or damaged/));
+    const damaged = served({ "infer.onnx": async () => new Uint8Array(3) });
+    await assert.rejects(Bundle.open(damaged), refused(/^infer\.onnx of served was changed or damaged/));
+  } finally {
+    Object.defineProperty(globalThis, "crypto", given);
+  }
 });
 
 test("skipped updates are warned of once, and end training after many in a row", async () => {
