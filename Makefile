@@ -1,5 +1,5 @@
 # Commands for users: `make demo`, `make test`, and `make bench`, which trains side by side with what else there is.
-# All set up .venv first. `make clients` installs what the clients in JavaScript and C++ are built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, and `make data-peers` what benchmarks/data_loading.py compares with, each in an environment of its own.
+# All set up .venv first. `make clients` installs what the clients in JavaScript, C++ and Go are built and tested with (npm), `make demo-web` serves a page that trains in the browser. `make docs` builds the documentation as a site, in an environment of its own. `make peers` installs what `make bench` compares with beside torch, and `make data-peers` what benchmarks/data_loading.py compares with, each in an environment of its own.
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers

@@ -1,0 +1,3 @@
+module onward.example/device
+
+go 1.19
