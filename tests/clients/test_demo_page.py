@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.server
 import json
+import os
 import runpy
 import shutil
 import threading
@@ -136,6 +137,20 @@ def test_a_page_of_another_host_over_http_compares_checksums(site: Path, tmp_pat
         page.call("Page.reload", ignoreCache=True)
         page.wait_for("document.getElementById('status')?.textContent.includes('infer.onnx of http://digits.')", 300)
         assert "was changed or damaged: its SHA-256 is " in text(page, "status")
+
+
+def test_a_bundle_that_is_written_again_is_not_taken_from_the_cache(site: Path, tmp_path: Path) -> None:
+    """A browser keeps files of servers that say nothing of it, for a tenth of their age: of a bundle some, not all."""
+    shutil.copytree(site, tmp_path / "site")
+    files = [path for path in (tmp_path / "site").rglob("*") if path.is_file()]
+    for path in files:
+        os.utime(path, (1e9, 1e9))
+    manifest = tmp_path / "site" / "bundle" / "manifest.json"
+    with served(tmp_path / "site") as port, open_page(f"http://127.0.0.1:{port}/", tmp_path) as page:
+        page.wait_for(IS_READY, 300)
+        manifest.write_text(manifest.read_text().replace('"onward-device"', '"another"', 1))
+        page.call("Page.navigate", url=f"http://127.0.0.1:{port}/index.html")
+        page.wait_for("document.getElementById('status')?.textContent.includes('is no manifest of a device')", 60)
 
 
 def test_the_browser_trains_as_python_does(page: Page, site: Path) -> None:

@@ -68,7 +68,7 @@ def run(program: Path, folder: Path, found: list[dict[str, np.ndarray]]) -> dict
 
 
 REFUSED = {
-    "short": '"label" has the shape [3]; expected [batch] with map[batch:4]|"x" has the shape [4 6]; expected [batch 6]',
+    "short": '"label" has the shape [3]; expected [batch] with map[batch:4]|"x" has the shape [4 6]; expected [batch',
     "wide": '"x" has the shape [4 7]; expected [batch 6] with map[batch:4]',
     "bytes": '"x" has 20 bytes and the shape [4 6]; expected 96',
     "no_x": 'the batch has no "x"; expected label, x',

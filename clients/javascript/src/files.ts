@@ -27,7 +27,8 @@ function servedFiles(source: string): BundleFiles {
   return {
     name: source,
     async read(file) {
-      const answer = await fetch(base + file);
+      // Asks whether a copy is still the server's: of a bundle that was written again, one file may be an old copy.
+      const answer = await fetch(base + file, { cache: "no-cache" });
       if (!answer.ok) {
         throw new BundleError(`${base + file} is answered with ${answer.status}. Serve all files of the bundle.`);
       }
