@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
+from benchmarks.compare_protocol import profile_if_asked, reset_peak, resident_bytes, say, serve
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,8 +38,7 @@ def make_step(folder: Path, task: dict[str, Any]) -> Any:
     from onward_device import Trainer, session_options
 
     options = session_options(task["threads"])
-    options.enable_profiling = "profile" in task
-    options.profile_file_prefix = str(folder / "device")
+    profile_if_asked(options, folder, "device")
     trainer = Trainer.load(folder / "bundle", options=options)
     stored = np.load(folder / "batches.npz")
     batches: dict[str, dict[str, Any]] = {}

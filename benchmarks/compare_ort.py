@@ -21,7 +21,7 @@ from onnxruntime import SessionOptions  # noqa: E402
 from onnxruntime.training import artifacts, onnxblock  # noqa: E402
 from onnxruntime.training.api import CheckpointState, Module, Optimizer  # noqa: E402
 
-from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve  # noqa: E402
+from benchmarks.compare_protocol import profile_if_asked, reset_peak, resident_bytes, say, serve  # noqa: E402
 
 
 def make_step(folder: Path, task: dict[str, Any]) -> Any:
@@ -42,6 +42,7 @@ def make_step(folder: Path, task: dict[str, Any]) -> Any:
     state = CheckpointState.load_checkpoint(str(out / "checkpoint"))
     options = SessionOptions()
     options.intra_op_num_threads = task["threads"]
+    profile_if_asked(options, folder, "onnxruntime-training")
     # Without the graph for evaluation, which it makes wrongly of batch normalization.
     module = Module(str(out / "training_model.onnx"), state, device=task["device"], session_options=options)
     optimizer = Optimizer(str(out / "optimizer_model.onnx"), module)

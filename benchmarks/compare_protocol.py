@@ -46,6 +46,13 @@ def say(answer: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(answer), flush=True)
 
 
+def profile_if_asked(options: Any, folder: Path, prefix: str) -> None:
+    """Where there is a folder `profiles`, sessions of ONNX Runtime with these options write their own into it."""
+    if (folder / "profiles").is_dir():
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profiles" / prefix)
+
+
 def serve(step: Callable[[int], float], memory: Callable[[Callable[[], float]], int], baseline: int) -> None:
     """Answers until told to end.
 

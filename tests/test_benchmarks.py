@@ -16,8 +16,9 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from benchmarks import compare
+from benchmarks import compare, device_profile
 from benchmarks.compare_contestants import Task
+from benchmarks.device_profile import DEVICE, ORT
 from benchmarks.memory import _allocations, _held_by_numpy
 from benchmarks.speedups import ALLOCATOR, SPEED_UPS, Measured, applies, table
 from torch.profiler import ProfilerActivity, profile
@@ -25,6 +26,27 @@ from torch.profiler import ProfilerActivity, profile
 from onward.models import create_model
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_profiles_of_devices_are_medians_of_each_node() -> None:
+    """A run that took ten times as long counts as little as it should; the sessions of a step add up."""
+
+    def events(**durations: list[int]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{"name": "model_run", "dur": 10**6, "args": {}}]
+        for name, all_runs in durations.items():
+            args = {"op_name": name.partition("_")[0]}
+            found += [{"name": f"{name}_kernel_time", "dur": one, "args": args} for one in all_runs]
+        return found
+
+    step = events(Conv_1=[2000, 2200, 90000], Conv_2=[1000, 1000, 1000], Relu_1=[300, 200, 100])
+    times = device_profile.operator_times([step, events(Conv_1=[500])])
+    assert times == {
+        "Conv": device_profile.OperatorTime(pytest.approx(3.7), 3),
+        "Relu": device_profile.OperatorTime(pytest.approx(0.2), 1),
+    }
+    text = device_profile.table(Task("mnist", "small", "cpu", False, True, 1), {DEVICE: times, ORT: {}})
+    assert "| Conv | 3.70 | 3 |  |  |\n| Relu | 0.20 | 1 |  |  |" in text
+    assert "| all | 3.90 | 4 |  |  |" in text
 
 
 def test_a_speed_up_is_judged_round_by_round() -> None:
