@@ -47,7 +47,7 @@ class Drawing:
         name = f"w{len(self.stored)}"
         fan = max(1, int(np.prod(shape[1:])))
         drawn = around + self.numbers.normal(0, (1.0 if len(shape) > 1 else 0.3) / fan**0.5, shape)
-        self.stored[name] = drawn.astype(np.float32).astype(self.dtype)
+        self.stored[name] = np.asarray(drawn).astype(np.float32).astype(self.dtype)
         return name
 
     def constant(self, value: Any) -> str:
