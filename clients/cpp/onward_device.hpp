@@ -227,6 +227,7 @@ inline std::pair<Arrays, Json> read_safetensors(const std::string& file, const s
   const auto header = Json::parse(file.begin() + 8, file.begin() + 8 + static_cast<std::ptrdiff_t>(length), nullptr, false);
   if (!header.is_object()) throw BundleError(source + " is no safetensors file: its header is no JSON object.");
   Arrays tensors;
+  std::multiset<std::pair<uint64_t, uint64_t>> places;
   const auto start = 8 + length;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
@@ -237,11 +238,21 @@ inline std::pair<Arrays, Json> read_safetensors(const std::string& file, const s
       if (begin > end || end > file.size() - start || end - begin != kind.bytes * static_cast<uint64_t>(array.count()))
         throw BundleError("its bytes do not fit its shape");
       array.bytes = file.substr(start + begin, end - begin);
+      places.emplace(begin, end);
       tensors.emplace(name, std::move(array));
     } catch (const std::exception& error) {
       throw BundleError(source + " is no safetensors file: the entry of \"" + name + "\" is damaged: " + error.what() + ".");
     }
   }
+  // Every byte belongs to one tensor: what is shifted in a damaged header would be the values of another.
+  uint64_t next = 0;
+  for (const auto& [begin, end] : places) {
+    if (begin != next)
+      throw BundleError(source + " is no safetensors file: a tensor begins at byte " + std::to_string(begin) + ", where " + std::to_string(next) + " comes next.");
+    next = end;
+  }
+  if (next != file.size() - start)
+    throw BundleError(source + " is no safetensors file: it holds " + std::to_string(file.size() - start) + " bytes for tensors of " + std::to_string(next) + ".");
   return {std::move(tensors), header.value("__metadata__", Json::object())};
 }
 

@@ -88,7 +88,7 @@ func (t *Trainer) LoadState(path string) error {
 	if sum := about["sha256"]; sum != "" && sum != checksum(data) {
 		return fmt.Errorf("%s was changed or damaged; copy it again", path)
 	}
-	state := map[string]Tensor{}
+	state, places := map[string]Tensor{}, [][2]int64{}
 	for _, expected := range t.manifest.State {
 		var one entry
 		if json.Unmarshal(entries[expected.Name], &one) != nil || len(entries) != len(t.manifest.State) {
@@ -101,8 +101,22 @@ func (t *Trainer) LoadState(path string) error {
 			return fmt.Errorf("%s is no state of this bundle: %s is %s %v; expected %s %v", path, expected.Name, one.Dtype, one.Shape,
 				expected.Dtype, expected.Shape)
 		}
-		tensor.Data = data[begin:end]
+		tensor.Data, places = data[begin:end], append(places, one.Offsets)
 		state[expected.Name] = tensor
+	}
+	// Every byte belongs to one tensor: what is shifted in a damaged header would be the values of another.
+	sort.Slice(places, func(i, j int) bool {
+		return places[i][0] < places[j][0] || places[i][0] == places[j][0] && places[i][1] < places[j][1]
+	})
+	next := int64(0)
+	for _, one := range places {
+		if one[0] != next {
+			return fmt.Errorf("%s is no safetensors file: a tensor begins at byte %d, where %d comes next", path, one[0], next)
+		}
+		next = one[1]
+	}
+	if next != int64(len(data)) {
+		return fmt.Errorf("%s is no safetensors file: it holds %d bytes for tensors of %d", path, len(data), next)
 	}
 	return t.setState(state)
 }

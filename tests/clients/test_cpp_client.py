@@ -76,6 +76,9 @@ def damage(folder: Path) -> None:
     state = bytearray((folder / "python.safetensors").read_bytes())
     state[-1] ^= 1
     (folder / "flipped.safetensors").write_bytes(state)
+    shifted = (folder / "python.safetensors").read_bytes()
+    assert b'"data_offsets":[8,16]' in shifted
+    (folder / "shifted.safetensors").write_bytes(shifted.replace(b"[8,16]", b"[0,8] "))
     tensors = load_file(folder / "python.safetensors")
     save_file(tensors, folder / "other.safetensors", {"format": "onward-device", "bundle": "0" * 64})
 
@@ -108,6 +111,7 @@ REFUSED = {
     "other_state": "other.safetensors is a state of the bundle 000000000000; this one is ",
     "no_state": "run.yaml is no safetensors file: its header would take ",
     "flipped": "flipped.safetensors was changed or damaged: the SHA-256 of its tensors is ",
+    "shifted": "shifted.safetensors is no safetensors file: a tensor begins at byte 0, where 8 comes next.",
     "no_folder": "cannot be written: there is no folder ",
     "bytes": '"x" is uint8; expected float32. Convert it.',
     "more": 'the batch has "weight", which no graph reads; expected label, x. Leave out others, or fix the name.',

@@ -82,6 +82,7 @@ REFUSED = {
     "nowhere": "nowhere is no device bundle: ",
     "other": "other.safetensors is no state of this bundle; use the bundle that it was trained with",
     "no_state": "run.yaml is no safetensors file",
+    "shifted": "shifted.safetensors is no safetensors file: a tensor begins at byte 0, where 8 comes next",
     "flipped": "flipped.safetensors was changed or damaged; copy it again",
     "skipped": "the last 3 weight updates were skipped, since their losses, gradients or batch statistics were not",
 }

@@ -50,7 +50,22 @@ export function readSafetensors(file: Uint8Array): { tensors: Map<string, NDArra
     }
     tensors.set(name, fromBytes(dtype, entry.shape, file.subarray(header.end + begin, header.end + end)));
   }
+  checkOffsets(Object.values(entries as Record<string, Entry>), file.length - header.end);
   return { tensors, metadata: metadata as Record<string, string> };
+}
+
+/** Every byte belongs to one tensor: what is shifted in a damaged header would be the values of another. */
+function checkOffsets(entries: readonly Entry[], length: number): void {
+  let place = 0;
+  for (const [begin, end] of entries.map((one) => one.data_offsets).sort(([a, b], [c, d]) => a - c || b - d)) {
+    if (begin !== place) {
+      throw new BundleError(`these bytes are no safetensors file: a tensor begins at byte ${begin}, where ${place} comes next.`);
+    }
+    place = end;
+  }
+  if (place !== length) {
+    throw new BundleError(`these bytes are no safetensors file: they hold ${length} bytes for tensors of ${place}.`);
+  }
 }
 
 /** All tensors of a file, of which a state carries the checksum: the bytes behind the header. */

@@ -154,6 +154,11 @@ test("states of other bundles and other files are refused", async () => {
   const flipped = await trainer.saveState();
   flipped[flipped.length - 1] ^= 1;
   await assert.rejects(trainer.loadState(flipped), refused(/^this state was changed or damaged: the SHA-256 of its tensors is [0-9a-f]{64}, its header has [0-9a-f]{64}\. Copy/));
+  const shifted = await trainer.saveState();
+  const text = Buffer.from(shifted.buffer, shifted.byteOffset, shifted.byteLength);
+  const [{ 0: offsets, index }] = [...text.toString("latin1").matchAll(/"data_offsets":\[\d+,\d+\]/g)].filter(({ 0: one }) => /\[8,16\]/.test(one));
+  text.write(offsets.replace("[8,16]", "[0,8] "), index, "latin1");
+  await assert.rejects(trainer.loadState(shifted), refused(/^these bytes are no safetensors file: a tensor begins at byte 0, where 8 comes next/));
   await assert.rejects(trainer.loadState(new Uint8Array(3)), refused(/these bytes are no safetensors file/));
   await assert.rejects(trainer.loadState(new Uint8Array(16).fill(255)), refused(/its header would take/));
 });

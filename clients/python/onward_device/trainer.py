@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
 
-from onward_device.bundle import FORMAT, Array, Bundle, BundleError
+from onward_device.bundle import Array, Bundle, BundleError
 from onward_device.one_file import with_values
 from onward_device.skipped_updates import SkippedUpdates
+from onward_device.state_file import read_state, write_state
 
 Batch = Mapping[str, Any]
 
@@ -152,9 +150,7 @@ class Trainer:
             BundleError: the folder of `path` does not exist.
         """
         fields = {name: str(self.bundle.manifest[name]) for name in ("run_fields",) if name in self.bundle.manifest}
-        state = self.state()
-        checksum = {"sha256": _checksum(save(state))}
-        _replace(path, save(state, {"format": FORMAT, "bundle": self.bundle.identity, **fields, **checksum}))
+        _replace(path, write_state(self.state(), {"bundle": self.bundle.identity, **fields}))
 
     def load_state(self, path: str | Path) -> None:
         """Continues from a state that `save_state` wrote.
@@ -331,37 +327,6 @@ def _how_to_fix_index(index: Any) -> str:
     if index < 0:
         return "If it marks padding, write the padding's own index, and leave the padding out of the loss by labels."
     return "Make the indices with the tokenizer or vocabulary that the model was made for."
-
-
-def read_state(path: str | Path) -> tuple[dict[str, Array], str]:
-    """The tensors of a state file, and the identity of the bundle that it is of.
-
-    Raises:
-        BundleError: it is no state, or its tensors do not have the checksum that it records.
-    """
-    try:
-        with safe_open(path, "numpy") as file:
-            about = file.metadata() or {}
-        content = Path(path).read_bytes()
-        state = load(content)
-    except FileNotFoundError:
-        raise BundleError(f"there is no file {path}.") from None
-    except SafetensorError as error:
-        raise BundleError(f"{path} is no safetensors file: {error}.") from error
-    if about.get("format") != FORMAT:
-        raise BundleError(f"{path} is no state of a device bundle; save one with Trainer.save_state.")
-    found = _checksum(content)
-    if about.get("sha256", found) != found:
-        raise BundleError(
-            f"{path} was changed or damaged: the SHA-256 of its tensors is {found}, its header has {about['sha256']}. "
-            "Copy the state again."
-        )
-    return state, about.get("bundle", "")
-
-
-def _checksum(content: bytes) -> str:
-    """SHA-256 of all tensors of a safetensors file: the bytes behind its header."""
-    return hashlib.sha256(memoryview(content)[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
 
 
 def session_options(threads: int = 0) -> Any:

@@ -93,6 +93,7 @@ int main(int count, char** arguments) {
       {"unknown", [&] { onward::Trainer::load(folder / "unknown"); }},
       {"other_state", [&] { trainer.load_state(folder / "other.safetensors"); }},
       {"no_state", [&] { trainer.load_state(folder / "run.yaml"); }},
+      {"shifted", [&] { trainer.load_state(folder / "shifted.safetensors"); }},
       {"flipped", [&] { trainer.load_state(folder / "flipped.safetensors"); }},
       {"no_folder", [&] { trainer.save_state(folder / "nowhere" / "state.safetensors"); }},
       {"bytes", [&] { trainer.train_step(bytes); }},

@@ -121,6 +121,7 @@ func main() {
 		"nowhere":  refusal(device.Load(in("nowhere"), 1)),
 		"other":    refusal(0, trainer.LoadState(in("other.safetensors"))),
 		"no_state": refusal(0, trainer.LoadState(in("run.yaml"))),
+		"shifted":  refusal(0, trainer.LoadState(in("shifted.safetensors"))),
 		"flipped":  refusal(0, trainer.LoadState(in("flipped.safetensors"))),
 	}
 	impatient := must(device.Load(in("impatient"), 1)) // two skipped updates in a row are allowed
