@@ -54,6 +54,36 @@ def test_gated_layer(tmp_path: Path) -> None:
         assert largest_error(found[{"loss": "y"}.get(name, name)], value) < BOUND, name
 
 
+def test_choices(tmp_path: Path) -> None:
+    """Softplus and `nan_to_num`, each written out; the first row has NaN and both infinities."""
+    body = (
+        "g = MatMul(x, gate)\nb = Mul(g, beta)\ns = Softplus(b)\nd = Div(s, beta)\nc = Greater(b, threshold)\n"
+        "p = Where(c, g, d)\nq = Add(p, f)\nn = IsNaN(q)\nv = Where(n, one, q)\nl = Less(q, zero)\ni = IsInf(q)\n"
+        "li = And(l, i)\nw = Where(li, zero, v)\nh = Greater(q, zero)\nj = IsInf(q)\nhj = And(h, j)\n"
+        "k = Where(hj, one, w)\ny = ReduceMean<keepdims=0>(k)"
+    )
+    numbers = {"beta": 2.5, "threshold": 1.5, "one": 1.0, "zero": 0.0}
+    stored = {"gate": np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)}
+    model = parse(
+        "float[3,6] x, float[3,1] f",
+        "float y",
+        body,
+        {**stored, **{n: np.float32(v).reshape(()) for n, v in numbers.items()}},
+        17,
+    )
+    graph = make_training_graph(
+        model, loss=LossSpec(type="output", prediction="y"), weights_to_train=list(stored), fuse=True
+    )
+    assert kinds(graph) == {"softplus": 1, "nan_to_num": 1}
+    net = OnnxModule(graph, ("y",))
+    factors = torch.tensor([[1.0], [-2.0], [float("inf")]])
+    features = {"x": 3 * torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), "f": factors}
+    write_training_graph(net, tmp_path / "t.onnx")
+    found = call(open_session(tmp_path / "t.onnx"), features)
+    for name, value in autograd_gradients(net, features).items():
+        assert largest_error(found[{"loss": "y"}.get(name, name)], value) < BOUND, name
+
+
 def test_attention_of_one_head_that_no_axis_stands_for(tmp_path: Path) -> None:
     """The open batch is then the axis of heads of torch's kernel."""
     body = (

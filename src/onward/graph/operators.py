@@ -174,6 +174,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType({
     "LeakyRelu": _row("", Fact.UNARY | Fact.KEEPS_OUTPUT),
     "Log": _row("", Fact.UNARY | Fact.KEEPS_INPUTS),
     "Mish": _row("", Fact.UNARY | Fact.KEEPS_INPUTS | Fact.RECOMPUTED),
+    "NanToNum": _row("", Fact.UNARY | Fact.KEEPS_INPUTS),
     "Neg": _row("", Fact.UNARY),
     "Not": _row("", Fact.NO_GRADIENT | Fact.UNARY),
     "Reciprocal": _row("", Fact.UNARY | Fact.KEEPS_OUTPUT),

@@ -81,8 +81,8 @@ _SINCE: Mapping[str, Mapping[int, str]] = {
     "onward.fused": {
         1: """
             Attention CTCGreedyMatches CTCLoss DequantizeBnb4 DequantizeLinear DequantizeNBits EmbeddingBag
-            Experts GatherReplicas Gelu LayerNormalization Linear LinearCrossEntropy MovingScale OpenedMask
-            RMSNormalization RotaryEmbedding ScaleGradient StopGradient SwiGLU Swish Unpack VisibleRows
+            Experts GatherReplicas Gelu LayerNormalization Linear LinearCrossEntropy MovingScale NanToNum OpenedMask
+            RMSNormalization RotaryEmbedding ScaleGradient Softplus StopGradient SwiGLU Swish Unpack VisibleRows
         """,
     },
 }

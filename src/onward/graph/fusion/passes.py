@@ -18,6 +18,7 @@ from onward.graph.fusion import (
     linear,
     normalization,
     rotary,
+    selection,
 )
 from onward.graph.fusion.rewriting import DOMAIN, Editor, Fused, Fusion
 from onward.graph.nodes.known_values import KnownValues, integer
@@ -28,6 +29,8 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     activation.GELU: activation.fuse_gelu,
     activation.SWISH: activation.fuse_swish,
     activation.SWIGLU: activation.fuse_swiglu,
+    selection.SOFTPLUS: selection.fuse_softplus,
+    selection.NAN_TO_NUM: selection.fuse_nan_to_num,
     rotary.KIND: rotary.fuse_rotary,
     cross_entropy.KIND: cross_entropy.fuse_cross_entropy,
     linear.KIND: linear.fuse_linear,

@@ -23,6 +23,18 @@ lowers("Gelu", domain=DOMAIN)(gelu)
 lowers("Swish", domain=DOMAIN)(swish)
 
 
+@lowers("Softplus", domain=DOMAIN)
+def softplus(X: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """`log(1 + exp(beta X)) / beta`, and X where `beta X` exceeds the threshold."""
+    return F.softplus(X, beta, threshold)
+
+
+@lowers("NanToNum", domain=DOMAIN)
+def nan_to_num(X: Tensor, *, nan: float, posinf: float, neginf: float) -> Tensor:
+    """X with numbers instead of NaN and both infinities, through which no gradient flows."""
+    return torch.nan_to_num(X, nan, posinf, neginf)
+
+
 @lowers("StopGradient", domain=DOMAIN)
 def stop_gradient(X: Tensor) -> Tensor:
     """X, through which no gradient flows."""

@@ -20,7 +20,7 @@ from onward.plan.horizontal.rules_elementwise import elementwise, normalization_
 from onward.plan.horizontal.rules_linear import attention
 from onward.plan.shards import Sharding
 
-rule("Gelu", "Swish", "SwiGLU", "StopGradient", domains=(DOMAIN,))(elementwise)
+rule("Gelu", "Swish", "SwiGLU", "Softplus", "NanToNum", "StopGradient", domains=(DOMAIN,))(elementwise)
 rule("LayerNormalization", "RMSNormalization", domains=(DOMAIN,))(normalization_of_last_axes)
 
 
