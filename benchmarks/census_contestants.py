@@ -21,8 +21,9 @@ from benchmarks.compare_contestants import ADAMW, Step, peak_of_tensors, train_w
 from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
 
 RATE, CLIP, BATCHES, THREADS = 1e-4, 1.0, 2, 1
+COMPILES: dict[str, bool | str] = {"onward": "auto", "onward compiled": True, "onward uncompiled": False}
 AIM_SECONDS, SHORTEST, LONGEST = 0.05, 0.025, 0.15
-LARGEST_BATCH = 4096
+LARGEST_BATCH = 65536
 Batch = tuple[tuple[Tensor, ...], Tensor]
 
 
@@ -100,14 +101,15 @@ def prepare(one: Architecture, folder: Path) -> None:
     path.write_text(json.dumps(work))
 
 
-def make_onward(one: Architecture, folder: Path) -> Step:
-    """onward with its defaults, from the ONNX file on."""
+def make_onward(one: Architecture, folder: Path, compiles: bool | str) -> Step:
+    """onward with its defaults but `speed.compile`, from the ONNX file on."""
     work = json.loads((folder / "work.json").read_text())
     fields: dict[str, dict[str, Any]] = {
         "paths": {"model_path": folder / "model.onnx"},
         "loss": networks.loss_fields(one, work["prediction"], work["rank"]),
         "training": {"batch_size": work["batch"], "num_train_steps": 1_000_000},
         "learning_rate": {"initial_lr": RATE},
+        "speed": {"compile": compiles},
         "optimizer": {"training_optimizer_name": "AdamW", "optimizer_attributes": [ADAMW]},
     }
     with np.load(folder / "batches.npz") as stored:
@@ -117,8 +119,8 @@ def make_onward(one: Architecture, folder: Path) -> Step:
 
 def make_step(way: str, one: Architecture, folder: Path) -> Step:
     """The way's update."""
-    if way == "onward":
-        return make_onward(one, folder)
+    if way in COMPILES:
+        return make_onward(one, folder, COMPILES[way])
     if way == "eager":
         prepare(one, folder)
     batch = json.loads((folder / "work.json").read_text())["batch"]

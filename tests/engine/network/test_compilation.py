@@ -16,14 +16,14 @@ from torch import _inductor as inductor
 from torch._dynamo.utils import counters
 
 from onward.engine.network import compilation as module
-from onward.engine.network.compilation import Compilation, choose
+from onward.engine.network.compilation import Compilation
 from onward.engine.network.forward import Forward
 from onward.engine.network.network import Network
 from onward.engine.network.precision import Precision
 from onward.errors import NodeError, ParametersError
 from onward.graph.fusion.cross_entropy import FEWEST_CLASSES
 from onward.graph.losses.spec import LossSpec
-from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.graph.training_graph import make_training_graph
 from onward.lowering.building.specialization import specialize
 from onward.lowering.module import OnnxModule
 from onward.models import create_model
@@ -223,45 +223,3 @@ def test_a_failing_node_of_compiled_code_is_named(monkeypatch: pytest.MonkeyPatc
     wrong = tokens() | {"labels": torch.full((2, TOKENS), WORDS)}
     with pytest.raises(NodeError, match=r"node '.*' \(SoftmaxCrossEntropyLoss\) failed on inputs"):
         forward(wrong)
-
-
-@pytest.fixture
-def conv_graph() -> TrainingGraph:
-    return make_training_graph(squeezenet(), loss=SPEC)
-
-
-@pytest.fixture
-def linear_graph() -> TrainingGraph:
-    return make_training_graph(gpt2(1), loss=SPEC)
-
-
-def test_on_a_cpu_it_is_off_unless_asked_for(conv_graph: TrainingGraph, linear_graph: TrainingGraph) -> None:
-    assert choose("auto", conv_graph, CPU).note == (
-        "speed.compile: off, since on a CPU convolutions run slower compiled; `true` turns it on."
-    )
-    assert not choose("auto", conv_graph, CPU).is_on
-    assert not choose("auto", linear_graph, CPU).is_on
-    assert choose(True, linear_graph, CPU) == module.CompilationChoice(True, None)
-    assert choose(False, linear_graph, CPU) == module.CompilationChoice(False, None)
-
-
-def test_without_a_compiler_of_cpp(
-    linear_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    found = choose("auto", linear_graph, CPU)
-    assert not found.is_on
-    assert found.note is not None
-    assert found.note.startswith("speed.compile: off on this machine, since no C++ compiler was found (neither 'g++'")
-    with pytest.raises(ParametersError, match=r"speed.compile is true, but no C\+\+ compiler was found.*apt install g"):
-        choose(True, linear_graph, CPU)
-
-
-def test_without_triton_a_gpu_runs_uncompiled(linear_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    found = choose("auto", linear_graph, torch.device("cuda"))
-    assert found.note is not None
-    assert "pip install triton" in found.note
-    monkeypatch.setattr(module, "find_spec", lambda name: name)
-    assert choose("auto", linear_graph, torch.device("cuda")).is_on

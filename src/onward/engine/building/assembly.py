@@ -15,12 +15,14 @@ from torch import nn
 
 from onward.engine.building.pipelined import PipelinedForward, StageCompute
 from onward.engine.building.preparation import make_loss_scale, watched_names
+from onward.engine.building.sizes import known_dimensions
 from onward.engine.gradient_reduction import GradientReduction
 from onward.engine.inputs.features import FeatureReader
 from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
-from onward.engine.network.compilation import Compilation, choose
+from onward.engine.network.compilation import Compilation
+from onward.engine.network.compilation_choice import choose
 from onward.engine.network.forward import Forward
 from onward.engine.network.local_weights import local_weights
 from onward.engine.network.network import LinearOptions, Network
@@ -251,7 +253,8 @@ def _compilation(
             f"speed.cuda_graphs is true, but this run computes on a {mesh.device.type.upper()}, which has none. Leave "
             "it out, or train on a GPU."
         )
-    choice = choose(wanted, graph, mesh.device)
+    training = parameters.training
+    choice = choose(wanted, graph, mesh.device, known_dimensions(training, graph, {}), training.known_steps or 0)
     notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")

@@ -1,101 +1,28 @@
 """Compiles the code of segments by `torch.compile`, once for equal segments, so that depth costs nothing.
 
-Whether to compile follows from a rule, never from a measurement: the same run on the same machine has the same bits.
+Whether a run compiles is chosen in `compilation_choice.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
 
+from onward.engine.network.compilation_choice import joins
 from onward.errors import ParametersError
-from onward.graph.operators import Fact, operators_with
-from onward.graph.training_graph import TrainingGraph
 from onward.lowering.building.equal_segments import signature_of, structure_of
 from onward.lowering.building.segments import SegmentedProgram
 from onward.lowering.passes import is_recomputing
 from onward.lowering.program import Program
 
-_UNCHANGED = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY | Fact.MATMUL) - {"Einsum"} | {
-    "Constant", "Gather", "Attention",
-}  # fmt: skip
-"""What is as fast compiled or not: other views of the same memory, rows of tables, torch's own kernels for products."""
-
-_SINGLE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Gelu", "LayerNormalization"}
-)
-"""What is one kernel compiled or not: nothing is gained unless another is next to it."""
-
-CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
-
 _GROUPS = ("replica_group", "data_group")
 """Arguments of operators that communicate with replicas."""
-
-
-@dataclass(frozen=True)
-class CompilationChoice:
-    """Whether a network is compiled, and why, in one sentence for the user."""
-
-    is_on: bool
-    note: str | None
-
-
-def choose(wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device) -> CompilationChoice:
-    """Decides on compilation.
-
-    Args:
-        wanted: `speed.compile`.
-        graph: what is trained.
-        device: where.
-
-    Raises:
-        ParametersError: it is wanted, and what it needs is not on this machine.
-    """
-    if wanted is False:
-        return CompilationChoice(False, None)
-    missing = _missing(device)
-    if wanted is True:
-        if missing is not None:
-            raise ParametersError(f"speed.compile is true, but {missing} Or set speed.compile to auto or false.")
-        return CompilationChoice(True, None)
-    if missing is not None:
-        return CompilationChoice(False, f"speed.compile: off on this machine, since {missing}")
-    if device.type == "cuda":
-        return CompilationChoice(True, "speed.compile: on, segment by segment, as always on a GPU.")
-    kind = "convolutions run slower compiled" if _has_convolutions(graph) else "compiling gains too little"
-    return CompilationChoice(False, f"speed.compile: off, since on a CPU {kind}; `true` turns it on.")
-
-
-def _has_convolutions(graph: TrainingGraph) -> bool:
-    return any(node.op_type in CONVOLUTIONS for node in graph.model.graph)
-
-
-def _missing(device: torch.device) -> str | None:
-    """What torch's compiler lacks on this machine, and what to install; None: nothing."""
-    if device.type == "cuda":
-        if find_spec("triton") is None:
-            return "the package triton, with which torch compiles for GPUs, is not installed: pip install triton."
-        names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang", "cc"]
-        what, package = "C", "gcc"
-    else:
-        # The one that torch._inductor calls on Linux.
-        names, what, package = [os.environ.get("CXX", "g++")], "C++", "g++"
-    if any(shutil.which(name) is not None for name in names):
-        return None
-    listed = " nor ".join(map(repr, names))
-    return (
-        f"no {what} compiler was found (neither {listed} is on the PATH), which torch needs for it: install one, as by "
-        f"`apt install {package}`, or name it in {'CC' if what == 'C' else 'CXX'}."
-    )
 
 
 class Compilation:
@@ -187,22 +114,6 @@ def options_for_cpus() -> dict[str, Any]:
         if all(hasattr(exported, f"Sleef_expf{count}_u10") for count in lanes):
             options["cpp.vec_isa_ok"] = True
     return options
-
-
-def joins(program: Program, device: torch.device) -> bool:
-    """Whether compiling a program can gain anything: two of its nodes, or the parts of one, may become one kernel.
-
-    On a CPU the cross entropy of the last layer, as it is, goes through the logits in blocks of the cache; compiled
-    it would hold them all.
-    """
-    operators = {
-        label.name: label.op_type
-        for label in (node.meta.get("onnx") for node in program.code.graph.nodes if node.op == "call_function")
-        if label is not None
-    }
-    kept = _UNCHANGED | {"LinearCrossEntropy"} if device.type == "cpu" else _UNCHANGED
-    computing = [operator for operator in operators.values() if operator not in kept]
-    return len(computing) > 1 or any(operator not in _SINGLE for operator in computing)
 
 
 def _keeps_statistics(function: Any) -> bool:

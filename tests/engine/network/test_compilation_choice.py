@@ -1,0 +1,121 @@
+"""`auto` compiles on GPUs, and on CPUs what is mostly elementwise, where a run is long enough to gain by it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from onward.engine.network import compilation_choice as module
+from onward.engine.network.compilation_choice import CompilationChoice, choose
+from onward.errors import ParametersError
+from onward.graph.losses.spec import LossSpec
+from onward.graph.training_graph import TrainingGraph, make_training_graph
+from onward.models import create_model
+from tests.graph.fusion.pairs import parse
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
+
+SPEC = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+ALWAYS = 10**9
+"""Steps of a run that is never too short."""
+
+
+@pytest.fixture
+def conv_graph() -> TrainingGraph:
+    return make_training_graph(create_model("squeezenet", image_size=32, classes=10, dropout=0.0), loss=SPEC)
+
+
+@pytest.fixture
+def linear_graph() -> TrainingGraph:
+    options = {"size": "tiny", "width": 128, "heads": 2, "vocab_size": 64, "context_length": 16, "opset": 17}
+    return make_training_graph(create_model("gpt2", **options, layers=1, dropout=0.0), loss=SPEC, fuse=True)
+
+
+def test_on_a_cpu_convolutions_and_matmuls_are_not_compiled(
+    conv_graph: TrainingGraph, linear_graph: TrainingGraph
+) -> None:
+    assert choose("auto", conv_graph, CPU, {}, ALWAYS).note == (
+        "speed.compile: off, since on a CPU convolutions run slower compiled; `true` turns it on."
+    )
+    assert not choose("auto", conv_graph, CPU, {}, ALWAYS).is_on
+    assert not choose("auto", linear_graph, CPU, {}, ALWAYS).is_on
+    assert choose(True, linear_graph, CPU, {}, ALWAYS) == CompilationChoice(True, None)
+    assert choose(False, linear_graph, CPU, {}, ALWAYS) == CompilationChoice(False, None)
+
+
+def test_without_a_compiler_of_cpp(
+    linear_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = choose("auto", linear_graph, CPU, {}, ALWAYS)
+    assert not found.is_on
+    assert found.note is not None
+    assert found.note.startswith("speed.compile: off on this machine, since no C++ compiler was found (neither 'g++'")
+    with pytest.raises(ParametersError, match=r"speed.compile is true, but no C\+\+ compiler was found.*apt install g"):
+        choose(True, linear_graph, CPU, {}, ALWAYS)
+
+
+def test_without_triton_a_gpu_runs_uncompiled(linear_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    found = choose("auto", linear_graph, GPU, {}, ALWAYS)
+    assert found.note is not None
+    assert "pip install triton" in found.note
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    assert choose("auto", linear_graph, GPU, {}, ALWAYS).is_on
+
+
+@pytest.fixture
+def elementwise_graph() -> TrainingGraph:
+    """A narrow layer, and more passes over its result than the matmul takes."""
+    body = "h = MatMul(x, w)\na = Sigmoid(h)\nb = Mul(a, h)\nc = Exp(b)\nd = Add(c, h)\nlogits = Tanh(d)"
+    weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).numpy()
+    model = parse("float[n,8] x", "float[n,8] logits", body, {"w": weight})
+    return make_training_graph(model, loss=SPEC, weights_to_train=["w"], fuse=True)
+
+
+def test_on_a_cpu_what_is_mostly_elementwise_is_compiled_in_a_long_run(elementwise_graph: TrainingGraph) -> None:
+    found = choose("auto", elementwise_graph, CPU, {"n": 4096}, ALWAYS)
+    assert found.is_on
+    assert found.note is not None
+    assert found.note.startswith(
+        "speed.compile: on, since elementwise operators, which the compiler joins, take about "
+    )
+    assert found.note.endswith(" of an update. The first step takes longer; `false` turns it off.")
+
+
+def test_on_a_cpu_a_run_that_is_too_short_is_not_compiled(elementwise_graph: TrainingGraph) -> None:
+    dimensions = {"n": 4096}
+    assert choose("auto", elementwise_graph, CPU, dimensions, module.FEWEST_STEPS - 1) == CompilationChoice(
+        False, "speed.compile: off, since on a CPU compiling gains too little; `true` turns it on."
+    )
+    assert choose("auto", elementwise_graph, CPU, dimensions, module.FEWEST_STEPS) == CompilationChoice(
+        False,
+        "speed.compile: off, since on a CPU compiling takes longer than it saves in this run; `true` turns it on.",
+    )
+    # The estimate is proportional to the steps and to the batch.
+    fewest = next(
+        n for n in (1000 * 2**i for i in range(20)) if choose("auto", elementwise_graph, CPU, dimensions, n).is_on
+    )
+    assert choose("auto", elementwise_graph, CPU, {"n": 8192}, fewest // 2).is_on
+    assert not choose("auto", elementwise_graph, CPU, {"n": 512}, fewest // 2).is_on
+
+
+@pytest.mark.parametrize(
+    ("last", "operators"),
+    [("CumSum(d, axis)", "CumSum"), ("CumSum(s, axis)\nt, i = TopK(d, k)", "CumSum and TopK")],
+    ids=["sums", "sums and sorts"],
+)
+def test_on_a_cpu_sorts_and_running_sums_are_not_compiled(last: str, operators: str) -> None:
+    body = f"h = MatMul(x, w)\ns = Sigmoid(h)\nc = Exp(s)\nd = Add(c, h)\nlogits = {last}"
+    stored = {"w": np.ones((8, 8), np.float32), "axis": np.int64(1), "k": np.asarray([3], np.int64)}
+    model = parse("float[n,8] x", "float[n,8] logits", body, {n: np.asarray(v) for n, v in stored.items()})
+    graph = make_training_graph(model, loss=SPEC, weights_to_train=["w"], fuse=True)
+    assert choose("auto", graph, CPU, {"n": 4096}, ALWAYS).note == (
+        f"speed.compile: off, since on a CPU a model with {operators} runs slower compiled; `true` turns it on."
+    )
