@@ -35,6 +35,21 @@ def test_batch_norm_and_its_gradients_are_torchs(shape: tuple[int, ...], is_affi
         assert torch.allclose(mine, theirs, rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_one_value_per_channel_has_a_variance_of_zero(dtype: torch.dtype) -> None:
+    """ONNX's running statistics are of the population; torch's kernel gives 0 / 0, and the value itself is its mean."""
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    x, before = torch.tensor([[1.5, -2.0]], dtype=dtype), (torch.zeros(2, dtype=wide), torch.ones(2, dtype=wide))
+    forward = normalization_decompositions()[aten._native_batch_norm_legit_functional.default]
+    scale, shift = torch.ones(2, dtype=wide), torch.tensor([3.0, -1.0], dtype=wide)
+    output, mean, inverse, *news = forward(x, scale, shift, *before, True, 0.25, 1e-5)
+    assert output.dtype is dtype
+    assert output.tolist() == [[3.0, -1.0]]
+    assert mean.tolist() == [1.5, -2.0]
+    assert inverse.tolist() == pytest.approx([1e-5**-0.5] * 2, rel=1e-6)
+    assert [new.tolist() for new in news] == [[0.375, -0.5], [0.75, 0.75]]
+
+
 def test_statistics_that_are_given_stay_torchs_own_way() -> None:
     x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
     given = (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0]))

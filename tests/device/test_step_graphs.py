@@ -96,3 +96,23 @@ def test_adapters_alone_are_the_state_and_dropout_follows_the_seed(tmp_path: Pat
     # The same batch is dropped out otherwise in the next update.
     still = Trainer.load(bundle)
     assert len({still.train_step(features[0]) for _ in range(3)}) == 3
+
+
+def test_batches_of_one_sample_train_where_a_channel_has_one_value(tmp_path: Path) -> None:
+    """The unbiased variance of one value is 0 / 0: running statistics were not finite, and every update was skipped."""
+    save_mlp(tmp_path, normalized=True)
+    changes: dict[str, Any] = {
+        "training": {"batch_size": 1, "num_train_steps": 6, "weights_not_to_train": ["b1"]},
+        "learning_rate": {"warmup_steps": 0},
+    }
+    bundle_of(tmp_path, **changes)
+    runner, recorder = start(tmp_path, **sections(**changes))
+    features = samples(6)
+    runner.run(InMemoryDataLoader(dict(features)))
+    trainer = Trainer.load(tmp_path / "bundle")
+    losses = [trainer.train_step({name: array[i : i + 1] for name, array in features.items()}) for i in range(6)]
+    assert trainer.skipped_updates == 0
+    assert losses == pytest.approx(recorder.losses, abs=1e-6)
+    state, tensors = trainer.state(), runner.net.tensors_by_name()
+    for name in runner.net.graph.states:
+        assert np.abs(state[name] - tensors[name].numpy()).max() < 1e-6, name

@@ -45,23 +45,26 @@ def _batch_norm(
     the input itself is needed no longer.
     """
     *statistics, is_training, momentum, epsilon = more
-    if not is_training or input.dtype is not torch.float32:
+    if not is_training:
         return decomposition(input, weight, bias, *more)
     axes = [axis for axis in range(input.dim()) if axis != 1]
-    mean = input.mean(axes)
-    centered = _centered(input, mean)
+    wide = input.float() if input.dtype is torch.float16 else input
+    mean = wide.mean(axes)
+    centered = _centered(wide, mean)
     elements: Any = input.numel() / input.shape[1]
     variance = _sum_of_products(centered, centered) / elements
     inverse = (variance + epsilon).rsqrt()
     scale = inverse if weight is None else inverse * weight
     output = _scale_and_shift(centered, scale, torch.zeros_like(scale) if bias is None else bias)
+    # Of one value per channel torch's is 0 / 0, by which every update would be skipped; the population's variance is 0.
+    unbiased = variance * (elements / torch.sym_max(elements - 1, 1))  # type: ignore[no-untyped-call]
     news = []
-    for old, now in zip(statistics, (mean, variance * (elements / (elements - 1))), strict=False):
+    for old, now in zip(statistics, (mean, unbiased), strict=False):
         new = None if old is None else momentum * now + (1 - momentum) * old
         if new is not None and not is_functional:
             old.copy_(new)
         news.append(new)
-    return output, mean, inverse, *(news if is_functional else ())
+    return output.to(input.dtype), mean, inverse, *(news if is_functional else ())
 
 
 def _centered(input: Tensor, mean: Tensor) -> Tensor:
