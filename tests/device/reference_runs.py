@@ -122,7 +122,8 @@ def bert(**sections: Mapping[str, Any]) -> ReferenceRun:
 
 def mnist(**sections: Mapping[str, Any]) -> ReferenceRun:
     model = create_model("mnist", variant="conv", image_size=12, hidden=16, dropout=0.0)
-    images = np.random.default_rng(0).random((SAMPLES, 1, 12, 12), np.float32)
+    # Images of seed 0 have a value at a kink: nudged by one rounding, losses of `onward train` itself move by 3e-4.
+    images = np.random.default_rng(2).random((SAMPLES, 1, 12, 12), np.float32)
     loss = {"type": "softmax_cross_entropy", "prediction": "predictions", "label": "label"}
     return ReferenceRun(model, loss, {"X": images, "label": draw((), 10)}, {"batch": BATCH}, sections)
 
