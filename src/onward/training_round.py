@@ -26,12 +26,17 @@ from onward.engine.reports import RunSummary, StepReport
 from onward.engine.steering import Steering
 from onward.errors import ParametersError
 from onward.graph.reading.garbage_collection import gc_frozen
+from onward.operating_system import usable_cores
+from onward.parallel.rendezvous.launcher import detect
 from onward.parameters.averaging import notes_on_averaging
 from onward.report.profiler import profiled
 from onward.report.requeue import ended_by, interrupted
 from onward.run import Run
 
 ANOTHER = "a signal to another process"
+
+MOST_IMAGE_THREADS = 8
+"""That vary images beside training; with fewer cores, one core is left to training."""
 
 
 class TrainingRound:
@@ -143,7 +148,9 @@ class TrainingRound:
         parameters = self.run.parameters
         read = data.batches(parameters.training.batch_size, self.state.cursor)
         names = self.run.graph.loss_names
-        return augmented(read, parameters.augmentation, () if names is None else names.labels, parameters.training.seed)
+        labels = () if names is None else names.labels
+        threads = max(1, min(MOST_IMAGE_THREADS, usable_cores() // detect().local_size - 1))
+        return augmented(read, parameters.augmentation, labels, parameters.training.seed, threads)
 
     def _steps(self, batches: Iterator[Batch]) -> Iterator[StepDone]:
         """The steps of the round; those that the user asked for under the profiler."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,41 @@ def test_batches_continue_from_a_cursor(size: int) -> None:
     for one, other in zip(whole[3:], again, strict=True):
         assert np.array_equal(one.features["x"], other.features["x"])
         assert np.array_equal(one.features["y"], other.features["y"])
+
+
+@pytest.mark.parametrize("asked", [{"smallest_crop": 0.5, "contrast": 0.4}, {"mixup_alpha": 0.4, "crop_padding": 2}])
+def test_threads_vary_images_as_one_does(asked: dict[str, Any]) -> None:
+    images = np.random.default_rng(1).random((40, 3, 64, 64), dtype=np.float32)
+    labels = np.random.default_rng(2).random((40, 5), dtype=np.float32)
+    of_threads = []
+    for threads in (1, 3):
+        before = threading.active_count()
+        found = augmented(
+            (batch(images, epoch, y=labels) for epoch in range(3)),
+            Augmentation(feature="x", **asked),
+            ("y",),
+            3,
+            threads,
+        )
+        of_threads.append([next(found) for _ in range(3)])
+        assert threads == 1 or any(thread.name.startswith("onward-images") for thread in threading.enumerate())
+        assert list(found) == []
+        assert threading.active_count() == before
+    for one, several in zip(*of_threads, strict=True):
+        assert not np.array_equal(one.features["x"], images)
+        for name, array in one.features.items():
+            assert array.tobytes() == several.features[name].tobytes()
+
+
+def test_what_fails_in_a_thread_is_raised() -> None:
+    images = np.zeros((40, 3, 64, 64), np.float32)
+    several = iter([batch(images), batch(np.zeros((40, 2, 64, 64), np.float32))])
+    found = augmented(
+        several, Augmentation(feature="x", channels="first", horizontal_flip=0.5, mean=(0, 0, 0)), (), 0, 3
+    )
+    next(found)
+    with pytest.raises(ParametersError, match="the images have 2 channels"):
+        next(found)
 
 
 def test_layouts_and_types_of_images() -> None:

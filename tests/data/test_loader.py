@@ -177,8 +177,8 @@ def test_resuming_from_any_cursor_equals_never_stopping(tmp_path_factory, data, 
 def test_resuming_reads_no_file_before_the_cursor(tmp_path, monkeypatch):
     write(tmp_path, [4] * 6)
     opened = []
-    load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
+    load = DataLoader._load
+    monkeypatch.setattr(DataLoader, "_load", lambda own, file: opened.append(own.files[file].name) or load(own, file))
     batch = take(DataLoader({}, tmp_path, 1), 2, 9)[-1]
     opened.clear()
     assert ids(take(DataLoader({}, tmp_path, 1), 2, 1, batch.cursor)) == [[18, 19]]
@@ -333,24 +333,23 @@ def test_no_more_files_than_asked_are_in_memory(tmp_path, monkeypatch, preload, 
     """Shards are counted from before they are loaded until they are freed."""
     write(tmp_path, [3] * 8)
     alive, most, lock = 0, 0, threading.Lock()
-    load = loader_module.load_shard
+    load = DataLoader._load
 
     def freed():
         nonlocal alive
         with lock:
             alive -= 1
 
-    def counting(path, *arguments):
+    def counting(own, file):
         nonlocal alive, most
         with lock:
             alive += 1
             most = max(most, alive)
-        shard = load(path, *arguments)
-        assert isinstance(shard, Shard)
-        weakref.finalize(shard.features["id"], freed)
+        shard = load(own, file)
+        weakref.finalize(shard.features["id"] if isinstance(shard, Shard) else shard, freed)
         return shard
 
-    monkeypatch.setattr(loader_module, "load_shard", counting)
+    monkeypatch.setattr(DataLoader, "_load", counting)
     loader = DataLoader({}, tmp_path, preload)
     for _ in itertools.islice(loader.batches(batch_size), 60):
         time.sleep(0.0005)
@@ -360,8 +359,8 @@ def test_no_more_files_than_asked_are_in_memory(tmp_path, monkeypatch, preload, 
 def test_files_are_read_ahead_while_the_consumer_works(tmp_path, monkeypatch):
     write(tmp_path, [10] * 6)
     opened = []
-    load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
+    load = DataLoader._load
+    monkeypatch.setattr(DataLoader, "_load", lambda own, file: opened.append(own.files[file].name) or load(own, file))
     batches = DataLoader({}, tmp_path, 3).batches(1)
     next(batches)
     assert wait_until(lambda: len(opened) == 3)
@@ -372,8 +371,8 @@ def test_files_are_read_ahead_while_the_consumer_works(tmp_path, monkeypatch):
 def test_files_that_all_fit_are_read_once(tmp_path, monkeypatch):
     write(tmp_path, [2, 2])
     opened = []
-    load = loader_module.load_shard
-    monkeypatch.setattr(loader_module, "load_shard", lambda path, *rest: opened.append(path.name) or load(path, *rest))
+    load = DataLoader._load
+    monkeypatch.setattr(DataLoader, "_load", lambda own, file: opened.append(own.files[file].name) or load(own, file))
     loader = DataLoader({}, tmp_path, 2)
     take(loader, 3, 10)
     list(loader.one_pass(1))

@@ -10,12 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from onward.data import loader as loaders
 from onward.data import stored_rows
 from onward.data.loader import DataLoader
 from onward.data.manifest import MANIFEST_NAME
 from onward.data.shard import Shard, load_shard
 from onward.data.shard_writer import ShardWriter
-from onward.data.stored_rows import StoredRows, open_rows
+from onward.data.stored_rows import LoadedRows, StoredRows, open_rows
 from onward.errors import DataError
 
 SIZE = 10_000
@@ -65,10 +66,28 @@ def test_batches_are_those_of_files_in_memory(tmp_path, monkeypatch, shuffle, na
         found = take(loader, 5, 6)
         resumed = take(loader, 5, 4, cursor=found[1].cursor)
         assert opened, "no file was read sample by sample"
-    monkeypatch.setattr(stored_rows, "_LARGE_SAMPLE_BYTES", 1 << 30)
+    equal(resumed, found[2:])
+    monkeypatch.setattr(loaders, "open_rows", lambda *_, **__: None)
     with DataLoader(names, tmp_path, 2, shuffle=shuffle) as loader:
         equal(found, take(loader, 5, 6))
-    equal(resumed, found[2:])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("names", [{}, {"note": ""}, {"pixels": "image", "id": ""}])
+@pytest.mark.parametrize("gathered", [1, 100_000])
+def test_features_of_small_samples_are_cut_out_of_those_of_a_batch(tmp_path, monkeypatch, shuffle, names, gathered):
+    write(tmp_path, [5, 4, 3])
+    monkeypatch.setattr(stored_rows, "_LARGE_SAMPLE_BYTES", 1 << 30)
+    monkeypatch.setattr(stored_rows, "_GATHERED_BYTES", gathered)
+    read = []
+    monkeypatch.setattr(LoadedRows, "read", lambda rows, *to, own=LoadedRows.read: (read.append(rows), own(rows, *to)))
+    with DataLoader(names, tmp_path, 2, shuffle=shuffle) as loader:
+        found = take(loader, 5, 6)
+        equal(take(loader, 5, 4, cursor=found[1].cursor), found[2:])
+    assert read, "every file was taken apart before"
+    monkeypatch.setattr(loaders, "open_rows", lambda *_, **__: None)
+    with DataLoader(names, tmp_path, 2, shuffle=shuffle) as loader:
+        equal(found, take(loader, 5, 6))
 
 
 def test_nothing_as_large_as_a_file_is_in_memory(tmp_path):
@@ -86,10 +105,21 @@ def test_nothing_as_large_as_a_file_is_in_memory(tmp_path):
     assert peak < 1e6 < 60 * 4 * SIZE
 
 
-def test_small_samples_and_other_layouts_are_read_as_before(tmp_path):
-    with ShardWriter(tmp_path / "small.pb") as writer:
-        writer.write({"x": np.zeros(10)})
-    assert open_rows(tmp_path / "small.pb", {}, None, is_verified=False) is None
+def test_small_samples_are_compared_with_the_checksum_and_the_layout_of_the_first(tmp_path):
+    path = tmp_path / "small.pb"
+    with ShardWriter(path) as writer:
+        for number in range(3):
+            writer.write({"x": np.full(10, number)})
+    assert isinstance(open_rows(path, {}, writer.checksum, is_verified=False), LoadedRows)
+    with pytest.raises(DataError, match="is corrupt: its bytes have the checksum"):
+        open_rows(path, {}, "xxh3-64:0123456789abcdef", is_verified=False)
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 3 + 4)
+        file.write(b"\xff")
+    assert open_rows(path, {}, None, is_verified=True) is None
+
+
+def test_other_layouts_are_read_as_before(tmp_path):
     (tmp_path / "empty.pb").touch()
     assert open_rows(tmp_path / "empty.pb", {}, None, is_verified=False) is None
     path = write(tmp_path / "uneven", [2], extra=("id",)) / "part-0.pb"

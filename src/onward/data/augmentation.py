@@ -6,9 +6,11 @@ No state is kept, so that a resumed run varies the same images in the same way, 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -23,14 +25,17 @@ _WORTH_A_THREAD_BYTES = 1 << 20
 _WORD = 2.0**64
 
 
-def augmented(batches: Iterator[Batch], asked: Augmentation, labels: Sequence[str], seed: int) -> Iterator[Batch]:
-    """The same batches with their images varied, large ones on a thread of their own.
+def augmented(
+    batches: Iterator[Batch], asked: Augmentation, labels: Sequence[str], seed: int, threads: int = 1
+) -> Iterator[Batch]:
+    """The same batches with their images varied, those of large ones beside training, on threads of their own.
 
     Args:
         batches: for training.
         asked: what to vary; without a feature, the batches are given as they are.
         labels: features that are mixed as images are, where images are mixed.
         seed: of the run.
+        threads: how many images of a large batch are varied at once.
 
     Raises:
         DataError: the feature is not there or holds no images.
@@ -51,38 +56,66 @@ def augmented(batches: Iterator[Batch], asked: Augmentation, labels: Sequence[st
         if not is_large:
             yield from (vary(batch, asked, labels, seed) for batch in batches)
             return
-        prefetch = Prefetch(batches, lambda batch: vary(batch, asked, labels, seed), capacity=2)
+        each = stack.enter_context(ThreadPoolExecutor(threads, "onward-images")).map if threads > 1 else map
+        prefetch = Prefetch(batches, lambda batch: vary(batch, asked, labels, seed, each), capacity=2)
         try:
             yield from prefetch
         finally:
             prefetch.close()
 
 
-def vary(batch: Batch, asked: Augmentation, labels: Sequence[str], seed: int) -> Batch:
-    """A batch with its images varied. Raises as `augmented`."""
+class Each(Protocol):
+    """`map`, or that of a pool of threads."""
+
+    def __call__(self, function: Callable[[int], None], rows: range, /) -> Iterator[None]:
+        """Calls the function for every row."""
+
+
+def vary(batch: Batch, asked: Augmentation, labels: Sequence[str], seed: int, each: Each = map) -> Batch:
+    """A batch with its images varied, by `each` of them. Raises as `augmented`."""
     name = str(asked.feature)
     if name not in batch.features:
         held = ", ".join(map(repr, batch.features))
         raise DataError(f"augmentation.feature is {name!r}; the data hold {held}. Name one of them.")
     given = batch.features[name]
-    images = _channels_first(given, asked, name).astype(np.float32)
+    images, found = _channels_first(given, asked, name), np.empty_like(given, order="C")
     mean, std = (_by_channel(asked, field, images.shape[1]) for field in ("mean", "std"))
-    pixels = images * std + mean
     draws = [_Draws(seed, batch.epoch, *key) for key in _keys(batch)]
-    for row, draw in enumerate(draws):
-        pixels[row] = _vary_image(pixels[row], asked, draw)
-    features = dict(batch.features)
+    # One image after the other, which stays in the processor's cache.
+    into = _channels_first(found, asked, name)
+
+    def varied(row: int) -> np.ndarray:
+        return _vary_image(images[row].astype(np.float32) * std + mean, asked, draws[row])
+
+    def store(row: int, pixels: np.ndarray) -> None:
+        into[row] = _rounded((pixels - mean) / std, given.dtype)
+
+    features = {**batch.features, name: found}
     if asked.mixup_alpha:
+        pixels = np.empty(images.shape, np.float32)
+        _run(each, lambda row: pixels.__setitem__(row, varied(row)), len(draws))
         others, shares = _partners(draws, asked.mixup_alpha)
-        pixels = _mixed(pixels, others, shares)
+        mixed = _mixed(pixels, others, shares)
+        _run(each, lambda row: store(row, mixed[row]), len(draws))
         features |= {label: _mixed_labels(features, label, others, shares) for label in labels}
-    found = (pixels - mean) / std
-    found = np.moveaxis(found, 1, -1) if _is_last(given, asked, name) else found
-    if given.dtype.kind in "iu":
-        limits = np.iinfo(given.dtype)
-        found = np.clip(np.rint(found), limits.min, limits.max)
-    features[name] = np.ascontiguousarray(found.reshape(given.shape), given.dtype)
+    else:
+        _run(each, lambda row: store(row, varied(row)), len(draws))
     return replace(batch, features=features)
+
+
+def _run(each: Each, function: Callable[[int], None], rows: int) -> None:
+    """Calls a function for every row, and raises what one of the calls raised."""
+    for _ in each(function, range(rows)):
+        pass
+
+
+def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers that a type can hold."""
+    if dtype.kind not in "iu":
+        return values
+    limits = np.iinfo(dtype)
+    found: np.ndarray = np.clip(np.rint(values), limits.min, limits.max)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ random numbers

@@ -27,7 +27,7 @@ from onward.data.prefetch import Prefetch
 from onward.data.shard import FeatureSpec, Shard, check_name_map, load_shard, read_feature_specs
 from onward.data.shard_files import find_shard_files
 from onward.data.shard_format import index_shard
-from onward.data.stored_rows import StoredRows, open_rows
+from onward.data.stored_rows import Rows, open_rows
 from onward.errors import DataError, ParametersError
 from onward.retries import persistently
 
@@ -312,12 +312,12 @@ class DataLoader:
         finally:
             prefetch.stop()
 
-    def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard | StoredRows] | None:
+    def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard | Rows] | None:
         """Runs in the background; None: the file is skipped."""
         path = self.files[visit.file]
         if path in self.skipped_files:
             return None
-        shard: Shard | StoredRows | None = self._resident.get(visit.file)
+        shard: Shard | Rows | None = self._resident.get(visit.file)
         if shard is None:
             try:
                 shard = persistently(lambda: self._load(visit.file), f"reading {path}")
@@ -329,7 +329,7 @@ class DataLoader:
                 self._resident[visit.file] = shard
         return visit, shard
 
-    def _load(self, file: int) -> Shard | StoredRows:
+    def _load(self, file: int) -> Shard | Rows:
         """Reads or opens a file; the first time it is compared with what `pack.json` says of it."""
         path, is_verified = self.files[file], file in self._has_rows
         checksum = None if is_verified else self._files.checksums.get(path.name)

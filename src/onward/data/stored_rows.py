@@ -1,16 +1,18 @@
-"""Samples of a shard read straight from its file into a batch, where they are large.
+"""Samples of a shard whose features are taken apart when a batch takes them: read from the file then, or all before.
 
-A file of uniform layout has every sample at a multiple of one size, and every feature at one place in it. Reading such
-a sample when a batch takes it copies its bytes once, from the page cache; an entire file in memory costs two more
-copies of all its bytes and the memory for them. A file that is replaced or cut off meanwhile gives an error, where one
-mapped into memory would end the process.
+A file of uniform layout has every sample at a multiple of one size, and every feature at one place in it. Reading a
+large sample when a batch takes it copies its bytes once, from the page cache; an entire file in memory costs another
+copy and the memory for it. A file that is replaced or cut off meanwhile gives an error, where one mapped into memory
+would end the process. Small samples are read with their file, since a call for each costs more than that copy; their
+features are cut out of those of a batch, in the processor's cache, which costs nothing next to cutting them out of the
+file.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,12 @@ from onward.retries import persistently
 _LARGE_SAMPLE_BYTES = 32 << 10
 """From this size on, the call that reads a sample costs less than the copies that it saves."""
 _CHUNK_BYTES = 4 << 20
+_GATHERED_BYTES = 128 << 10
+"""So many bytes of samples are gathered before their features are cut out: about what stays in a core's cache."""
 
 
-class StoredRows:
-    """The samples of one shard file, read when they are asked for.
+class Rows:
+    """The samples of one shard file, all of which have the layout of the first.
 
     Attributes:
         path: the file.
@@ -37,9 +41,7 @@ class StoredRows:
         sample_count: number of samples.
     """
 
-    def __init__(
-        self, file: FileIO, path: Path, sample_count: int, template: np.ndarray, columns: Sequence[FeatureBytes]
-    ) -> None:
+    def __init__(self, path: Path, sample_count: int, template: np.ndarray, columns: Sequence[FeatureBytes]) -> None:
         self.path = path
         self.sample_count = sample_count
         self.specs: dict[str, FeatureSpec] = {
@@ -54,35 +56,6 @@ class StoredRows:
         # The bytes of a sample from first to last: what belongs to a feature, and what does not.
         self._parts = sorted([*((start, end, named[start, end]) for start, end in raw if start < end),
                               *((start, end, "") for start, end in self._fixed)])  # fmt: skip
-        self._descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def verify(self, checksum: str | None) -> bool:
-        """Reads the entire file once; whether all samples have the layout of the first.
-
-        Raises:
-            DataError: the bytes have another checksum.
-            OSError: the file cannot be read.
-        """
-        found = None if checksum is None else new_checksum()
-        sample_bytes = len(self._template)
-        rows = max(1, _CHUNK_BYTES // sample_bytes)
-        buffer = memoryview(bytearray(min(rows, self.sample_count) * sample_bytes))
-        for start in range(0, self.sample_count, rows):
-            count = min(rows, self.sample_count - start)
-            part = buffer[: count * sample_bytes]
-            _read_at(self._descriptor, part, self.path, start * sample_bytes)
-            if found is not None:
-                found.update(part)
-            table = np.frombuffer(part, np.uint8).reshape(count, sample_bytes)
-            if not all((table[:, a:b] == self._template[a:b]).all() for a, b in self._fixed):
-                return False
-        verify_checksum(self.path, checksum, found)
-        return True
-
-    def read_ahead(self) -> None:
-        """Asks the operating system to read the file into its cache, in the background."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def read(self, numbers: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         """Fills arrays with samples.
@@ -94,7 +67,84 @@ class StoredRows:
         Raises:
             DataError: the file cannot be read, was cut off, or changed since it was opened.
         """
-        targets = {name: out[name].reshape(len(numbers), -1).view(np.uint8) for name in self.specs if out[name].size}
+        raise NotImplementedError
+
+    def _read_all(self, descriptor: int, checksum: str | None, table: np.ndarray | None = None) -> bool:
+        """Reads the entire file once, into a table [samples, bytes] if given; whether all have the layout of the first.
+
+        Raises:
+            DataError: the bytes have another checksum.
+            OSError: the file cannot be read.
+        """
+        found = None if checksum is None else new_checksum()
+        sample_bytes = len(self._template)
+        rows = max(1, _CHUNK_BYTES // sample_bytes)
+        buffer = np.empty((min(rows, self.sample_count), sample_bytes), np.uint8) if table is None else table
+        for start in range(0, self.sample_count, rows):
+            count = min(rows, self.sample_count - start)
+            part = buffer[:count] if table is None else table[start : start + count]
+            content = part.reshape(-1).data
+            _read_at(descriptor, content, self.path, start * sample_bytes)
+            if found is not None:
+                found.update(content)
+            if not all((part[:, a:b] == self._template[a:b]).all() for a, b in self._fixed):
+                return False
+        verify_checksum(self.path, checksum, found)
+        return True
+
+
+def _as_bytes(out: Mapping[str, np.ndarray], names: Iterable[str], count: int) -> dict[str, np.ndarray]:
+    """Arrays [samples, *sample shape] that hold something, as bytes [samples, bytes]."""
+    return {name: out[name].reshape(count, -1).view(np.uint8) for name in names if out[name].size}
+
+
+class LoadedRows(Rows):
+    """Samples in memory as they are in the file."""
+
+    def __init__(self, path: Path, sample_count: int, template: np.ndarray, columns: Sequence[FeatureBytes]) -> None:
+        super().__init__(path, sample_count, template, columns)
+        self._table = np.empty((sample_count, len(template)), np.uint8)
+        rows = min(sample_count, max(1, _GATHERED_BYTES // len(template)))
+        self._gathered = np.empty((rows, len(template)), np.uint8)
+
+    def load(self, descriptor: int, checksum: str | None) -> bool:
+        """Fills the table; whether all samples have the layout of the first. Raises as `_read_all`."""
+        return self._read_all(descriptor, checksum, self._table)
+
+    def read(self, numbers: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """See `Rows`."""
+        targets, rows = _as_bytes(out, self.specs, len(numbers)), len(self._gathered)
+        for first in range(0, len(numbers), rows):
+            chosen = numbers[first : first + rows]
+            part = self._gathered[: len(chosen)]
+            # mode="clip" writes straight into the target; the default buffers it.
+            np.take(self._table, chosen, axis=0, out=part, mode="clip")
+            for start, end, name in self._parts:
+                if name:
+                    targets[name][first : first + len(chosen)] = part[:, start:end]
+
+
+class StoredRows(Rows):
+    """Samples that are read from the file when they are asked for."""
+
+    def __init__(
+        self, file: FileIO, path: Path, sample_count: int, template: np.ndarray, columns: Sequence[FeatureBytes]
+    ) -> None:
+        super().__init__(path, sample_count, template, columns)
+        self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def verify(self, checksum: str | None) -> bool:
+        """Reads the file to its end; whether all samples have the layout of the first. Raises as `_read_all`."""
+        return self._read_all(self._descriptor, checksum)
+
+    def read_ahead(self) -> None:
+        """Asks the operating system to read the file into its cache, in the background."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    def read(self, numbers: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """See `Rows`."""
+        targets = _as_bytes(out, self.specs, len(numbers))
         scratch = np.empty(
             (len(numbers), len(self._template) - sum(one.shape[1] for one in targets.values())), np.uint8
         )
@@ -136,15 +186,13 @@ class StoredRows:
             position += len(buffer)
 
 
-def open_rows(
-    path: Path, input_name_map: Mapping[str, str], checksum: str | None, *, is_verified: bool
-) -> StoredRows | None:
-    """A local shard of large samples that all have the layout of the first; None for any other.
+def open_rows(path: Path, input_name_map: Mapping[str, str], checksum: str | None, *, is_verified: bool) -> Rows | None:
+    """A local shard whose samples all have the layout of the first; None for any other.
 
     Args:
         path, input_name_map, checksum: as `load_shard` has them.
-        is_verified: the file was read to its end before; it is read ahead then, and samples are compared with the
-            layout of the first when they are taken.
+        is_verified: the file was read to its end before; large samples are not read before a batch takes them then,
+            and are compared with the layout of the first.
 
     Raises:
         DataError: the file cannot be read, its first sample is broken or lacks a feature, or its bytes have another
@@ -158,8 +206,11 @@ def open_rows(
             columns = None if first is None else find_columns(first, path, input_name_map)
             if first is None or columns is None:
                 return None
-            count = os.fstat(file.fileno()).st_size // len(first)
-            rows = StoredRows(file, path, count, np.frombuffer(first, np.uint8), columns)
+            count, template = os.fstat(file.fileno()).st_size // len(first), np.frombuffer(first, np.uint8)
+            if len(first) < _LARGE_SAMPLE_BYTES:
+                loaded = LoadedRows(path, count, template, columns)
+                return loaded if loaded.load(file.fileno(), checksum) else None
+            rows = StoredRows(file, path, count, template, columns)
         if is_verified:
             rows.read_ahead()
             return rows
@@ -169,14 +220,14 @@ def open_rows(
 
 
 def _first_sample(file: FileIO, path: Path) -> memoryview | None:
-    """With its length field; None where samples are small, or the file does not consist of samples of this size."""
+    """With its length field; None where the file does not consist of samples of this size."""
     file_bytes = os.fstat(file.fileno()).st_size
-    if file_bytes < _LARGE_SAMPLE_BYTES:
+    if file_bytes < LENGTH.size:
         return None
     head = bytearray(LENGTH.size)
     read_exactly(file, memoryview(head), path, 0)
     sample_bytes = LENGTH.size + LENGTH.unpack(head)[0]
-    if not _LARGE_SAMPLE_BYTES <= sample_bytes <= file_bytes or file_bytes % sample_bytes:
+    if sample_bytes > file_bytes or file_bytes % sample_bytes:
         return None
     first = memoryview(bytearray(sample_bytes))
     read_exactly(file, first, path, 0)
