@@ -48,3 +48,22 @@ def test_small_logits_are_differentiated_at_once(ignored: int, monkeypatch: pyte
             fused_cross_entropy.linear_cross_entropy(hidden, weight, wrong, ignore_index=-1)
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does that
+def test_chunks_are_compiled_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks of 256 rows, forward and backward; the gradients are those of eager code."""
+    monkeypatch.setitem(fused_cross_entropy.COMPILED_BYTES, "cpu", 0)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=generator) for shape in ((512, 8), (40, 8)))
+    labels = torch.randint(0, 40, (512,), generator=generator)
+    found = {}
+    for name, compute in (
+        ("eager", fused_cross_entropy.linear_cross_entropy),
+        ("compiled", torch.compile(fused_cross_entropy.linear_cross_entropy, backend="aot_eager", fullgraph=True)),
+    ):
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        loss = compute(*inputs, labels)
+        found[name] = (loss, *torch.autograd.grad(2 * loss, inputs))
+    for eager, compiled in zip(*found.values(), strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-7)

@@ -212,8 +212,8 @@ class _Chunked(torch.autograd.Function):
 
 
 def _runs_again() -> bool:
-    """Whether the backward pass that is under way keeps its graph for another."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    """Whether the backward pass that is under way keeps its graph for another; torch's compiler cannot ask that."""
+    return torch.compiler.is_compiling() or bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
