@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from onward.lowering.ops.convolution import conv, conv_transpose
 from onward.lowering.ops.fused_attention import attention
 from onward.lowering.simplification import simpler_arguments
 
@@ -69,6 +71,24 @@ def test_rows_without_keys_stay() -> None:
     assert simpler(CAUSAL, seen) is None
     assert simpler(CAUSAL, torch.ones_like(seen)) == {"mask": False, "seen": False, "causal": True}
     assert simpler(CAUSAL, torch.ones_like(seen), seen_known=False) is None
+
+
+@pytest.mark.parametrize("function", [conv, conv_transpose])
+def test_a_bias_of_zeros_is_not_added(function: Callable[..., torch.Tensor]) -> None:
+    """Only one that is known, and a constant: all zeros."""
+    image, weight = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
+    zeros, others = torch.zeros(2), torch.tensor([0.0, 1e-30])
+
+    def simpler_with(bias: torch.Tensor | None, known: torch.Tensor | None) -> object:
+        def lookup(argument: object) -> object:
+            return known if argument is bias else None
+
+        return simpler_arguments(function, (image, weight, bias), {}, lookup, {})
+
+    assert simpler_with(zeros, zeros) == ((image, weight, None), {})
+    assert simpler_with(zeros, None) is None
+    assert simpler_with(others, others) is None
+    torch.testing.assert_close(function(image, weight, zeros), function(image, weight), rtol=0, atol=0)
 
 
 def test_functions_without_a_rule() -> None:

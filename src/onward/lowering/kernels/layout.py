@@ -39,11 +39,15 @@ def convolve_images(
 ) -> Tensor:
     """`conv2d` of X (N, C, D1, D2), W (M, C/g, k1, k2) and B (M), in whichever layout is the faster one.
 
-    Without `channels_last_images` X stays in the layout that it comes in.
+    Without `channels_last_images` X stays in the layout that it comes in. torch's compiler chooses a layout by itself,
+    but is given X with the channels last in 16 bits on a GPU: it leaves the first convolution of a network, a segment
+    of few nodes, as it comes.
 
     A kernel of one pixel is a linear layer over the channels of every pixel, a single product of matrices. Where the
     weight is larger than the image it is the image that is converted, and its result converted back.
     """
+    if channels_last_images and torch.compiler.is_compiling() and _is_low_on_gpu(X):
+        return F.conv2d(X.contiguous(memory_format=torch.channels_last), W, B, stride, padding, dilation, group)
     if not (channels_last_images and _helps(X)):
         with saved_tensor_hook(X):
             return F.conv2d(X, W, B, stride, padding, dilation, group)
@@ -120,12 +124,18 @@ def channels_last(X: Tensor) -> Tensor:
 
 
 def _helps(X: Tensor) -> bool:
-    """On CPUs in 32 bits and less, on GPUs in 16; torch's compiler chooses a layout by itself."""
+    """On CPUs in 32 bits and less, on GPUs in 16."""
     if torch.compiler.is_compiling() or get_proxy_mode() is not None:
         return False
     if X.is_cuda:
-        return X.dtype in _LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))
+        return _is_low_on_gpu(X)
     return X.device.type == "cpu" and X.dtype in (torch.float32, torch.bfloat16)
+
+
+def _is_low_on_gpu(X: Tensor) -> bool:
+    if not X.is_cuda:
+        return False
+    return X.dtype in _LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))
 
 
 def with_gradient_alike(Y: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ Legend: N batch, C input channels, M output channels, g groups, D1...Dn spatial 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from onward.lowering.kernels.windows import (
     split_total,
 )
 from onward.lowering.registry import lowers
+from onward.lowering.simplification import simplifies
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
@@ -201,6 +203,17 @@ def _transposed_pads(
 def _split_transposed(totals: Sequence[int], auto_pad: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """SAME_UPPER: the odd one at the end; otherwise at the beginning, as the standard's formula says."""
     return split_total(totals, auto_pad if auto_pad == "SAME_UPPER" else "SAME_LOWER")
+
+
+@simplifies(conv)
+@simplifies(conv_transpose)
+def _without_zero_bias(known: Mapping[str, Any], given: frozenset[str]) -> dict[str, Any]:
+    """A constant bias of zeros, which torch's exporter writes unless it optimizes, is not added.
+
+    On a GPU that would be a pass through the result, read and written.
+    """
+    bias = known.get("B")
+    return {} if bias is None or bool(bias.any()) else {"B": None}
 
 
 @lowers("DeformConv", since=19)
