@@ -217,6 +217,19 @@ def test_what_torch_cannot_compile_is_an_error_where_it_must(monkeypatch: pytest
         forward(tokens())
 
 
+def test_the_reason_of_what_compiles_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's error begins with the name of the backend alone."""
+    compile_by = torch.compile
+
+    def fail(*_: Any) -> Any:
+        raise NotImplementedError("no such kernel\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda code, **_: compile_by(code, backend=fail))
+    forward = make_forward(gpt2(1), Compilation(True, refuse))
+    with pytest.raises(ParametersError, match=r"a segment of the model \(NotImplementedError: no such kernel\)"):
+        forward(tokens())
+
+
 def test_a_failing_node_of_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_compiler(monkeypatch)  # torch's own error of a wrong shape is one of the compiler, too
     forward = make_forward(gpt2(1), Compilation(False, [].append))

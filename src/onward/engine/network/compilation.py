@@ -86,7 +86,9 @@ class Compilation:
         Raises:
             ParametersError: it had to be.
         """
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # Errors of what compiles, rather than traces, begin with its name: backend='inductor' raised:
+        reason = lines[1] if lines[0].endswith(" raised:") and len(lines) > 1 else lines[0]
         if self.is_required:
             raise ParametersError(
                 f"torch could not compile a segment of the model ({reason}). Set speed.compile to auto, which runs "
