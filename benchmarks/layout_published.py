@@ -94,6 +94,7 @@ class Transformer:
             made=column("made"),
             made_once=np.zeros(len(rows)),
             read=2 * column("trained"),
+            is_differentiated=column("kept") + column("backward") > 0,
             is_split=split,
             is_token_split=np.ones(len(rows), dtype=bool),
             is_ahead=np.zeros(len(rows), dtype=bool),

@@ -21,6 +21,8 @@ def test_gpt2_on_a_gpu(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         rf"Linear 16x64 +2 +{operations:.1f} kFLOP +[\d.]+ kB +\d+ +[\d.]+ ns +36\.0 µs +[\d.]+% +launches", text
     )
+    # Computed again in the backward pass, and read and written there all the same: three times two passes in bf16.
+    assert re.search(rf"Gelu +2 +0 +{3 * 2 * (2 * 8) * 64 * 2 * 2 / 1e3:.1f} kB", text)
     assert re.search(
         r"What to do\n  launches: \d+% of the time; raise training.batch_size, or set speed.compile or", text
     )

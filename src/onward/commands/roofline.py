@@ -63,8 +63,12 @@ def _names(graph: TrainingGraph) -> list[str]:
 def _name(node: ir.Node, graph: TrainingGraph) -> str:
     tensors = graph.model.graph.initializers
     for value in node.inputs:
-        stored = None if value is None else tensors.get(str(value.name))
+        maker = None if value is None else value.producer()
+        is_turned = maker is not None and maker.op_type == "Transpose"
+        source = maker.inputs[0] if maker is not None and is_turned else value
+        stored = None if source is None else tensors.get(str(source.name))
         tensor = None if stored is None else stored.const_value
         if tensor is not None and len(tensor.shape) > 1:
-            return f"{node.op_type} {'x'.join(map(str, tensor.shape.numpy()))}"
+            sizes = [str(size) for size in tensor.shape.numpy()]
+            return f"{node.op_type} {'x'.join(reversed(sizes) if is_turned else sizes)}"
     return node.op_type

@@ -42,6 +42,18 @@ def test_a_measured_device_is_compared_with_its_own_matmuls() -> None:
     assert "Notes" not in text
 
 
+def test_where_bytes_limit_the_advice_is_compiled_code() -> None:
+    """Which a GPU runs anyway."""
+    slow = dataclasses.replace(H100, bytes_per_second=1e5)
+    for is_gpu, advice in (
+        (True, "compiled code, the default on GPUs, fuses neighbors."),
+        (False, "set speed.compile, which fuses neighbors."),
+    ):
+        device = dataclasses.replace(slow, is_asynchronous=is_gpu)
+        found = roofline(WORK, ["all"] * len(WORK.block), device, SETTINGS, samples=8, micro_batches=10**12)
+        assert re.search(rf"moving bytes: \d+% of the time; {advice}", render_roofline(found, device, 8, "bf16", []))
+
+
 def test_a_cpu_is_told_nothing_of_kernels() -> None:
     device = dataclasses.replace(H100, is_asynchronous=False)
     found = roofline(WORK, ["all"] * len(WORK.block), device, SETTINGS, samples=8, micro_batches=1)

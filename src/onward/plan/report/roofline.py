@@ -87,9 +87,10 @@ def _advice(found: Roofline, counted: Mapping[str, float], total: float, device:
     low = next((name for name in ("bf16", "fp16") if rates.get(name, 0.0) > rates["fp32"]), None)
     lower = f"set mixed_precision to compute in {low}" if precision == "fp32" and low is not None else ""
     graphs = " or speed.cuda_graphs" if device.is_asynchronous else ""
+    fusing = "compiled code, the default on GPUs," if device.is_asynchronous else "set speed.compile, which"
     what, advice = {
         "launches": (_limit("launches", device), f"raise training.batch_size, or set speed.compile{graphs}"),
-        "memory": ("moving bytes", f"{f'{lower}, or ' * bool(lower)}set speed.compile, which fuses neighbors"),
+        "memory": ("moving bytes", f"{f'{lower}, or ' * bool(lower)}{fusing} fuses neighbors"),
         "matmuls": ("matmuls", lower or "several devices (--ranks) or a faster one shorten it"),
         "optimizer": ("the optimizer", "raise training.batch_size or gradient_accumulation_steps: fewer updates"),
     }[most]

@@ -49,6 +49,7 @@ class NetworkWork:
         made: bytes of its output.
         made_once: half of the bytes of the logits of a chunk of rows, where the loss is taken so.
         read: bytes of weights that it reads, for any number of samples.
+        is_differentiated: whether a gradient passes through it.
         is_split: whether tensor-parallel ranks share its work.
         is_token_split: whether they share it with `sequence_parallel`.
         is_ahead: whether the forward pass computes its gradients, too: a loss that is taken by chunks, with its layer.
@@ -82,6 +83,7 @@ class NetworkWork:
     made: Numbers
     made_once: Numbers
     read: Numbers
+    is_differentiated: NDArray[np.bool_]
     is_split: NDArray[np.bool_]
     is_token_split: NDArray[np.bool_]
     is_ahead: NDArray[np.bool_]
@@ -113,7 +115,7 @@ class NetworkWork:
     @property
     def passes_back(self) -> NDArray[np.bool_]:
         """Which operators read and write as much twice again in the backward pass."""
-        found: NDArray[np.bool_] = (self.kept + self.backward > 0) & ~(self.is_ahead & (self.forward == 0))
+        found: NDArray[np.bool_] = self.is_differentiated & ~(self.is_ahead & (self.forward == 0))
         return found
 
     @property
@@ -182,6 +184,7 @@ def count_work(
         made=made / batch,
         made_once=np.array(made_once),
         read=read,
+        is_differentiated=np.array([any(v in roles.with_gradient for v in node.outputs) for node in nodes], dtype=bool),
         is_split=split,
         is_token_split=by_tokens,
         is_ahead=np.array([node in chunked or node not in computed for node in nodes]),

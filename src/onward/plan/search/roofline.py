@@ -105,7 +105,7 @@ def roofline(
     moved = (work.moved * samples * settings.width / work.width + work.read * settings.width / work.width) * is_stored
     seconds, moved = np.maximum(matmuls, memory), moved * (1 + 2 * work.passes_back)
     is_started = ((work.moved > 0) & is_stored) | (operations > 0)
-    starts = is_started * np.where(work.kept + work.backward > 0, STARTS, 1)
+    starts = is_started * np.where(work.is_differentiated, STARTS, 1)
     kinds = []
     for name in dict.fromkeys(names):
         of_kind = np.array([one == name for one in names]) & (starts > 0)
