@@ -1,4 +1,4 @@
-"""`python -m tests.fake_gpu LIBRARY runs|standard ANSWER [NAME ...]`: what a test asks of its own process."""
+"""`python -m tests.fake_gpu LIBRARY runs|generated|standard ANSWER [NAME ...]`: what a test asks of its own process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pathlib import Path
 
 if __name__ == "__main__":
     library, what, answer, *names = sys.argv[1:]
-    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # torch asks once, when it is imported
+    hooks = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # torch asks once, when it is imported
     if what == "runs":
         from tests.fake_gpu import runs
 
         found = runs.run_all(names)
+    elif what == "generated":
+        from tests.fake_gpu import generated
+
+        found = generated.run_all(names, hooks)
     else:
         from tests.fake_gpu import standard
 

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -140,7 +140,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def run(case: Case, kind: str, folder: Path, compiled: bool = False) -> dict[str, Any]:
+def run(case: Case, kind: str, folder: Path, compiled: bool | Literal["auto"] = False) -> dict[str, Any]:
     """Trains eight updates with a report after the first, the fourth and the last, and evaluates at the end."""
     case.model(folder / "model.onnx")
     sections = {

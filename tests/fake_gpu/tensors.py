@@ -78,7 +78,7 @@ class GpuTensor(torch.Tensor):
         return f"GpuTensor({self.numbers!r})"
 
 
-class _Factories(TorchDispatchMode):
+class Factories(TorchDispatchMode):
     """Operators that make tensors, which have none among their arguments."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -209,7 +209,7 @@ def fake_gpu() -> Iterator[Waits]:
     for name, value in {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
-        "is_bf16_supported": lambda *_: True,
+        "is_bf16_supported": lambda *_, **__: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda *_: None,
@@ -237,7 +237,7 @@ def fake_gpu() -> Iterator[Waits]:
     lift = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
-        with _Factories():
+        with Factories():
             yield WAITS
     finally:
         torch._C._set_only_lift_cpu_tensors(lift)

@@ -6,20 +6,13 @@ on a GPU, and their numbers are computed on the CPU. It says nothing of kernels,
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "tests" / "fake_gpu" / "hooks.cpp"
-COMPILER = os.environ.get("CXX", "g++")
+from tests.fake_gpu.processes import COMPILER, ask, compile_hooks
 
 pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch has hooks of its own"),
@@ -64,28 +57,7 @@ READS_BY_DESIGN = {
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`hooks.cpp`, compiled."""
-    made, home = tmp_path_factory.mktemp("gpu") / "hooks.so", Path(torch.__file__).parent
-    libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
-    flags = [
-        "-std=c++20",
-        "-O0",
-        "-shared",
-        "-fPIC",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-    ]
-    command = [COMPILER, *flags, f"-I{home / 'include'}", str(SOURCE), "-o", str(made), *libraries]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return made
-
-
-def ask(library: Path, folder: Path, *what: str) -> dict[str, Any]:
-    """In its own process: torch looks for a GPU when it is imported, and never again."""
-    answer, (kind, *names) = folder / "answer.json", what
-    command = [sys.executable, "-m", "tests.fake_gpu", str(library), kind, str(answer), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert not done.returncode, done.stderr[-3000:]
-    return json.loads(answer.read_text())  # type: ignore[no-any-return]
+    return compile_hooks(tmp_path_factory.mktemp("gpu"))
 
 
 def test_runs_have_the_numbers_of_a_cpu_and_wait_for_reports_only(library: Path, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""What torch's compiler makes of entire runs for an H100, on a machine without one: Triton code, PTX and machine code.
+
+The segments of runs on the fake GPU are compiled for forward and backward passes (`tests/fake_gpu/generated.py`).
+Nothing is launched: this says what is fused, and that it compiles, not how fast it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fake_gpu.processes import COMPILER, ask, compile_hooks
+
+pytestmark = [
+    pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch has hooks of its own"),
+    pytest.mark.skipif(shutil.which(COMPILER) is None, reason="needs a C++ compiler"),
+    pytest.mark.skipif(
+        find_spec("triton") is None,
+        reason="needs triton, which torch for CPUs does not bring: pip install --no-deps triton==3.7.1 (200 MB)",
+    ),
+]
+
+GPT2_LAYER = (
+    "LayerNormalization to Add (19): 4, addmm 4, scaled_dot_product_flash_attention 1 | "
+    "15, mm 8, scaled_dot_product_flash_attention_backward 1"
+)
+GPT2_LOSS = "LayerNormalization to LinearCrossEntropy (3): 3, mm 1 | 5, mm 2"
+BERT_LAYER = (
+    "Linear to LayerNormalization (20): 3, addmm 6, scaled_dot_product_flash_attention 1 | "
+    "19, mm 12, scaled_dot_product_flash_attention_backward 1"
+)
+LLAMA_LAYER = (
+    "RMSNormalization to Add (30): 7, mm 7, scaled_dot_product_flash_attention 1 | "
+    "8, mm 14, scaled_dot_product_flash_attention_backward 1"
+)
+
+EXPECTED = {
+    "GPT-2, bf16": [GPT2_LAYER, GPT2_LOSS],
+    "GPT-2, bf16, CUDA graphs": ["Gather: 2 | 3", "Slice to Add (2): 1 | 1", GPT2_LAYER, GPT2_LOSS],
+    "GPT-2, float8": [
+        "LayerNormalization to Add (19): 26, scaled_mm 4, scaled_dot_product_flash_attention 1 | "
+        "30, scaled_mm 8, scaled_dot_product_flash_attention_backward 1",
+        GPT2_LOSS,
+    ],
+    "GPT-2": [
+        "LayerNormalization to Add (19): 4, addmm 3, scaled_dot_product_efficient_attention 1, mm 1 | "
+        "15, mm 8, scaled_dot_product_efficient_attention_backward 1",
+        GPT2_LOSS,
+    ],
+    "BERT, bf16": [BERT_LAYER, "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2"],
+    "Llama, bf16": [LLAMA_LAYER, "RMSNormalization: 1 | 3", "Reshape to LinearCrossEntropy (2): 3, mm 1 | 2, mm 2"],
+    "ResNet, bf16": [
+        "Conv: 2, convolution 1 | 0, convolution_backward 1",
+        "BatchNormalization to Relu (2): 4 | 4",
+        "Conv to Relu (12): 16, convolution 4 | 14, convolution_backward 4",
+        "Conv to ReduceMean (11): 14, convolution 3 | 14, convolution_backward 3",
+        "Gemm to SoftmaxCrossEntropyLoss (4): 6, addmm 1 | 4, mm 2",
+    ],
+}
+"""Case -> its segments: operators, and what is launched and called in the forward | the backward pass."""
+
+QUICK = "GPT-2, bf16"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`hooks.cpp`, compiled."""
+    return compile_hooks(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED if name != QUICK)]
+)
+def test_segments_are_fused_and_compile(library: Path, tmp_path: Path, name: str) -> None:
+    """No piece falls out of a graph, all kernels are machine code, and there are as many as expected."""
+    graphs = ask(library, tmp_path, "generated", name)[name]["graphs"]
+    errors = [graph["error"] for graph in graphs if graph["error"]]
+    assert not errors, errors[0][-3000:]
+    for graph in graphs:
+        assert not graph["breaks"], graph["operators"]
+        assert graph["pieces"] == 1, graph["operators"]
+        assert [one["is_backward"] for one in graph["passes"]] == [False, True], graph["operators"]
+        assert graph["is_recorded"] == name.endswith("CUDA graphs")
+        for one in graph["passes"]:
+            assert one["not_recorded"] is None, graph["operators"]
+            for kernel in one["kernels"]:
+                assert kernel["target"] == "sm_90a", kernel
+                assert kernel["machine_code_bytes"] > 0, kernel
+                assert kernel["spilled_bytes"] == 0, kernel
+    assert [summary(graph) for graph in graphs] == EXPECTED[name]
+
+
+def summary(graph: Mapping[str, Any]) -> str:
+    """What a segment computes, and by how many launches of Triton's kernels and calls of torch's own, both ways."""
+    operators = graph["operators"]
+    label = operators[0] if len(operators) == 1 else f"{operators[0]} to {operators[-1]} ({len(operators)})"
+    passes = [
+        ", ".join([str(one["launches"]), *(_call(*call) for call in one["calls"].items())]) for one in graph["passes"]
+    ]
+    return f"{label}: {' | '.join(passes)}"
+
+
+def _call(name: str, count: int) -> str:
+    return f"{name.lstrip('_')} {count}"
