@@ -60,7 +60,8 @@ C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, FakeHooks)
 
 namespace {
 
-// Roughly what a GPU chooses of its kernels: flash attention in 16 bits, else the one that saves memory.
+// Roughly what a GPU chooses of its kernels: flash attention in 16 bits without a mask, else the one that saves memory,
+// which has no groups of heads.
 int64_t choose_attention(
     const at::Tensor& query,
     const at::Tensor&,
@@ -69,11 +70,12 @@ int64_t choose_attention(
     double,
     bool,
     std::optional<double>,
-    bool) {
+    bool has_groups) {
   auto chosen = sdp::SDPBackend::math;
-  if (is_generating)
-    chosen = mask.has_value() || query.scalar_type() == at::kFloat ? sdp::SDPBackend::efficient_attention
-                                                                   : sdp::SDPBackend::flash_attention;
+  if (is_generating && !mask.has_value() && query.scalar_type() != at::kFloat)
+    chosen = sdp::SDPBackend::flash_attention;
+  else if (is_generating && !has_groups)
+    chosen = sdp::SDPBackend::efficient_attention;
   return static_cast<int64_t>(chosen);
 }
 

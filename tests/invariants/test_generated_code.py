@@ -53,8 +53,20 @@ EXPECTED = {
         "15, mm 8, scaled_dot_product_efficient_attention_backward 1",
         GPT2_LOSS,
     ],
+    "BERT": [
+        "Linear to LayerNormalization (20): 3, addmm 5, scaled_dot_product_efficient_attention 1, mm 1 | "
+        "19, mm 12, scaled_dot_product_efficient_attention_backward 1",
+        "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2",
+    ],
     "BERT, bf16": [BERT_LAYER, "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2"],
     "Llama, bf16": [LLAMA_LAYER, "RMSNormalization: 1 | 3", "Reshape to LinearCrossEntropy (2): 3, mm 1 | 2, mm 2"],
+    "ResNet": [
+        "Conv: 0, convolution 1 | 0, convolution_backward 1",
+        "BatchNormalization to Relu (2): 2 | 1",
+        "Conv to Relu (12): 17, convolution 4 | 10, convolution_backward 4",
+        "Conv to ReduceMean (11): 15, convolution 3 | 14, convolution_backward 3",
+        "Gemm to SoftmaxCrossEntropyLoss (4): 6, addmm 1 | 4, mm 2",
+    ],
     "ResNet, bf16": [
         "Conv: 2, convolution 1 | 0, convolution_backward 1",
         "BatchNormalization to Relu (2): 4 | 4",
