@@ -159,7 +159,6 @@ def count_work(
     found = [costs.nodes[node_id(node)] for node in nodes]
     weights = _Weights(graph, costs, roles, horizontal, nodes)
     read = np.array([weights.bytes_read(node) for node in nodes])
-    moved = np.array([one.moved_bytes for one in found])
     split, by_tokens, forward_bytes, backward_bytes = _shares(nodes, costs, horizontal)
     trained, trained_split, frozen = weights.first_read(nodes)
     computed = computed_nodes(graph, nodes, horizontal)
@@ -177,7 +176,7 @@ def count_work(
         block=block,
         forward=np.array([one.forward for one in found]) / batch,
         backward=np.array([one.backward_input + one.backward_weight for one in found]) / batch,
-        moved=np.maximum(moved - read, 0.0) / batch,
+        moved=np.maximum(np.array([one.moved_bytes for one in found]) - read, 0.0) / batch,
         kept=(kept + kept_exactly) / batch,
         kept_exactly=kept_exactly / batch,
         kept_once=kept_once,
