@@ -27,7 +27,7 @@ from onward.engine.steering import Steering
 from onward.errors import ParametersError
 from onward.graph.reading.garbage_collection import gc_frozen
 from onward.operating_system import usable_cores
-from onward.parallel.rendezvous.launcher import detect
+from onward.parallel.rendezvous.launcher import ranks_on_this_machine
 from onward.parameters.averaging import notes_on_averaging
 from onward.report.profiler import profiled
 from onward.report.requeue import ended_by, interrupted
@@ -149,7 +149,7 @@ class TrainingRound:
         read = data.batches(parameters.training.batch_size, self.state.cursor)
         names = self.run.graph.loss_names
         labels = () if names is None else names.labels
-        threads = max(1, min(MOST_IMAGE_THREADS, usable_cores() // detect().local_size - 1))
+        threads = max(1, min(MOST_IMAGE_THREADS, usable_cores() // ranks_on_this_machine() - 1))
         return augmented(read, parameters.augmentation, labels, parameters.training.seed, threads)
 
     def _steps(self, batches: Iterator[Batch]) -> Iterator[StepDone]:

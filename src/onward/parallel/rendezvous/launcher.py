@@ -86,6 +86,12 @@ def detect(environment: Mapping[str, str] | None = None) -> Launch:
     return _with_rendezvous_address(variables, around or Launch())
 
 
+def ranks_on_this_machine() -> int:
+    """Of a run that has begun: a caller that made its process group by itself has set no address to rendezvous at."""
+    given = os.environ.get("LOCAL_WORLD_SIZE")
+    return int(given) if given else detect().local_size
+
+
 def check_elastic(launch: Launch, environment: Mapping[str, str] | None = None) -> None:
     """Whether the processes of an elastic run find each other again when a node is lost or added.
 
