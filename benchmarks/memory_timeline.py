@@ -1,13 +1,14 @@
-"""What is in memory at the peak of an update: `python -m benchmarks.memory_timeline MODEL:SIZE [--eager] [--top 25]`.
+"""What is in memory at the peak of an update: `python -m benchmarks.memory_timeline MODEL:SIZE [--eager]`.
 
-Trains a network of `benchmarks.compare` for three updates and lists, for the third, the tensors that are alive at its
-peak: bytes, how many of a kind, the operator that allocated them and the line that called it. What was there before the
-update has the operator `aten.detach`. Compiled code allocates unseen.
+Trains a network of `benchmarks.compare`, or `census:NAME` of `benchmarks.census`, for three updates and lists, for the
+third, the tensors that are alive at its peak: bytes, how many of a kind, the operator that allocated them and the line
+that called it. What was there before the update has the operator `aten.detach`. Compiled code allocates unseen.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import linecache
 import tempfile
 import traceback
@@ -92,6 +93,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, _, size = options.task.partition(":")
+    if model == "census":
+        with tempfile.TemporaryDirectory() as folder:
+            report(make_of_census(size, options.eager, Path(folder)), options.top)
+        return
     task = Task(model, size, "cpu", False, True, options.threads)
     if options.eager:
         report(make_by_hand(task, make_network(model, SIZES[model][size]), compiled=False), options.top)
@@ -99,6 +104,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(task, Path(folder))
         report(make_onward(task, Path(folder), fields_of("onward", task)), options.top)
+
+
+def make_of_census(name: str, is_eager: bool, folder: Path) -> Any:
+    """An update of an architecture, with the batch of its published row."""
+    from benchmarks import census_contestants, census_networks
+    from benchmarks.census import ROWS
+
+    rows = {row["name"]: row for row in map(json.loads, ROWS.read_text().splitlines())}
+    (folder / "work.json").write_text(json.dumps({"batch": rows[name]["batch"]}))
+    one = census_networks.enlarged(name)
+    census_contestants.prepare(one, folder)
+    return census_contestants.make_step("eager" if is_eager else "onward", one, folder)
 
 
 def report(step: Any, top: int) -> None:

@@ -13,7 +13,6 @@ from onward.artifacts.run_graphs import load_checkpoint
 from onward.artifacts.scalar_ranks import align_scalars
 from onward.artifacts.zero_biases import drop_zero_biases
 from onward.checkpoint.reading import find_checkpoint, note_on_taken
-from onward.device.activation_order import pool_before_activations
 from onward.device.bundle_files import save_bundle
 from onward.device.compact_graphs import drop_descriptions, shorten_names, write_uniform_constants_once
 from onward.device.inference_graphs import evaluation_graph, inference_graph
@@ -115,7 +114,6 @@ def device_graphs(parameters: Parameters, checkpoint: Path | None = None) -> Dev
     """
     graph = read_training_graph(parameters)
     plain = read_training_graph(replace(parameters, speed=replace(parameters.speed, fuse=False)))
-    pool_before_activations(graph.model)
     if not graph.weights:
         raise ParametersError(graph.why_nothing_trains())
     check_dimensions(parameters.training.mapped_dimensions, graph)

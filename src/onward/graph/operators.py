@@ -259,7 +259,6 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType({
     "GroupQueryAttention": _row("data data data data data - - table table - data"),
     "LogSoftmax": _row("", Fact.KEEPS_OUTPUT),
     "LpPool": _row("", Fact.KEEPS_INPUTS),
-    "MaxPool": _row("", Fact.KEEPS_INPUTS),
     "MaxRoiPool": _row("data -"),
     "MaxUnpool": _row("data - -"),
     "NegativeLogLikelihoodLoss": _row("data - -"),

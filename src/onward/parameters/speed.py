@@ -24,6 +24,7 @@ FusionName = Literal[
     "cross_entropy",
     "linear",
     "joined_relu",
+    "pooled_relu",
     "experts",
     "embedding_bag",
 ]
@@ -65,8 +66,8 @@ class Speed:
             call each where the model writes them out in many nodes; `onward inspect` lists them. What is exported
             never contains them.
         fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
-            `softplus`, `nan_to_num`, `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`, `experts`,
-            `embedding_bag`.
+            `softplus`, `nan_to_num`, `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`, `pooled_relu`,
+            `experts`, `embedding_bag`.
         join_layers: where nothing is compiled, linear layers that read the same (queries, keys and values; gate and
             value) are one function that adds up the gradient of what they read in place. Their weights stay their
             own.

@@ -17,6 +17,7 @@ from onward.graph.fusion import (
     experts,
     linear,
     normalization,
+    pooling,
     rotary,
     selection,
 )
@@ -35,6 +36,7 @@ FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     cross_entropy.KIND: cross_entropy.fuse_cross_entropy,
     linear.KIND: linear.fuse_linear,
     concatenation.KIND: concatenation.fuse_joined_relu,
+    pooling.KIND: pooling.fuse_pooled_relu,
     contributed_experts.KIND: experts.fuse_experts,
     embedding_bag.KIND: embedding_bag.fuse_embedding_bag,
 }

@@ -29,7 +29,7 @@ DEFAULT_SIZE = 64
 _VIEWS = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY)
 _UNCOUNTED = frozenset({"QLinearMatMul", "QLinearConv", "LinearAttention", "FlexAttention"})
 """Operators of the standard that multiply matrices and that `_operations` does not count."""
-_READS_REMATERIALIZED = frozenset({"Conv", "MaxPool", "AveragePool", "HardSwish", "Swish"})
+_READS_REMATERIALIZED = frozenset({"Conv", "AveragePool", "HardSwish", "Swish"})
 """These read what follows a batch normalization without keeping it, under the same field."""
 
 
