@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.kernels import max_pooling
+from onward.lowering.kernels import average_pooling, max_pooling
 from onward.lowering.kernels.attention import attend
 from onward.lowering.kernels.bounds import clamp
 from onward.lowering.kernels.thin_products import multiply_thin
@@ -127,6 +127,9 @@ EXAMPLES: Mapping[str, tuple[str, Example]] = {
     "maxima of windows": ("kernels.max_pooling._MaxPool", Example(
         lambda x: max_pooling.pool_max(x, WINDOWS, False), lambda x: F.max_pool2d(x, *WINDOWS),
         [(2, 2, 5, 6)], second=True, rows=(0,))),
+    "means of windows": ("kernels.average_pooling._AveragePool", Example(
+        lambda x: average_pooling.pool_average(x, *WINDOWS[:3], True, False),
+        lambda x: F.avg_pool2d(x, *WINDOWS[:3], True, False), [(2, 2, 5, 6)], second=True, rows=(0,))),
     "RMS norm": ("ops.fused._RMSNorm", Example(
         lambda x, s: fused.rms_norm(x, (4,), s, 1e-5), lambda x, s: F.rms_norm(x, (4,), s, 1e-5),
         [(2, 3, 4), (4,)], second=False, rows=(0,))),

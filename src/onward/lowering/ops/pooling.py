@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.average_pooling import pool_average
 from onward.lowering.kernels.max_pooling import pool_max
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
 from onward.lowering.kernels.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
@@ -20,7 +21,7 @@ from onward.lowering.ops.convolution import convolve
 from onward.lowering.registry import lowers
 
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: pool_average, 3: F.avg_pool3d}
 
 
 def _spatial(X: Tensor) -> Sequence[int]:
