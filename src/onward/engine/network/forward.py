@@ -24,6 +24,7 @@ from onward.lowering.rewriting.exact_nodes import with_exact_nodes
 from onward.lowering.rewriting.frozen_weights import with_frozen_weights
 from onward.lowering.rewriting.recomputed_inputs import with_linear_layers
 from onward.lowering.rewriting.sparse_lookups import with_sparse_lookups
+from onward.lowering.rewriting.unbound_slices import with_unbound_slices
 
 MOST_SPECIALIZED_SHAPES = 8
 """After this many different batch shapes the general program is used: such data vary at every step."""
@@ -173,7 +174,7 @@ class Forward:
         recomputed, how = self.network.plan.recomputed, self.network.linear_layers
 
         def keeping_less(segment: Program) -> Program:
-            segment = with_linear_layers(segment, *how)
+            segment = with_unbound_slices(with_linear_layers(segment, *how))
             if self.precision == Precision(None):
                 segment = with_direct_calls(segment)
             return with_rematerialization(segment) if how.recomputes_inputs else segment
