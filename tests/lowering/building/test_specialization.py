@@ -221,3 +221,27 @@ def test_the_general_program_stays_as_it_was(gpt2: OnnxModule) -> None:
     specialized(gpt2, torch.zeros(2, 7, dtype=torch.int64))
     assert gpt2.program.code.code == code
     assert gpt2.program.tensors == tensors
+
+
+@pytest.mark.parametrize(("other", "count"), [(32, 1), (33, 2)], ids=["equal", "of other numbers"])
+def test_constants_of_equal_bits_are_one_tensor_that_stores_repetitions_once(other: int, count: int) -> None:
+    nodes = [
+        node
+        for name, size in (("a", 32), ("b", other))
+        for node in (
+            helper.make_node("Sub", ["table", f"size_{name}"], [f"moved_{name}"]),
+            helper.make_node("Expand", [f"moved_{name}", "shape"], [f"wide_{name}"]),
+        )
+    ]
+    nodes += [helper.make_node("Add", ["x", "wide_a"], ["h"]), helper.make_node("Mul", ["h", "wide_b"], ["y"])]
+    values = {
+        "table": np.arange(32 * 32, dtype=np.float32).reshape(1, 32, 32),
+        "size_a": np.float32(32), "size_b": np.float32(other), "shape": np.asarray([4, 32, 32]),
+    }  # fmt: skip
+    net = graph_of(nodes, values, {"x": (FLOAT, ["n", 32, 32])}, {"y": FLOAT})
+    net = onward.to_torch(net.graph.source, weights_not_to_train=["*"]) if net.weights else net
+    x = torch.randn(4, 32, 32)
+    program = specialized(net, x)
+    folded = [program.attribute_tensors[name] for name in program.tensors if name.startswith("folded/")]
+    assert [(tuple(t.shape), t.untyped_storage().nbytes()) for t in folded] == count * [((4, 32, 32), 4 * 32 * 32)]
+    assert torch.equal(run(program, net, x)[0], run(net.program, net, x)[0])

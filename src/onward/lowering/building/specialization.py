@@ -21,6 +21,9 @@ from onward.lowering.simplification import simpler_arguments
 LARGEST_FOLDED_BYTES = 64 * 2**20
 """A constant result larger than this is computed again at each call rather than kept."""
 
+LEAST_SHARED_BYTES = 2**12
+"""Smaller constant results are not compared with each other."""
+
 _UNKNOWN = object()
 
 
@@ -102,6 +105,24 @@ def _is_host(value: Any) -> bool:
     return type(value) in (int, float, bool)
 
 
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor, or one that stores what is repeated along an axis once, in memory of its own."""
+    repeats = [size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    if not any(repeats):
+        return tensor.contiguous()
+    once = tensor[tuple(slice(0, 1) if repeated else slice(None) for repeated in repeats)]
+    return once.clone(memory_format=torch.contiguous_format).expand(tensor.shape)
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits and are laid out alike."""
+    if one.nbytes < LEAST_SHARED_BYTES or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.stride() != other.stride() or one.device != other.device:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
 class _Rewriter:
     """Copies a program, with known values instead of the nodes that computed them."""
 
@@ -171,6 +192,10 @@ class _Rewriter:
                 return
             if result is not _UNKNOWN:
                 self.constant[node] = result
+                same = self._find_equal(result)
+                if same is not None:
+                    self.map[node] = same
+                    return
                 name = f"folded/{node.name}"
                 self.folded[name] = result
                 placeholder = self._noted(node, self.new.placeholder(f"folded_{node.name}"))
@@ -210,8 +235,11 @@ class _Rewriter:
             return result
         if not isinstance(result, torch.Tensor) or result.numel() * result.element_size() > LARGEST_FOLDED_BYTES:
             return _UNKNOWN
-        # Expanded views would keep sharing memory with what they came from.
-        return result.contiguous()
+        return _compact(result)
+
+    def _find_equal(self, tensor: torch.Tensor) -> fx.Node | None:
+        """What stands for an earlier constant of the same bits: layers that each compute a table share it."""
+        return next((node for node, name in self.folded_names.items() if _are_equal(self.folded[name], tensor)), None)
 
     def _insert_folded(self, last: fx.Node) -> list[str]:
         """Moves the placeholders of folded tensors up to the others; returns the names that are still read."""

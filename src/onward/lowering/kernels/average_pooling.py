@@ -24,7 +24,7 @@ def pool_average(
     counts_padding: bool = True,
 ) -> Tensor:
     """`avg_pool2d` of X [N, C, D1, D2]; torch's own, which keeps X, of small images."""
-    along = (kernel, stride, padding, ceiling, counts_padding)
+    along: tuple[Any, ...] = (kernel, stride, padding, ceiling, counts_padding)
     is_trained = X.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling() and is_plain(X)
     if is_trained and X.numel() * X.element_size() >= LEAST_BYTES:
         result: Tensor = _AveragePool.apply(X, *along)  # type: ignore[no-untyped-call]

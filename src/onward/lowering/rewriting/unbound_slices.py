@@ -7,6 +7,7 @@ added up, one for every slice; that of all slices together is one stack.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -63,6 +64,7 @@ def _slice(node: fx.Node) -> tuple[Place, int] | None:
     fact = fact_about(data)
     if fact is None or not isinstance(data, fx.Node):
         return None
-    axis = int(node.kwargs.get("axis", 0)) % len(fact.shape)  # type: ignore[call-overload]
+    given: Any = node.kwargs.get("axis", 0)
+    axis = given % len(fact.shape)
     size = fact.shape[axis]
     return ((data, axis), node.args[1] % size) if -size <= node.args[1] < size else None
