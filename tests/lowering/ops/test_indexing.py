@@ -11,7 +11,7 @@ from torch import Tensor
 
 import onward
 from onward.errors import NodeError
-from onward.lowering.ops.indexing import gather
+from onward.lowering.ops.indexing import gather, gather_elements
 from onward.lowering.simplification import simpler_arguments
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
 
@@ -170,3 +170,13 @@ def test_other_positions_are_read_one_by_one(positions: list[int] | list[list[in
 def test_windows_beyond_the_axis_are_refused() -> None:
     with pytest.raises(IndexError, match="index 8 is out of range for an axis of size 8"):
         gather(torch.zeros(8), (range(0, 3), range(0, 8, 2)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("first", "is_kept"), [(0, True), (-1, False)])
+def test_positions_from_the_start_are_not_copied(first: int, is_kept: bool) -> None:
+    data, positions = torch.arange(12.0).reshape(3, 4).requires_grad_(), torch.tensor([[first, 2, 1, 0]])
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        found = gather_elements(data, positions)
+    assert found.tolist() == [[8.0 if first else 0.0, 9.0, 6.0, 3.0]]
+    assert any(tensor.data_ptr() == positions.data_ptr() for tensor in kept) == is_kept

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import move_bits, normalize_axis
+from onward.lowering.passes import is_plain
 from onward.lowering.registry import lowers
 from onward.lowering.simplification import simplifies
 
@@ -19,7 +21,16 @@ from onward.lowering.simplification import simplifies
 def wrap_positions(indices: Tensor, size: int) -> Tensor:
     """Positions as int64, those below zero counted from the end of an axis of this size."""
     positions = indices.to(torch.int64)
+    if _are_counted_from_the_start(positions):
+        return positions  # no copy, which a backward pass would keep next to them
     return torch.where(positions < 0, positions + size, positions)
+
+
+def _are_counted_from_the_start(positions: Tensor) -> bool:
+    """Whether none is below zero, as far as the host knows without waiting; in a trace or a forecast it does not."""
+    if positions.device.type != "cpu" or torch.compiler.is_compiling() or _len_torch_dispatch_stack():
+        return False
+    return is_plain(positions) and (not positions.numel() or int(positions.min()) >= 0)
 
 
 @lowers("Gather", either=("indices",))
