@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.checkpoint import writing
-from onward.checkpoint.collective_save import save_together
+from onward.checkpoint import collective_save
 from onward.checkpoint.reading import list_checkpoints
 from onward.data.in_memory import InMemoryDataLoader
 from onward.engine.callbacks import Callback
@@ -114,11 +113,13 @@ def test_what_is_being_written_at_ctrl_c_is_complete_when_the_caller_goes_on(
             if report.update == 4:
                 raise KeyboardInterrupt
 
+    save_together = collective_save.save_together
+
     def slowly(*arguments: Any) -> None:
         time.sleep(1)
         save_together(*arguments)
 
-    monkeypatch.setattr(writing, "save_together", slowly)
+    monkeypatch.setattr(collective_save, "save_together", slowly)
     kept = {"checkpoints_dir": tmp_path / "kept", "checkpoint_period": 2}
     runner, _ = start(tmp_path, CtrlC(), checkpoint=kept)
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ OF_OTHERS = {
     "MatMulIntegerToFloat", "MatMulNBits", "NhwcConv", "OneHotCategories", "QGemm", "QLinearAdd",
     "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
     "QLinearSoftmax", "TreeClassifier", "TreeRegressor", "DequantizeBnb4", "DequantizeNBits", "GatherBlockQuantized",
-    "EmbeddingBag", "GroupQueryAttention", "MatMulBnb4", "StopGradient",
+    "EmbeddingBag", "GroupQueryAttention", "MatMulBnb4", "NanToNum", "StopGradient",
 }  # fmt: skip
 """Of onnxruntime, of onward, and one that the standard dropped."""
 
