@@ -58,6 +58,8 @@ def measure(name: str, ways: Sequence[str], batch: int | None, profiles: Path | 
             first = runner.ask("steps 1")
             runner.ask(f"steps {WARM}")
             row["ways"][way] = {"losses": first["losses"] if first else [], "cpu": [], "wall": []}
+            if first:
+                row["ways"][way]["first_seconds"] = round(first["cpu"][0], 2)
             if runner.failure is not None and way == "eager":
                 break
         for _ in range(ROUNDS):

@@ -172,16 +172,17 @@ def train_with_onward(
     mesh = in_world_of_one("cuda" if device == "cuda" else "cpu")
     graph = read_training_graph(parameters, parameters.paths.model_path)
     assert graph.loss_names is not None
-    plan = plan_run(parameters, mesh.topology, graph, {})
+    loader = InMemoryDataLoader(data)
+    plan = plan_run(parameters, mesh.topology, graph, loader.feature_specs())
     notes: list[str] = []
-    assembly = assemble(parameters, mesh, graph, plan, notes.append)
+    assembly = assemble(parameters, mesh, graph, plan, notes.append, loader.feature_specs())
     print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr)
     assembly.state.train(True)
     assembly.state.mark()
     shares = LossNormalization(mesh, parameters.loss, graph.loss_names, parameters.training, False)
     compute = assembly.micro_batches(shares, (), {}, feature_ranges(parameters.loss, graph), None)
     steps = Steps(assembly.state, compute, 1, clip, WatchedNames(), assembly.reduction)
-    batches = InMemoryDataLoader(data).batches(fields["training"]["batch_size"])
+    batches = loader.batches(fields["training"]["batch_size"])
     rate = fields["learning_rate"]["initial_lr"]
 
     def step(_: int) -> float:

@@ -270,7 +270,7 @@ def build_run(
     parameters = count_in_steps(parameters, mesh.topology.reader_count, notify, record)
     parameters = batch_sizes.settle(parameters, 0, mesh, graph, specs, notify)
     watchers.on_phase("building the network")
-    assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), notify)
+    assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), notify, specs)
     watchers.on_messages(dict.fromkeys(assembly.notes))
     ranges = feature_ranges(parameters.loss, graph)
     evaluator = Evaluator(parameters, assembly, ranges, metrics)

@@ -94,7 +94,7 @@ def _test(
     phases.begin("building the network")
     plan = plan_run(parameters, mesh.topology, graph, specs)
     check_dimensions(parameters.training.mapped_dimensions, graph)
-    assembly = assemble(parameters, mesh, graph, plan, lambda _: None)
+    assembly = assemble(parameters, mesh, graph, plan, lambda _: None, specs)
     if checkpoint is not None:
         RunCheckpoints(mesh).resume(Checkpoint(checkpoint_to_load_path=Path(checkpoint)), assembly.state)
     training = parameters.training

@@ -22,7 +22,7 @@ def assembly(parameters: Parameters, name: str) -> Assembly:
     distributed = parameters.distributed
     mesh = start(distributed, "cpu") if distributed.pipeline_parallel_size > 1 else in_world_of_one()
     graph = graph_of(name)
-    return assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, {}), [].append)
+    return assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, {}), [].append, {})
 
 
 def parameters_of(**distributed: Any) -> Parameters:

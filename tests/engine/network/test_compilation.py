@@ -230,6 +230,34 @@ def test_the_reason_of_what_compiles_is_reported(monkeypatch: pytest.MonkeyPatch
         forward(tokens())
 
 
+def test_a_backward_pass_that_torch_cannot_compile_is_found_in_the_first_forward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    expected, compile_by = step(make_forward(gpt2(1), None), tokens()), torch.compile
+
+    def fail(*_: Any) -> Any:
+        raise NotImplementedError("no such gradient")
+
+    backend = aot_autograd(fw_compiler=lambda code, _: code, bw_compiler=fail)
+    monkeypatch.setattr(torch, "compile", lambda code, **_: compile_by(code, backend=backend))
+    said: list[str] = []
+    assert_same_step(expected, step(make_forward(gpt2(1), Compilation(False, said.append)), tokens()), 0.0)
+    assert {one.rpartition(": ")[2] for one in said} == {"no such gradient"}
+
+
+def test_an_assertion_that_fails_in_the_compiler_is_a_failure_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an LSTM on a CPU in torch 2.13: `expected all tensors_saved_with_vc_check to be Tensors`."""
+    home: dict[str, Any] = {"__name__": "torch._functorch._aot_autograd.runtime_wrappers"}
+    exec("def compiled(*_):\n    raise AssertionError('expected all to be Tensors')", home)
+    expected = step(make_forward(gpt2(1), None), tokens())
+    monkeypatch.setattr(torch, "compile", lambda code, **_: home["compiled"])
+    said: list[str] = []
+    assert_same_step(expected, step(make_forward(gpt2(1), Compilation(False, said.append)), tokens()), 0.0)
+    assert {one.rpartition(": ")[2] for one in said} == {"expected all to be Tensors"}
+
+
 def test_a_failing_node_of_compiled_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_compiler(monkeypatch)  # torch's own error of a wrong shape is one of the compiler, too
     forward = make_forward(gpt2(1), Compilation(False, [].append))

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from onward.data.shard import FeatureSpec
 from onward.engine.building.pipelined import PipelinedForward, StageCompute
 from onward.engine.building.preparation import make_loss_scale, watched_names
 from onward.engine.building.sizes import known_dimensions
@@ -136,9 +137,22 @@ class Assembly:
 
 
 def assemble(
-    parameters: Parameters, mesh: Mesh, graph: TrainingGraph, plan: Plan, notify: Callable[[str], None]
+    parameters: Parameters,
+    mesh: Mesh,
+    graph: TrainingGraph,
+    plan: Plan,
+    notify: Callable[[str], None],
+    specs: Mapping[str, FeatureSpec],
 ) -> Assembly:
-    """Builds what a rank trains; `notify` takes sentences for the user that come up later.
+    """Builds what a rank trains.
+
+    Args:
+        parameters: of the run.
+        mesh: all processes of the run.
+        graph: the network with its loss.
+        plan: who does what.
+        notify: takes sentences for the user that come up later.
+        specs: what the data's samples have, where it is known.
 
     Raises:
         ModelError: the graph cannot be lowered.
@@ -147,7 +161,7 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     watched = watched_names(parameters.tensorboard, graph)
-    compilation, told = _compilation(parameters, graph, mesh, notify)
+    compilation, told = _compilation(parameters, graph, mesh, notify, specs)
     planned = plan_rank(graph, plan, mesh.place, watched=watched.values, is_compiled=compilation is not None)
     stages, own = planned.stages, planned.own
     networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
@@ -244,7 +258,11 @@ def pruned_axes(parameters: Parameters, graph: TrainingGraph) -> tuple[dict[str,
 
 
 def _compilation(
-    parameters: Parameters, graph: TrainingGraph, mesh: Mesh, notify: Callable[[str], None]
+    parameters: Parameters,
+    graph: TrainingGraph,
+    mesh: Mesh,
+    notify: Callable[[str], None],
+    specs: Mapping[str, FeatureSpec],
 ) -> tuple[Compilation | None, list[str]]:
     """What compiles segments, where they are to be compiled, and notes on it."""
     wanted, recorded = parameters.speed.compile, parameters.speed.cuda_graphs
@@ -254,7 +272,7 @@ def _compilation(
             "it out, or train on a GPU."
         )
     training = parameters.training
-    choice = choose(wanted, graph, mesh.device, known_dimensions(training, graph, {}), training.known_steps or 0)
+    choice = choose(wanted, graph, mesh.device, known_dimensions(training, graph, specs), training.known_steps or 0)
     notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")

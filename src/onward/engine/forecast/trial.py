@@ -94,7 +94,9 @@ def _update(
 ) -> None:
     dimensions = known_dimensions(parameters.training, graph, specs)
     ranges = feature_ranges(parameters.loss, graph)
-    assembly = assemble(parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), lambda _: None)
+    assembly = assemble(
+        parameters, mesh, graph, plan_run(parameters, mesh.topology, graph, specs), lambda _: None, specs
+    )
     if log is not None:
         for network in assembly.networks:
             for tensor in network.net.tensors_by_name().values():

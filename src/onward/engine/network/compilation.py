@@ -6,6 +6,8 @@ Whether a run compiles is chosen in `compilation_choice.py`.
 from __future__ import annotations
 
 import ctypes
+import textwrap
+import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +90,8 @@ class Compilation:
         """
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # Errors of what compiles, rather than traces, begin with its name: backend='inductor' raised:
-        reason = lines[1] if lines[0].endswith(" raised:") and len(lines) > 1 else lines[0]
+        first = lines[1] if lines[0].endswith(" raised:") and len(lines) > 1 else lines[0]
+        reason = textwrap.shorten(first, 200, placeholder=" ...")
         if self.is_required:
             raise ParametersError(
                 f"torch could not compile a segment of the model ({reason}). Set speed.compile to auto, which runs "
@@ -143,8 +146,10 @@ class _CompiledGraph:
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         if self.is_compiled:
             return self._compiled(*arguments)  # type: ignore[no-any-return]
-        # Inside of DDP torch would cut the code again, at its buckets: segments are small enough.
-        with torch._dynamo.config.patch(optimize_ddp=False):
+        # Inside of DDP torch would cut the code again, at its buckets: segments are small enough. And it would compile
+        # the backward pass in that pass, where nothing else can be run in its place if it fails.
+        at_once = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+        with torch._dynamo.config.patch(optimize_ddp=False), at_once:
             results: tuple[Any, ...] = self._compiled(*arguments)
         self.is_compiled = True
         return results
@@ -184,6 +189,8 @@ class _SharedCode:
 
 
 def _is_of_compiler(error: Exception) -> bool:
-    """Whether torch's compiler raised an error, rather than the code that it compiled."""
+    """Whether torch's compiler raised an error, or checked for it in vain, rather than the code that it compiled."""
     homes = ("torch._dynamo", "torch._inductor", "torch._functorch")
-    return any(kind.__module__.startswith(homes) for kind in type(error).__mro__)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    return raised_in.startswith(homes) or any(kind.__module__.startswith(homes) for kind in type(error).__mro__)

@@ -14,12 +14,12 @@ from typing import Literal
 
 import torch
 
+from onward.engine.network.compilation_gain import estimate_gain
 from onward.errors import ParametersError
 from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
+from onward.lowering.module import input_types
 from onward.lowering.program import Program
-from onward.plan.costs.costs import OPERATIONS_PER_BYTE, measure_costs
-from onward.plan.roles import node_id
 
 _UNCHANGED = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY | Fact.MATMUL) - {"Einsum"} | {
     "Constant", "Gather", "Attention",
@@ -31,32 +31,17 @@ _SINGLE = frozenset(
 )
 """What is one kernel compiled or not: nothing is gained unless another is next to it."""
 
-CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
+LARGEST_SLOWER_SHARE = 0.1
+"""Of an update's estimated time, what compiled code computes more slowly may take for `auto` to compile on a CPU."""
 
-_JOINED = operators_with(Fact.UNARY | Fact.BROADCASTING) | {
-    "Clip", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
-    "ReduceSumSquare", "SwiGLU",
-}  # fmt: skip
-"""What the compiler joins with its neighbors into one pass over memory."""
-
-_SLOWER = frozenset({
-    "AveragePool", "CumProd", "CumSum", "LogSoftmax", "MaxPool", "Scatter", "ScatterElements", "ScatterND", "Softmax",
-    "TopK", "Unique",
-})  # fmt: skip
-"""What a CPU computes as fast or slower in compiled code: sorts with running sums took twice as long, a network with a
-softmax over six neighbors 1.3 times."""
-
-LEAST_SHARE = 0.6
-"""Of an update's estimated time, what the compiler joins must take for `auto` to compile on a CPU."""
+LEAST_SAVED_SHARE = 0.14
+"""Of an update's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
 LEAST_SECONDS = 120.0
-"""What these nodes must take in a run, estimated: several times what compiling costs (10 to 40 s)."""
+"""What it must save in a run, estimated: several times what compiling costs (10 to 60 s)."""
 
 FEWEST_STEPS = 1000
 """Of a run that is looked at for this: below, reading the graph would cost more than it could gain."""
-
-_OPERATIONS_PER_SECOND = 1.5e11
-"""Of one core in fp32."""
 
 
 @dataclass(frozen=True)
@@ -97,42 +82,31 @@ def choose(
         return CompilationChoice(False, f"speed.compile: off on this machine, since {missing}")
     if device.type == "cuda":
         return CompilationChoice(True, "speed.compile: on, segment by segment, as always on a GPU.")
-    kinds = {node.op_type for node in graph.model.graph}
-    if kinds & CONVOLUTIONS:
-        return _off("convolutions run slower compiled")
-    if kinds & _SLOWER:
-        return _off(f"a model with {' and '.join(sorted(kinds & _SLOWER))} runs slower compiled")
     if step_count < FEWEST_STEPS:
+        return _off("compiling gains too little in a run of this length")
+    if unknown := sorted({size for size in _symbolic_sizes(graph) if size not in dimensions}):
+        return _off(f"each new size of {' and '.join(map(repr, unknown))} would be compiled anew")
+    gain = estimate_gain(graph, dimensions)
+    if gain.slower_share > LARGEST_SLOWER_SHARE:
+        return _off(f"a model with {' and '.join(sorted(gain.slower_seconds))} runs slower compiled")
+    if gain.saved_share < LEAST_SAVED_SHARE:
         return _off("compiling gains too little")
-    share, seconds = _joined_time(graph, dimensions)
-    if share < LEAST_SHARE:
-        return _off("compiling gains too little")
-    if seconds * step_count < LEAST_SECONDS:
+    if gain.saved_seconds * step_count < LEAST_SECONDS:
         return _off("compiling takes longer than it saves in this run")
     return CompilationChoice(
         True,
-        f"speed.compile: on, since elementwise operators, which the compiler joins, take about {share:.0%} of an "
-        "update. The first step takes longer; `false` turns it off.",
+        f"speed.compile: on, since it saves passes over memory that take about {gain.saved_share:.0%} of an update. "
+        "The first step takes longer; `false` turns it off.",
     )
+
+
+def _symbolic_sizes(graph: TrainingGraph) -> set[str]:
+    """Of the graph's inputs."""
+    return {size for shape in input_types(graph)[1].values() for size in shape if isinstance(size, str)}
 
 
 def _off(reason: str) -> CompilationChoice:
     return CompilationChoice(False, f"speed.compile: off, since on a CPU {reason}; `true` turns it on.")
-
-
-def _joined_time(graph: TrainingGraph, dimensions: Mapping[str, int]) -> tuple[float, float]:
-    """What nodes take that the compiler joins: their estimated share of a pass, and the seconds of one core."""
-    costs = measure_costs(graph, dimensions)
-    joined = total = 0.0
-    for node in graph.model.graph:
-        cost = costs.nodes.get(node_id(node))
-        if cost is None:
-            continue
-        # A pass forward moves the bytes of the inputs and outputs once, a pass backward about twice.
-        moving = 3 * cost.moved_bytes * OPERATIONS_PER_BYTE
-        total += moving + cost.forward + cost.backward_input + cost.backward_weight
-        joined += moving if node.op_type in _JOINED else 0.0
-    return (joined / total if total else 0.0), joined / _OPERATIONS_PER_SECOND
 
 
 def _missing(device: torch.device) -> str | None:

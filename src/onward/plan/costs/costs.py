@@ -78,6 +78,7 @@ class GraphCosts:
     Attributes:
         nodes: by the name of their first output.
         value_bytes: of every value, as far as its shape is known.
+        row_sizes: of every value, the size of its last axis; 1: it has none.
         weight_bytes: of every trained weight and running statistic, as stored.
         uncounted: nodes whose operations are guessed or left out: sizes that depend on values, nested graphs,
             operators outside the standard.
@@ -87,6 +88,7 @@ class GraphCosts:
     nodes: Mapping[str, NodeCost]
     value_bytes: Mapping[str, float]
     weight_bytes: Mapping[str, int]
+    row_sizes: Mapping[str, int]
     uncounted: frozenset[str] = frozenset()
     guessed: frozenset[str] = frozenset()
 
@@ -116,7 +118,9 @@ def measure_costs(
     found = _Shapes(graph, sizes, shapes or {})
     kept = _kept_values(roles)
     nodes = {node_id(node): _cost_of(node, roles, found, kept) for node in roles.nodes}
-    value_bytes = {str(v.name): found.bytes(v) for node in roles.nodes for v in node.outputs if v.name}
+    made = [value for node in roles.nodes for value in node.outputs if value.name]
+    value_bytes = {str(value.name): found.bytes(value) for value in made}
+    row_sizes = {str(value.name): (1, *found.of(value))[-1] for value in made}
     initializers = graph.model.graph.initializers
     weight_bytes = {
         name: initializers[name].const_value.nbytes  # type: ignore[union-attr]
@@ -128,7 +132,12 @@ def measure_costs(
     )
     uncounted = guessed | {node_id(n) for n in roles.nodes if not _is_counted(n)}
     return GraphCosts(
-        nodes=nodes, value_bytes=value_bytes, weight_bytes=weight_bytes, uncounted=uncounted, guessed=guessed
+        nodes=nodes,
+        value_bytes=value_bytes,
+        weight_bytes=weight_bytes,
+        row_sizes=row_sizes,
+        uncounted=uncounted,
+        guessed=guessed,
     )
 
 
