@@ -69,6 +69,18 @@ def counts(rows: Sequence[Row], other: str, goal: float) -> str:
     )
 
 
+def compilation(rows: Sequence[Row]) -> str:
+    """A sentence: what `speed.compile: auto` compiled, and what that takes."""
+    compiled = [row["ways"]["onward"] for row in rows if row["ways"]["onward"].get("is_compiled")]
+    if not compiled:
+        return "`speed.compile: auto` compiled none"
+    firsts = [float(way["first_seconds"]) for way in compiled]
+    return (
+        f"`speed.compile: auto` compiled {len(compiled)} of them, marked c (runs are taken to be long); their first "
+        f"update took {statistics.median(firsts):.0f} s of CPU time in the median, at most {max(firsts):.0f} s"
+    )
+
+
 def page(rows: Mapping[str, Row], left_out: Mapping[str, str]) -> str:
     """All of it in Markdown."""
     every = list(rows.values())
@@ -101,6 +113,7 @@ normalizes over two images, down to planes of one pixel, so that rounding grows 
 torch's own loop gives 1.507 in float32, 1.665 with channels-last and 1.424 in float64. Of `resnet` the loss of onward
 is nearer to float64 than eager's.
 
+- {compilation(every)}
 - {counts(every, "eager", 1.25)}
 - {counts(every, "compiled", 1.0)}
 
@@ -123,7 +136,7 @@ Not measured:
 
 
 COLUMNS = (
-    "network", "parameters", "nodes", "batch", "eager update", "onward", "throughput", "by the clock", "memory",
+    "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "by the clock", "memory",
     "compiled: throughput", "compiled: memory", "loss differs by",
 )  # fmt: skip
 WIDTHS = (
@@ -142,6 +155,7 @@ def _row(row: Row) -> str:
         str(row["batch"]),
         f"{eager:.1f} ms",
         f"{own:.1f} ms",
+        "c" if row["ways"]["onward"].get("is_compiled") else "",
         _number(speed(row, "eager")),
         _number(speed(row, "eager", "wall")),
         _number(memory(row, "eager"), is_memory=True),

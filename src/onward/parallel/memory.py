@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from onward.operating_system import free_memory_bytes
-from onward.parallel.rendezvous.launcher import detect
+from onward.parallel.rendezvous.launcher import ranks_on_this_machine
 
 FREE_SHARE = 0.9
 """Of what is free: allocators round up, and other processes live, too."""
@@ -24,4 +24,4 @@ def memory_of_rank(stated_gb: float | None, device: torch.device) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return FREE_SHARE * (free + torch.cuda.memory_reserved(device))
-    return FREE_SHARE * free_memory_bytes() / detect().local_size
+    return FREE_SHARE * free_memory_bytes() / ranks_on_this_machine()

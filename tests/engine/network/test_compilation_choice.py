@@ -126,3 +126,14 @@ def test_on_a_cpu_sorts_and_running_sums_are_not_compiled(last: str, operators: 
     assert choose("auto", graph, CPU, {"n": 4096}, ALWAYS).note == (
         f"speed.compile: off, since on a CPU a model with {operators} runs slower compiled; `true` turns it on."
     )
+
+
+def test_on_a_cpu_loops_over_an_axis_are_not_compiled() -> None:
+    body = "h = MatMul(x, w)\ns = Sigmoid(h)\nrows = Unsqueeze(s, axis)\nlogits, last = RNN<hidden_size=8>(rows, u, v)"
+    stored = {"w": np.ones((8, 8)), "u": np.ones((1, 8, 8)), "v": np.ones((1, 8, 8))}
+    weights = {name: value.astype(np.float32) for name, value in stored.items()}
+    model = parse("float[n,8] x", "float[n,1,1,8] logits", body, weights | {"axis": np.asarray([1])})
+    graph = make_training_graph(model, loss=SPEC, weights_to_train=["w"], fuse=True)
+    assert choose("auto", graph, CPU, {"n": 4096}, ALWAYS).note == (
+        "speed.compile: off, since on a CPU each step of RNN would be compiled for itself; `true` turns it on."
+    )

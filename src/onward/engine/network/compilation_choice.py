@@ -31,6 +31,9 @@ _SINGLE = frozenset(
 )
 """What is one kernel compiled or not: nothing is gained unless another is next to it."""
 
+_STEP_BY_STEP = operators_with(Fact.RECURRENT) | {"Loop", "Scan"}
+"""Loops over an axis, each step of which the compiler takes for code of its own: long ones would take minutes."""
+
 LARGEST_SLOWER_SHARE = 0.1
 """Of an update's estimated time, what compiled code computes more slowly may take for `auto` to compile on a CPU."""
 
@@ -38,7 +41,7 @@ LEAST_SAVED_SHARE = 0.14
 """Of an update's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
 LEAST_SECONDS = 120.0
-"""What it must save in a run, estimated: several times what compiling costs (10 to 60 s)."""
+"""What it must save in a run, estimated by the threads: several times what compiling costs (10 to 60 s)."""
 
 FEWEST_STEPS = 1000
 """Of a run that is looked at for this: below, reading the graph would cost more than it could gain."""
@@ -86,12 +89,14 @@ def choose(
         return _off("compiling gains too little in a run of this length")
     if unknown := sorted({size for size in _symbolic_sizes(graph) if size not in dimensions}):
         return _off(f"each new size of {' and '.join(map(repr, unknown))} would be compiled anew")
+    if loops := sorted(_STEP_BY_STEP & {node.op_type for node in graph.model.graph}):
+        return _off(f"each step of {' and '.join(loops)} would be compiled for itself")
     gain = estimate_gain(graph, dimensions)
     if gain.slower_share > LARGEST_SLOWER_SHARE:
         return _off(f"a model with {' and '.join(sorted(gain.slower_seconds))} runs slower compiled")
     if gain.saved_share < LEAST_SAVED_SHARE:
         return _off("compiling gains too little")
-    if gain.saved_seconds * step_count < LEAST_SECONDS:
+    if gain.saved_seconds * step_count / torch.get_num_threads() < LEAST_SECONDS:
         return _off("compiling takes longer than it saves in this run")
     return CompilationChoice(
         True,
