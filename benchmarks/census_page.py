@@ -77,7 +77,7 @@ def compilation(rows: Sequence[Row]) -> str:
     firsts = [float(way["first_seconds"]) for way in compiled]
     return (
         f"`speed.compile: auto` compiled {len(compiled)} of them, marked c (runs are taken to be long); their first "
-        f"update took {statistics.median(firsts):.0f} s of CPU time in the median, at most {max(firsts):.0f} s"
+        f"update took {statistics.median(firsts):.0f} s in the median, at most {max(firsts):.0f} s"
     )
 
 

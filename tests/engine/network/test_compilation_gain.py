@@ -23,6 +23,8 @@ def make_graph(body: str) -> TrainingGraph:
         "w": np.ones((WIDTH, WIDTH), np.float32),
         "s": np.ones(WIDTH, np.float32),
         "axis": np.asarray(1),
+        "axes": np.asarray([1]),
+        "first": np.asarray([0]),
     }
     model = parse(f"float[n,{WIDTH}] x", f"float[n,{WIDTH}] y", f"h = MatMul(x, w)\n{body}", stored, opset=23)
     spec = LossSpec(type="mean_squared_error", prediction="y", label="labels")
@@ -55,10 +57,19 @@ def test_what_torch_computes_by_three_kernels_saves_two() -> None:
     [
         ("y = CumSum(a, axis)", {"CumSum"}),
         ("y = Softmax(a)", {"Softmax"}),
+        ("m = ReduceMean(a, axes)\ny = Sub(a, m)", {"ReduceMean"}),
+        ("m = ReduceMean(a, first)\ny = Sub(a, m)", set()),
         ("b = Transpose(a)\nc = Exp(b)\ny = Transpose(c)", {"Transpose"}),
         ("y = Exp(a)", set()),
     ],
-    ids=["running sum", "softmax of short rows", "read by columns", "none"],
+    ids=[
+        "running sum",
+        "softmax of short rows",
+        "means of short rows",
+        "means over all rows",
+        "read by columns",
+        "none",
+    ],
 )
 def test_what_is_slower_compiled_is_named(last: str, slower: set[str]) -> None:
     gain = estimate_gain(make_graph(f"a = Sin(h)\n{last}"), {"n": ROWS})
