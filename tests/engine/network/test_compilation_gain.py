@@ -77,6 +77,12 @@ def test_what_is_slower_compiled_is_named(last: str, slower: set[str]) -> None:
     assert bool(slower) == (0 < gain.slower_share < 1)
 
 
+def test_rows_are_short_below_two_vectors() -> None:
+    assert estimate_gain(make_graph("a = Sin(h)\ny = Exp(a)"), {"n": ROWS}).short_row_share == 1.0
+    wide = "a = Sin(h)\nb = Transpose(a)\nc = Sin(b)\nd = Exp(c)\ny = Transpose(d)"
+    assert 0 < estimate_gain(make_graph(wide), {"n": ROWS}).short_row_share < 1.0
+
+
 def test_a_graph_without_nodes_saves_nothing() -> None:
     gain = CompilationGain(0.0, 0.0, {})
     assert (gain.saved_share, gain.slower_share) == (0.0, 0.0)

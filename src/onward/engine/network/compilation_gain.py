@@ -55,11 +55,13 @@ class CompilationGain:
         saved_seconds: what passes over memory take that compiled code would not make.
         slower_seconds: kind of operator -> what its nodes take that compiled code computes more slowly. Of a Transpose
             that moves the last axis, what joined operators take to read it: their rows are no vectors in memory.
+        short_row_share: of the bytes that joined operators move, what is in rows of less than 32 elements.
     """
 
     seconds: float
     saved_seconds: float
     slower_seconds: Mapping[str, float]
+    short_row_share: float = 0.0
 
     @property
     def saved_share(self) -> float:
@@ -96,8 +98,13 @@ def estimate_gain(graph: TrainingGraph, dimensions: Mapping[str, int]) -> Compil
             readers = sum(user in joined for user, _ in node.outputs[0].uses())
             slower[node.op_type] += readers * _seconds_to_move(_bytes_of(node.outputs[0], costs))
     moved_bytes = sum(_moved_bytes(node, costs) for node in joined)
-    saved_bytes = max(0.0, moved_bytes - _crossing_bytes(joined, costs))
-    return CompilationGain(seconds, _seconds_to_move(saved_bytes), {kind: one for kind, one in slower.items() if one})
+    in_short_rows = sum(_moved_bytes(node, costs) for node in joined if _row_size(node, costs) < _SHORT_ROW)
+    return CompilationGain(
+        seconds=seconds,
+        saved_seconds=_seconds_to_move(max(0.0, moved_bytes - _crossing_bytes(joined, costs))),
+        slower_seconds={kind: one for kind, one in slower.items() if one},
+        short_row_share=in_short_rows / moved_bytes if moved_bytes else 0.0,
+    )
 
 
 def _seconds_to_move(forward_bytes: float) -> float:
@@ -110,6 +117,12 @@ def _moved_bytes(node: ir.Node, costs: GraphCosts) -> float:
 
 def _bytes_of(value: ir.Value, costs: GraphCosts) -> float:
     return costs.value_bytes.get(str(value.name), 0.0)
+
+
+def _row_size(node: ir.Node, costs: GraphCosts) -> int:
+    """Of the values that a node reads and computes, the largest."""
+    values = (*node.inputs, *node.outputs)
+    return max((costs.row_sizes.get(str(value.name), 1) for value in values if value is not None), default=1)
 
 
 def _crossing_bytes(joined: set[ir.Node], costs: GraphCosts) -> float:
