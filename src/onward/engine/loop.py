@@ -60,6 +60,7 @@ class Clock:
     Attributes:
         steps, samples: done in this call.
         train_seconds: spent in steps and in waiting for data.
+        first_seconds: of these, the first step's.
         data_wait_seconds: the waiting alone.
         recent: (seconds, samples) of the last steps, the first of the call left out where there are others.
         utilization: what measures how well these times were used.
@@ -68,6 +69,7 @@ class Clock:
     steps: int = 0
     samples: int = 0
     train_seconds: float = 0.0
+    first_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STABLE_STEPS))
     utilization: Utilization | None = None
@@ -78,6 +80,8 @@ class Clock:
         self.samples += samples
         self.train_seconds += seconds
         self.data_wait_seconds += waited_seconds
+        if self.steps == 1:
+            self.first_seconds = seconds
         if self.steps == 2:
             self.recent.clear()  # code is compiled and memory found in the first step, which says nothing of later ones
         self.recent.append((seconds, samples))
@@ -86,6 +90,12 @@ class Clock:
     def samples_per_second(self) -> float:
         """Over all steps of the call."""
         return _rate(self.samples, self.train_seconds)
+
+    @property
+    def seconds_of_a_step(self) -> float:
+        """Over all steps but the first, in which code is compiled; the first one's while there is no other."""
+        later = self.steps - 1
+        return (self.train_seconds - self.first_seconds) / later if later > 0 else self.first_seconds
 
     @property
     def stable_samples_per_second(self) -> float:
@@ -221,7 +231,7 @@ def _make_report(
         tokens_per_second=_rate(window.tokens, seconds) if window.tokens else None,
         seconds=seconds,
         data_wait_seconds=window.waited_seconds,
-        seconds_left=remaining * clock.train_seconds / clock.steps,
+        seconds_left=remaining * clock.seconds_of_a_step,
         tensors=result.tensors,
         module_paths=steps.watched.module_paths(result.tensors),
     )

@@ -85,7 +85,9 @@ def test_the_first_step_says_nothing_of_later_ones() -> None:
     clock = Clock()
     clock.add(100.0, 0.0, 4)
     assert clock.stable_samples_per_second == pytest.approx(0.04), "where there is no other"
+    assert clock.seconds_of_a_step == pytest.approx(100.0)
     for _ in range(3):
         clock.add(0.5, 0.1, 4)
     assert clock.stable_samples_per_second == pytest.approx(8.0)
+    assert clock.seconds_of_a_step == pytest.approx(0.5), "by which the time left is told"
     assert clock.samples_per_second == pytest.approx(16 / 101.5)
