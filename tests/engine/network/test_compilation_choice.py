@@ -11,7 +11,7 @@ import torch
 
 from onward.engine.network import compilation_choice as module
 from onward.engine.network.compilation_choice import CompilationChoice, choose
-from onward.errors import ParametersError
+from onward.errors import ModelError, ParametersError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.models import create_model
@@ -137,3 +137,15 @@ def test_on_a_cpu_loops_over_an_axis_are_not_compiled() -> None:
     assert choose("auto", graph, CPU, {"n": 4096}, ALWAYS).note == (
         "speed.compile: off, since on a CPU each step of RNN would be compiled for itself; `true` turns it on."
     )
+
+
+def test_a_gain_that_cannot_be_estimated_stops_no_run(
+    elementwise_graph: TrainingGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ModelError("a size contradicts another")
+
+    monkeypatch.setattr(module, "estimate_gain", fail)
+    found = choose("auto", elementwise_graph, CPU, {"n": 4096}, ALWAYS)
+    assert not found.is_on
+    assert "what compiling gains cannot be estimated from the model's shapes" in str(found.note)

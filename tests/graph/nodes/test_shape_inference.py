@@ -35,6 +35,15 @@ def test_contradictions_in_one_line() -> None:
     assert "\n" not in message
 
 
+def test_small_tensors_that_are_no_shapes_contradict_nothing() -> None:
+    """As in the biases of ALiBi: onnx multiplies what it takes for lists of 2 and of 3 sizes, and fails by itself."""
+    columns, row = np.array([[1], [2]]), np.array([3, 4, 5])
+    model = model_of("z = Mul(columns, row) y = Expand(x, row)", columns=columns, row=row)
+    assert contradiction(model_of("y = Mul(columns, row)", columns=columns, row=row)) is None
+    found = inferred_values(model)
+    assert [str(size) for size in found["z"].shape or ()] == ["2", "3"]
+
+
 def test_nothing_follows_where_inference_fails() -> None:
     model = model_of('z = ai.onnx.ml.LabelEncoder<classes_strings = ["a"]> (q) y = Relu(x)')
     with pytest.raises(ValueError, match="does not survive an input whose type is not known"):

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from onward.engine.network.compilation_gain import estimate_gain
-from onward.errors import ParametersError
+from onward.errors import ModelError, ParametersError
 from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
@@ -94,7 +94,10 @@ def choose(
         return _off(f"each new size of {' and '.join(map(repr, unknown))} would be compiled anew")
     if loops := sorted(_STEP_BY_STEP & {node.op_type for node in graph.model.graph}):
         return _off(f"each step of {' and '.join(loops)} would be compiled for itself")
-    gain = estimate_gain(graph, dimensions)
+    try:
+        gain = estimate_gain(graph, dimensions)
+    except ModelError:  # shapes that contradict each other may be of values that nobody needs
+        return _off("what compiling gains cannot be estimated from the model's shapes")
     if gain.slower_share > LARGEST_SLOWER_SHARE:
         return _off(f"a model with {' and '.join(sorted(gain.slower_seconds))} runs slower compiled")
     is_narrow = gain.short_row_share > 0.5

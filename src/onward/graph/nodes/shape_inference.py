@@ -18,6 +18,9 @@ LARGEST_PROPAGATED = 10_000
 LARGEST_SEEN_BYTES = 1024
 """Initializers up to this size may hold shapes; larger ones are weights."""
 
+_OF_PROPAGATION = "Invalid rank for "
+"""onnx computes the numbers of small tensors as if each were a list: of shapes (2, 1) and (63) it says (2) vs (63)."""
+
 
 class InferredValues(Mapping[str, ir.Value]):
     """The values that nodes of a main graph compute, by name; each is decoded when it is asked for.
@@ -67,7 +70,12 @@ def infer(model: ir.Model, *, strict: bool) -> onnx.ModelProto:
     for value in proto.graph.input:
         if value.name in types:  # onnx's inference of DictVectorizer ends the process on an input without a type
             value.type.CopyFrom(types[value.name])
-    return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=propagates)
+    try:
+        return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=propagates)
+    except onnx.shape_inference.InferenceError as error:
+        if not propagates or _OF_PROPAGATION not in str(error):
+            raise
+    return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=False)
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
