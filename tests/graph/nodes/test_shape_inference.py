@@ -37,11 +37,10 @@ def test_contradictions_in_one_line() -> None:
 
 def test_small_tensors_that_are_no_shapes_contradict_nothing() -> None:
     """As in the biases of ALiBi: onnx multiplies what it takes for lists of 2 and of 3 sizes, and fails by itself."""
-    columns, row = np.array([[1], [2]]), np.array([3, 4, 5])
-    model = model_of("z = Mul(columns, row) y = Expand(x, row)", columns=columns, row=row)
-    assert contradiction(model_of("y = Mul(columns, row)", columns=columns, row=row)) is None
-    found = inferred_values(model)
-    assert [str(size) for size in found["z"].shape or ()] == ["2", "3"]
+    sizes = {"two": np.array([3, 4]), "three": np.array([3, 4, 5]), "axes": np.array([1])}
+    model = model_of("columns = Unsqueeze(two, axes) z = Mul(columns, three) y = Relu(x)", **sizes)
+    assert contradiction(model) is None
+    assert [str(size) for size in inferred_values(model)["z"].shape or ()] == ["2", "3"]
 
 
 def test_nothing_follows_where_inference_fails() -> None:
