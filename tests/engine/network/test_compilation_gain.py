@@ -22,13 +22,14 @@ def make_graph(body: str) -> TrainingGraph:
     stored = {
         "w": np.ones((WIDTH, WIDTH), np.float32),
         "s": np.ones(WIDTH, np.float32),
+        "v": np.ones(WIDTH, np.float32),
         "axis": np.asarray(1),
         "axes": np.asarray([1]),
         "first": np.asarray([0]),
     }
     model = parse(f"float[n,{WIDTH}] x", f"float[n,{WIDTH}] y", f"h = MatMul(x, w)\n{body}", stored, opset=23)
     spec = LossSpec(type="mean_squared_error", prediction="y", label="labels")
-    return make_training_graph(model, loss=spec, weights_to_train=["w"], fuse=False)
+    return make_training_graph(model, loss=spec, weights_to_train=["w", "v"] if ", v)" in body else ["w"], fuse=False)
 
 
 def gain_over(body: str, plain: str) -> float:
@@ -59,6 +60,8 @@ def test_what_torch_computes_by_three_kernels_saves_two() -> None:
         ("y = Softmax(a)", {"Softmax"}),
         ("m = ReduceMean(a, axes)\ny = Sub(a, m)", {"ReduceMean"}),
         ("m = ReduceMean(a, first)\ny = Sub(a, m)", set()),
+        ("b = Mul(a, v)\ny = Exp(b)", {"Mul"}),
+        ("b = Mul(a, s)\ny = Exp(b)", set()),
         ("b = Transpose(a)\nc = Exp(b)\ny = Transpose(c)", {"Transpose"}),
         ("y = Exp(a)", set()),
     ],
@@ -67,6 +70,8 @@ def test_what_torch_computes_by_three_kernels_saves_two() -> None:
         "softmax of short rows",
         "means of short rows",
         "means over all rows",
+        "factor",
+        "constant factor",
         "read by columns",
         "none",
     ],
